@@ -1,0 +1,80 @@
+"""What a run tells while it goes on. Reporting sees these and plans, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from clusterctl.engine.step import Change
+from clusterctl.errors import ClusterctlError
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    title: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepStarted:
+    """A step found something to do on a host and begins."""
+
+    host: str
+    step: str
+    change: Change
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    host: str
+    step: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StepFinished:
+    host: str
+    step: str
+    outcome: Literal["unchanged", "changed"]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepBroke:
+    host: str
+    step: str
+    error: ClusterctlError
+
+
+@dataclass(frozen=True)
+class HostSetAside:
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StageFinished:
+    title: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something to tell that belongs to no step, such as a wait and what it waits for."""
+
+    text: str
+    host: str | None = None
+
+
+Event = (
+    StageStarted
+    | StepStarted
+    | StepProgress
+    | StepFinished
+    | StepBroke
+    | HostSetAside
+    | StageFinished
+    | Note
+)
+EventSink = Callable[[Event], None]

@@ -1,0 +1,55 @@
+"""A run as data: stages of steps over hosts, and what planning found they would change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from clusterctl.engine.step import Change, Step, Unknown
+
+
+class OnFailure(Enum):
+    """What a failed host means for the rest of the run."""
+
+    STOP = "stop"
+    SET_HOST_ASIDE = "set host aside"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps over hosts: hosts in parallel, the steps of a host in order, a barrier at the end."""
+
+    title: str
+    hosts: tuple[str, ...]
+    steps: tuple[Step, ...]
+    on_failure: OnFailure = OnFailure.STOP
+
+
+@dataclass(frozen=True)
+class PlannedChange:
+    """One line of a plan."""
+
+    stage: str
+    host: str
+    step: str
+    change: Change | Unknown
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run would do, in order; empty when the hosts are as they should be."""
+
+    changes: tuple[PlannedChange, ...]
+
+    @property
+    def empty(self) -> bool:
+        return not self.changes
+
+    @property
+    def disruptive(self) -> tuple[PlannedChange, ...]:
+        """The changes that stop or restart something that serves."""
+        return tuple(
+            planned
+            for planned in self.changes
+            if isinstance(planned.change, Change) and planned.change.disruptive
+        )

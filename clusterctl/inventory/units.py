@@ -1,0 +1,28 @@
+"""Sizes as people write them: `24 GiB`, `80GB`, `512 MiB`, or bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*$")
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes from `value`. Raises ValueError that says what is understood."""
+    match = _SIZE.match(str(value))
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{value!r} is not a size; write it as 24 GiB, 80 GB or a number of bytes")
+    return round(float(match[1]) * factor)
+
+
+Memory = Annotated[int, BeforeValidator(parse_bytes)]
+"""Bytes; written with or without a unit."""

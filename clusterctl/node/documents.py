@@ -1,0 +1,195 @@
+"""The files that the controller and a node exchange, as typed data. Standard library only:
+this package also runs inside the node container, under the image's own Python (3.9 and up).
+
+On a host, for the cluster NAME:
+
+    /etc/clusterctl/NAME/node.json               NodeDocument     written by the controller
+    /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  the same, head only
+    /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
+    /var/log/clusterctl/NAME/state.json          NodeState        replaced whole by the supervisor
+    /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
+    /var/log/clusterctl/NAME/ray.log, SERVICE.log
+    /opt/clusterctl/VERSION/node.pyz             this package, runnable
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Type, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ExpectedNode:
+    """A node that must be in Ray before anything is served."""
+
+    host: str
+    node_ip: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class NodeDocument:
+    """What this node is to be."""
+
+    cluster: str
+    host: str
+    role: str
+    """`head` or `worker`."""
+    node_ip: str
+    head_ip: str
+    ray_argv: List[str]
+    """`ray start --block ...`, complete."""
+    env: Dict[str, str]
+    """Per-node environment, the same that the container has."""
+    expected: List[ExpectedNode]
+    """Every node of the cluster, on every node."""
+
+
+@dataclass(frozen=True)
+class ServiceDocument:
+    """A model to keep serving. Lives on the head."""
+
+    name: str
+    model: str
+    """What the user asked for, for display."""
+    served_name: str
+    """The `model` of API requests."""
+    argv: List[str]
+    """`vllm serve ...`, complete."""
+    env: Dict[str, str]
+    host: str
+    """Address that the API listens on."""
+    port: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    gpus: int
+    """Ranks in all."""
+    fingerprint: str
+    """Changes whenever the service must be restarted to follow this document."""
+    ready_timeout: float = 1800.0
+    """Seconds from start to the first completion before an attempt counts as failed."""
+    shutdown_timeout: float = 60.0
+    """Seconds that running requests get when the service stops."""
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """One node as Ray's GCS reports it."""
+
+    node_id: str
+    node_ip: str
+    name: str
+    """--node-name: the inventory's host name."""
+    alive: bool
+    head: bool
+    gpus: float
+    gpus_used: float
+    cpus: float
+    ray_version: str = ""
+    python_version: str = ""
+    death_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One vLLM worker, as Ray places it."""
+
+    rank: int
+    tp: int
+    pp: int
+    host: str
+    node_ip: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """A service as the supervisor sees it.
+
+    `state`: waiting (for the Ray contract) | starting | loading | ready | stalled | backing-off
+    | stopping | stopped | failed.
+    """
+
+    name: str
+    state: str
+    since: float
+    """Unix seconds."""
+    fingerprint: str = ""
+    detail: str = ""
+    """One sentence: why it waits, why it failed."""
+    pid: int = 0
+    attempts: int = 0
+    """Starts since the last time it was ready."""
+    restarts: int = 0
+    stage: str = ""
+    """While it loads: image | ray | weights | kv-cache | graphs | warm-up, from vLLM's log."""
+    ready_seconds: float = 0.0
+    """From the start of the process to its first completion."""
+    running: float = 0.0
+    waiting: float = 0.0
+    tokens_per_second: float = 0.0
+    kv_cache_use: float = 0.0
+    """0 to 1."""
+    ranks: List[Rank] = field(default_factory=list)
+    last_error: List[str] = field(default_factory=list)
+    """The last lines of the log of an attempt that failed."""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Everything `status` needs of a node, rewritten at least every 5 s."""
+
+    host: str
+    role: str
+    time: float
+    """Unix seconds of writing: an old one means that the supervisor hangs or is gone."""
+    version: str
+    ray: str
+    """starting | up | down | backing-off."""
+    ray_since: float
+    ray_restarts: int
+    ray_detail: str = ""
+    ray_version: str = ""
+    python_version: str = ""
+    vllm_version: str = ""
+    gpus_visible: int = -1
+    """GPUs that the container sees now (nvidia-smi -L); -1: not looked, or not an NVIDIA host."""
+    nodes: List[RayNode] = field(default_factory=list)
+    """Head only: the GCS's own list, dead ones included."""
+    nodes_time: float = 0.0
+    services: List[ServiceState] = field(default_factory=list)
+
+
+def to_json(document: Any) -> str:
+    """A document as stable, readable JSON."""
+    return json.dumps(dataclasses.asdict(document), indent=1, sort_keys=True) + "\n"
+
+
+def from_json(kind: Type[T], text: str) -> T:
+    """A document of `kind` from `text`; unknown keys are skipped, so that versions may differ.
+
+    Raises ValueError when `text` is not JSON or lacks a key.
+    """
+    try:
+        return typing.cast("T", _build(kind, json.loads(text)))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not a {kind.__name__}: {error}") from error
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """`value` as `kind`: dataclasses, lists of them, and plain values."""
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        known = {f.name for f in dataclasses.fields(kind)}
+        return typing.cast("Any", kind)(
+            **{key: _build(hints[key], item) for key, item in value.items() if key in known}
+        )
+    if typing.get_origin(kind) is list:
+        (item_kind,) = typing.get_args(kind)
+        return [_build(item_kind, item) for item in value]
+    return value
