@@ -1,0 +1,68 @@
+"""Around every command: errors become words and an exit code, and no traceback reaches a user."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from clusterctl.errors import ClusterctlError, Interrupted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """`command`, with its failures reported. The log named is the run's, when there is one."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except ClusterctlError as error:
+            raise _reported(error, as_json=bool(kwargs.get("as_json"))) from None
+        except KeyboardInterrupt:
+            interrupted = Interrupted(
+                "interrupted", hint="run the same command again: it goes on from where hosts are"
+            )
+            raise _reported(interrupted, as_json=bool(kwargs.get("as_json"))) from None
+        except BrokenPipeError:
+            # The reader of our stdout left (`clusterctl logs | head`): nothing is wrong.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception:
+            raise _bug() from None
+
+    return run
+
+
+def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
+    from clusterctl.cli.session import current_log  # noqa: PLC0415  (rich, only when needed)
+    from clusterctl.reporting.error_view import error_document, error_lines  # noqa: PLC0415
+
+    log = current_log()
+    if as_json:
+        print(json.dumps({"error": error_document(error, log)}, indent=2))
+    else:
+        print("\n".join(error_lines(error, log)), file=sys.stderr)
+    return typer.Exit(error.exit_code)
+
+
+def _bug() -> typer.Exit:
+    from clusterctl.reporting.run_log import state_directory  # noqa: PLC0415
+
+    path = state_directory() / "bug.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(traceback.format_exc())
+    last = traceback.format_exc().strip().splitlines()[-1]
+    print(f"error: a bug in clusterctl: {last}", file=sys.stderr)
+    print(f"  fix: please report it with {path}", file=sys.stderr)
+    return typer.Exit(1)

@@ -1,0 +1,30 @@
+"""Options that several commands take, so that each has one spelling and one help text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Inventory = Annotated[
+    Path | None,
+    typer.Option(
+        "-i",
+        "--inventory",
+        envvar="CLUSTERCTL_INVENTORY",
+        help="Inventory file; default: the one last bootstrapped.",
+    ),
+]
+InventoryFile = Annotated[
+    Path | None, typer.Argument(help="Inventory file; default: the one last bootstrapped.")
+]
+Limit = Annotated[
+    str | None,
+    typer.Option("--limit", help="Only these hosts: names, globs, ranges, label=value, !name."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would change; exit 10 when something would.")
+]

@@ -1,0 +1,142 @@
+"""Progress on stderr while a run goes on: live rows on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl.engine.events import (
+    Event,
+    HostSetAside,
+    Note,
+    StageFinished,
+    StageStarted,
+    StepBroke,
+    StepFinished,
+    StepProgress,
+    StepStarted,
+)
+from clusterctl.reporting.text import count, duration
+
+PLAIN_EVERY = 5.0
+"""Seconds between two progress lines of one host where there is no terminal."""
+
+_log = logging.getLogger("clusterctl.run")
+
+
+@dataclass
+class _Running:
+    title: str
+    text: str = ""
+    since: float = field(default_factory=time.monotonic)
+    printed: float = 0.0
+
+
+class Progress:
+    """An EventSink with a face. Safe to call from any thread."""
+
+    def __init__(self, stream: IO[str], *, quiet: bool = False) -> None:
+        self._console = RichConsole(file=stream, highlight=False, soft_wrap=True)
+        self._live = Live(
+            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._table
+        )
+        self._interactive = self._console.is_terminal and os.environ.get("TERM") != "dumb"
+        self._quiet = quiet
+        self._running: dict[tuple[str, str], _Running] = {}
+        self._unchanged: dict[str, int] = {}
+        self._changed = 0
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        if self._interactive and not self._quiet:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._interactive and not self._quiet:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        _log.info("%s", event)
+        if self._quiet:
+            return
+        with self._lock:
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
+        match event:
+            case StageStarted():
+                self._print(Text(event.title, style="bold"))
+                self._changed = 0
+            case StepStarted():
+                self._running[event.host, event.step] = _Running(event.change.summary)
+            case StepProgress():
+                self._progress(event)
+            case StepFinished():
+                self._finished(event)
+            case StepBroke():
+                self._running.pop((event.host, event.step), None)
+                self._line(event.host, "✗", "red", f"{event.step}: {event.error.summary}")
+            case HostSetAside():
+                self._line(event.host, "-", "yellow", f"set aside: {event.reason}")
+            case StageFinished():
+                if not self._changed:
+                    self._print(Text("  nothing to change", style="dim"))
+            case Note():
+                self._line(event.host or "", "·", "dim", event.text)
+
+    def _progress(self, event: StepProgress) -> None:
+        row = self._running.setdefault((event.host, event.step), _Running(event.step))
+        row.text = event.text
+        if self._interactive or time.monotonic() - row.printed < PLAIN_EVERY:
+            return
+        row.printed = time.monotonic()
+        self._line(event.host, "·", "dim", event.text)
+
+    def _finished(self, event: StepFinished) -> None:
+        row = self._running.pop((event.host, event.step), None)
+        if event.outcome == "unchanged":
+            return
+        self._changed += 1
+        title = row.title if row else event.step
+        self._line(event.host, "✓", "green", f"{title}  {duration(event.seconds)}")
+
+    def _line(self, host: str, sign: str, style: str, text: str) -> None:
+        line = Text("  ")
+        line.append(sign, style=style)
+        line.append(f" {host}  " if host else " ", style="cyan")
+        line.append(text)
+        self._print(line)
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line)
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 1))
+        with self._lock:
+            for (host, _), row in self._running.items():
+                elapsed = duration(time.monotonic() - row.since)
+                table.add_row(
+                    "  [cyan]●", Text(host, style="cyan"), Text(row.text or row.title), elapsed
+                )
+        return table
+
+
+def headline(cluster: str, hosts: int, log: str) -> str:
+    """The first line of a run."""
+    return f"cluster {cluster} · {count(hosts, 'host')} · log {log}"

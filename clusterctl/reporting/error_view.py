@@ -1,0 +1,55 @@
+"""Errors as a user reads them: host, cause, what was seen, the fix, and where the log is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import ClusterctlError, Problems
+
+
+def flatten(error: ClusterctlError) -> tuple[ClusterctlError, ...]:
+    """The single errors in `error`, in order."""
+    if isinstance(error, Problems):
+        return tuple(inner for nested in error.errors for inner in flatten(nested))
+    return (error,)
+
+
+def error_lines(error: ClusterctlError, log: Path | None = None) -> list[str]:
+    """All of `error`; the same fix for several hosts is printed once, under the last."""
+    found = flatten(error)
+    lines = [f"{len(found)} problems:"] if len(found) > 1 else []
+    for index, single in enumerate(found):
+        following = found[index + 1] if index + 1 < len(found) else None
+        lines += _one(single, repeat_hint=following is None or following.hint != single.hint)
+    if log is not None:
+        lines.append(f"  log: {log}")
+    return lines
+
+
+def _one(error: ClusterctlError, *, repeat_hint: bool) -> list[str]:
+    lines = [f"error: {error}"]
+    if error.detail:
+        lines += [f"    {line}" for line in error.detail.rstrip().splitlines()]
+    if error.hint and repeat_hint:
+        first, *rest = error.hint.splitlines()
+        lines += [f"  fix: {first}", *(f"       {line}" for line in rest)]
+    return lines
+
+
+def error_document(error: ClusterctlError, log: Path | None = None) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "exit_code": error.exit_code,
+        "log": str(log) if log else None,
+        "problems": [
+            {
+                "kind": type(single).__name__,
+                "host": single.host,
+                "summary": single.summary,
+                "detail": single.detail,
+                "hint": single.hint,
+            }
+            for single in flatten(error)
+        ],
+    }

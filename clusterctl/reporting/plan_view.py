@@ -1,0 +1,55 @@
+"""A plan as text and as JSON."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from clusterctl.engine.plan import Plan, PlannedChange
+from clusterctl.engine.step import Change
+from clusterctl.reporting.text import columns, count
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What would change, stage by stage; one line when nothing would."""
+    if plan.empty:
+        return ["Nothing to change: every host is as the inventory says."]
+    hosts = {planned.host for planned in plan.changes}
+    lines = [f"{count(len(plan.changes), 'change')} on {count(len(hosts), 'host')}:"]
+    for stage, changes in groupby(plan.changes, key=lambda planned: planned.stage):
+        lines.append(f"  {stage}")
+        lines += columns([_row(planned) for planned in changes], indent="    ")
+    return lines
+
+
+def _row(planned: PlannedChange) -> tuple[str, str, str]:
+    change = planned.change
+    if not isinstance(change, Change):
+        return planned.host, "?", f"{planned.step}: known once this is there: {change.reason}"
+    sign = "!" if change.disruptive else "+"
+    return planned.host, sign, change.summary + _before_after(change)
+
+
+def _before_after(change: Change) -> str:
+    if change.before is not None and change.after is not None:
+        return f" ({change.before} → {change.after})"
+    return ""
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The plan for machines."""
+    return {
+        "changes": [
+            {
+                "stage": planned.stage,
+                "host": planned.host,
+                "step": planned.step,
+                "known": isinstance(planned.change, Change),
+                "summary": planned.change.summary
+                if isinstance(planned.change, Change)
+                else planned.change.reason,
+                "disruptive": isinstance(planned.change, Change) and planned.change.disruptive,
+            }
+            for planned in plan.changes
+        ]
+    }

@@ -1,0 +1,153 @@
+"""The status screen, as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl.reporting.text import count
+from clusterctl.workflows.cluster_status import ClusterStatus, HostRow, ServiceRow
+
+_STYLES = {
+    "running": "green", "up": "green", "ready": "green",
+    "starting": "yellow", "loading": "yellow", "waiting": "yellow", "backing-off": "yellow",
+    "stopping": "yellow", "declared": "yellow",
+    "exited": "red", "missing": "red", "down": "red", "not joined": "red", "stalled": "red",
+    "failed": "red", "stopped": "red",
+}  # fmt: skip
+
+
+def status_screen(status: ClusterStatus) -> RenderableType:
+    """Hosts, services and problems on one screen."""
+    parts: list[RenderableType] = [_title(status), _hosts(status)]
+    parts.append(Text())
+    parts.append(_services(status) if status.services else Text("No services.", style="dim"))
+    if status.problems:
+        parts.append(Text())
+        parts += _problems(status)
+    return Group(*parts)
+
+
+def _title(status: ClusterStatus) -> Text:
+    title = Text(f"cluster {status.cluster}", style="bold")
+    word, style = ("healthy", "green") if status.healthy else ("degraded", "red")
+    title.append(f" · {word}", style=style)
+    versions = [
+        f"{name} {version}"
+        for name, version in (("Ray", status.ray_version), ("vLLM", status.vllm_version))
+        if version
+    ]
+    title.append("".join(f" · {text}" for text in versions), style="dim")
+    return title
+
+
+def _hosts(status: ClusterStatus) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("HOST", "ROLE", "NODE IP", "ENGINE", "CONTAINER", "RAY", "GPUS USED", "GPU"):
+        table.add_column(heading, no_wrap=heading != "GPU")
+    for row in status.hosts:
+        table.add_row(
+            Text(row.name, style="" if row.reachable else "red"),
+            row.role,
+            row.node_ip,
+            row.engine or ("-" if row.reachable else Text("no answer", style="red")),
+            _word(row.container),
+            _word(row.ray),
+            _use(row),
+            _models(row),
+        )
+    return table
+
+
+def _use(row: HostRow) -> str:
+    if not row.gpus_promised:
+        return "-"
+    return f"{row.gpus_used:g} of {row.gpus_promised}"
+
+
+def _models(row: HostRow) -> str:
+    """`2 x NVIDIA H200`, or what stands for GPUs where there are none."""
+    kinds = {model: row.gpus.count(model) for model in row.gpus}
+    return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "none (CPU)"
+
+
+def _services(status: ClusterStatus) -> Group:
+    return Group(*[part for row in status.services for part in _service(row)])
+
+
+def _service(row: ServiceRow) -> list[Text]:
+    document, state = row.document, row.state
+    first = Text(f"service {row.name}", style="bold")
+    first.append(" · ").append(_word(row.condition))
+    if state and row.condition in {"loading", "starting"} and state.stage:
+        first.append(f" ({state.stage})")
+    layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
+    first.append(f" · {document.model} · {layout}", style="dim")
+    lines = [first, Text(f"  endpoint   {row.endpoint}")]
+    if state and state.ranks:
+        ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
+        lines.append(Text(f"  ranks      {ranks}"))
+    if state and row.condition == "ready":
+        lines.append(Text(f"  requests   {_load(row)}"))
+    if state and state.restarts:
+        lines.append(Text(f"  restarts   {state.restarts}"))
+    return lines
+
+
+def _load(row: ServiceRow) -> str:
+    state = row.state
+    if state is None:
+        return "-"
+    return (
+        f"{state.running:.0f} running, {state.waiting:.0f} waiting · "
+        f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
+    )
+
+
+def _problems(status: ClusterStatus) -> list[Text]:
+    lines = [Text(f"{count(len(status.problems), 'problem')}:", style="red")]
+    lines += [Text(f"  {problem}") for problem in status.problems]
+    hints = {row.hint for row in status.hosts if row.hint}
+    lines += [Text(f"  fix: {hint}") for hint in sorted(hints)]
+    return lines
+
+
+def _word(word: str) -> Text:
+    return Text(word or "-", style=_STYLES.get(word, ""))
+
+
+def status_document(status: ClusterStatus) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "cluster": status.cluster,
+        "healthy": status.healthy,
+        "problems": list(status.problems),
+        "ray_version": status.ray_version,
+        "vllm_version": status.vllm_version,
+        "hosts": [asdict(row) for row in status.hosts],
+        "services": [_service_document(row) for row in status.services],
+    }
+
+
+def _service_document(row: ServiceRow) -> dict[str, Any]:
+    document = row.document
+    return {
+        "name": row.name,
+        "state": row.condition,
+        "model": document.model,
+        "served_name": document.served_name,
+        "endpoint": row.endpoint,
+        "tensor_parallel": document.tensor_parallel,
+        "pipeline_parallel": document.pipeline_parallel,
+        "detail": row.state.detail if row.state else "",
+        "restarts": row.state.restarts if row.state else 0,
+        "requests_running": row.state.running if row.state else 0.0,
+        "requests_waiting": row.state.waiting if row.state else 0.0,
+        "tokens_per_second": row.state.tokens_per_second if row.state else 0.0,
+        "kv_cache_use": row.state.kv_cache_use if row.state else 0.0,
+        "ranks": [asdict(rank) for rank in row.state.ranks] if row.state else [],
+    }

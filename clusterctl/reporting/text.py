@@ -1,0 +1,46 @@
+"""Small pieces of text that every view writes alike: sizes, times, tables of plain columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: `23.7 GiB`."""
+    for factor, unit in _STEPS:
+        if count >= factor:
+            value = count / factor
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 4 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 host`, `2 hosts`, `0 changes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ") -> list[str]:
+    """Rows with their cells padded to the widest of each column; no trailing blanks."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(max(map(len, rows)) - 1)]
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        lines.append((indent + gap.join([*padded, row[-1]])).rstrip())
+    return lines

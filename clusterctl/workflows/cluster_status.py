@@ -1,0 +1,197 @@
+"""A cluster as `status` shows it: plain data, made from what hosts reported. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState
+
+STALE_AFTER = 15.0
+"""Seconds without a new state before a supervisor counts as hung; it writes every 3 s."""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What one host said, or why it said nothing."""
+
+    host: Host
+    facts: HostFacts | None = None
+    state: NodeState | None = None
+    container: str = "missing"
+    """`running`, `exited`, `missing`, ... as the engine says."""
+    drift: tuple[str, ...] = ()
+    services: tuple[ServiceDocument, ...] = ()
+    """Declared services; on the head only."""
+    problem: str | None = None
+    hint: str | None = None
+
+    @property
+    def state_age(self) -> float | None:
+        """Seconds since the supervisor last wrote, on the host's own clock."""
+        if self.state is None or self.facts is None:
+            return None
+        return max(0.0, self.facts.clock - self.state.time)
+
+
+@dataclass(frozen=True)
+class HostRow:
+    name: str
+    role: str
+    node_ip: str
+    reachable: bool
+    engine: str
+    container: str
+    ray: str
+    """`up`, `starting`, `down`, ..., or `dead` where the head's Ray says so."""
+    gpus: tuple[str, ...]
+    gpus_promised: int
+    gpus_in_ray: float
+    gpus_used: float
+    problems: tuple[str, ...]
+    drift: tuple[str, ...]
+    hint: str | None
+
+
+@dataclass(frozen=True)
+class ServiceRow:
+    document: ServiceDocument
+    state: ServiceState | None
+
+    @property
+    def name(self) -> str:
+        return self.document.name
+
+    @property
+    def endpoint(self) -> str:
+        host = f"[{self.document.host}]" if ":" in self.document.host else self.document.host
+        return f"http://{host}:{self.document.port}/v1"
+
+    @property
+    def condition(self) -> str:
+        """The supervisor's word, or `declared` before it took notice."""
+        return self.state.state if self.state else "declared"
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    cluster: str
+    hosts: tuple[HostRow, ...]
+    services: tuple[ServiceRow, ...]
+    ray_version: str
+    vllm_version: str
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything that is not as promised, a sentence each."""
+        of_hosts = [f"{row.name}: {text}" for row in self.hosts for text in row.problems]
+        of_services = [
+            f"service {row.name}: {row.condition}{_because(row.state)}"
+            for row in self.services
+            if row.condition != "ready"
+        ]
+        return (*of_hosts, *of_services)
+
+    @property
+    def healthy(self) -> bool:
+        return not self.problems
+
+
+def _because(state: ServiceState | None) -> str:
+    return f" ({state.detail})" if state and state.detail else ""
+
+
+def assess(inventory: Inventory, reports: Mapping[str, HostReport]) -> ClusterStatus:
+    """Put the hosts' reports together; the head's Ray has the word on who is in the cluster."""
+    head = reports[inventory.head.name]
+    state = head.state if _fresh(head) else None
+    in_ray = {node.name: node for node in (state.nodes if state else ()) if node.alive}
+    states = {service.name: service for service in (state.services if state else ())}
+    return ClusterStatus(
+        cluster=inventory.cluster,
+        hosts=tuple(
+            _host_row(reports[host.name], in_ray.get(host.name), ray_known=state is not None)
+            for host in inventory.hosts
+        ),
+        services=tuple(
+            ServiceRow(document, states.get(document.name)) for document in head.services
+        ),
+        ray_version=state.ray_version if state else "",
+        vllm_version=state.vllm_version if state else "",
+    )
+
+
+def _fresh(report: HostReport) -> bool:
+    return report.state_age is not None and report.state_age < STALE_AFTER
+
+
+def _host_row(report: HostReport, node: RayNode | None, *, ray_known: bool) -> HostRow:
+    facts, host = report.facts, report.host
+    engine = facts.engine if facts else None
+    promised = len(host.gpus)
+    found = facts.gpus.gpus if facts else ()
+    return HostRow(
+        name=host.name,
+        role=host.role,
+        node_ip=node.node_ip if node else host.node_ip or host.address,
+        reachable=report.problem is None,
+        engine=f"docker {engine.version}" if engine and engine.running else "",
+        container=report.container if facts else "",
+        ray=_ray_word(report, node, ray_known=ray_known),
+        gpus=tuple(gpu.model for gpu in found),
+        gpus_promised=promised,
+        gpus_in_ray=node.gpus if node else 0.0,
+        gpus_used=node.gpus_used if node else 0.0,
+        problems=_host_problems(report, node, ray_known=ray_known),
+        drift=report.drift,
+        hint=report.hint,
+    )
+
+
+def _ray_word(report: HostReport, node: RayNode | None, *, ray_known: bool) -> str:
+    if node is not None:
+        return "up"
+    if report.state is None or report.container != "running":
+        return ""
+    if not ray_known:
+        return report.state.ray
+    return "not joined" if report.state.ray == "up" else report.state.ray
+
+
+def _host_problems(report: HostReport, node: RayNode | None, *, ray_known: bool) -> tuple[str, ...]:
+    """The first cause only, where one thing follows from another; drift besides."""
+    return (*_first_cause(report, node, ray_known=ray_known), *report.drift)
+
+
+def _first_cause(report: HostReport, node: RayNode | None, *, ray_known: bool) -> tuple[str, ...]:
+    if report.problem is not None or report.facts is None:
+        return (report.problem or "no answer",)
+    if not report.facts.engine.running:
+        return (f"the container engine is not running{_colon(report.facts.engine.error)}",)
+    if report.container != "running":
+        return (f"the node container is {report.container}",)
+    if not _fresh(report):
+        return (
+            "the supervisor has written no state yet"
+            if report.state is None
+            else f"the supervisor last wrote {report.state_age:.0f} s ago",
+        )
+    if ray_known and node is None:
+        return ("not in Ray",)
+    if node is not None and node.gpus < len(report.host.gpus):
+        return (f"Ray has {node.gpus:g} of {len(report.host.gpus)} GPUs",)
+    return _lost_gpus(report)
+
+
+def _lost_gpus(report: HostReport) -> tuple[str, ...]:
+    """The container lost its GPUs, as `systemctl daemon-reload` does it (nvidia-docker#1730)."""
+    seen = report.state.gpus_visible if report.state else -1
+    if 0 <= seen < len(report.host.gpus):
+        return (f"the container sees {seen} of {len(report.host.gpus)} GPUs",)
+    return ()
+
+
+def _colon(text: str | None) -> str:
+    return f": {text}" if text else ""
