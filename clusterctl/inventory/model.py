@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from clusterctl.inventory.units import Memory
+from clusterctl.inventory.values import (
+    AbsolutePath,
+    Address,
+    EnvName,
+    FixedPort,
+    ImageReference,
+    IndexUrl,
+    IpAddress,
+    JumpHost,
+    LabelName,
+    LabelValue,
+    Name,
+    NicName,
+    RdmaDevice,
+    Subnet,
+    UserName,
+)
 
 Role = Literal["head", "worker"]
 Accelerator = Literal["nvidia", "cpu"]
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-"""A host or cluster name: lower case letters, digits and dashes, as in DNS labels."""
-
-NicName = Annotated[str, Field(pattern=r"^[^\s/:,=^]{1,15}$")]
-"""A Linux interface name: at most 15 bytes (IFNAMSIZ), and none of the characters that
-NCCL_SOCKET_IFNAME gives a meaning."""
-
-AbsolutePath = Annotated[str, Field(pattern=r"^/")]
+MOST_GPUS = 64
+"""More GPUs than any host has; a count above it is a slip of the pen."""
 
 
 class _Model(BaseModel):
@@ -30,60 +47,126 @@ class _Model(BaseModel):
 class Ssh(_Model):
     """How to reach hosts. A value given for one host wins over the cluster's."""
 
-    user: str | None = None
-    port: int | None = Field(default=None, ge=1, le=65535)
-    identity_file: Path | None = None
-    known_hosts: Path | None = Field(default=None, description="default: ~/.ssh/known_hosts")
-    proxy_jump: str | None = Field(default=None, description="[user@]host[:port]")
-    accept_new: bool | None = Field(
-        default=None, description="add the key of a host never seen; a changed key still fails"
+    user: UserName | None = Field(
+        default=None, description="User to log in as. Default: what ~/.ssh/config or you are."
     )
-    connect_timeout: float | None = Field(default=None, gt=0, description="seconds, default 10")
+    port: int | None = Field(default=None, ge=1, le=65535, description="Default: 22.")
+    identity_file: Path | None = Field(
+        default=None,
+        description="Private key. Relative paths start at the inventory file, ~ is your home. "
+        "Default: the agent's keys and the usual files in ~/.ssh.",
+    )
+    known_hosts: Path | None = Field(
+        default=None, description="File with the hosts' keys. Default: ~/.ssh/known_hosts."
+    )
+    proxy_jump: JumpHost | None = Field(
+        default=None, description="Host to go through: [user@]host[:port]."
+    )
+    accept_new: bool | None = Field(
+        default=None,
+        description="Add the key of a host never seen to known_hosts. "
+        "A key that changed still fails. Default: false.",
+    )
+    connect_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        le=3600,
+        description="Seconds until a host that does not answer counts as down. Default: 10.",
+    )
 
 
 class Nics(_Model):
     """Interface names by purpose; what is left out is chosen from the host's facts."""
 
-    control: NicName | None = Field(default=None, description="Ray and the API")
-    nccl: NicName | None = Field(default=None, description="NCCL_SOCKET_IFNAME")
-    gloo: NicName | None = Field(default=None, description="GLOO_SOCKET_IFNAME")
-    rdma: tuple[str, ...] = Field(default=(), description="RDMA devices, such as mlx5_0")
+    control: NicName | None = Field(
+        default=None, description="Carries Ray and the API; its address becomes the node's."
+    )
+    nccl: NicName | None = Field(
+        default=None,
+        description="Carries the tensors between GPUs (NCCL_SOCKET_IFNAME): the fastest one.",
+    )
+    gloo: NicName | None = Field(
+        default=None, description="Carries the ranks' CPU messages (GLOO_SOCKET_IFNAME)."
+    )
+    rdma: tuple[RdmaDevice, ...] = Field(
+        default=(), description="RDMA devices for NCCL (NCCL_IB_HCA), such as mlx5_0."
+    )
 
 
 class Gpu(_Model):
-    """One GPU that the inventory promises. Memory in bytes."""
+    """One GPU that the inventory promises. What is left out may be anything."""
 
-    model: str | None = None
-    memory: Memory | None = None
+    model: str | None = Field(
+        default=None, min_length=1, description="Name as nvidia-smi -L shows it."
+    )
+    memory: Memory | None = Field(
+        default=None, description="Such as 24 GiB or 80 GB; a bare number is bytes."
+    )
+
+
+def _gpus_from_count(value: Any) -> Any:
+    """`2` means two GPUs of which nothing else is promised."""
+    counted = isinstance(value, int) and not isinstance(value, bool)
+    count = value if counted else len(value) if isinstance(value, list | tuple) else 0
+    if not 0 <= count <= MOST_GPUS:
+        raise ValueError(f"must be 0 to {MOST_GPUS} GPUs, not {count}")
+    if counted:
+        return tuple({} for _ in range(count))
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a count or a list of GPUs, not {value}")  # noqa: TRY004
+    return tuple(value)
+
+
+Gpus = Annotated[tuple[Gpu, ...], BeforeValidator(_gpus_from_count)]
 
 
 class Network(_Model):
-    """What holds for all hosts: the subnet that carries the cluster's traffic."""
+    """What holds for all hosts."""
 
-    subnet: IPv4Network | IPv6Network | None = None
+    subnet: Subnet | None = Field(
+        default=None,
+        description="The network that carries the cluster's traffic: on every host the interface "
+        "with an address in it is chosen, unless the host's nics say otherwise.",
+    )
 
 
 class RayPorts(_Model):
     """Fixed ports, below Linux's ephemeral range (32768 and up), equal on all hosts."""
 
-    gcs: int = 6379
-    node_manager: int = 6380
-    object_manager: int = 6381
-    runtime_env_agent: int = 6382
-    dashboard_agent_listen: int = 6383
-    dashboard_agent_grpc: int = 6384
-    metrics_export: int = 6385
-    dashboard: int = 8265
-    ray_client: int = 10001
-    min_worker: int = 11000
-    max_worker: int = 11999
+    gcs: FixedPort = Field(default=6379, description="Head: where workers join.")
+    node_manager: FixedPort = 6380
+    object_manager: FixedPort = 6381
+    runtime_env_agent: FixedPort = 6382
+    dashboard_agent_listen: FixedPort = 6383
+    dashboard_agent_grpc: FixedPort = 6384
+    metrics_export: FixedPort = 6385
+    dashboard: FixedPort = Field(default=8265, description="Head: on 127.0.0.1 only.")
+    ray_client: FixedPort = 10001
+    min_worker: FixedPort = Field(default=11000, description="First port of Ray's own workers.")
+    max_worker: FixedPort = Field(default=11999, description="Last port of Ray's own workers.")
+
+    @model_validator(mode="after")
+    def _all_differ(self) -> Self:
+        """Raises ValueError when two of Ray's listeners would want one port."""
+        single = {name: port for name, port in self if name not in {"min_worker", "max_worker"}}
+        names: dict[int, str] = {}
+        for name, port in single.items():
+            if port in names:
+                raise ValueError(f"{names[port]} and {name} are both {port}")
+            if self.min_worker <= port <= self.max_worker:
+                raise ValueError(f"{name} {port} lies between min_worker and max_worker")
+            names[port] = name
+        if self.min_worker > self.max_worker:
+            raise ValueError(f"min_worker {self.min_worker} is above max_worker {self.max_worker}")
+        return self
 
 
 class Packages(_Model):
     """Where hosts get packages from; left out: the sources the host already has."""
 
-    pip_index: str | None = Field(
-        default=None, description="simple index for what a derived image needs"
+    pip_index: IndexUrl | None = Field(
+        default=None,
+        description="URL of a simple index (PEP 503) for what a derived image needs.",
     )
 
 
@@ -91,37 +174,75 @@ class Host(_Model):
     """One machine. `name` is its key in the file."""
 
     name: Name = Field(exclude=True)
-    address: str = Field(min_length=1, description="what SSH connects to")
-    ssh: Ssh = Ssh()
-    role: Role = "worker"
-    node_ip: str | None = Field(default=None, description="address that Ray uses")
-    nics: Nics = Nics()
-    gpus: tuple[Gpu, ...] = Field(default=(), description="a count, or a list")
-    labels: dict[str, str] = {}
-    mounts: dict[AbsolutePath, AbsolutePath] = Field(
-        default={}, description="path on the host: path in the container"
+    address: Address = Field(description="What SSH connects to: host name, IPv4 or IPv6 address.")
+    ssh: Ssh = Field(default=Ssh(), description="What differs from the cluster's ssh.")
+    role: Role = Field(
+        default="worker",
+        description="One host is the head: it runs Ray's head and answers requests. "
+        "A single host is head by itself.",
     )
-    env: dict[str, str] = {}
+    node_ip: IpAddress | None = Field(
+        default=None,
+        description="Address that Ray uses. Default: the one on nics.control, else in "
+        "network.subnet, else chosen from the host's facts.",
+    )
+    nics: Nics = Field(default=Nics(), description="Interfaces by purpose.")
+    gpus: Gpus = Field(
+        default=(),
+        description="What the host promises: a count, or a list with model and memory. "
+        "A host that has less is an error.",
+    )
+    labels: dict[LabelName, LabelValue] = Field(
+        default={}, description="Your own words for the host, for --limit label=value."
+    )
+    mounts: dict[AbsolutePath, AbsolutePath] = Field(
+        default={}, description="More directories for the container: path on the host: path in it."
+    )
+    env: dict[EnvName, str] = Field(
+        default={}, description="Environment of this host's container; wins over the cluster's."
+    )
+
+    @field_validator("mounts")
+    @classmethod
+    def _targets_differ(cls, mounts: dict[str, str]) -> dict[str, str]:
+        targets: dict[str, str] = {}
+        for source, target in mounts.items():
+            if target in targets:
+                raise ValueError(f"{targets[target]} and {source} are both mounted at {target}")
+            targets[target] = source
+        return mounts
 
 
 class Inventory(_Model):
     """The whole file, defaults merged into every host."""
 
-    cluster: Name
-    image: str = Field(min_length=1)
-    image_archive: Path | None = Field(
-        default=None, description="a docker-archive tar on the operator's machine"
+    cluster: Name = Field(description="Name of the cluster; part of paths and container names.")
+    image: ImageReference = Field(
+        description="Container image with vLLM, such as vllm/vllm-openai:v0.33.0."
     )
-    models: AbsolutePath = "/data/models"
-    accelerator: Accelerator = "nvidia"
-    ssh: Ssh = Ssh()
-    network: Network = Network()
-    ray_ports: RayPorts = RayPorts()
-    packages: Packages = Packages()
-    allow_unauthenticated_ray: bool = False
-    env: dict[str, str] = {}
-    hosts: tuple[Host, ...] = Field(min_length=1)
-    source: Path = Field(default=Path(), exclude=True, description="the file it came from")
+    image_archive: Path | None = Field(
+        default=None,
+        description="The image as a docker-archive tar on the operator's machine (docker save), "
+        "for hosts that reach no registry. Relative paths start at the inventory file.",
+    )
+    models: AbsolutePath = Field(
+        default="/data/models", description="Directory of models, the same on every host."
+    )
+    accelerator: Accelerator = Field(
+        default="nvidia", description="cpu is for the lab and for trying things out."
+    )
+    ssh: Ssh = Field(default=Ssh(), description="How to reach all hosts.")
+    network: Network = Field(default=Network(), description="What holds for all hosts.")
+    ray_ports: RayPorts = Field(default=RayPorts(), description="Ports of Ray, on all hosts.")
+    packages: Packages = Field(default=Packages(), description="Where packages come from.")
+    allow_unauthenticated_ray: bool = Field(
+        default=False,
+        description="Run an image whose Ray is older than 2.52 and knows no token. "
+        "Whoever reaches the Ray ports then runs code on every host.",
+    )
+    env: dict[EnvName, str] = Field(default={}, description="Environment of every container.")
+    hosts: tuple[Host, ...] = Field(min_length=1, description="The machines, by name.")
+    source: Path = Field(default=Path(), exclude=True, description="The file it came from.")
 
     @property
     def head(self) -> Host:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 _FACTORS = {
     "": 1, "b": 1,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*$")
+_SIZE = re.compile(r"^\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*$", re.ASCII)
+_SMALLEST_MEMORY = 2**20
 
 
 def parse_bytes(value: object) -> int:
@@ -24,5 +25,24 @@ def parse_bytes(value: object) -> int:
     return round(float(match[1]) * factor)
 
 
-Memory = Annotated[int, BeforeValidator(parse_bytes)]
+def _parse_memory(value: object) -> int:
+    """`memory: 80` is meant as GiB and says bytes: a GPU with less than 1 MiB does not exist."""
+    size = parse_bytes(value)
+    if size < _SMALLEST_MEMORY:
+        raise ValueError(f"{value} is {size} bytes; write the unit, such as {value} GiB")
+    return size
+
+
+Memory = Annotated[
+    int,
+    BeforeValidator(_parse_memory),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": _SMALLEST_MEMORY},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]*\s*$"},
+            ]
+        }
+    ),
+]
 """Bytes; written with or without a unit."""

@@ -1,0 +1,68 @@
+"""Which inventory a command without one means: the last that was bootstrapped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from clusterctl.errors import UsageError
+
+VARIABLE = "CLUSTERCTL_INVENTORY"
+_HINT = "clusterctl bootstrap FILE remembers one; or: clusterctl -i FILE ..."
+
+
+def current(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The inventory meant: `explicit` (-i), else $CLUSTERCTL_INVENTORY, else the remembered one.
+
+    Raises UsageError when there is none, or the remembered file is gone.
+    """
+    if explicit is not None:
+        return explicit
+    if named := environ.get(VARIABLE):
+        return Path(named)
+    memory = _memory(environ)
+    try:
+        text = os.fsdecode(memory.read_bytes()).removesuffix("\n")
+    except FileNotFoundError:
+        raise UsageError("no inventory is named and none is remembered", hint=_HINT) from None
+    except OSError as error:
+        raise UsageError(f"{memory} cannot be read: {error.strerror}", hint=_HINT) from error
+    return _still_there(Path(text), memory)
+
+
+def remember(path: Path, environ: Mapping[str, str] = os.environ) -> Path:
+    """Make `path` the current inventory; replaces the memory whole.
+
+    Returns the file it is remembered in. Raises UsageError when that cannot be written.
+    """
+    memory = _memory(environ)
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=memory.parent, prefix=".current-", delete=False) as file:
+            file.write(os.fsencode(path.absolute()) + b"\n")
+        Path(file.name).replace(memory)
+    except OSError as error:
+        raise UsageError(
+            f"the inventory cannot be remembered in {memory}: {error.strerror}",
+            hint=f"name it each time: clusterctl -i {path} ...",
+        ) from error
+    return memory
+
+
+def _still_there(path: Path, memory: Path) -> Path:
+    if not path.is_absolute():
+        raise UsageError(f"{memory} does not hold the path of an inventory", hint=_HINT)
+    if not path.exists():
+        raise UsageError(f"the remembered inventory {path} is gone", hint=_HINT)
+    return path
+
+
+def _memory(environ: Mapping[str, str]) -> Path:
+    """$XDG_STATE_HOME/clusterctl/current; a relative XDG_STATE_HOME is ignored, as XDG says."""
+    base = Path(environ.get("XDG_STATE_HOME", ""))
+    if not base.is_absolute():
+        home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
+        base = Path(home) / ".local" / "state"
+    return base / "clusterctl" / "current"

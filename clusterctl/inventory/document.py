@@ -1,0 +1,67 @@
+"""A configuration file as plain data, and where in the file each part of it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Trail = tuple[str | int, ...]
+"""The keys and indexes that lead to a value: ("hosts", "gpu1", "gpus", 0)."""
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """Line and column as editors count them, from 1."""
+
+    line: int = 1
+    column: int = 1
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """Something wrong at one place of the file, in a sentence for the user."""
+
+    position: Position
+    text: str
+
+
+@dataclass
+class Document:
+    """What a file says. `data` is dicts with text keys, lists, and plain values; never None
+    inside. Trails of merged (`<<`) and aliased values lead to where they are written."""
+
+    data: object = None
+    keys: dict[Trail, Position] = field(default_factory=dict)
+    values: dict[Trail, Position] = field(default_factory=dict)
+    texts: dict[Trail, str] = field(default_factory=dict)
+    """Numbers and booleans as they are written: 1.10, not 1.1."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def at(self, trail: Trail) -> Position:
+        """Where the value is, or the nearest thing around it that is in the file."""
+        return self._nearest(self.values, trail)
+
+    def at_key(self, trail: Trail) -> Position:
+        """Where the key of the value is, or the nearest key around it."""
+        return self._nearest(self.keys, trail)
+
+    def report(self, position: Position, text: str) -> None:
+        """Keep a problem; the same one reached by two aliases is kept once."""
+        problem = Problem(position, text)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    @staticmethod
+    def _nearest(positions: dict[Trail, Position], trail: Trail) -> Position:
+        for length in range(len(trail), -1, -1):
+            if found := positions.get(trail[:length]):
+                return found
+        return Position()
+
+
+def dotted(trail: Iterable[str | int]) -> str:
+    """`hosts.gpu1.gpus[0].memory`."""
+    text = ""
+    for part in trail:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

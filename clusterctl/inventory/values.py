@@ -1,0 +1,162 @@
+"""The kinds of values an inventory holds: what each accepts, and how to say what it is not.
+
+A pattern serves three readers: pydantic checks it, the JSON Schema shows it to editors, and
+`PATTERN_MEANS` says it in words when a value does not match.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+NIC = r"^[^\s/:,=^]{1,15}$"
+RDMA_DEVICE = r"^[A-Za-z0-9_.-]{1,63}$"
+ABSOLUTE_PATH = r"^/[^:\n]*$"
+ADDRESS = r"^[A-Za-z0-9_:][A-Za-z0-9._:%-]*$"
+USER = r"^[^\s:-][^\s:]*$"
+JUMP = r"^([^\s:@-][^\s:@]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])(:[0-9]{1,5})?$"
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+LABEL = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+INDEX_URL = r"^https?://[^\s@/]+(/\S*)?$"
+_PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
+IMAGE = (
+    rf"^(?:{_REGISTRY}/)?{_PATH_PART}(?:/{_PATH_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$"
+)
+"""[registry[:port]/]path[:tag][@digest], the grammar of the OCI distribution project."""
+
+PATTERN_MEANS = {
+    NAME: "must be lower case letters, digits and dashes, at most 63, no dash at either end",
+    NIC: "must be a Linux interface name such as eth0: at most 15 characters, "
+    "without space, slash, colon, comma, = or ^",
+    RDMA_DEVICE: "must be an RDMA device name such as mlx5_0",
+    ABSOLUTE_PATH: "must be an absolute path: it starts with / and has no colon",
+    ADDRESS: "must be a host name or an IP address alone; user and port belong under ssh",
+    USER: "must be a user name, without space or colon",
+    JUMP: "must be written as host, user@host or user@host:port",
+    ENV_NAME: "must be a variable name: letters, digits and _, not starting with a digit",
+    LABEL: "must be letters, digits, dot, dash, _ and /, at most 63, "
+    "beginning and ending with a letter or digit",
+    LABEL_VALUE: "must be letters, digits, dot, dash and _, at most 63, "
+    "beginning and ending with a letter or digit",
+    INDEX_URL: "must be an http:// or https:// URL without user or password; "
+    "what must stay secret belongs in the hosts' own pip.conf or .netrc",
+    IMAGE: "must be an image name such as vllm/vllm-openai:v0.33.0: "
+    "[registry/]name[:tag][@sha256:digest], the name in lower case",
+}
+
+_SET_BY_CLUSTERCTL = {
+    "RAY_ADDRESS": "clusterctl sets it from the host with `role: head`",
+    "RAY_AUTH_": "clusterctl makes and hands out the token; `allow_unauthenticated_ray: true` "
+    "does without",
+    "VLLM_HOST_IP": "use `node_ip` of the host",
+    "NCCL_SOCKET_IFNAME": "use `nics.nccl` of the host",
+    "GLOO_SOCKET_IFNAME": "use `nics.gloo` of the host",
+    "NCCL_IB_HCA": "use `nics.rdma` of the host",
+    "CUDA_VISIBLE_DEVICES": "Ray sets it for each rank; `gpus` says what the host has",
+    "NVIDIA_VISIBLE_DEVICES": "clusterctl gives the container its GPUs; use `gpus` of the host",
+    "VLLM_API_KEY": "clusterctl makes the key on the head and keeps it out of listings",
+    "HF_TOKEN": "a secret does not belong here, where every listing of the container shows it; "
+    "mount a file and name it with HF_TOKEN_PATH",
+}
+
+
+def _parsed_address(value: str) -> str:
+    """A host name passes; what looks like an IP address must be one."""
+    if re.fullmatch(r"[\d.]+", value) or ":" in value:
+        try:
+            ip_address(value)
+        except ValueError:
+            raise ValueError(
+                f"{value} is not an IP address"
+                + ("; a port belongs under ssh.port" if value.count(":") == 1 else "")
+            ) from None
+    return value
+
+
+def _ip(value: str) -> str:
+    """One address that other hosts can reach. Raises ValueError otherwise."""
+    try:
+        address = ip_address(value)
+    except ValueError:
+        raise ValueError(f"{value} is not an IP address") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"{value} is not the address of one host")
+    return value
+
+
+def _subnet(value: Any) -> IPv4Network | IPv6Network:
+    """A network from text. Raises ValueError, with the network meant where bits are left over."""
+    if isinstance(value, IPv4Network | IPv6Network):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"must be text such as 192.168.1.0/24, not {value}")  # noqa: TRY004
+    try:
+        return ip_network(value)
+    except ValueError:
+        raise ValueError(f"{value} is not a network{_network_meant(value)}") from None
+
+
+def _network_meant(value: str) -> str:
+    try:
+        return f"; did you mean {ip_network(value, strict=False)}?"
+    except ValueError:
+        return " such as 192.168.1.0/24"
+
+
+def _not_reserved(name: str) -> str:
+    """Raises ValueError for what clusterctl itself sets, naming the key to use instead."""
+    for reserved, instead in _SET_BY_CLUSTERCTL.items():
+        if name == reserved or (reserved.endswith("_") and name.startswith(reserved)):
+            raise ValueError(f"{name} cannot be set here: {instead}")
+    return name
+
+
+def _not_role(name: str) -> str:
+    if name == "role":
+        raise ValueError("a label cannot be named role: the host's own key `role` says it")
+    return name
+
+
+def did_you_mean(word: str, known: tuple[str, ...]) -> str:
+    """`; did you mean X?` for the nearest of `known`, or nothing."""
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+Name = Annotated[str, Field(pattern=NAME)]
+"""A host or cluster name: lower case letters, digits and dashes, as in DNS labels."""
+
+NicName = Annotated[str, Field(pattern=NIC)]
+"""A Linux interface name: at most 15 bytes (IFNAMSIZ), and none of the characters that
+NCCL_SOCKET_IFNAME gives a meaning."""
+
+RdmaDevice = Annotated[str, Field(pattern=RDMA_DEVICE)]
+AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH)]
+Address = Annotated[str, Field(pattern=ADDRESS), AfterValidator(_parsed_address)]
+UserName = Annotated[str, Field(pattern=USER)]
+JumpHost = Annotated[str, Field(pattern=JUMP)]
+IpAddress = Annotated[str, AfterValidator(_ip)]
+EnvName = Annotated[str, Field(pattern=ENV_NAME), AfterValidator(_not_reserved)]
+LabelName = Annotated[str, Field(pattern=LABEL), AfterValidator(_not_role)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
+IndexUrl = Annotated[str, Field(pattern=INDEX_URL)]
+ImageReference = Annotated[str, Field(pattern=IMAGE)]
+
+FixedPort = Annotated[int, Field(ge=1024, le=32767)]
+"""Above the privileged ports and below 32768, where Linux begins to hand out ports by itself
+(net.ipv4.ip_local_port_range)."""
+
+Subnet = Annotated[
+    IPv4Network | IPv6Network,
+    PlainValidator(_subnet),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["192.168.1.0/24"]}),
+]
