@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -78,3 +79,14 @@ Event = (
     | Note
 )
 EventSink = Callable[[Event], None]
+
+
+def one_at_a_time(sink: EventSink) -> EventSink:
+    """`sink`, safe to call from several threads."""
+    lock = threading.Lock()
+
+    def locked(event: Event) -> None:
+        with lock:
+            sink(event)
+
+    return locked
