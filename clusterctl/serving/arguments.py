@@ -1,0 +1,139 @@
+"""The command line of `vllm serve`, complete: ours, the catalogue's, and what the user gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterctl.errors import raise_all
+from clusterctl.inventory.model import Accelerator
+from clusterctl.serving.catalogue import Entry
+from clusterctl.serving.layout import Layout
+from clusterctl.serving.release_flags import (
+    DATA_PARALLEL_BACKEND_SINCE,
+    SHUTDOWN_TIMEOUT_SINCE,
+    removed_flags,
+)
+from clusterctl.serving.request import Request
+from clusterctl.serving.version import Version
+from clusterctl.serving.vllm_flags import (
+    Argument,
+    drop_idle_negations,
+    lay_over,
+    parse_arguments,
+    render,
+)
+
+SHUTDOWN_TIMEOUT = 60
+"""Seconds that running requests get at a stop; vLLM's own default, 0, aborts them."""
+
+_GIB = 1024**3
+
+_LARGE_GPU = 70 * _GIB
+"""Where vLLM's own default of batched tokens goes from 2048 to 8192 (arg_utils.py)."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that decides the command line of one service."""
+
+    request: Request
+    model_argument: str
+    """The path on the hosts, or a Hub id that every host downloads."""
+    served_names: tuple[str, ...]
+    layout: Layout
+    host: str
+    """Address that the API listens on."""
+    entry: Entry | None = None
+    accelerator: Accelerator = "nvidia"
+    version: Version | None = None
+    """Of vLLM in the image; None when unknown, which counts as the newest."""
+    smallest_gpu: int | None = None
+    """Memory of the smallest GPU that gets a rank, in bytes."""
+    random_weights: bool = False
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How much one step of the scheduler may take on."""
+
+    sequences: int
+    tokens: int
+
+
+def batch_limits(accelerator: Accelerator, smallest_gpu: int | None) -> BatchLimits:
+    """Values for --max-num-seqs and --max-num-batched-tokens.
+
+    They are always given, because vLLM derives them from the GPU of the host that it starts on:
+    with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes
+    about 3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). 256 sequences is
+    vLLM's default on smaller GPUs; so are 2048 tokens, and 8192 on GPUs of 70 GiB and more,
+    decided here by the smallest one. On CPUs every sequence costs the others' speed: 32.
+    """
+    if accelerator == "cpu":
+        return BatchLimits(32, 2048)
+    large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
+    return BatchLimits(256, 8192 if large else 2048)
+
+
+def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
+    """All flags in the order of the command line: what the user gave wins over the catalogue's
+    flags, and these over the defaults.
+
+    Raises UsageError for flags that this vLLM is known not to have, all at once.
+    """
+    entry_tokens = launch.entry.tokens(launch.version) if launch.entry else ()
+    merged = lay_over(
+        _service_flags(launch),
+        _defaults(launch),
+        parse_arguments(entry_tokens, origin="catalogue"),
+        launch.request.given,
+    )
+    arguments = drop_idle_negations(merged)
+    raise_all(removed_flags(arguments, launch.version))
+    return arguments
+
+
+def serve_argv(launch: Launch) -> list[str]:
+    """`vllm serve MODEL ...`. Raises as `serve_arguments`."""
+    return ["vllm", "serve", launch.model_argument, *render(serve_arguments(launch))]
+
+
+def _service_flags(launch: Launch) -> tuple[Argument, ...]:
+    layout = launch.layout
+    flags = [
+        Argument("served-model-name", launch.served_names),
+        Argument("host", (launch.host,)),
+        Argument("port", (str(launch.request.port),)),
+        Argument("tensor-parallel-size", (str(layout.tensor_parallel),)),
+        Argument("pipeline-parallel-size", (str(layout.pipeline_parallel),)),
+    ]
+    if layout.data_parallel > 1:
+        flags.append(Argument("data-parallel-size", (str(layout.data_parallel),)))
+        if _knows(launch.version, DATA_PARALLEL_BACKEND_SINCE):
+            # The default, mp, hangs with ranks on several hosts (vllm#44878).
+            flags.append(Argument("data-parallel-backend", ("ray",)))
+    if layout.ranks > 1:
+        # Left to itself vLLM stays on one host whenever that has GPUs enough, and says so in one
+        # line of its log only.
+        flags.append(Argument("distributed-executor-backend", ("ray",)))
+    return tuple(flags)
+
+
+def _defaults(launch: Launch) -> tuple[Argument, ...]:
+    limits = batch_limits(launch.accelerator, launch.smallest_gpu)
+    flags = [
+        Argument("max-num-seqs", (str(limits.sequences),)),
+        Argument("max-num-batched-tokens", (str(limits.tokens),)),
+    ]
+    if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
+        flags.append(Argument("shutdown-timeout", (str(SHUTDOWN_TIMEOUT),)))
+    if launch.accelerator == "cpu":
+        # Compiling takes minutes on a CPU and needs g++, which the image may lack.
+        flags.append(Argument("enforce-eager"))
+    if launch.random_weights:
+        flags.append(Argument("load-format", ("dummy",)))
+    return tuple(flags)
+
+
+def _knows(version: Version | None, since: Version) -> bool:
+    return version is None or version >= since

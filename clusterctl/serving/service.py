@@ -1,0 +1,116 @@
+"""The document that the supervisor on the head keeps a service by, and what changes in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from clusterctl.node.documents import ServiceDocument
+from clusterctl.serving.arguments import SHUTDOWN_TIMEOUT, Launch, serve_argv
+from clusterctl.serving.model_name import Model
+from clusterctl.serving.request import Request, service_name
+from clusterctl.serving.vllm_flags import Argument, last_value, parse_arguments
+
+READY_TIMEOUT = 1800.0
+"""Seconds from start to first completion. vLLM's own limit is 600 (VLLM_ENGINE_READY_TIMEOUT_S),
+too short for large weights from slow disks, so it is raised to the same."""
+
+
+def served_names(request: Request, model: Model) -> tuple[str, ...]:
+    """The names that API requests may use: the user's --served-model-name, else his --name,
+    else the model's."""
+    if request.served_names:
+        return request.served_names
+    return (request.name or model.served_name,)
+
+
+def build_service(
+    launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = READY_TIMEOUT
+) -> ServiceDocument:
+    """The document for one launch. `env` is job-wide: vLLM copies it to every rank, so nothing
+    that differs between hosts belongs there. Raises UsageError as `serve_argv`."""
+    argv = serve_argv(launch)
+    environment = {**_environment(launch, ready_timeout), **(env or {})}
+    layout = launch.layout
+    return ServiceDocument(
+        name=launch.request.name or service_name(launch.served_names[0]),
+        model=launch.request.model,
+        served_name=launch.served_names[0],
+        argv=argv,
+        env=environment,
+        host=launch.host,
+        port=launch.request.port,
+        tensor_parallel=layout.tensor_parallel,
+        pipeline_parallel=layout.pipeline_parallel,
+        gpus=layout.ranks,
+        fingerprint=fingerprint(argv, environment),
+        ready_timeout=ready_timeout,
+        shutdown_timeout=_shutdown_timeout(argv),
+    )
+
+
+def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
+    """sha256 over what the process is started with: the same process needs no restart."""
+    canonical = json.dumps([argv, dict(env)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
+    """What changes from `old` to `new`, a line each; nothing when they are the same."""
+    lines = _changed("model", _model(old), _model(new))
+    lines += _flag_changes(_flags(old), _flags(new))
+    for key in sorted({*old.env, *new.env}):
+        lines += _changed(key, old.env.get(key), new.env.get(key))
+    lines += _changed("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
+    return lines
+
+
+def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
+    """Whether the running process has to be replaced to follow `new`."""
+    return old.fingerprint != new.fingerprint
+
+
+def _environment(launch: Launch, ready_timeout: float) -> dict[str, str]:
+    env = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{ready_timeout:.0f}"}
+    if launch.model_argument.startswith("/"):
+        # With the weights on disk nothing must be asked of the Hub, by any rank.
+        env["HF_HUB_OFFLINE"] = "1"
+    return env
+
+
+def _shutdown_timeout(argv: list[str]) -> float:
+    text = last_value(parse_arguments(argv[3:]), "shutdown-timeout")
+    try:
+        return float(text) if text is not None else float(SHUTDOWN_TIMEOUT)
+    except ValueError:
+        return float(SHUTDOWN_TIMEOUT)
+
+
+def _model(document: ServiceDocument) -> str | None:
+    return document.argv[2] if len(document.argv) > 2 else None
+
+
+def _flags(document: ServiceDocument) -> dict[str, Argument]:
+    return {argument.name: argument for argument in parse_arguments(document.argv[3:])}
+
+
+def _flag_changes(old: Mapping[str, Argument], new: Mapping[str, Argument]) -> list[str]:
+    lines = []
+    for name in dict.fromkeys((*new, *old)):
+        before, after = old.get(name), new.get(name)
+        flag = name if name.startswith("-") else f"--{name}"
+        lines += _changed(
+            flag, before.shown() if before else None, after.shown() if after else None
+        )
+    return lines
+
+
+def _changed(what: str, before: str | None, after: str | None) -> list[str]:
+    if before == after:
+        return []
+    if before is None:
+        return [f"{what}: {after} (new)"]
+    if after is None:
+        return [f"{what}: no longer given (was {before})"]
+    return [f"{what}: {before} → {after}"]

@@ -1,0 +1,27 @@
+"""vLLM versions, as far as they decide which flags exist."""
+
+from __future__ import annotations
+
+import re
+
+Version = tuple[int, int, int]
+"""Major, minor, patch. What follows (post1, +cpu, rc2) decides no flag."""
+
+_NUMBERS = re.compile(r"^v?(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+def parse_version(text: str) -> Version | None:
+    """The version in `0.33.0`, `v0.8.5.post1`, `0.32.0+cpu`, or in an image's tag.
+
+    None where there is no number: `latest`, `nightly`, a digest, an empty string.
+    """
+    tag = text.partition("@")[0].rpartition(":")[2] if "/" in text or ":" in text else text
+    match = _NUMBERS.match(tag)
+    if match is None:
+        return None
+    major, minor, patch = match.groups(default="0")
+    return int(major), int(minor), int(patch)
+
+
+def show_version(version: Version) -> str:
+    return ".".join(str(number) for number in version)

@@ -1,0 +1,125 @@
+"""Which cuts of a model a cluster can hold, and what is said of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.errors import DoesNotFit, Problems, UsageError
+from clusterctl.serving.layout import HostGpus, plan_layout
+from clusterctl.serving.shape import Shape
+
+QWEN = Shape(12, (2,), 28)
+LLAMA_70B = Shape(64, (8,), 80)
+PAIR = (HostGpus("gpu1", 1), HostGpus("gpu2", 1))
+EIGHTS = (HostGpus("a", 8), HostGpus("b", 8))
+
+
+def test_tensor_parallel_over_two_hosts_is_done_as_asked_and_its_cost_is_said() -> None:
+    layout = plan_layout(QWEN, PAIR, tensor_parallel=2)
+
+    assert (layout.tensor_parallel, layout.pipeline_parallel, layout.ranks) == (2, 1, 2)
+    assert layout.spans_hosts
+    assert not layout.keeps_tp_in_host
+    assert "--pp" in layout.notes[0]
+
+
+def test_more_ranks_than_gpus_name_the_largest_size_that_works() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        plan_layout(QWEN, PAIR, tensor_parallel=4)
+
+    assert str(caught.value) == "--tp 4 needs 4 GPUs and this cluster has 2 free (gpu1 1, gpu2 1)"
+    assert caught.value.hint == "--tp 2 works"
+    assert caught.value.exit_code == 11
+
+
+def test_a_size_that_divides_no_heads_names_those_that_do() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_layout(QWEN, EIGHTS, tensor_parallel=8)
+
+    assert str(caught.value) == "--tp 8 does not divide the model's 12 attention heads"
+    assert caught.value.hint == "sizes that work: --tp 1, 2, 4, 6"
+
+
+def test_key_value_heads_are_checked_as_vllm_checks_them() -> None:
+    with pytest.raises(UsageError, match="2 key/value heads"):
+        plan_layout(QWEN, EIGHTS, tensor_parallel=3)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(Problems) as caught:
+        plan_layout(QWEN, PAIR, tensor_parallel=5, pipeline_parallel=40)
+
+    assert len(caught.value.errors) == 3
+    assert caught.value.exit_code == 2
+
+
+def test_without_sizes_the_smallest_layout_that_fits_is_taken() -> None:
+    layout = plan_layout(LLAMA_70B, EIGHTS, fits=lambda tp, pp: tp * pp >= 3)
+
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (4, 1)
+    assert layout.least_hosts == 1
+    assert layout.keeps_tp_in_host
+    assert "one host" in layout.reason
+
+
+def test_what_fits_on_one_gpu_gets_one() -> None:
+    assert plan_layout(QWEN, PAIR, fits=lambda *_: True).ranks == 1
+
+
+def test_what_is_too_large_for_a_host_becomes_stages() -> None:
+    layout = plan_layout(LLAMA_70B, EIGHTS, fits=lambda tp, pp: tp * pp >= 16)
+
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (8, 2)
+    assert layout.keeps_tp_in_host
+    assert layout.least_hosts == 2
+
+
+def test_what_fits_nowhere_is_said() -> None:
+    with pytest.raises(DoesNotFit, match="16 free GPUs"):
+        plan_layout(LLAMA_70B, EIGHTS, fits=lambda *_: False)
+
+
+def test_without_a_memory_plan_each_host_becomes_a_stage_of_all_its_gpus() -> None:
+    layout = plan_layout(LLAMA_70B, EIGHTS)
+
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (8, 2)
+    assert "stages" in layout.reason
+
+
+def test_uneven_hosts_are_cut_by_the_smallest() -> None:
+    layout = plan_layout(LLAMA_70B, (HostGpus("a", 8), HostGpus("b", 2)))
+
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (2, 2)
+
+
+def test_groups_that_may_be_split_are_not_promised_to_stay_whole() -> None:
+    layout = plan_layout(
+        LLAMA_70B, (HostGpus("a", 3), HostGpus("b", 1)), tensor_parallel=2, pipeline_parallel=2
+    )
+
+    assert not layout.keeps_tp_in_host
+
+
+def test_copied_key_value_heads_are_noted() -> None:
+    layout = plan_layout(QWEN, EIGHTS, tensor_parallel=4)
+
+    assert "2 key/value heads" in layout.notes[0]
+
+
+def test_an_unknown_shape_checks_the_gpus_alone() -> None:
+    assert plan_layout(None, PAIR, tensor_parallel=2).ranks == 2
+    with pytest.raises(DoesNotFit):
+        plan_layout(None, PAIR, tensor_parallel=3)
+
+
+def test_a_cluster_without_free_gpus_says_who_to_ask() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        plan_layout(QWEN, (HostGpus("gpu1", 0),))
+
+    assert "clusterctl status" in (caught.value.hint or "")
+
+
+def test_copies_for_data_parallel_need_their_own_gpus() -> None:
+    assert plan_layout(QWEN, PAIR, tensor_parallel=1, data_parallel=2).ranks == 2
+    with pytest.raises(DoesNotFit, match="--tp 2 --dp 2 needs 4"):
+        plan_layout(QWEN, PAIR, tensor_parallel=2, data_parallel=2)

@@ -1,0 +1,95 @@
+"""The document of a service, and what is said when it changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clusterctl.node.documents import ServiceDocument, from_json, to_json
+from clusterctl.serving.arguments import Launch
+from clusterctl.serving.layout import HostGpus, plan_layout
+from clusterctl.serving.model_name import resolve
+from clusterctl.serving.request import Options, read_request
+from clusterctl.serving.service import build_service, difference, needs_restart, served_names
+from clusterctl.serving.vllm_flags import parse_arguments
+
+PAIR = (HostGpus("gpu1", 1), HostGpus("gpu2", 1))
+
+
+def document(*extra: str, name: str | None = None, tp: int = 2) -> ServiceDocument:
+    model = resolve("qwen2.5-1.5b", "/data/models")
+    request = read_request(
+        Options("qwen2.5-1.5b", tensor_parallel=tp, name=name), extra=parse_arguments(extra)
+    )
+    launch = Launch(
+        request=request,
+        model_argument="/data/models/Qwen2.5-1.5B-Instruct",
+        served_names=served_names(request, model),
+        layout=plan_layout(None, PAIR, tensor_parallel=tp),
+        host="10.0.0.1",
+        entry=model.entry,
+        version=(0, 33, 0),
+    )
+    return build_service(launch)
+
+
+def test_a_document_says_all_that_the_supervisor_needs() -> None:
+    made = document()
+
+    assert (made.name, made.served_name, made.model) == ("qwen2.5-1.5b",) * 3
+    assert (made.tensor_parallel, made.pipeline_parallel, made.gpus) == (2, 1, 2)
+    assert (made.host, made.port, made.shutdown_timeout) == ("10.0.0.1", 8000, 60.0)
+    assert made.env == {"VLLM_ENGINE_READY_TIMEOUT_S": "1800", "HF_HUB_OFFLINE": "1"}
+    assert from_json(ServiceDocument, to_json(made)) == made
+
+
+def test_the_name_given_is_the_name_of_service_and_model() -> None:
+    made = document(name="chat")
+
+    assert (made.name, made.served_name) == ("chat", "chat")
+
+
+def test_serving_the_same_twice_changes_nothing() -> None:
+    assert difference(document(), document()) == []
+    assert not needs_restart(document(), document())
+
+
+def test_spelling_a_flag_otherwise_changes_nothing() -> None:
+    assert difference(document("--seed", "1"), document("--seed=1")) == []
+    assert not needs_restart(document("--max_model_len=9"), document("--max-model-len", "9"))
+
+
+def test_other_flags_are_told_one_by_one() -> None:
+    old = document("--max-model-len", "4096", "--seed", "1")
+    new = document("--max-model-len", "8192", "--enforce-eager", "--no-enable-prefix-caching", tp=1)
+
+    assert difference(old, new) == [
+        "--tensor-parallel-size: 2 → 1",
+        "--max-model-len: 4096 → 8192",
+        "--enforce-eager: on (new)",
+        "--enable-prefix-caching: off (new)",
+        "--distributed-executor-backend: no longer given (was ray)",
+        "--seed: no longer given (was 1)",
+    ]
+    assert needs_restart(old, new)
+
+
+def test_another_model_and_environment_are_told() -> None:
+    old = document()
+    new = replace(old, argv=[*old.argv[:2], "/data/models/other", *old.argv[3:]], env={"A": "1"})
+
+    lines = difference(old, new)
+
+    assert "model: /data/models/Qwen2.5-1.5B-Instruct → /data/models/other" in lines
+    assert "A: 1 (new)" in lines
+
+
+def test_patience_may_change_without_a_restart() -> None:
+    old = document()
+    new = replace(old, ready_timeout=60.0)
+
+    assert difference(old, new) == ["ready timeout: 1800 s → 60 s"]
+    assert not needs_restart(old, new)
+
+
+def test_the_users_own_shutdown_timeout_is_kept() -> None:
+    assert document("--shutdown-timeout", "5").shutdown_timeout == 5.0
