@@ -21,7 +21,7 @@ from clusterctl.inventory.shape import validate
 from clusterctl.inventory.wording import yaml_problem
 
 LARGEST_FILE = 512 * 1024
-"""Bytes. 2000 hosts written out in full are half of it; PyYAML reads about 100 KiB a second."""
+"""Bytes; 2000 hosts written out in full. PyYAML reads about 250 KiB a second."""
 MOST_VALUES = 100_000
 """Values after aliases are followed: a file of nested aliases can stand for billions."""
 DEEPEST = 20
@@ -53,10 +53,11 @@ def read(path: Path) -> Document:
 
     Raises InventoryError when the file cannot be read, is not YAML, or is empty.
     """
+    text = _text(path)
     try:
-        document = _Builder().document(yaml.compose(_text(path), Loader=_CoreLoader))
+        document = _Builder().document(yaml.compose(text, Loader=_CoreLoader))
     except yaml.YAMLError as error:
-        raise _error(path, [_from_yaml(error)]) from None
+        raise _error(path, [_from_yaml(error, text)]) from None
     except RecursionError:
         raise _error(path, [Problem(Position(), "values are nested too deep")]) from None
     except (ValueError, OverflowError) as error:
@@ -109,9 +110,13 @@ def _decoded(path: Path, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = content[: error.start]
-        position = Position(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        position = _after(content[: error.start].decode("utf-8-sig"))
         raise _error(path, [Problem(position, "not UTF-8 text; save the file as UTF-8")]) from None
+
+
+def _after(text: str) -> Position:
+    """Where the character that follows `text` stands."""
+    return Position(text.count("\n") + 1, len(text) - text.rfind("\n"))
 
 
 class _CoreLoader(yaml.SafeLoader):
@@ -138,10 +143,11 @@ for _tag, _pattern, _first in (
     _CoreLoader.add_implicit_resolver(_CORE + _tag, re.compile(rf"^(?:{_pattern})\Z"), _first)
 
 
-def _from_yaml(error: yaml.YAMLError) -> Problem:
+def _from_yaml(error: yaml.YAMLError, text: str) -> Problem:
     """The parser's words and marks as a problem."""
     if isinstance(error, yaml.reader.ReaderError):
-        return Problem(Position(), f"a character that YAML does not allow: {error.character!r}")
+        where = _after(text[: error.position])
+        return Problem(where, f"a character that YAML does not allow: {text[error.position]!r}")
     if not isinstance(error, yaml.MarkedYAMLError):
         return Problem(Position(), f"not YAML: {error}")
     mark = error.problem_mark or error.context_mark
@@ -172,10 +178,9 @@ class _Builder:
         return self._document
 
     def _value(self, node: yaml.Node, trail: Trail) -> object:
-        self._document.values[trail] = position = self._count(node)
+        self._document.values[trail] = self._count(node)
         if len(trail) > DEEPEST:
-            self._document.report(position, f"nested deeper than {DEEPEST} levels")
-            return None
+            return self._refuse(node, f"nested deeper than {DEEPEST} levels")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, trail)
         if isinstance(node, yaml.SequenceNode):
@@ -233,32 +238,37 @@ class _Builder:
         self, own: dict[str, tuple[yaml.Node, yaml.Node]], merged: list[yaml.Node], depth: int
     ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         for source in merged:
-            if not isinstance(source, yaml.MappingNode) or depth >= DEEPEST:
+            if not isinstance(source, yaml.MappingNode):
                 self._document.report(_at(source.start_mark), "`<<` needs a mapping: <<: *name")
-                continue
-            own = {**self._pairs(source, depth + 1), **own}
+            elif depth >= DEEPEST:
+                self._document.report(_at(source.start_mark), "`<<` leads back to itself")
+            else:
+                own = {**self._pairs(source, depth + 1), **own}
         return own
 
     def _scalar(self, node: yaml.Node, trail: Trail) -> object:
         text, kind = str(node.value), node.tag.removeprefix(_CORE)
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            self._document.report(_at(node.start_mark), "text with a character no file name holds")
-            return ""
+            return self._refuse(node, "text with a character that no program takes")
         if kind in {"str", "!"}:
             return text
         if kind in {"null", "bool", "int", "float"}:
             self._document.texts[trail] = text
             return self._plain(kind, text, node)
-        self._document.report(_at(node.start_mark), f"the tag {node.tag} is not understood here")
-        return ""
+        tag = f"!!{kind}" if node.tag.startswith(_CORE) else node.tag
+        return self._refuse(node, f"the tag {tag} is not understood here")
 
     def _plain(self, kind: str, text: str, node: yaml.Node) -> object:
         try:
             return _PLAIN[kind](text)
         except (ValueError, KeyError):
             shown = text if len(text) <= 40 else text[:40] + "..."
-            self._document.report(_at(node.start_mark), f"{shown} is not a value of type {kind}")
-            return ""
+            return self._refuse(node, f"{shown} is not a value of type {kind}")
+
+    def _refuse(self, node: yaml.Node, text: str) -> object:
+        """Report a value that cannot be read; None stands for it."""
+        self._document.report(_at(node.start_mark), text)
+        return None
 
 
 _PLAIN: dict[str, Any] = {

@@ -108,6 +108,8 @@ def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> N
     """One of pydantic's errors, at its place in the file."""
     trail = _trail(error["loc"], names)
     kind = error["type"]
+    if error["input"] is None:
+        return  # what has no value, or none that could be read, is reported by `read`
     if trail and trail[-1] == "[key]":
         problem = value_problem(error, shown(trail[-2], None))
         document.report(document.at_key(trail[:-1]), f"`{dotted(trail[:-1])}`: {problem}")

@@ -39,7 +39,7 @@ PATTERN_MEANS = {
     RDMA_DEVICE: "must be an RDMA device name such as mlx5_0",
     ABSOLUTE_PATH: "must be an absolute path: it starts with / and has no colon",
     ADDRESS: "must be a host name or an IP address alone; user and port belong under ssh",
-    USER: "must be a user name, without space or colon",
+    USER: "must be a user name, without space, colon or a leading dash",
     JUMP: "must be written as host, user@host or user@host:port",
     ENV_NAME: "must be a variable name: letters, digits and _, not starting with a digit",
     LABEL: "must be letters, digits, dot, dash, _ and /, at most 63, "

@@ -11,7 +11,13 @@ from clusterctl.inventory.values import PATTERN_MEANS, did_you_mean
 _YAML = (
     (r"found character '\\t'", "a tab; YAML indents with spaces only"),
     (r"found character '(.+)' that cannot start", "text that starts with {0} needs quotes"),
-    (r"mapping values are not allowed", "a second `key:` on one line; text with `: ` needs quotes"),
+    (
+        r"mapping values are not allowed",
+        "no `:` can stand here; text with `: ` needs quotes, or the line above lacks its `:`",
+    ),
+    (r"found unknown escape character '(.+)'", "no escape \\{0} exists; single quotes need none"),
+    (r"expected <block end>, but found '<scalar>'", "more text after the value; quote all of it"),
+    (r"found '<stream end>'", "the file ends where a value is missing"),
     (r"could not find expected ':'", "a key without its `:`"),
     (r"found unexpected end of stream", "the quote opened on line {line} is never closed"),
     (r"found undefined alias '?(.+?)'?$", "*{0} is used, but no &{0} is above it"),
@@ -64,7 +70,7 @@ def value_problem(error: Mapping[str, Any], written: str) -> str:
     """What is wrong with a value, without its name: `must be text, not 22`."""
     kind, details = str(error["type"]), error.get("ctx", {})
     if expected := _EXPECTED.get(kind):
-        return f"must be {expected}, not {written}{_advice(expected, error['input'])}"
+        return f"must be {expected}, not {written}{_advice(expected, error['input'], written)}"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return f"must be {words} {details[key]:g}, not {written}"
@@ -87,10 +93,10 @@ _SIMPLE = {
 }
 
 
-def _advice(expected: str, value: object) -> str:
+def _advice(expected: str, value: object, written: str) -> str:
     """How to write what was probably meant."""
     if expected == "text" and isinstance(value, int | float):
-        return '; put it in quotes: "..."'
+        return f'; put it in quotes: "{written}"'
     if expected == "a whole number" and isinstance(value, str) and value.isascii():
         digits = value.strip().lstrip("0")
         return f"; write {digits} without quotes" if digits.isdigit() else ""

@@ -1,0 +1,142 @@
+"""The hosts that `--limit` means.
+
+    gpu1                a host
+    gpu*, gpu?          names with a wildcard
+    gpu[2-4], r[1,3]n1  names with numbers; [01-12] for names with leading zeros
+    role=head           the head, or the workers
+    rack=a*             hosts whose label has this value
+    !gpu3               not this one; any part can be negated
+
+Parts are separated by commas; a host must match one of them, and none that is negated. Every
+part must match a host of the inventory: a misspelt name never means fewer hosts in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import translate
+
+from clusterctl.errors import UsageError
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.values import did_you_mean
+
+_PART = re.compile(r"(?:\[[^\]]*\]|[^,\[])+")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_SHOWN = 20
+
+Test = Callable[[Host], bool]
+
+
+def select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
+    """The hosts that `limit` means, in the inventory's order.
+
+    Raises UsageError when a part of it matches nothing or cannot be read, or no host is left.
+    """
+    parts = [part.strip() for part in _parts(limit)]
+    chosen = {host.name for part in parts if not _negated(part) for host in _of(inventory, part)}
+    without = {host.name for part in parts if _negated(part) for host in _of(inventory, part[1:])}
+    if all(_negated(part) for part in parts):
+        chosen = {host.name for host in inventory.hosts}
+    left = tuple(host for host in inventory.hosts if host.name in chosen - without)
+    if not left:
+        raise UsageError(f"--limit {limit} leaves no host", hint=_known(inventory))
+    return left
+
+
+def _parts(limit: str) -> list[str]:
+    """Split at commas, except inside brackets. Raises UsageError for an empty part."""
+    parts = _PART.findall(limit)
+    if not parts or ",".join(parts) != limit or not all(part.strip() for part in parts):
+        raise UsageError(
+            f"--limit '{limit}' cannot be read",
+            hint="write it as gpu1,gpu[2-4],gpu*,role=head,LABEL=VALUE,!gpu3",
+        )
+    return parts
+
+
+def _negated(part: str) -> bool:
+    return part.startswith("!")
+
+
+def _of(inventory: Inventory, part: str) -> list[Host]:
+    """The hosts of one part. Raises UsageError when there are none."""
+    test = _property_test(part) if "=" in part else _name_test(part)
+    found = [host for host in inventory.hosts if test(host)]
+    if not found:
+        names = tuple(host.name for host in inventory.hosts)
+        near = did_you_mean(part, names)
+        raise UsageError(f"--limit {part} matches no host{near}", hint=_known(inventory))
+    return found
+
+
+def _property_test(part: str) -> Test:
+    key, _, wanted = part.partition("=")
+    matches = re.compile(translate(wanted)).match
+
+    def test(host: Host) -> bool:
+        value = host.role if key == "role" else host.labels.get(key)
+        return value is not None and matches(value) is not None
+
+    return test
+
+
+def _name_test(part: str) -> Test:
+    pieces = re.split(r"\[([^\]]*)\]", part)
+    numbers = [_numbers(piece, part) for piece in pieces[1::2]]
+    pattern = "(\\d+)".join(_wildcards(piece) for piece in pieces[::2])
+    compiled = re.compile(pattern, re.ASCII)
+
+    def test(host: Host) -> bool:
+        match = compiled.fullmatch(host.name)
+        if match is None:
+            return False
+        return all(
+            any(span.holds(digits) for span in spans)
+            for spans, digits in zip(numbers, match.groups(), strict=True)
+        )
+
+    return test
+
+
+def _wildcards(text: str) -> str:
+    return re.escape(text).replace(r"\*", ".*").replace(r"\?", ".")
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Numbers from `first` to `last`; with leading zeros, only those of the same width."""
+
+    first: int
+    last: int
+    width: int
+
+    def holds(self, digits: str) -> bool:
+        padded = len(digits) == self.width if self.width else not _has_zeros(digits)
+        return padded and self.first <= int(digits) <= self.last
+
+
+def _numbers(text: str, part: str) -> list[_Span]:
+    """`1-3,5`. Raises UsageError when it is anything else."""
+    spans = []
+    for item in text.split(","):
+        match = _RANGE.fullmatch(item.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(
+                f"--limit {part}: [{text}] is not a range of numbers",
+                hint="write it as gpu[1-4] or gpu[1,3]",
+            )
+        width = len(match[1]) if _has_zeros(match[1]) else 0
+        spans.append(_Span(int(match[1]), int(match[2] or match[1]), width))
+    return spans
+
+
+def _has_zeros(digits: str) -> bool:
+    return len(digits) > 1 and digits.startswith("0")
+
+
+def _known(inventory: Inventory) -> str:
+    names = [host.name for host in inventory.hosts]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"hosts of {inventory.cluster}: {', '.join(names[:_SHOWN])}{more}"
