@@ -1,8 +1,8 @@
 """What the rest of clusterctl may ask of a host: run, put, open a channel. Nothing about SSH.
 
 A transport is bound to one host and keeps one connection. It is safe to use from several
-threads, for at most four commands or channels at once: sshd allows ten sessions on a
-connection by default (MaxSessions), and one must be left for the lock.
+threads. At most four commands run at once, the fifth waits: sshd allows ten sessions on a
+connection by default (MaxSessions), and less on hardened hosts. TCP channels do not count.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ class Transport(Protocol):
     @property
     def host(self) -> Host: ...
 
+    def connect(self) -> None:
+        """Connect now rather than at the first use. Raises ConnectionFailed."""
+
     def run(
         self,
         argv: Sequence[str],
@@ -101,7 +104,11 @@ class Transport(Protocol):
         The time limit is enforced on the host too. `sudo` asks for root: a no-op for the
         root user, `sudo -n`, or `sudo -S` with the password the user gave.
 
-        Raises ConnectionFailed (or a subclass) and CommandTimedOut.
+        What the command leaves in the background does not hold `run` up. Output that start-up
+        files of the login shell print is not part of the result.
+
+        Raises ConnectionFailed (or a subclass), CommandTimedOut, and for `sudo`
+        RequirementsNotMet or AuthenticationRejected.
         """
 
     def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
@@ -111,7 +118,7 @@ class Transport(Protocol):
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
-        """Start `argv` there and talk to it."""
+        """Start `argv` there and talk to it, without a time limit. Raises what `run` does."""
 
     def open_tcp(self, address: str, port: int) -> Channel:
         """A TCP connection made from the host to `address:port`, carried by this connection."""

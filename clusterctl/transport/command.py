@@ -1,0 +1,226 @@
+"""A framed command on a wire: the start, the noise before it, the password of sudo."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from clusterctl.errors import ConnectionFailed
+from clusterctl.transport.script import Framed
+from clusterctl.transport.wire import Wire
+
+START_LIMIT = 30.0
+"""Seconds that a login shell and sudo may take before the command itself starts. Slow start-up
+files are common (3.2 s was measured with one version manager in ~/.bashrc)."""
+
+STDERR_TAIL = 64 * 1024
+
+
+class NotStarted(Exception):
+    """The process ended, or the time did, before the command began. `status` is None then."""
+
+    def __init__(self, status: int | None, output: str, *, prompts: int) -> None:
+        super().__init__(output)
+        self.status = status
+        self.output = output
+        self.prompts = prompts
+
+
+class ErrorOutput:
+    """What arrives on stderr, drained by a thread so that the process never blocks on it.
+
+    Text before the mark is kept apart as noise. Each sight of sudo's prompt calls `answer`.
+    `keep` bounds what is held, in bytes; None holds everything.
+    """
+
+    def __init__(self, wire: Wire, frame: Framed, keep: int | None, answer: Callable[[int], None]):
+        self._wire, self._frame, self._keep, self._answer = wire, frame, keep, answer
+        self._lock = threading.Lock()
+        self._noise: bytes | None = None
+        self._data = bytearray()
+        self.prompts = 0
+        self._thread = threading.Thread(target=self._drain, name="stderr", daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        with self._lock:
+            return self._data.decode(errors="replace")
+
+    def noise(self) -> str:
+        """What came before the mark; all of it while there is no mark."""
+        with self._lock:
+            found = self._data if self._noise is None else self._noise
+            text = bytes(found).decode(errors="replace")
+        return text.replace(self._frame.prompt.decode(), "").strip()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def to_end(self, quiet: float) -> str:
+        size = -1
+        while self._thread.is_alive() and len(self._data) != size:
+            size = len(self._data)
+            self._thread.join(quiet)
+        return self.text()
+
+    def _drain(self) -> None:
+        while chunk := self._receive():
+            with self._lock:
+                self._data += chunk
+                asked = self._sort() if self._noise is None else 0
+                if self._keep is not None and self._noise is not None:
+                    del self._data[: -self._keep]
+            if asked > self.prompts:
+                self.prompts = asked
+                self._answer(asked)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._wire.recv_stderr(65536)
+        except OSError:
+            return b""
+
+    def _sort(self) -> int:
+        """Split noise from output once the mark is there; the number of prompts seen."""
+        before, mark, after = bytes(self._data).partition(self._frame.mark)
+        if mark:
+            self._noise, self._data = before, bytearray(after)
+        return before.count(self._frame.prompt)
+
+
+class Command:
+    """A running command as a Channel. Making one waits until it has started.
+
+    Raises NotStarted, and ConnectionFailed when the wire breaks first.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        frame: Framed,
+        *,
+        host: str,
+        password: str | None = None,
+        keep_stderr: int | None = STDERR_TAIL,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._wire, self._frame, self._host = wire, frame, host
+        self._password, self._on_close = password, on_close
+        self._closing = threading.Lock()
+        self._closed = False
+        self._errors = ErrorOutput(wire, frame, keep_stderr, self._answer_sudo)
+        try:
+            self._pending = self._wait_for_mark()
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer_sudo(self, times_asked: int) -> None:
+        """The first prompt gets the password; a second means that it was wrong: hang up."""
+        if times_asked > 1 or self._password is None:
+            self._wire.close()
+            return
+        with contextlib.suppress(OSError):
+            self._wire.send(self._password.encode() + b"\n")
+
+    def _wait_for_mark(self) -> bytes:
+        """Read past the mark; what follows it in the same packet is the command's own."""
+        seen, deadline = b"", time.monotonic() + START_LIMIT
+        while self._frame.mark not in seen:
+            chunk = self._receive_before(deadline)
+            if not chunk:
+                raise self._not_started(seen, ended=chunk is not None)
+            seen += chunk
+        self._wire.settimeout(None)
+        return seen.partition(self._frame.mark)[2]
+
+    def _receive_before(self, deadline: float) -> bytes | None:
+        """Some bytes, b"" at the end, None when the time is over."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return None
+        self._wire.settimeout(remaining)
+        try:
+            return self._wire.recv(65536)
+        except TimeoutError:
+            return None
+        except OSError:
+            return b""
+
+    def _not_started(self, seen: bytes, *, ended: bool) -> Exception:
+        status = self._wire.wait(2.0) if ended else None
+        self._errors.join(1.0)
+        if status == -1 and not self._errors.prompts:
+            return self.lost()
+        noise = (seen.decode(errors="replace").strip(), self._errors.noise())
+        return NotStarted(status, "\n".join(filter(None, noise)), prompts=self._errors.prompts)
+
+    def lost(self) -> ConnectionFailed:
+        """The error to raise when `wait` gave -1."""
+        return ConnectionFailed(
+            f"the connection was lost while `{self._frame.argv[0]}` ran",
+            host=self._host,
+            hint="run the same clusterctl command again",
+        )
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._wire.send(data)
+        except OSError as error:
+            raise ConnectionFailed(
+                f"`{self._frame.argv[0]}` takes no more input", host=self._host, detail=str(error)
+            ) from error
+
+    def recv(self, size: int) -> bytes:
+        if self._pending:
+            data, self._pending = self._pending[:size], self._pending[size:]
+            return data
+        return self._wire.recv(size)
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._wire.settimeout(seconds)
+
+    def close_stdin(self) -> None:
+        self._wire.close_stdin()
+
+    def poll(self, seconds: float) -> int | None:
+        """The exit status, None when the command still runs after `seconds`."""
+        return self._wire.wait(seconds)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status; -1 when the connection was lost. Raises TimeoutError."""
+        status = self._wire.wait(timeout)
+        if status is None:
+            raise TimeoutError(f"`{self._frame.argv[0]}` still runs after {timeout} s")
+        return status
+
+    def stderr_tail(self) -> str:
+        return self._errors.text()
+
+    def whole_stderr(self, quiet: float) -> str:
+        """stderr to its end, or until nothing more came for `quiet` seconds."""
+        return self._errors.to_end(quiet)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._wire.close()
+        self._errors.join(1.0)
+        self._on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,94 @@
+"""From hosts of the inventory to transports."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from clusterctl.inventory.model import Host
+from clusterctl.transport.base import Transport
+from clusterctl.transport.credentials import Credentials
+
+if TYPE_CHECKING:
+    from clusterctl.transport.dialer import Dialer
+
+LOCAL_ADDRESSES = ("local", "localhost")
+"""Addresses that mean the machine clusterctl runs on. 127.0.0.1 does not: it may be a forwarded
+port, or an sshd in a test."""
+
+
+class Connections:
+    """The transports of one run of clusterctl: one per host, made when first asked for.
+
+    They share the user's answers, ~/.ssh/config, and one connection to each jump host.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials | None = None,
+        *,
+        connect_timeout: float | None = None,
+        ssh_config: Path = Path("~/.ssh/config"),
+    ) -> None:
+        """`connect_timeout` in seconds wins over the inventory's: `status` cannot wait long."""
+        self._credentials = credentials or Credentials()
+        self._connect_timeout = connect_timeout
+        self._ssh_config = ssh_config
+        self._transports: dict[str, Transport] = {}
+        self._dialer: Dialer | None = None
+        self._lock = threading.Lock()
+
+    def to(self, host: Host) -> Transport:
+        """The transport to `host`, not connected yet; connecting is left to its first use."""
+        with self._lock:
+            if host.name not in self._transports:
+                self._transports[host.name] = self._make(host)
+            return self._transports[host.name]
+
+    def close(self) -> None:
+        with self._lock:
+            transports, self._transports = self._transports, {}
+            dialer, self._dialer = self._dialer, None
+        for transport in transports.values():
+            transport.close()
+        if dialer:
+            dialer.close()
+
+    def _make(self, host: Host) -> Transport:
+        if host.address in LOCAL_ADDRESSES:
+            from clusterctl.transport.local import LocalTransport
+
+            return LocalTransport(host, self._credentials)
+        # Fabric takes 0.2 s to import: not before a host needs it.
+        from clusterctl.transport.dialer import Dialer
+        from clusterctl.transport.ssh import SshTransport
+
+        if self._dialer is None:
+            self._dialer = Dialer(self._credentials, self._ssh_config)
+        return SshTransport(self._hurried(host), self._dialer)
+
+    def _hurried(self, host: Host) -> Host:
+        if self._connect_timeout is None:
+            return host
+        ssh = host.ssh.model_copy(update={"connect_timeout": self._connect_timeout})
+        return host.model_copy(update={"ssh": ssh})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_transport(host: Host, credentials: Credentials | None = None) -> Transport:
+    """One transport on its own, connected. Raises ConnectionFailed."""
+    transport = Connections(credentials).to(host)
+    transport.connect()
+    return transport

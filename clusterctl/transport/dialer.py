@@ -1,0 +1,276 @@
+"""Making authenticated SSH connections: resolving, dialing, host keys, login, jump hosts."""
+
+from __future__ import annotations
+
+import base64
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import fabric
+import paramiko
+
+from clusterctl.errors import ClusterctlError, ConnectionFailed, Unreachable
+from clusterctl.transport import known_hosts
+from clusterctl.transport.authentication import KeyRing, Login
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.failures import bad_ssh_config, explain, host_key_problem, is_passing
+from clusterctl.transport.target import Target, jump_target
+
+TRIES = 3
+GLOBAL_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+
+
+class Dialer:
+    """Connects to targets. What many hosts share is kept here: ~/.ssh/config, unlocked keys,
+    answers of the user, and one connection to each jump host."""
+
+    def __init__(
+        self, credentials: Credentials | None = None, ssh_config: Path = Path("~/.ssh/config")
+    ) -> None:
+        self.credentials = credentials or Credentials()
+        self._keys = KeyRing(self.credentials)
+        self._ssh_config = ssh_config
+        self._fabric_config: fabric.Config | None = None
+        self._gateways: dict[tuple[str, str], Future[fabric.Connection]] = {}
+        self._lock = threading.Lock()
+
+    def resolve(self, target: Target) -> Endpoint:
+        """Raises UsageError when ~/.ssh/config cannot be parsed."""
+        connection = fabric.Connection(
+            host=target.address,
+            user=target.ssh.user,
+            port=target.ssh.port,
+            config=self._config(),
+            gateway=False,
+            forward_agent=False,
+            connect_timeout=max(1, round(target.connect_timeout)),
+        )
+        return Endpoint(target, connection)
+
+    def connect(self, target: Target) -> fabric.Connection:
+        """An authenticated connection. Raises ConnectionFailed."""
+        deadline = time.monotonic() + target.connect_timeout
+        for attempt in range(1, TRIES + 1):
+            endpoint = self.resolve(target)
+            try:
+                self._open(endpoint, deadline)
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                endpoint.connection.close()
+                pause = random.uniform(0.2, 0.6) * attempt  # noqa: S311 - jitter
+                last = attempt == TRIES or time.monotonic() + pause >= deadline
+                if last or not is_passing(error):
+                    raise explain(error, target, endpoint.place) from error
+                time.sleep(pause)
+            except ClusterctlError:
+                endpoint.connection.close()
+                raise
+            else:
+                return endpoint.connection
+        raise AssertionError("the last attempt returns or raises")
+
+    def close(self) -> None:
+        """Close the connections to jump hosts."""
+        with self._lock:
+            gateways, self._gateways = self._gateways, {}
+        for future in gateways.values():
+            if future.done() and future.exception() is None:
+                future.result().close()
+
+    def _config(self) -> fabric.Config:
+        """Lazy, so that neither /etc/fabric.yml nor FABRIC_* variables have a say; one for all,
+        since a Config per connection costs 2 ms each."""
+        with self._lock:
+            if self._fabric_config is None:
+                config = fabric.Config(lazy=True, user_ssh_path=str(self._ssh_config))
+                try:
+                    config.load_ssh_config()
+                except (paramiko.SSHException, OSError) as error:
+                    raise bad_ssh_config(error) from error
+                self._fabric_config = config
+            return self._fabric_config
+
+    def _open(self, endpoint: Endpoint, deadline: float) -> None:
+        known = endpoint.known_hosts()
+        connection = endpoint.connection
+        connection.client.set_missing_host_key_policy(_Verify(endpoint, known))
+        connection.connect_kwargs = {
+            "sock": self._socket(endpoint, deadline),
+            "banner_timeout": max(0.1, deadline - time.monotonic()),
+            "transport_factory": _preferring(known_hosts.key_types(known, endpoint.known_name)),
+            "auth_strategy": Login(
+                connection.user,
+                endpoint.target.name,
+                keys=self._keys,
+                identities=endpoint.identities(),
+                only_identities=endpoint.option("identitiesonly") == "yes",
+            ),
+        }
+        connection.open()
+
+    def _socket(self, endpoint: Endpoint, deadline: float) -> Any:
+        remaining = max(0.1, deadline - time.monotonic())
+        jump = endpoint.jump()
+        if jump:
+            return self._through(jump, endpoint, remaining)
+        proxy = endpoint.option("proxycommand")
+        if proxy and proxy.lower() != "none":
+            return paramiko.ProxyCommand(proxy)
+        stream = socket.create_connection(endpoint.address, timeout=remaining)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return stream
+
+    def _through(self, jump: str, endpoint: Endpoint, seconds: float) -> paramiko.Channel:
+        transport = self._gateway(jump, endpoint.target).transport
+        try:
+            return cast(
+                "paramiko.Channel",
+                transport.open_channel(
+                    "direct-tcpip", endpoint.address, ("127.0.0.1", 0), timeout=seconds
+                ),
+            )
+        except paramiko.SSHException as error:
+            raise Unreachable(
+                f"the jump host {jump} cannot reach {endpoint.place}",
+                host=endpoint.target.name,
+                hint=endpoint.target.command_line("true"),
+                detail=str(error),
+            ) from error
+
+    def _gateway(self, jump: str, behind: Target) -> fabric.Connection:
+        """The one connection to `jump`: whoever comes first makes it, the others wait for it.
+
+        A failure is told to all who wait, and forgotten. sshd drops connections beyond ten
+        unauthenticated ones (MaxStartups), which one per host would run into.
+        """
+        key = (jump, str(behind.ssh.identity_file))
+        with self._lock:
+            future = self._gateways.get(key)
+            mine = future is None or _is_lost(future)
+            if future is None or mine:
+                future = self._gateways[key] = Future()
+        if mine:
+            self._fill(future, jump, behind)
+        try:
+            return future.result(timeout=10 * behind.connect_timeout)
+        except ConnectionFailed as error:
+            raise type(error)(
+                f"{error.host}: {error.summary}",
+                host=behind.name,
+                hint=error.hint,
+                detail=error.detail,
+            ) from error
+
+    def _fill(self, future: Future[fabric.Connection], jump: str, behind: Target) -> None:
+        *before, last = jump.split(",")
+        target = jump_target(last, behind.ssh, through=",".join(before) or None)
+        try:
+            connection = self.connect(target)
+            connection.transport.set_keepalive(15)
+            future.set_result(connection)
+        except BaseException as error:
+            with self._lock:
+                self._gateways = {k: f for k, f in self._gateways.items() if f is not future}
+            future.set_exception(error)
+
+
+class Endpoint:
+    """A target with ~/.ssh/config applied."""
+
+    def __init__(self, target: Target, connection: fabric.Connection) -> None:
+        self.target = target
+        self.connection = connection
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.connection.host, self.connection.port
+
+    @property
+    def place(self) -> str:
+        host, port = self.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def known_name(self) -> str:
+        alias = self.option("hostkeyalias")
+        return alias.lower() if alias else known_hosts.host_name(*self.address)
+
+    def option(self, name: str) -> str | None:
+        value = self.connection.ssh_config.get(name)
+        return value if isinstance(value, str) else None
+
+    def jump(self) -> str | None:
+        jump = self.target.ssh.proxy_jump or self.option("proxyjump")
+        return None if jump is None or jump.lower() == "none" else jump
+
+    def identities(self) -> list[Path]:
+        if self.target.ssh.identity_file:
+            return [self.target.ssh.identity_file]
+        return [Path(file) for file in self.connection.ssh_config.get("identityfile", [])]
+
+    def known_hosts_files(self) -> list[Path]:
+        """The first one is where a new key would be added."""
+        if self.target.ssh.known_hosts:
+            return [self.target.ssh.known_hosts.expanduser()]
+        users = (self.option("userknownhostsfile") or "~/.ssh/known_hosts").split()
+        return [Path(file).expanduser() for file in users] + [GLOBAL_KNOWN_HOSTS]
+
+    def known_hosts(self) -> list[known_hosts.Entry]:
+        return known_hosts.read(self.known_hosts_files())
+
+
+class _Verify(paramiko.MissingHostKeyPolicy):
+    """Judges every host key. Paramiko is given no known hosts of its own, so each key is
+    "missing" to it; Fabric's default would accept any."""
+
+    def __init__(self, endpoint: Endpoint, entries: Sequence[known_hosts.Entry]) -> None:
+        self._endpoint, self._entries = endpoint, entries
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        _ = client, hostname
+        shown = base64.b64encode(key.asbytes()).decode()
+        name, key_type = self._endpoint.known_name, key.get_name()
+        verdict = known_hosts.judge(self._entries, name, key_type, shown)
+        if verdict.kind == "known":
+            return
+        file, *_rest = self._endpoint.known_hosts_files()
+        target = self._endpoint.target
+        if verdict.kind == "unknown" and target.ssh.accept_new:
+            hashed = self._endpoint.option("hashknownhosts") == "yes"
+            known_hosts.append(file, name, key_type, shown, hashed=hashed)
+            return
+        raise host_key_problem(
+            verdict, target, name=name, key_type=key_type, key=shown, file=str(file)
+        )
+
+
+def _is_lost(future: Future[fabric.Connection]) -> bool:
+    return (
+        future.done() and future.exception() is None and not future.result().transport.is_active()
+    )
+
+
+def _preferring(types: Sequence[str]) -> Any:
+    """A transport factory that asks the host for a key of a known type first."""
+
+    def make(sock: Any, **options: Any) -> paramiko.Transport:
+        transport = paramiko.Transport(sock, **options)
+        security = transport.get_security_options()
+        offered = tuple(security.key_types)
+        known = [name for name in offered if _key_type(name) in types]
+        security.key_types = [*known, *(name for name in offered if name not in known)]
+        return transport
+
+    return make
+
+
+def _key_type(algorithm: str) -> str:
+    """RSA keys are ssh-rsa in known_hosts and sign as rsa-sha2-*."""
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm

@@ -1,0 +1,159 @@
+"""known_hosts files as OpenSSH writes them: which keys a host may show, and where that stands.
+
+Paramiko's own reader knows no wildcards, negations, @revoked, or line numbers, stops at one
+broken line, and forgets the second key type of a host: facts that decide between "unknown"
+and "changed". Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import hmac
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+_APPENDING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: `patterns` as written, key type and base64 key, and where it stands."""
+
+    patterns: tuple[str, ...]
+    key_type: str
+    key: str
+    file: Path
+    line: int
+    revoked: bool = False
+
+    def names(self, name: str) -> bool:
+        """True when a pattern covers `name`, and no negated one does."""
+        covered = False
+        for pattern in self.patterns:
+            if pattern.startswith("!") and fnmatch.fnmatchcase(name, _escaped(pattern[1:])):
+                return False
+            covered = covered or _covers(pattern, name)
+        return covered
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the files say of a key. `entry` is the line that spoke against it."""
+
+    kind: Literal["known", "unknown", "changed", "revoked"]
+    entry: Entry | None = None
+
+
+def host_name(address: str, port: int) -> str:
+    """The name a host has in known_hosts: bare for port 22, else `[address]:port`."""
+    name = address.lower()
+    return name if port == 22 else f"[{name}]:{port}"
+
+
+def read(files: Iterable[Path]) -> list[Entry]:
+    """The entries of all files that exist and can be read. @cert-authority is left out."""
+    return [entry for file in files for entry in _read_file(file)]
+
+
+def judge(entries: Sequence[Entry], name: str, key_type: str, key: str) -> Verdict:
+    """What `entries` say of a host called `name` that shows this key.
+
+    A key of a type that no line has for the host, while lines have another type, counts as
+    changed: a machine in the middle could otherwise pick a type at will. A key known under
+    the bare address is known on any port too, as in OpenSSH.
+    """
+    mine = [entry for entry in entries if entry.names(name)]
+    same = [entry for entry in mine if (entry.key_type, entry.key) == (key_type, key)]
+    if revoked := next((entry for entry in same if entry.revoked), None):
+        return Verdict("revoked", revoked)
+    if same:
+        return Verdict("known")
+    valid = [entry for entry in mine if not entry.revoked]
+    if valid:
+        like = [entry for entry in valid if entry.key_type == key_type]
+        return Verdict("changed", (like or valid)[0])
+    if name.startswith("["):
+        bare = judge(entries, name[1 : name.rindex("]")], key_type, key)
+        return bare if bare.kind in ("known", "revoked") else Verdict("unknown")
+    return Verdict("unknown")
+
+
+def key_types(entries: Sequence[Entry], name: str) -> list[str]:
+    """The types of key known for the host, to ask it for one of these."""
+    names = {name, name[1 : name.rindex("]")] if name.startswith("[") else name}
+    found = (e.key_type for e in entries if not e.revoked and any(e.names(n) for n in names))
+    return list(dict.fromkeys(found))
+
+
+def append(file: Path, name: str, key_type: str, key: str, *, hashed: bool = False) -> None:
+    """Add a line for a host never seen. Raises OSError."""
+    written = _hashed(name) if hashed else name
+    with _APPENDING:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = file.read_text(errors="replace") if file.exists() else ""
+        start = "\n" if text and not text.endswith("\n") else ""
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a") as stream:
+            stream.write(f"{start}{written} {key_type} {key}\n")
+
+
+def fingerprint(key: str) -> str:
+    """SHA256 of a base64 key, as `ssh-keygen -l` prints it."""
+    digest = hashlib.sha256(base64.b64decode(key)).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def _read_file(file: Path) -> Iterable[Entry]:
+    try:
+        lines = file.expanduser().read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for number, line in enumerate(lines, start=1):
+        if entry := _parse(line, file, number):
+            yield entry
+
+
+def _parse(line: str, file: Path, number: int) -> Entry | None:
+    fields = line.split()
+    if not fields or fields[0].startswith("#"):
+        return None
+    marker = fields.pop(0) if fields[0].startswith("@") else ""
+    if len(fields) < 3 or marker not in ("", "@revoked") or not _is_base64(fields[2]):
+        return None
+    patterns = tuple(
+        name if name.startswith("|") else name.lower() for name in fields[0].split(",")
+    )
+    return Entry(patterns, fields[1], fields[2], file, number, revoked=bool(marker))
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        return bool(base64.b64decode(text, validate=True))
+    except binascii.Error:
+        return False
+
+
+def _covers(pattern: str, name: str) -> bool:
+    if not pattern.startswith("|1|"):
+        return fnmatch.fnmatchcase(name, _escaped(pattern))
+    salt = [*pattern.split("|"), "", ""][2]
+    return _is_base64(salt) and _hashed(name, base64.b64decode(salt)) == pattern
+
+
+def _escaped(pattern: str) -> str:
+    """Only * and ? are wild in known_hosts; brackets are part of `[address]:port`."""
+    return pattern.replace("[", "[[]")
+
+
+def _hashed(name: str, salt: bytes | None = None) -> str:
+    """The form that `HashKnownHosts yes` writes: |1|salt|HMAC-SHA1(salt, name)."""
+    salt = salt or os.urandom(20)
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"

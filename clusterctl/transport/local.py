@@ -1,0 +1,154 @@
+"""This machine as a host: the same contract by subprocesses, for inventories with `localhost`."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from clusterctl.errors import ConnectionFailed
+from clusterctl.inventory.model import Host
+from clusterctl.transport.base import Channel
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.shell import ShellTransport
+from clusterctl.transport.tcp import SocketChannel
+from clusterctl.transport.wire import Wire
+
+_HANG_UP_GRACE = 1.0
+_CLOSED_CHECK_MS = 200
+"""How often a reader of stderr looks whether the wire was closed under it."""
+
+
+class LocalTransport(ShellTransport):
+    """Commands on the machine that clusterctl runs on."""
+
+    def __init__(self, host: Host, credentials: Credentials | None = None) -> None:
+        super().__init__(host, credentials or Credentials())
+
+    @property
+    def user(self) -> str:
+        return "root" if os.geteuid() == 0 else getpass.getuser()
+
+    def connect(self) -> None:
+        """Nothing to do: it is here."""
+
+    def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
+        return LocalWire(argv), lambda: None
+
+    def open_tcp(self, address: str, port: int) -> Channel:
+        try:
+            connection = socket.create_connection((address, port), timeout=10)
+        except OSError as error:
+            raise ConnectionFailed(
+                f"nothing answers at {address}:{port}", host=self._host.name, detail=str(error)
+            ) from error
+        connection.settimeout(None)
+        return SocketChannel(connection, self._host.name)
+
+    def close(self) -> None:
+        """Nothing is kept between commands."""
+
+
+class LocalWire:
+    """A child process in its own session, so that hanging up reaches what it started."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._stdin = _present(self._process.stdin)
+        self._stdout = _present(self._process.stdout)
+        self._stderr = _present(self._process.stderr)
+        self._timeout: float | None = None
+        self._closed = False
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._write(rest) :]
+
+    def _write(self, data: memoryview) -> int:
+        if self._stdin.closed:
+            raise BrokenPipeError("stdin is closed")
+        poller = select.poll()
+        poller.register(self._stdin, select.POLLOUT)
+        while not poller.poll(_CLOSED_CHECK_MS):
+            if self._closed:
+                raise BrokenPipeError("closed")
+        return os.write(self._stdin.fileno(), data[: select.PIPE_BUF])
+
+    def recv(self, size: int) -> bytes:
+        if self._stdout.closed or not _readable(self._stdout.fileno(), self._timeout):
+            return b""
+        return os.read(self._stdout.fileno(), size)
+
+    def recv_stderr(self, size: int) -> bytes:
+        """Closes its end itself, since only the reading thread knows when it is done."""
+        while not self._closed:
+            with contextlib.suppress(TimeoutError):
+                _readable(self._stderr.fileno(), _CLOSED_CHECK_MS / 1000)
+                data = os.read(self._stderr.fileno(), size)
+                if data:
+                    return data
+                break
+        self._stderr.close()
+        return b""
+
+    def close_stdin(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def wait(self, seconds: float | None) -> int | None:
+        try:
+            return _exit_code(self._process.wait(seconds))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        self._closed = True
+        self.close_stdin()
+        self._hang_up()
+        self._stdout.close()
+
+    def _hang_up(self) -> None:
+        """SIGHUP, then SIGKILL; a child of root (sudo) may be out of reach and ends by EOF."""
+        for number in (signal.SIGHUP, signal.SIGKILL):
+            if self._process.poll() is not None:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            self.wait(_HANG_UP_GRACE)
+
+
+def _present(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise TypeError("Popen was asked for a pipe and made none")
+    return pipe
+
+
+def _readable(descriptor: int, seconds: float | None) -> bool:
+    """True once there is something to read; raises TimeoutError."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    if not poller.poll(None if seconds is None else max(0, int(seconds * 1000))):
+        raise TimeoutError
+    return True
+
+
+def _exit_code(returncode: int) -> int:
+    """Death by signal n as 128 + n, as shells and `timeout` tell it."""
+    return returncode if returncode >= 0 else 128 - returncode

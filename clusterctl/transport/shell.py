@@ -1,0 +1,193 @@
+"""What every transport does alike: run, put and open_channel over a way to start a process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from clusterctl.errors import (
+    AuthenticationRejected,
+    ClusterctlError,
+    CommandFailed,
+    CommandTimedOut,
+    ConnectionFailed,
+    RequirementsNotMet,
+)
+from clusterctl.inventory.model import Host
+from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
+from clusterctl.transport.command import START_LIMIT, STDERR_TAIL, Command, NotStarted
+from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
+from clusterctl.transport.exchange import Output, Overdue, exchange
+from clusterctl.transport.script import Framed
+from clusterctl.transport.wire import Wire
+
+_TIMEOUT_STATUSES = (124, 137)
+"""What coreutils' `timeout` ends with: after SIGTERM, after SIGKILL."""
+
+_PUT = """\
+set -u; umask 077
+[ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }
+new=$(mktemp "$1.XXXXXX") || exit 1
+trap 'rm -f "$new"' EXIT
+cat >"$new" || exit 1
+[ "$(wc -c <"$new")" -eq "$3" ] || { echo "only a part of $1 arrived" >&2; exit 1; }
+chmod "$2" "$new" && mv -f "$new" "$1"
+"""
+# The size is checked because a lost connection looks like the end of the data to `cat`.
+
+
+class ShellTransport(ABC):
+    """The Transport protocol, given a way to start argv on the host as the user who logged in."""
+
+    def __init__(self, host: Host, credentials: Credentials) -> None:
+        self._host = host
+        self._credentials = credentials
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    @abstractmethod
+    def user(self) -> str:
+        """Who commands run as without sudo."""
+
+    @abstractmethod
+    def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
+        """Start `argv`; the second value is called once the command is closed."""
+
+    @abstractmethod
+    def connect(self) -> None: ...
+
+    @abstractmethod
+    def open_tcp(self, address: str, port: int) -> Channel: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        sudo: bool = False,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> CommandResult:
+        frame = Framed(tuple(argv), timeout)
+        with self._command(frame, sudo=sudo, keep_stderr=None) as command:
+            try:
+                output = exchange(command, stdin, timeout)
+            except Overdue:
+                raise self._timed_out(argv, timeout, command.stderr_tail()) from None
+        result = _result(argv, output)
+        if output.status in _TIMEOUT_STATUSES and output.seconds >= timeout:
+            raise self._timed_out(argv, timeout, result.last_lines())
+        return result
+
+    def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+        argv = ("sh", "-c", _PUT, "put", path, f"{mode:o}", str(len(data)))
+        result = self.run(argv, stdin=data, sudo=sudo, timeout=DEFAULT_TIMEOUT + len(data) / 1e6)
+        if not result.ok:
+            raise CommandFailed(
+                f"{path} could not be written",
+                host=self._host.name,
+                hint=f"clusterctl exec {self._host.name} -- ls -ld {path} && df -h",
+                detail=result.last_lines(),
+            )
+
+    def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
+        return self._command(Framed(tuple(argv)), sudo=sudo, keep_stderr=STDERR_TAIL)
+
+    def _command(self, frame: Framed, *, sudo: bool, keep_stderr: int | None) -> Command:
+        if not sudo or self.user == "root":
+            return self._as_user(frame, keep_stderr)
+        password = self._credentials.known_sudo_password()
+        try:
+            return self._launch(frame, keep_stderr, sudo=True, password=password)
+        except NotStarted as failure:
+            if password is None:
+                password = self._credentials.ask_sudo_password(self.user, self._host.name)
+            if password is None or failure.prompts or failure.status == 127:
+                raise self._sudo_refused(failure) from None
+        try:
+            return self._launch(frame, keep_stderr, sudo=True, password=password)
+        except NotStarted as failure:
+            raise self._sudo_refused(failure) from None
+
+    def _as_user(self, frame: Framed, keep_stderr: int | None) -> Command:
+        try:
+            return self._launch(frame, keep_stderr)
+        except NotStarted as failure:
+            raise self._shell_refused(failure) from None
+
+    def _launch(
+        self,
+        frame: Framed,
+        keep_stderr: int | None,
+        *,
+        sudo: bool = False,
+        password: str | None = None,
+    ) -> Command:
+        argv = frame.as_root(password=password is not None) if sudo else frame.plain()
+        wire, on_close = self._start(argv)
+        return Command(
+            wire,
+            frame,
+            host=self._host.name,
+            password=password,
+            keep_stderr=keep_stderr,
+            on_close=on_close,
+        )
+
+    def _timed_out(self, argv: Sequence[str], timeout: float, detail: str) -> CommandTimedOut:
+        return CommandTimedOut(
+            f"`{argv[0]}` ran past its {timeout:g} s and was ended",
+            host=self._host.name,
+            hint=f"see what is slow there: clusterctl exec {self._host.name} -- uptime",
+            detail=detail or None,
+        )
+
+    def _shell_refused(self, failure: NotStarted) -> ConnectionFailed:
+        """The login worked, but no command runs: nologin, a forced command, `exit` in ~/.bashrc."""
+        how = (
+            f"started no command within {START_LIMIT:g} s"
+            if failure.status is None
+            else f"ended with status {failure.status} before the command began"
+        )
+        return ConnectionFailed(
+            f"the login shell of {self.user} {how}",
+            host=self._host.name,
+            hint=f"look at the shell's start-up files; `ssh {self.user}@{self._host.address} true` "
+            "must print nothing and end with 0",
+            detail=failure.output or None,
+        )
+
+    def _sudo_refused(self, failure: NotStarted) -> ClusterctlError:
+        if failure.prompts > 1:
+            return AuthenticationRejected(
+                f"sudo did not accept the password of {self.user}",
+                host=self._host.name,
+                hint=f"set {SUDO_PASSWORD} to the right one",
+                detail=failure.output or None,
+            )
+        if failure.status == 127:
+            return self._no_sudo("sudo is not installed", failure)
+        if failure.status is None:
+            return self._no_sudo(f"sudo started nothing within {START_LIMIT:g} s", failure)
+        if "password is required" in failure.output:
+            return self._no_sudo(f"sudo wants a password for {self.user}", failure)
+        return self._no_sudo(f"{self.user} may not use sudo", failure)
+
+    def _no_sudo(self, summary: str, failure: NotStarted) -> RequirementsNotMet:
+        return RequirementsNotMet(
+            f"{summary}, and changes there need root",
+            host=self._host.name,
+            hint=f"set `ssh: {{user: root}}` in the inventory, set {SUDO_PASSWORD}, or on the "
+            f"host: echo '{self.user} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{self.user}",
+            detail=failure.output or None,
+        )
+
+
+def _result(argv: Sequence[str], output: Output) -> CommandResult:
+    text = output.stdout.decode(errors="replace")
+    return CommandResult(tuple(argv), output.status, text, output.stderr)

@@ -1,0 +1,179 @@
+"""A host over SSH: one connection, at most four commands at once, commands as bytes.
+
+Fabric makes the connection (dialer); commands run on Paramiko channels, because Fabric's own
+`run` decodes output as text and quotes for no shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import fabric
+import paramiko
+
+from clusterctl.errors import ConnectionFailed
+from clusterctl.inventory.model import Host
+from clusterctl.transport.base import Channel
+from clusterctl.transport.dialer import Dialer
+from clusterctl.transport.pulse import Pulse
+from clusterctl.transport.script import login_shell_line
+from clusterctl.transport.shell import ShellTransport
+from clusterctl.transport.target import target_of
+from clusterctl.transport.tcp import SocketChannel
+from clusterctl.transport.wire import Wire
+
+CHANNELS = 4
+"""Commands at once on a host. sshd's MaxSessions is 10 by default, and 2 to 4 on hardened hosts,
+where the rest waits its turn."""
+
+TURN_LIMIT = 60.0
+"""Seconds to wait for one of the channels to become free."""
+
+OPEN_LIMIT = 30.0
+"""Seconds for the host to open a channel, and to have one for us."""
+
+
+class SshTransport(ShellTransport):
+    """Connects at the first use, again when the connection was lost meanwhile."""
+
+    def __init__(self, host: Host, dialer: Dialer | None = None) -> None:
+        self._dialer = dialer or Dialer()
+        self._owns_dialer = dialer is None
+        super().__init__(host, self._dialer.credentials)
+        self._target = target_of(host)
+        self._user: str | None = None
+        self._connection: fabric.Connection | None = None
+        self._pulse: Pulse | None = None
+        self._connecting = threading.Lock()
+        self._turns = threading.BoundedSemaphore(CHANNELS)
+
+    @property
+    def user(self) -> str:
+        return cast("str", self._dialer.resolve(self._target).connection.user)
+
+    def connect(self) -> None:
+        """Connect now. Raises ConnectionFailed."""
+        self._transport()
+
+    def open_tcp(self, address: str, port: int) -> Channel:
+        """A `direct-tcpip` channel; these do not count as commands, to sshd either."""
+        try:
+            channel = self._transport().open_channel(
+                "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=OPEN_LIMIT
+            )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise ConnectionFailed(
+                f"it cannot reach {address}:{port}",
+                host=self._host.name,
+                hint=f"clusterctl exec {self._host.name} -- ss -ltn",
+                detail=str(error),
+            ) from error
+        return SocketChannel(channel, self._host.name)
+
+    def close(self) -> None:
+        with self._connecting:
+            if self._pulse:
+                self._pulse.stop()
+            if self._connection:
+                self._connection.close()
+            self._connection = self._pulse = None
+        if self._owns_dialer:
+            self._dialer.close()
+
+    def _transport(self) -> paramiko.Transport:
+        with self._connecting:
+            if self._connection is None or not self._connection.transport.is_active():
+                if self._pulse:
+                    self._pulse.stop()
+                self._connection = self._dialer.connect(self._target)
+                self._pulse = Pulse(self._connection.transport)
+            return cast("paramiko.Transport", self._connection.transport)
+
+    def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
+        transport = self._transport()
+        if not self._turns.acquire(timeout=TURN_LIMIT):
+            raise ConnectionFailed(
+                f"{CHANNELS} commands already run there, and none ended within {TURN_LIMIT:g} s",
+                host=self._host.name,
+            )
+        try:
+            channel = self._open_session(transport)
+            channel.exec_command(login_shell_line(argv))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._turns.release()
+            raise self._not_opened(error) from error
+        except BaseException:
+            self._turns.release()
+            raise
+        return SshWire(channel), self._turns.release
+
+    def _open_session(self, transport: paramiko.Transport) -> paramiko.Channel:
+        """A refused session means that MaxSessions are open: others will end, so try again."""
+        deadline = time.monotonic() + OPEN_LIMIT
+        while True:
+            try:
+                return transport.open_session(timeout=OPEN_LIMIT)
+            except paramiko.ChannelException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(0.02, 0.2))  # noqa: S311 - jitter
+
+    def _not_opened(self, error: Exception) -> ConnectionFailed:
+        if isinstance(error, paramiko.ChannelException):
+            return ConnectionFailed(
+                f"sshd opened no session within {OPEN_LIMIT:g} s",
+                host=self._host.name,
+                hint="raise MaxSessions in /etc/ssh/sshd_config there (default 10)",
+                detail=str(error),
+            )
+        return ConnectionFailed(
+            "the connection was lost before a command could start",
+            host=self._host.name,
+            hint=self._target.command_line("true"),
+            detail=str(error) or type(error).__name__,
+        )
+
+
+class SshWire:
+    """A session channel that runs one command."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._channel.send(bytes(rest[:65536])) :]
+            except TimeoutError:  # `settimeout` is for readers; the command is slow to read
+                continue
+
+    def recv(self, size: int) -> bytes:
+        return self._channel.recv(size)
+
+    def recv_stderr(self, size: int) -> bytes:
+        while True:
+            try:
+                return self._channel.recv_stderr(size)
+            except TimeoutError:
+                continue
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._channel.settimeout(seconds)
+
+    def close_stdin(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.shutdown_write()
+
+    def wait(self, seconds: float | None) -> int | None:
+        if not self._channel.status_event.wait(seconds):
+            return None
+        return self._channel.exit_status
+
+    def close(self) -> None:
+        self._channel.close()

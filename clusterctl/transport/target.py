@@ -1,0 +1,81 @@
+"""Where a connection goes and how: the inventory's words, then ~/.ssh/config, then defaults."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from clusterctl.inventory.model import Host, Ssh
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds for reaching a host, retries included."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One SSH endpoint. Fields left None are for ~/.ssh/config or OpenSSH's defaults to say.
+
+    `name` is what errors call it: the host's name in the inventory.
+    """
+
+    name: str
+    address: str
+    ssh: Ssh
+
+    @property
+    def connect_timeout(self) -> float:
+        return self.ssh.connect_timeout or CONNECT_TIMEOUT
+
+    def argv(self, *command: str) -> list[str]:
+        """OpenSSH's command line for the same connection."""
+        options: list[str] = []
+        if self.ssh.port:
+            options += ["-p", str(self.ssh.port)]
+        if self.ssh.identity_file:
+            options += ["-i", str(self.ssh.identity_file)]
+        if self.ssh.proxy_jump:
+            options += ["-J", self.ssh.proxy_jump]
+        if self.ssh.known_hosts:
+            options += ["-o", f"UserKnownHostsFile={self.ssh.known_hosts}"]
+        if self.ssh.accept_new:
+            options += ["-o", "StrictHostKeyChecking=accept-new"]
+        login = f"{self.ssh.user}@{self.address}" if self.ssh.user else self.address
+        return ["ssh", *options, login, *command]
+
+    def command_line(self, *command: str) -> str:
+        """The same, to paste into a shell."""
+        return shlex.join(self.argv(*command))
+
+
+def target_of(host: Host) -> Target:
+    return Target(host.name, host.address, host.ssh)
+
+
+def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> Target:
+    """The jump host `[user@]host[:port]` with the key file and known_hosts of who is behind it.
+
+    `through` names further jump hosts on the way to it.
+    """
+    user, _, place = jump.rpartition("@")
+    address, port = _split_port(place)
+    ssh = Ssh(
+        user=user or None,
+        port=port,
+        identity_file=behind.identity_file,
+        known_hosts=behind.known_hosts,
+        proxy_jump=through,
+        accept_new=behind.accept_new,
+        connect_timeout=behind.connect_timeout,
+    )
+    return Target(f"jump host {address}", address, ssh)
+
+
+def _split_port(place: str) -> tuple[str, int | None]:
+    """host, host:port, [v6], [v6]:port, or a bare IPv6 address."""
+    if place.startswith("["):
+        address, _, rest = place[1:].partition("]")
+        return address, int(rest[1:]) if rest[1:].isdecimal() else None
+    address, colon, port = place.partition(":")
+    if colon and port.isdecimal():
+        return address, int(port)
+    return place, None
