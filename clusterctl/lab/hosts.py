@@ -1,0 +1,140 @@
+"""One whole host: its disk, its power, its cables."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import NAMESPACE_DNS, uuid5
+
+from clusterctl.errors import StepFailed
+from clusterctl.lab import cgroups, keys, network, nspawn
+from clusterctl.lab.base import OPERATOR
+from clusterctl.lab.layout import LabHost, lab_host
+from clusterctl.lab.local import last_lines, run
+from clusterctl.lab.mirror import MIRROR_DEBIAN
+from clusterctl.lab.mounts import is_mounted, mount_overlay, remove_tree
+from clusterctl.lab.paths import LabPaths
+
+SSH_TIMEOUT = 90.0
+"""Seconds a host may take until its sshd answers; it takes 3 to 10 on two slow cores."""
+
+
+def host_names(paths: LabPaths) -> tuple[str, ...]:
+    """Hosts that have a disk or processes here, whatever an interrupted run left of them."""
+    on_disk = {entry.name for entry in paths.hosts.iterdir()} if paths.hosts.is_dir() else set()
+    in_namespaces = {name.removeprefix("lab-") for name in network.namespaces()}
+    named = {name for name in on_disk | in_namespaces if name.startswith("gpu")}
+    return tuple(sorted(named, key=lambda name: (len(name), name)))
+
+
+def host_by_name(name: str) -> LabHost:
+    """The lab host of a name such as gpu2."""
+    return lab_host(int(name.removeprefix("gpu")))
+
+
+def is_running(host: LabHost) -> bool:
+    return bool(cgroups.members(host.name))
+
+
+def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None) -> bool:
+    """The host's own writable disk over the common tree, with what makes it this host;
+    whether it was made now."""
+    directory = paths.host(host.name)
+    done = directory / "prepared"
+    fresh = not done.is_file()
+    if fresh:
+        remove_tree(directory)
+        keys.ensure_host_keys(directory / "keys", host)
+    else:
+        # A disk stays on the tree it was made on, also when a newer one has been built.
+        base = Path(done.read_text())
+    if not is_mounted(directory / "root"):
+        mount_overlay((base,), directory / "disk", directory / "root")
+    if fresh:
+        _personalize(directory / "root", directory / "keys", host, paths)
+        if models:
+            shutil.copytree(models, directory / "root/data/models", dirs_exist_ok=True)
+        done.write_text(str(base))
+    return fresh
+
+
+def power_off(host: LabHost, paths: LabPaths) -> bool:
+    """Pull the plug: every process of the host ends at once; whether it was running."""
+    return nspawn.halt(host, paths.host(host.name))
+
+
+def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
+    """Boot the host from its disk; whether it was off."""
+    if is_running(host):
+        return False
+    nspawn.halt(host, paths.host(host.name))
+    nspawn.boot(host, paths.host(host.name))
+    if wait:
+        wait_for_ssh([host], paths)
+    return True
+
+
+def pull_cable(host: LabHost, nic: str) -> None:
+    """Cut one NIC off its network; the host sees the carrier go."""
+    network.set_cable(host.nic(nic), plugged=False)
+
+
+def plug_cable(host: LabHost, nic: str) -> None:
+    """Undo `pull_cable`."""
+    network.set_cable(host.nic(nic), plugged=True)
+
+
+def remove_disk(host: LabHost, paths: LabPaths) -> bool:
+    """Delete the host's disk; whether there was one."""
+    directory = paths.host(host.name)
+    there = directory.is_dir()
+    remove_tree(directory)
+    return there
+
+
+def ssh_answers(host: LabHost, timeout: float = 1.0) -> bool:
+    """Whether an SSH server greets at the host's address."""
+    try:
+        with socket.create_connection((host.address, 22), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def wait_for_ssh(hosts: Iterable[LabHost], paths: LabPaths, timeout: float = SSH_TIMEOUT) -> None:
+    """Return when all of the hosts answer; StepFailed with the console of one that does not."""
+    deadline = time.monotonic() + timeout
+    for host in hosts:
+        while not ssh_answers(host):
+            console = paths.host(host.name) / "console.log"
+            if time.monotonic() > deadline or not is_running(host):
+                state = "its sshd does not answer" if is_running(host) else "it went down"
+                raise StepFailed(
+                    f"did not start: {state}", host=host.name, detail=last_lines(console)
+                )
+            time.sleep(0.1)
+
+
+def _personalize(root: Path, host_keys: Path, host: LabHost, paths: LabPaths) -> None:
+    """Names, keys and package source. The host's own name is on 127.0.1.1, as Debian's
+    installer leaves it: whoever resolves it for an address to share gets what they deserve."""
+    (root / "etc/hostname").write_text(f"{host.name}\n")
+    (root / "etc/hosts").write_text(f"127.0.0.1\tlocalhost\n127.0.1.1\t{host.name}\n")
+    (root / "etc/machine-id").write_text(f"{uuid5(NAMESPACE_DNS, host.namespace).hex}\n")
+    (root / "etc/apt/sources.list").write_text(f"deb [trusted=yes] {MIRROR_DEBIAN} ./\n")
+    for key in host_keys.iterdir():
+        shutil.copy2(key, root / "etc/ssh" / key.name)
+    public = paths.identity.with_name(paths.identity.name + ".pub").read_text()
+    for home in (root / "root", root / "home" / OPERATOR):
+        _authorize(home, public)
+    run(["chroot", str(root), "chown", "-R", f"{OPERATOR}:", f"/home/{OPERATOR}/.ssh"])
+
+
+def _authorize(home: Path, public_key: str) -> None:
+    directory = home / ".ssh"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / "authorized_keys").write_text(public_key)

@@ -1,0 +1,95 @@
+"""The inventories of the lab, as text: hosts, addresses and paths as `lab up` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.lab.image_inputs import image_tag
+from clusterctl.lab.layout import LabHost
+from clusterctl.lab.mirror import MIRROR_PIP
+from clusterctl.lab.paths import LabPaths
+
+_HEAD = """\
+# The lab: whole Debian hosts on this one machine. `clusterctl lab up` makes them, without a
+# container engine, and writes this file; inventory/lab.yaml is it for two hosts.
+cluster: lab
+
+# vLLM and Ray on CPU, made by `lab up` from docker/lab. The tag stands for what is in there.
+image: {image}
+# Hosts have no way to a registry: the image comes from this file, over SSH.
+image_archive: {archive}
+
+# One CPU stands for one device, so that tensor parallelism over hosts is the real thing.
+accelerator: cpu
+models: /data/models
+
+ssh:
+  user: root
+  identity_file: {identity}
+  known_hosts: {known_hosts}
+
+# Where a derived image would get Ray from: the only web server that hosts can reach.
+packages:
+  pip_index: {pip_index}
+
+# Two networks, and NIC names that differ from host to host, as in real life: SSH, Ray and
+# the API on the first, what ranks exchange on the second.
+hosts:
+"""
+
+_HOST = """\
+  {name}:
+    address: {address}
+    role: {role}
+    nics: {{control: {control}, nccl: {fabric}, gloo: {fabric}}}
+    gpus: 1
+"""
+
+_LIGHT_HEAD = """\
+# Light hosts: a network namespace and an sshd each, to see how commands fan out.
+cluster: light
+image: {image}
+accelerator: cpu
+ssh:
+  user: root
+  identity_file: {identity}
+  known_hosts: {known_hosts}
+hosts:
+"""
+
+
+def lab_inventory(hosts: Sequence[LabHost], paths: LabPaths) -> str:
+    """The inventory of whole hosts; the first is the head."""
+    head = _HEAD.format(
+        image=image_tag(),
+        archive=paths.image_archive,
+        identity=paths.identity,
+        known_hosts=paths.known_hosts,
+        pip_index=MIRROR_PIP,
+    )
+    return head + "".join(
+        _HOST.format(
+            name=host.name,
+            address=host.address,
+            role=_role(number),
+            control=host.nics[0].name,
+            fabric=host.nics[1].name,
+        )
+        for number, host in enumerate(hosts)
+    )
+
+
+def light_inventory(hosts: Sequence[LabHost], paths: LabPaths) -> str:
+    """The inventory of light hosts; the first is the head."""
+    head = _LIGHT_HEAD.format(
+        image=image_tag(), identity=paths.identity, known_hosts=paths.light / "known_hosts"
+    )
+    lines = (
+        f"  {host.name}: {{address: {host.address}, role: {_role(number)}, gpus: 1}}\n"
+        for number, host in enumerate(hosts)
+    )
+    return head + "".join(lines)
+
+
+def _role(number: int) -> str:
+    return "worker" if number else "head"

@@ -1,0 +1,153 @@
+"""Light hosts: a network namespace and an sshd, by the hundred, to see how commands fan out.
+
+They share this machine's files and processes, so they are for reading facts from and
+running commands on; for anything that changes a host there are the whole ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from clusterctl.errors import StepFailed
+from clusterctl.lab import keys, network
+from clusterctl.lab.hosts import ssh_answers
+from clusterctl.lab.inventories import light_inventory
+from clusterctl.lab.layout import LIGHT, PREFIX, LabHost, light_hosts
+from clusterctl.lab.local import last_lines, run
+from clusterctl.lab.lock import exclusive
+from clusterctl.lab.mounts import remove_tree
+from clusterctl.lab.nspawn import NAMESPACES
+from clusterctl.lab.paths import LabPaths, lab_paths
+from clusterctl.lab.requirements import check_machine
+
+START_TIMEOUT = 30.0
+_WORKERS = 8
+
+# SetEnv: root's own shell start-up files belong to this machine, and can take seconds.
+_SSHD_CONFIG = """\
+ListenAddress {address}
+HostKey {directory}/ssh_host_ed25519_key
+AuthorizedKeysFile {authorized}
+PidFile none
+UsePAM no
+UseDNS no
+PasswordAuthentication no
+PermitRootLogin prohibit-password
+StrictModes no
+MaxStartups 100
+SetEnv HOME={directory}/home
+Subsystem sftp internal-sftp
+"""
+
+
+def light_up(count: int) -> Path:
+    """Exactly `count` light hosts that answer; the path of their inventory."""
+    hosts = light_hosts(count)
+    check_machine()
+    paths = lab_paths()
+    with exclusive(paths.lock):
+        keys.ensure_identity(paths)
+        network.ensure_network(LIGHT)
+        _remove_surplus(hosts)
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            for _ in pool.map(lambda host: _ensure_light(host, paths), hosts):
+                pass
+        _wait(hosts, paths)
+        lines = [line for host in hosts
+                 for line in keys.known_hosts_lines(paths.light / host.name, host)]  # fmt: skip
+        (paths.light / "known_hosts").write_text("\n".join(lines) + "\n")
+        paths.light_inventory.write_text(light_inventory(hosts, paths))
+    return paths.light_inventory
+
+
+def light_down() -> bool:
+    """Take the light hosts down and leave the others; whether there were any."""
+    check_machine()
+    paths = lab_paths()
+    with exclusive(paths.lock):
+        return stop(paths)
+
+
+def stop(paths: LabPaths) -> bool:
+    """End and remove all light hosts. The caller holds the lock."""
+    names = _light_namespaces()
+    for name in names:
+        _end_processes(name)
+    network.remove_hosts(names)
+    network.remove_network(LIGHT)
+    remove_tree(paths.light)
+    paths.light_inventory.unlink(missing_ok=True)
+    return bool(names)
+
+
+def light_count() -> int:
+    """How many light hosts there are."""
+    return len(_light_namespaces())
+
+
+def _light_namespaces() -> frozenset[str]:
+    return frozenset(name for name in network.namespaces() if name.startswith(f"{PREFIX}light"))
+
+
+def _remove_surplus(wanted: tuple[LabHost, ...]) -> None:
+    surplus = _light_namespaces() - {host.namespace for host in wanted}
+    for name in surplus:
+        _end_processes(name)
+    network.remove_hosts(surplus)
+
+
+def _ensure_light(host: LabHost, paths: LabPaths) -> None:
+    network.ensure_host_network(host)
+    if ssh_answers(host):
+        return
+    _end_processes(host.namespace)
+    directory = paths.light / host.name
+    (directory / "home").mkdir(parents=True, exist_ok=True)
+    keys.ensure_host_keys(directory, host, types=("ed25519",))
+    public = paths.identity.with_name(paths.identity.name + ".pub")
+    config = directory / "sshd_config"
+    config.write_text(
+        _SSHD_CONFIG.format(address=host.address, directory=directory, authorized=public)
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    # sshd goes into the background by itself, once it listens.
+    sshd = [_sshd(), "-f", str(config), "-E", str(directory / "log")]
+    run(["nsenter", f"--net={NAMESPACES / host.namespace}", "--", *sshd])
+
+
+def _sshd() -> str:
+    """sshd refuses to run by a relative name."""
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or "/usr/sbin/sshd"
+
+
+def _wait(hosts: tuple[LabHost, ...], paths: LabPaths) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    for host in hosts:
+        while not ssh_answers(host):
+            if time.monotonic() > deadline:
+                log = last_lines(paths.light / host.name / "log")
+                raise StepFailed("its sshd does not answer", host=host.name, detail=log)
+            time.sleep(0.05)
+
+
+def _end_processes(namespace: str) -> None:
+    """Kill all in a namespace, and return when they are gone."""
+    deadline = time.monotonic() + START_TIMEOUT
+    while pids := _processes(namespace):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > deadline:
+            raise StepFailed(f"processes {pids} in {namespace} do not end")
+        time.sleep(0.02)
+
+
+def _processes(namespace: str) -> list[int]:
+    return [int(pid) for pid in run(["ip", "netns", "pids", namespace]).split()]

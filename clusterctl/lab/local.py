@@ -1,0 +1,100 @@
+"""Running commands on this machine, and the one kind of error that comes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from clusterctl.errors import StepFailed
+
+DEFAULT_TIMEOUT = 60.0
+
+BUILD_TIMEOUT = 1800.0
+"""For what downloads or compiles: slow networks are no reason to fail."""
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    log: Path | None = None,
+) -> str:
+    """The standard output of a command; StepFailed with its last lines when it fails.
+
+    `env` adds to the environment. With `log`, all output goes to that file instead.
+    """
+    status, stdout, stderr = _outcome(argv, stdin, env, timeout, log)
+    if status != 0:
+        text = log.read_text(errors="replace") if log else stderr or stdout
+        raise StepFailed(
+            f"`{' '.join(argv[:3])}` ended with status {status}",
+            hint=f"read {log}" if log else None,
+            detail="\n".join([" ".join(argv), *text.strip().splitlines()[-15:]]),
+        )
+    return stdout
+
+
+def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
+    """Start a command that goes on after this process, its output appended to `log`."""
+    with log.open("ab") as output:
+        subprocess.run(
+            ["setsid", "--fork", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=lab_environment(env),
+            timeout=DEFAULT_TIMEOUT,
+            check=True,
+        )
+
+
+def last_lines(file: Path, count: int = 15) -> str:
+    """The end of a log, or nothing where there is none."""
+    if not file.is_file():
+        return ""
+    return "\n".join(file.read_text(errors="replace").splitlines()[-count:])
+
+
+def succeeds(argv: Sequence[str]) -> bool:
+    """Whether the command ends with status 0; what it writes is dropped."""
+    return _outcome(argv, None, None, DEFAULT_TIMEOUT, None)[0] == 0
+
+
+def lab_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment with sbin on PATH and messages untranslated."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin"
+    return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", **(env or {})}
+
+
+def _outcome(
+    argv: Sequence[str],
+    stdin: str | None,
+    env: Mapping[str, str] | None,
+    timeout: float,
+    log: Path | None,
+) -> tuple[int, str, str]:
+    output = log.open("w") if log else subprocess.PIPE
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            stdout=output,
+            stderr=subprocess.STDOUT if log else subprocess.PIPE,
+            env=lab_environment(env),
+            timeout=timeout,
+            text=True,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StepFailed(f"`{' '.join(argv[:3])}` took longer than {timeout:g} s") from error
+    except FileNotFoundError as error:
+        raise StepFailed(f"`{argv[0]}` is not installed") from error
+    finally:
+        if not isinstance(output, int):
+            output.close()
+    return done.returncode, done.stdout or "", done.stderr or ""

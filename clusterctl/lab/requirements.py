@@ -1,0 +1,66 @@
+"""What this machine must have to carry the lab: root, Debian or Ubuntu, a few packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from clusterctl.errors import RequirementsNotMet
+
+PACKAGE_OF_COMMAND: Mapping[str, str] = {
+    "debootstrap": "debootstrap",
+    "systemd-nspawn": "systemd-container",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
+    "apt-ftparchive": "apt-utils",
+}
+
+REQUIRED_PACKAGES: tuple[str, ...] = tuple(sorted(set(PACKAGE_OF_COMMAND.values())))
+"""What `apt-get install` needs on a fresh machine before `lab up`."""
+
+
+class LabUnavailable(RequirementsNotMet):
+    """This machine cannot carry the lab as it is."""
+
+
+def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
+    """The keys of os-release without their quotes; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    pairs = (line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+    return {key: value.strip('"') for key, value in pairs}
+
+
+def missing_packages() -> tuple[str, ...]:
+    """Packages whose commands are not found, in the order of `REQUIRED_PACKAGES`."""
+    absent = {package for command, package in PACKAGE_OF_COMMAND.items() if not _found(command)}
+    return tuple(package for package in REQUIRED_PACKAGES if package in absent)
+
+
+def check_machine() -> None:
+    """Raise LabUnavailable, with what to do about it, when the lab cannot work here."""
+    release = read_os_release()
+    if not {"debian", "ubuntu"} & {release.get("ID", ""), *release.get("ID_LIKE", "").split()}:
+        raise LabUnavailable(
+            f"the lab needs Debian or Ubuntu; this is {release.get('PRETTY_NAME', 'neither')}",
+            hint="run it in a Debian virtual machine, as root",
+        )
+    if os.geteuid() != 0:
+        raise LabUnavailable("the lab needs root: it makes hosts", hint="sudo clusterctl lab up")
+    if packages := missing_packages():
+        raise LabUnavailable(
+            f"the lab needs packages that are not installed: {', '.join(packages)}",
+            hint=f"apt-get install --no-install-recommends {' '.join(packages)}",
+        )
+
+
+def _found(command: str) -> bool:
+    # root's PATH may lack sbin when it was reached by `su`.
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+    return shutil.which(command, path=path) is not None
