@@ -1,0 +1,74 @@
+#!/bin/sh
+# What lies in each of the directories given as arguments: one record a model directory found.
+# A Hugging Face cache entry (models--ORG--NAME) is looked through to its newest snapshot.
+# Reads only. Every line of a file's content is prefixed by '|', so that no content can be
+# taken for a record.
+
+weights() {
+    count=0 total=0 pointers=0
+    for file in "$1"/*.safetensors "$1"/*.bin "$1"/*.gguf "$1"/*.pt; do
+        [ -f "$file" ] || continue
+        case ${file##*/} in training_args.bin) continue ;; esac
+        # What git clones without git-lfs: 130 bytes that begin with 'version https://git-lfs'.
+        if [ "$(head -c 15 "$file" 2>/dev/null | tr -d '\000')" = "version https:/" ]; then
+            pointers=$((pointers + 1))
+            continue
+        fi
+        size=$(stat -L -c %s "$file" 2>/dev/null || echo 0)
+        count=$((count + 1)) total=$((total + size))
+    done
+    echo "weights $count $total $pointers"
+}
+
+missing_shards() {
+    index=$1/model.safetensors.index.json
+    [ -f "$index" ] || return 0
+    grep -o '"[^"/]*\.safetensors"' "$index" | tr -d '"' | sort -u | while read -r shard; do
+        [ -f "$1/$shard" ] || echo "missing $shard"
+    done
+}
+
+tokenizer() {
+    for name in tokenizer.json tokenizer.model vocab.json tekken.json; do
+        [ -f "$1/$name" ] && echo "tokenizer" && break
+    done
+    if [ -f "$1/chat_template.jinja" ] || [ -f "$1/chat_template.json" ] ||
+        grep -q '"chat_template"' "$1/tokenizer_config.json" 2>/dev/null; then
+        echo "chat-template"
+    fi
+}
+
+record() {
+    echo "directory $1"
+    weights "$1"
+    missing_shards "$1"
+    tokenizer "$1"
+    [ -e "$1/RANDOM_WEIGHTS" ] && echo "random-weights"
+    if [ -r "$1/config.json" ]; then
+        sed 's/^/|/' "$1/config.json"
+        echo
+    elif [ -e "$1/config.json" ]; then
+        echo "unreadable config.json"
+    fi
+    echo "end"
+}
+
+newest_snapshot() {
+    commit=$(cat "$1/refs/main" 2>/dev/null)
+    if [ -n "$commit" ] && [ -d "$1/snapshots/$commit" ]; then
+        echo "$1/snapshots/$commit"
+        return
+    fi
+    # shellcheck disable=SC2012  # names are commit hashes
+    ls -t "$1/snapshots" 2>/dev/null | head -n 1 | sed "s|^|$1/snapshots/|"
+}
+
+for candidate in "$@"; do
+    if [ -d "$candidate/snapshots" ]; then
+        snapshot=$(newest_snapshot "$candidate")
+        [ -n "$snapshot" ] && record "$snapshot"
+    elif [ -d "$candidate" ]; then
+        record "$candidate"
+    fi
+done
+exit 0
