@@ -48,9 +48,11 @@ class Ssh(_Model):
     """How to reach hosts. A value given for one host wins over the cluster's."""
 
     user: UserName | None = Field(
-        default=None, description="User to log in as. Default: what ~/.ssh/config or you are."
+        default=None, description="User to log in as. Default: ~/.ssh/config, else your own name."
     )
-    port: int | None = Field(default=None, ge=1, le=65535, description="Default: 22.")
+    port: int | None = Field(
+        default=None, ge=1, le=65535, description="Default: ~/.ssh/config, else 22."
+    )
     identity_file: Path | None = Field(
         default=None,
         description="Private key. Relative paths start at the inventory file, ~ is your home. "
@@ -60,7 +62,7 @@ class Ssh(_Model):
         default=None, description="File with the hosts' keys. Default: ~/.ssh/known_hosts."
     )
     proxy_jump: JumpHost | None = Field(
-        default=None, description="Host to go through: [user@]host[:port]."
+        default=None, description="Host to go through: [user@]host[:port]. Default: ~/.ssh/config."
     )
     accept_new: bool | None = Field(
         default=None,

@@ -52,7 +52,7 @@ PATTERN_MEANS = {
     "[registry/]name[:tag][@sha256:digest], the name in lower case",
 }
 
-_SET_BY_CLUSTERCTL = {
+SET_BY_CLUSTERCTL = {
     "RAY_ADDRESS": "clusterctl sets it from the host with `role: head`",
     "RAY_AUTH_": "clusterctl makes and hands out the token; `allow_unauthenticated_ray: true` "
     "does without",
@@ -113,7 +113,7 @@ def _network_meant(value: str) -> str:
 
 def _not_reserved(name: str) -> str:
     """Raises ValueError for what clusterctl itself sets, naming the key to use instead."""
-    for reserved, instead in _SET_BY_CLUSTERCTL.items():
+    for reserved, instead in SET_BY_CLUSTERCTL.items():
         if name == reserved or (reserved.endswith("_") and name.startswith(reserved)):
             raise ValueError(f"{name} cannot be set here: {instead}")
     return name
