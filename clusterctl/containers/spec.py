@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field
 FINGERPRINT_LABEL = "clusterctl.fingerprint"
 CLUSTER_LABEL = "clusterctl.cluster"
 
+LOG_OPTIONS = {"max-size": "50m", "max-file": "3"}
+"""Of the json-file log driver, whose default keeps everything for ever."""
+
 
 @dataclass(frozen=True, order=True)
 class Mount:
@@ -18,6 +21,11 @@ class Mount:
     source: str
     target: str
     read_only: bool = False
+
+    @property
+    def bind(self) -> str:
+        """As `docker run -v` takes it."""
+        return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class ContainerSpec:
     name: str
     image: str
     command: tuple[str, ...]
+    """Takes the place of the image's entry point and arguments; empty keeps both."""
     env: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
     ulimits: Mapping[str, int] = field(default_factory=dict)

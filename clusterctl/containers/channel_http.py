@@ -1,0 +1,143 @@
+"""HTTP over a transport's channel: how requests reach a Docker engine on another host.
+
+`docker system dial-stdio` on the host joins a channel to the engine's socket, whatever that
+is, so the operator's machine needs no Docker and no second SSH connection.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.transport.base import Channel
+
+OpenChannel = Callable[[], Channel]
+HungUp = Callable[[Channel], Exception]
+"""Makes the error for a channel that ended before it said anything."""
+
+
+class ChannelAdapter(HTTPAdapter):
+    """Sends every request over one kept channel; a second request waits for the first.
+
+    One, because a host gets at most four channels at once (transport.base).
+    """
+
+    def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
+        self._pool = _ChannelPool(open_channel, hung_up)
+        super().__init__()
+
+    def get_connection_with_tls_context(
+        self,
+        request: requests.PreparedRequest,
+        verify: bool | str | None,
+        proxies: Mapping[str, str] | None = None,
+        cert: tuple[str, str] | str | None = None,
+    ) -> HTTPConnectionPool:
+        del request, verify, proxies, cert
+        return self._pool
+
+    def request_url(
+        self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None
+    ) -> str:
+        """Path and query only: no proxy of the operator's has a part in this."""
+        del proxies
+        return request.path_url
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _ChannelPool(HTTPConnectionPool):
+    def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
+        super().__init__("docker", maxsize=1, block=True)
+        self._open_channel = open_channel
+        self._hung_up = hung_up
+
+    def _new_conn(self) -> _ChannelConnection:
+        return _ChannelConnection(self._open_channel, self._hung_up)
+
+
+class _ChannelConnection(HTTPConnection):
+    def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
+        super().__init__("docker")
+        self._open_channel = open_channel
+        self._hung_up = hung_up
+
+    def connect(self) -> None:
+        channel = self._open_channel()
+        self.sock = cast("Any", _ChannelSocket(channel, self._hung_up))
+        self.sock.settimeout(self.timeout)
+
+    @property
+    def is_connected(self) -> bool:
+        # urllib3 would poll a file descriptor, which a channel does not have.
+        return self.sock is not None and cast("_ChannelSocket", self.sock).quiet
+
+
+class _ChannelSocket:
+    """As much of a socket as http.client and urllib3 use."""
+
+    def __init__(self, channel: Channel, hung_up: HungUp) -> None:
+        self._channel = channel
+        self._hung_up = hung_up
+        self._answered = False
+        self._ended = False
+
+    @property
+    def quiet(self) -> bool:
+        """Open, with nothing to read: between requests, anything else means that it is dead."""
+        if self._ended:
+            return False
+        self._channel.settimeout(0.001)
+        try:
+            self._channel.recv(1)
+        except TimeoutError:
+            return True
+        except (OSError, ClusterctlError):
+            return False
+        return False
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._channel.settimeout(seconds)
+
+    def sendall(self, data: bytes) -> None:
+        self._channel.send(bytes(data))
+
+    def receive(self, size: int) -> bytes:
+        data = self._channel.recv(size)
+        if not data:
+            self._ended = True
+            if not self._answered:
+                raise self._hung_up(self._channel)
+        self._answered = True
+        return data
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_ChannelReader(self))
+
+    def shutdown(self, _how: int) -> None:
+        self._channel.close_stdin()
+
+    def close(self) -> None:
+        self._ended = True
+        self._channel.close()
+
+
+class _ChannelReader(io.RawIOBase):
+    def __init__(self, sock: _ChannelSocket) -> None:
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._sock.receive(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

@@ -1,0 +1,108 @@
+"""A container as it should be against the one that is there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from clusterctl.containers.driver import Container
+from clusterctl.containers.spec import FINGERPRINT_LABEL, ContainerSpec, Mount
+
+
+@dataclass(frozen=True)
+class Keep:
+    """It was made from this very spec."""
+
+
+@dataclass(frozen=True)
+class Create:
+    """There is none."""
+
+
+@dataclass(frozen=True)
+class Recreate:
+    """It was made from another spec; what differs, in words."""
+
+    reasons: tuple[str, ...]
+
+
+Verdict = Keep | Create | Recreate
+
+
+def compare(spec: ContainerSpec, container: Container | None) -> Verdict:
+    """What to do about `container` so that it is as `spec` says.
+
+    The fingerprint decides; the fields only explain.
+    """
+    if container is None:
+        return Create()
+    if container.fingerprint == spec.fingerprint():
+        return Keep()
+    return Recreate(tuple(_reasons(spec, container)) or ("made by another version of clusterctl",))
+
+
+def _reasons(spec: ContainerSpec, container: Container) -> Iterator[str]:
+    if spec.image != container.image:
+        yield f"image: {_short(container.image)} -> {_short(spec.image)}"
+    if spec.command != container.command:
+        yield f"command: {' '.join(container.command)} -> {' '.join(spec.command)}"
+    yield from _environment(spec, container)
+    yield from _members("mount", _binds(container.mounts), _binds(spec.mounts))
+    yield from _pairs("ulimit", container.ulimits, spec.ulimits)
+    yield from _members("device", _devices(container), _devices(spec))
+    yield from _members("capability", container.capabilities, spec.capabilities)
+    yield from _pairs("label", _own(container.labels), _own(spec.labels), gone=False)
+    if spec.stop_timeout != container.stop_timeout:
+        yield f"stop timeout: {container.stop_timeout} s -> {spec.stop_timeout} s"
+
+
+def _environment(spec: ContainerSpec, container: Container) -> Iterator[str]:
+    """Names only: a value may be somebody's secret."""
+    for name in sorted(spec.env.keys() | container.env.keys()):
+        if name not in container.env:
+            yield f"environment: {name} is new"
+        elif name in spec.env and spec.env[name] != container.env[name]:
+            yield f"environment: {name} changes"
+        elif name not in spec.env and container.env[name] != container.image_env.get(name):
+            yield f"environment: {name} goes"
+
+
+def _devices(thing: ContainerSpec | Container) -> tuple[str, ...]:
+    return thing.cdi_devices + thing.devices + (("all GPUs",) if thing.all_gpus else ())
+
+
+def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Without the fingerprint, which always differs here, and the image's labels."""
+    return {
+        name: value
+        for name, value in labels.items()
+        if name.startswith("clusterctl.") and name != FINGERPRINT_LABEL
+    }
+
+
+def _binds(mounts: tuple[Mount, ...]) -> list[str]:
+    return [mount.bind for mount in mounts]
+
+
+def _members(what: str, before: Iterable[str], after: Iterable[str]) -> Iterator[str]:
+    had, wants = set(before), set(after)
+    yield from (f"{what}: {item} is new" for item in sorted(wants - had))
+    yield from (f"{what}: {item} goes" for item in sorted(had - wants))
+
+
+def _pairs(
+    what: str, before: Mapping[str, object], after: Mapping[str, object], *, gone: bool = True
+) -> Iterator[str]:
+    for name in sorted(before.keys() | after.keys()):
+        if name not in before:
+            yield f"{what}: {name}={after[name]} is new"
+        elif name not in after:
+            if gone:
+                yield f"{what}: {name} goes"
+        elif before[name] != after[name]:
+            yield f"{what}: {name} {before[name]} -> {after[name]}"
+
+
+def _short(image: str) -> str:
+    """The 12 hex digits that `docker images` shows."""
+    return image.removeprefix("sha256:")[:12]

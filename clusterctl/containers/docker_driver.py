@@ -1,0 +1,240 @@
+"""Docker on one host: docker-py over the transport's own connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import requests
+from docker.constants import DEFAULT_DOCKER_API_VERSION, MINIMUM_DOCKER_API_VERSION
+from docker.errors import APIError, DockerException, NotFound
+
+from clusterctl.containers import image_build, image_pull
+from clusterctl.containers.channel_http import ChannelAdapter
+from clusterctl.containers.create_request import create_request
+from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
+from clusterctl.containers.failures import engine_error
+from clusterctl.containers.inspected import container_from, image_from
+from clusterctl.containers.reference import repository_and_tag
+from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
+from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
+from clusterctl.transport.base import Channel, CommandResult, Transport
+from docker import APIClient
+
+DOCKER = ("docker",)
+ANSWER_LIMIT = 30.0
+"""Seconds that the engine may take for an answer. Inspect and list take milliseconds on an
+engine that works; removing a container with much written to it takes the longest."""
+
+_URL = "http://docker:80"
+
+
+class DockerDriver:
+    """`docker` is the client's command on the host, with global options where needed
+    (`-H unix:///...`). The first use connects."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        docker: Sequence[str] = DOCKER,
+        sudo: bool = True,
+        answer_limit: float = ANSWER_LIMIT,
+    ) -> None:
+        self._transport = transport
+        self._docker = tuple(docker)
+        self._sudo = sudo
+        self._limit = answer_limit
+        self._connecting = threading.Lock()
+        self._api: APIClient | None = None
+
+    @property
+    def host(self) -> str:
+        return self._transport.host.name
+
+    def version(self) -> EngineVersion:
+        with self._engine() as engine:
+            told = engine.version(api_version=False)
+            return EngineVersion(told["Version"], engine.api_version)
+
+    def image(self, reference: str) -> Image | None:
+        with self._engine() as engine:
+            try:
+                return image_from(engine.inspect_image(reference))
+            except NotFound:
+                return None
+
+    def images(self, labels: Mapping[str, str]) -> list[Image]:
+        wanted = [f"{name}={value}" for name, value in labels.items()]
+        with self._engine() as engine:
+            found = engine.images(filters={"label": wanted})
+            found.sort(key=lambda image: image["Created"], reverse=True)
+            return [image_from(engine.inspect_image(image["Id"])) for image in found]
+
+    def free_space(self) -> int:
+        with self._engine() as engine:
+            root = engine.info()["DockerRootDir"]
+        told = self._transport.run(["df", "-Pk", root], sudo=self._sudo)
+        if not told.ok:
+            raise CommandFailed(f"cannot tell the free space of {root}", detail=told.last_lines())
+        return int(told.stdout.splitlines()[-1].split()[3]) * 1024
+
+    def containers(self, cluster: str) -> list[Container]:
+        with self._engine() as engine:
+            found = engine.containers(all=True, filters={"label": f"{CLUSTER_LABEL}={cluster}"})
+            return [self._inspect(engine, container["Id"]) for container in found]
+
+    def find(self, name: str) -> Container | None:
+        with self._engine() as engine:
+            try:
+                found = self._inspect(engine, name)
+            except NotFound:
+                return None
+        # The engine also takes the beginning of an ID for a name.
+        return found if found.name == name else None
+
+    def run(self, spec: ContainerSpec) -> str:
+        with self._engine() as engine:
+            made = engine.create_container_from_config(create_request(spec), spec.name)["Id"]
+        try:
+            self.start(made)
+        except ClusterctlError:
+            self.remove(made)
+            raise
+        return cast("str", made)
+
+    def start(self, container: str) -> None:
+        with self._engine() as engine:
+            engine.start(container)
+
+    def stop(self, container: str, timeout: int) -> None:
+        with self._engine() as engine, contextlib.suppress(NotFound):
+            engine.stop(container, timeout=timeout)
+
+    def remove(self, container: str) -> None:
+        with self._engine() as engine, contextlib.suppress(NotFound):
+            engine.remove_container(container, v=True, force=True)
+
+    def logs(self, container: str, tail: int = 100) -> str:
+        with self._engine() as engine:
+            return cast("bytes", engine.logs(container, tail=tail)).decode(errors="replace")
+
+    def exec(
+        self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+    ) -> CommandResult:
+        return self._command(
+            "exec", "--interactive", container, *argv, stdin=stdin, timeout=timeout
+        )
+
+    def run_once(self, image: str, argv: Sequence[str], *, timeout: float = 120) -> CommandResult:
+        name = f"clusterctl-once-{secrets.token_hex(6)}"
+        options = ("--rm", "--network", "none", "--name", name, "--entrypoint", argv[0])
+        try:
+            return self._command("run", *options, image, *argv[1:], timeout=timeout)
+        except CommandTimedOut:
+            self.remove(name)  # what was ended is the client, not the container
+            raise
+
+    def tag(self, image: str, reference: str) -> None:
+        repository, tag = repository_and_tag(reference)
+        with self._engine() as engine:
+            engine.tag(image, repository, tag)
+
+    def pull(self, reference: str, say: Say) -> None:
+        # By the client: it uses the host's own login, where docker-py would send the operator's.
+        with self._open("pull", reference) as channel:
+            image_pull.follow(channel, say)
+
+    def build(
+        self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
+    ) -> None:
+        # Not docker-py's build, which would send all of the operator's registry logins along.
+        with self._engine() as engine:
+            answer = engine.post(
+                f"{_URL}/v{engine.api_version}/build",
+                params=image_build.parameters(reference, arguments),
+                data=image_build.context(dockerfile),
+                headers={"Content-Type": "application/x-tar"},
+                stream=True,
+                timeout=image_build.SILENCE_LIMIT,
+            )
+            with contextlib.closing(answer):
+                if not answer.ok:
+                    raise engine_error(json.loads(answer.content)["message"], self.host)
+                image_build.follow(answer.iter_lines(), say)
+
+    def remove_image(self, reference: str) -> None:
+        with self._engine() as engine, contextlib.suppress(NotFound):
+            engine.remove_image(reference)
+
+    def _command(self, *words: str, stdin: bytes = b"", timeout: float) -> CommandResult:
+        return self._transport.run(
+            [*self._docker, *words], stdin=stdin, sudo=self._sudo, timeout=timeout
+        )
+
+    def _open(self, *words: str) -> Channel:
+        return self._transport.open_channel([*self._docker, *words], sudo=self._sudo)
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[APIClient]:
+        """The API client; what it raises, as errors of ours."""
+        try:
+            with self._connecting:
+                self._api = self._api or self._connect()
+            yield self._api
+        except APIError as error:
+            raise engine_error(str(error.explanation or error), self.host) from error
+        except requests.Timeout as error:
+            raise EngineUnavailable(
+                "the Docker engine accepts connections and does not answer in time",
+                host=self.host,
+                hint="systemctl restart docker (containers with live-restore keep running)",
+            ) from error
+        except (requests.RequestException, DockerException) as error:
+            raise EngineUnavailable(
+                "the conversation with the Docker engine broke off",
+                host=self.host,
+                hint="systemctl status docker",
+                detail=str(error),
+            ) from error
+
+    def _connect(self) -> APIClient:
+        """A client that speaks the newest API both sides know.
+
+        The engine's own answer names it, so the first question is asked without a version.
+        """
+        first = self._client(MINIMUM_DOCKER_API_VERSION)
+        told = first.version(api_version=False)
+        spoken = min(told["ApiVersion"], DEFAULT_DOCKER_API_VERSION, key=_numbers)
+        oldest = told.get("MinAPIVersion", MINIMUM_DOCKER_API_VERSION)
+        return self._client(max(spoken, oldest, key=_numbers))
+
+    def _client(self, api: str) -> APIClient:
+        client = APIClient(base_url=_URL, version=api, timeout=int(self._limit))
+        client.trust_env = False
+        client.mount("http://", ChannelAdapter(self._dial, self._hung_up))
+        return client
+
+    def _dial(self) -> Channel:
+        return self._open("system", "dial-stdio")
+
+    def _hung_up(self, channel: Channel) -> Exception:
+        status = channel.wait(timeout=5)
+        said = channel.stderr_tail() or f"`docker system dial-stdio` ended with status {status}"
+        return engine_error(said, self.host, unavailable=True)
+
+    def _inspect(self, engine: APIClient, container: str) -> Container:
+        document = engine.inspect_container(container)
+        try:
+            image = image_from(engine.inspect_image(document["Image"]))
+        except NotFound:  # untagged and removed by force
+            return container_from(document, {})
+        return container_from(document, image.env)
+
+
+def _numbers(api: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in api.split("."))

@@ -1,0 +1,150 @@
+"""What clusterctl asks of a container engine on one host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec, Mount
+from clusterctl.errors import StepFailed
+from clusterctl.transport.base import CommandResult
+
+
+class EngineUnavailable(StepFailed):
+    """The engine is not installed, not running, hangs, or refuses us."""
+
+
+@dataclass(frozen=True)
+class EngineVersion:
+    version: str
+    api: str
+    """The newest API that both sides speak, such as `1.41`."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as the engine has it."""
+
+    id: str
+    """The config's digest, or the manifest's where containerd stores images: the same image
+    may have different IDs on two hosts."""
+    layers: tuple[str, ...]
+    """diff IDs of RootFS: equal wherever the image is."""
+    size: int
+    """Bytes, unpacked."""
+    tags: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = ""
+    """As Go says it: amd64, arm64."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container as the engine has it. `env` is the whole of it, the image's included."""
+
+    id: str
+    name: str
+    image: str
+    """Image ID."""
+    status: str
+    """created | running | paused | restarting | removing | exited | dead."""
+    exit_code: int
+    error: str
+    """The engine's own words for why it did not start."""
+    command: tuple[str, ...]
+    """Entry point and arguments."""
+    env: Mapping[str, str]
+    image_env: Mapping[str, str]
+    mounts: tuple[Mount, ...]
+    ulimits: Mapping[str, int]
+    cdi_devices: tuple[str, ...]
+    all_gpus: bool
+    devices: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    labels: Mapping[str, str]
+    stop_timeout: int
+    network: str
+    ipc: str
+    restart: str
+    """Name of the restart policy."""
+    init: bool
+    started_at: str = ""
+    """RFC 3339; changes with every start."""
+    restarts: int = 0
+    """Starts by the restart policy."""
+
+    @property
+    def running(self) -> bool:
+        return self.status == "running"
+
+    @property
+    def cluster(self) -> str | None:
+        """The cluster it belongs to; None for a container that clusterctl did not make."""
+        return self.labels.get(CLUSTER_LABEL)
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.labels.get(FINGERPRINT_LABEL)
+
+
+Say = Callable[[str], None]
+"""Takes one short line of progress at a time."""
+
+
+class ContainerDriver(Protocol):
+    """One host's engine. Every call is bounded in time, and raises EngineUnavailable when the
+    engine does not answer, StepFailed when it refuses."""
+
+    def version(self) -> EngineVersion: ...
+
+    def image(self, reference: str) -> Image | None:
+        """The image of that ID or tag, None when the host has none."""
+
+    def images(self, labels: Mapping[str, str]) -> list[Image]:
+        """The images with all of `labels`, newest first."""
+
+    def free_space(self) -> int:
+        """Bytes free where the engine keeps its data."""
+
+    def containers(self, cluster: str) -> list[Container]:
+        """The containers of that cluster, by label, stopped ones included."""
+
+    def find(self, name: str) -> Container | None:
+        """The container of exactly that name, whoever made it."""
+
+    def run(self, spec: ContainerSpec) -> str:
+        """Create and start; the ID. A container that cannot start is removed again."""
+
+    def start(self, container: str) -> None: ...
+
+    def stop(self, container: str, timeout: int) -> None:
+        """SIGTERM, and SIGKILL after `timeout` seconds. Stopping a stopped one is no error."""
+
+    def remove(self, container: str) -> None:
+        """Remove, running or not. Removing what is gone is no error."""
+
+    def logs(self, container: str, tail: int = 100) -> str:
+        """The last `tail` lines of stdout and stderr."""
+
+    def exec(
+        self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+    ) -> CommandResult:
+        """Run `argv` in a running container."""
+
+    def run_once(self, image: str, argv: Sequence[str], *, timeout: float = 120) -> CommandResult:
+        """Run `argv` in a throw-away container without network; it is gone afterwards."""
+
+    def tag(self, image: str, reference: str) -> None: ...
+
+    def pull(self, reference: str, say: Say) -> None:
+        """From its registry, with the host's own login."""
+
+    def build(
+        self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
+    ) -> None:
+        """Build an image without context on the host's network, and tag it."""
+
+    def remove_image(self, reference: str) -> None:
+        """Remove or untag. Removing what is gone is no error."""

@@ -1,0 +1,164 @@
+"""The engine's words for what went wrong, as a cause and a fix.
+
+The phrases are Docker's own (20.10 to 29), matched in lower case; what is not known here is
+passed on as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterctl.containers.driver import EngineUnavailable
+from clusterctl.errors import StepFailed
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`unavailable`: the engine itself, not the request, is at fault."""
+
+    summary: str
+    hint: str | None
+    unavailable: bool = False
+
+
+@dataclass(frozen=True)
+class _Known:
+    phrases: tuple[str, ...]
+    failure: Failure
+
+
+_KNOWN = (
+    _Known(
+        ("permission denied while trying to connect",),
+        Failure(
+            "the SSH user may not use the Docker engine",
+            "let the user become root by sudo, or: sudo usermod -aG docker USER",
+            unavailable=True,
+        ),
+    ),
+    _Known(
+        (
+            "cannot connect to the docker daemon",
+            "is the docker daemon running",
+            "dial-stdio",
+            "failed to open the raw stream",
+        ),
+        Failure(
+            "the Docker engine is not running",
+            "see why: systemctl status docker; journalctl -u docker -n 50",
+            unavailable=True,
+        ),
+    ),
+    _Known(
+        ("docker: not found", "docker: command not found", "command not found: docker"),
+        Failure("Docker is not installed", "clusterctl bootstrap", unavailable=True),
+    ),
+    _Known(
+        ("no such file or directory: docker", "docker: no such file or directory"),
+        Failure("Docker is not installed", "clusterctl bootstrap", unavailable=True),
+    ),
+    _Known(
+        ("no space left on device", "not enough free space"),
+        Failure(
+            "the disk that holds Docker's data is full",
+            "make room: docker system df; docker image prune",
+        ),
+    ),
+    _Known(
+        ("toomanyrequests", "too many requests", "pull rate limit"),
+        Failure(
+            "the registry refuses more pulls for now (rate limit)",
+            "log in on that host (docker login), wait, or set image_archive in the inventory",
+        ),
+    ),
+    _Known(
+        ("manifest unknown", "not found: manifest unknown", "manifest for", ": not found"),
+        Failure(
+            "the registry has no such image",
+            "check `image` in the inventory: name and tag",
+        ),
+    ),
+    _Known(
+        ("pull access denied", "unauthorized", "authentication required", "access to the resource"),
+        Failure(
+            "the registry refuses access: the image is private or does not exist",
+            "docker login on that host as root, or set image_archive in the inventory",
+        ),
+    ),
+    _Known(
+        ("no matching manifest for",),
+        Failure(
+            "the image does not exist for this host's processor architecture",
+            "choose an image built for it",
+        ),
+    ),
+    _Known(
+        (
+            "no such host",
+            "dial tcp",
+            "client.timeout exceeded",
+            "tls handshake timeout",
+            "network is unreachable",
+            "connection refused",
+        ),
+        Failure(
+            "the host cannot reach the registry",
+            "set image_archive in the inventory to a `docker save` file on this machine",
+        ),
+    ),
+    _Known(
+        ("could not select device driver", "unknown or invalid runtime name: nvidia"),
+        Failure(
+            "Docker cannot hand GPUs to containers: the NVIDIA container toolkit is missing",
+            "install nvidia-container-toolkit, then: nvidia-ctk runtime configure && "
+            "systemctl restart docker",
+        ),
+    ),
+    _Known(
+        ("unresolvable cdi devices", "cdi device injection failed", "unknown device"),
+        Failure(
+            "Docker does not know the GPUs by their CDI names",
+            "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        ),
+    ),
+    _Known(
+        ("nvidia-container-cli",),
+        Failure("the NVIDIA container toolkit cannot reach the driver", "nvidia-smi"),
+    ),
+    _Known(
+        ("error setting rlimit",),
+        Failure(
+            "the host refuses a limit that the container asks for",
+            "raise it: LimitNOFILE in the docker service, or ulimits of the host",
+        ),
+    ),
+    _Known(
+        ("devices cgroup isn't mounted", "cgroups: cgroup mountpoint does not exist"),
+        Failure("the host has no usable cgroups", "systemctl status; mount | grep cgroup"),
+    ),
+)
+
+
+def explain(message: str) -> Failure:
+    """The cause and the fix behind an engine's `message`."""
+    lowered = message.lower()
+    for known in _KNOWN:
+        if any(phrase in lowered for phrase in known.phrases):
+            return known.failure
+    return Failure(f"Docker says: {first_line(message)}", None)
+
+
+def engine_error(message: str, host: str | None = None, *, unavailable: bool = False) -> StepFailed:
+    """The error for an engine's `message`, which it keeps whole as detail.
+
+    `unavailable`: known to be the engine's own fault, whatever the words.
+    """
+    failure = explain(message)
+    kind = EngineUnavailable if unavailable or failure.unavailable else StepFailed
+    return kind(failure.summary, host=host, hint=failure.hint, detail=message.strip()[-4000:])
+
+
+def first_line(message: str) -> str:
+    """The first line that says something, at most 300 characters."""
+    lines = (line.strip() for line in message.splitlines())
+    return next((line[:300] for line in lines if line), "nothing")
