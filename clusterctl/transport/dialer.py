@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
+import logging
 import random
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -19,11 +18,16 @@ from clusterctl.errors import ClusterctlError, ConnectionFailed, Unreachable
 from clusterctl.transport import known_hosts
 from clusterctl.transport.authentication import KeyRing, Login
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.failures import bad_ssh_config, explain, host_key_problem, is_passing
+from clusterctl.transport.endpoint import Endpoint
+from clusterctl.transport.failures import bad_ssh_config, explain, is_passing
+from clusterctl.transport.host_keys import VerifyHostKey, preferring
 from clusterctl.transport.target import Target, jump_target
 
 TRIES = 3
-GLOBAL_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+
+# Without a handler, Python prints Paramiko's tracebacks to the terminal; what they say is in
+# the errors raised here.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Dialer:
@@ -98,11 +102,11 @@ class Dialer:
     def _open(self, endpoint: Endpoint, deadline: float) -> None:
         known = endpoint.known_hosts()
         connection = endpoint.connection
-        connection.client.set_missing_host_key_policy(_Verify(endpoint, known))
+        connection.client.set_missing_host_key_policy(VerifyHostKey(endpoint, known))
         connection.connect_kwargs = {
             "sock": self._socket(endpoint, deadline),
             "banner_timeout": max(0.1, deadline - time.monotonic()),
-            "transport_factory": _preferring(known_hosts.key_types(known, endpoint.known_name)),
+            "transport_factory": preferring(known_hosts.key_types(known, endpoint.known_name)),
             "auth_strategy": Login(
                 connection.user,
                 endpoint.target.name,
@@ -179,98 +183,7 @@ class Dialer:
             future.set_exception(error)
 
 
-class Endpoint:
-    """A target with ~/.ssh/config applied."""
-
-    def __init__(self, target: Target, connection: fabric.Connection) -> None:
-        self.target = target
-        self.connection = connection
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self.connection.host, self.connection.port
-
-    @property
-    def place(self) -> str:
-        host, port = self.address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    @property
-    def known_name(self) -> str:
-        alias = self.option("hostkeyalias")
-        return alias.lower() if alias else known_hosts.host_name(*self.address)
-
-    def option(self, name: str) -> str | None:
-        value = self.connection.ssh_config.get(name)
-        return value if isinstance(value, str) else None
-
-    def jump(self) -> str | None:
-        jump = self.target.ssh.proxy_jump or self.option("proxyjump")
-        return None if jump is None or jump.lower() == "none" else jump
-
-    def identities(self) -> list[Path]:
-        if self.target.ssh.identity_file:
-            return [self.target.ssh.identity_file]
-        return [Path(file) for file in self.connection.ssh_config.get("identityfile", [])]
-
-    def known_hosts_files(self) -> list[Path]:
-        """The first one is where a new key would be added."""
-        if self.target.ssh.known_hosts:
-            return [self.target.ssh.known_hosts.expanduser()]
-        users = (self.option("userknownhostsfile") or "~/.ssh/known_hosts").split()
-        return [Path(file).expanduser() for file in users] + [GLOBAL_KNOWN_HOSTS]
-
-    def known_hosts(self) -> list[known_hosts.Entry]:
-        return known_hosts.read(self.known_hosts_files())
-
-
-class _Verify(paramiko.MissingHostKeyPolicy):
-    """Judges every host key. Paramiko is given no known hosts of its own, so each key is
-    "missing" to it; Fabric's default would accept any."""
-
-    def __init__(self, endpoint: Endpoint, entries: Sequence[known_hosts.Entry]) -> None:
-        self._endpoint, self._entries = endpoint, entries
-
-    def missing_host_key(
-        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
-    ) -> None:
-        _ = client, hostname
-        shown = base64.b64encode(key.asbytes()).decode()
-        name, key_type = self._endpoint.known_name, key.get_name()
-        verdict = known_hosts.judge(self._entries, name, key_type, shown)
-        if verdict.kind == "known":
-            return
-        file, *_rest = self._endpoint.known_hosts_files()
-        target = self._endpoint.target
-        if verdict.kind == "unknown" and target.ssh.accept_new:
-            hashed = self._endpoint.option("hashknownhosts") == "yes"
-            known_hosts.append(file, name, key_type, shown, hashed=hashed)
-            return
-        raise host_key_problem(
-            verdict, target, name=name, key_type=key_type, key=shown, file=str(file)
-        )
-
-
 def _is_lost(future: Future[fabric.Connection]) -> bool:
     return (
         future.done() and future.exception() is None and not future.result().transport.is_active()
     )
-
-
-def _preferring(types: Sequence[str]) -> Any:
-    """A transport factory that asks the host for a key of a known type first."""
-
-    def make(sock: Any, **options: Any) -> paramiko.Transport:
-        transport = paramiko.Transport(sock, **options)
-        security = transport.get_security_options()
-        offered = tuple(security.key_types)
-        known = [name for name in offered if _key_type(name) in types]
-        security.key_types = [*known, *(name for name in offered if name not in known)]
-        return transport
-
-    return make
-
-
-def _key_type(algorithm: str) -> str:
-    """RSA keys are ssh-rsa in known_hosts and sign as rsa-sha2-*."""
-    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
