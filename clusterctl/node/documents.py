@@ -9,7 +9,7 @@ On a host, for the cluster NAME:
     /var/log/clusterctl/NAME/state.json          NodeState        replaced whole by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
-    /opt/clusterctl/VERSION/node.pyz             this package, runnable
+    /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class NodeDocument:
     """Per-node environment, the same that the container has."""
     expected: List[ExpectedNode]
     """Every node of the cluster, on every node."""
+    gcs_port: int = 6379
+    """Where the head's GCS listens; a worker watches it."""
+    accelerator: str = "nvidia"
+    """`nvidia` or `cpu`: whether nvidia-smi is asked what the container sees."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ class ServiceState:
     """Starts since the last time it was ready."""
     restarts: int = 0
     stage: str = ""
-    """While it loads: image | ray | weights | kv-cache | graphs | warm-up, from vLLM's log."""
+    """While it loads: ray | weights | kv-cache | graphs | warm-up | listening, from vLLM's
+    log; `detail` then has the line that says so."""
     ready_seconds: float = 0.0
     """From the start of the process to its first completion."""
     running: float = 0.0
@@ -142,7 +147,7 @@ class ServiceState:
 
 @dataclass(frozen=True)
 class NodeState:
-    """Everything `status` needs of a node, rewritten at least every 5 s."""
+    """Everything `status` needs of a node, rewritten at least every 3 s."""
 
     host: str
     role: str
@@ -150,7 +155,7 @@ class NodeState:
     """Unix seconds of writing: an old one means that the supervisor hangs or is gone."""
     version: str
     ray: str
-    """starting | up | down | backing-off."""
+    """waiting (a worker, for its head) | starting | up | down | backing-off."""
     ray_since: float
     ray_restarts: int
     ray_detail: str = ""
@@ -163,6 +168,16 @@ class NodeState:
     """Head only: the GCS's own list, dead ones included."""
     nodes_time: float = 0.0
     services: List[ServiceState] = field(default_factory=list)
+
+
+def config_dir(cluster: str) -> str:
+    """Where the documents and secrets of `cluster` are, on the host and in the container."""
+    return f"/etc/clusterctl/{cluster}"
+
+
+def log_dir(cluster: str) -> str:
+    """Where logs, the journal and the state are, on the host and in the container."""
+    return f"/var/log/clusterctl/{cluster}"
 
 
 def to_json(document: Any) -> str:

@@ -1,0 +1,94 @@
+"""The Ray contract: every expected node is there exactly once, as promised. Pure.
+
+Used by the supervisor before it starts a service, and by the controller through
+`ray_cluster.contract`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Callable, List, Sequence
+
+from clusterctl.node.documents import ExpectedNode, RayNode
+
+
+@dataclass(frozen=True)
+class Breach:
+    """One way in which Ray is not what was promised."""
+
+    host: str
+    summary: str
+    missing: bool = False
+    """The node is not there at all."""
+
+
+def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List[Breach]:
+    """Every breach; none means that the contract holds. Dead nodes explain missing ones."""
+    alive = [node for node in nodes if node.alive]
+    found: List[Breach] = []
+    for promise in expected:
+        found.extend(_of_node(promise, alive, nodes))
+    known = {promise.host for promise in expected}
+    found.extend(_unexpected(alive, known))
+    found.extend(_differing(alive, "Ray", lambda node: node.ray_version))
+    found.extend(_differing(alive, "Python", lambda node: node.python_version))
+    return found
+
+
+def free_gpus(nodes: Sequence[RayNode]) -> float:
+    """GPUs of living nodes that nothing holds."""
+    return sum(node.gpus - node.gpus_used for node in nodes if node.alive)
+
+
+def _of_node(
+    promise: ExpectedNode, alive: Sequence[RayNode], nodes: Sequence[RayNode]
+) -> List[Breach]:
+    same = [node for node in alive if node.name == promise.host]
+    if not same:
+        return [Breach(promise.host, _why_missing(promise, nodes), missing=True)]
+    if len(same) > 1:
+        places = ", ".join(sorted(node.node_ip for node in same))
+        return [Breach(promise.host, f"is in Ray {len(same)} times ({places})")]
+    return _as_promised(promise, same[0])
+
+
+def _as_promised(promise: ExpectedNode, node: RayNode) -> List[Breach]:
+    found: List[Breach] = []
+    if node.node_ip != promise.node_ip:
+        text = f"joined Ray as {node.node_ip}, and its node IP is {promise.node_ip}"
+        found.append(Breach(promise.host, text))
+    if node.gpus < promise.gpus:
+        text = f"brought {node.gpus:g} GPUs to Ray, and {promise.gpus} are promised"
+        found.append(Breach(promise.host, text))
+    return found
+
+
+def _why_missing(promise: ExpectedNode, nodes: Sequence[RayNode]) -> str:
+    reasons = [node.death_reason for node in nodes if node.name == promise.host and not node.alive]
+    if not reasons:
+        return "has not joined Ray"
+    return f"left Ray: {reasons[-1] or 'no reason given'}"
+
+
+def _unexpected(alive: Sequence[RayNode], known: set[str]) -> List[Breach]:
+    return [
+        Breach(node.name or node.node_ip, f"is in Ray at {node.node_ip}, and not in the inventory")
+        for node in alive
+        if node.name not in known
+    ]
+
+
+def _differing(
+    alive: Sequence[RayNode], what: str, version: Callable[[RayNode], str]
+) -> List[Breach]:
+    """The nodes whose version is not the commonest one, the head's where two are as common."""
+    known = [node for node in sorted(alive, key=lambda node: not node.head) if version(node)]
+    if not known:
+        return []
+    usual = Counter(version(node) for node in known).most_common(1)[0][0]
+    return [
+        Breach(node.name, f"runs {what} {version(node)}, and the others {usual}")
+        for node in known
+        if version(node) != usual
+    ]

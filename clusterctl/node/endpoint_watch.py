@@ -1,0 +1,144 @@
+"""Watches one attempt of a service from outside: is it ready, is it alive, is it stalled?
+
+Runs in a thread of its own, since a hung engine answers nothing for as long as it is asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Callable
+
+from clusterctl.node.endpoint import Endpoint, EndpointError
+from clusterctl.node.progress import Progress
+from clusterctl.node.timing import Timing
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known now. Replaced whole, so that another thread may read it at any time."""
+
+    ready: bool = False
+    stage: str = ""
+    """`listening` or `warm-up`, once the endpoint itself tells."""
+    running: float = 0.0
+    waiting: float = 0.0
+    tokens_per_second: float = 0.0
+    kv_cache_use: float = 0.0
+    stalled: str = ""
+    """Why the engine counts as stalled."""
+    error: str = ""
+    """What the last check that failed said."""
+
+
+class EndpointWatch:
+    """Climbs to readiness, TCP, /health, /v1/models, a completion; then keeps looking."""
+
+    def __init__(self, endpoint: Endpoint, timing: Timing) -> None:
+        self._endpoint = endpoint
+        self._timing = timing
+        self._ended = threading.Event()
+        self.reading = Reading()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """The thread ends after the call it is in."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        if self._climb():
+            self._set(ready=True, error="")
+            self._stay()
+
+    def _climb(self) -> bool:
+        """True once ready; False when stopped before that. The attempt's own deadline is kept
+        by the service."""
+        timing = self._timing
+        rungs: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("", self._check_port),
+            ("listening", lambda: self._endpoint.check_health(timing.http_timeout)),
+            ("listening", lambda: self._endpoint.check_model(timing.http_timeout)),
+            ("warm-up", lambda: self._endpoint.complete(timing.completion_timeout)),
+        )
+        return all(self._climb_one(stage, check) for stage, check in rungs)
+
+    def _climb_one(self, stage: str, check: Callable[[], None]) -> bool:
+        while not self._ended.is_set():
+            self._set(stage=stage)
+            try:
+                check()
+            except EndpointError as error:
+                self._set(error=str(error))
+                self._ended.wait(self._timing.connect_every)
+            else:
+                return True
+        return False
+
+    def _check_port(self) -> None:
+        if not self._endpoint.listens(self._timing.http_timeout):
+            raise EndpointError("not listening yet")
+
+    def _stay(self) -> None:
+        progress = Progress(self._timing.stall)
+        scrapes = _Misses(self._timing.canary_failures)
+        canaries = _Misses(self._timing.canary_failures)
+        canary_due = time.monotonic() + self._timing.canary_every
+        while not self._ended.wait(self._timing.scrape_every):
+            scrapes.note(self._attempt(lambda: self._scrape(progress)))
+            now = time.monotonic()
+            if progress.moved:
+                canaries.clear()
+            elif progress.idle and now >= canary_due:
+                canaries.note(self._attempt(self._send_canary))
+                # After a failure the next one follows at the next scrape.
+                canary_due = now if canaries.count else now + self._timing.canary_every
+            self._set(stalled=scrapes.verdict or canaries.verdict or progress.stalled(now))
+
+    def _scrape(self, progress: Progress) -> None:
+        metrics = self._endpoint.metrics(self._timing.http_timeout)
+        progress.update(time.monotonic(), metrics)
+        self._set(
+            running=metrics.running,
+            waiting=metrics.waiting,
+            kv_cache_use=metrics.kv_cache_use,
+            tokens_per_second=progress.tokens_per_second,
+        )
+
+    def _send_canary(self) -> None:
+        self._endpoint.complete(self._timing.canary_timeout)
+
+    def _attempt(self, check: Callable[[], None]) -> str:
+        """What went wrong, or nothing."""
+        try:
+            check()
+        except EndpointError as error:
+            self._set(error=str(error))
+            return str(error)
+        return ""
+
+    def _set(self, **changes: object) -> None:
+        self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
+
+
+class _Misses:
+    """Failures in a row of one kind of check."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+        self.verdict = ""
+
+    def note(self, error: str) -> None:
+        self.count = self.count + 1 if error else 0
+        self.verdict = f"{self.count} checks failed, the last: {error}" if self.is_full else ""
+
+    def clear(self) -> None:
+        self.count = 0
+        self.verdict = ""
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._limit

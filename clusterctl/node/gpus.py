@@ -1,0 +1,55 @@
+"""How many GPUs the container sees now.
+
+A `systemctl daemon-reload` on the host can take GPUs away from a running container
+(nvidia-container-toolkit issue 48); nvidia-smi is then the first to say so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Optional
+
+from clusterctl.node.timing import Timing
+
+NOT_LOOKED = -1
+
+
+class GpuCount:
+    """Asks `nvidia-smi -L` now and then, without ever waiting for it."""
+
+    def __init__(self, accelerator: str, timing: Timing) -> None:
+        self._asks = accelerator == "nvidia"
+        self._timing = timing
+        self._process: Optional[subprocess.Popen[str]] = None
+        self._asked = 0.0
+        self.visible = NOT_LOOKED
+
+    def tick(self, now: float) -> None:
+        """`now` is monotonic."""
+        if self._process is not None:
+            self._collect(now, self._process)
+        elif self._asks and (self._asked == 0.0 or now - self._asked > self._timing.gpus_every):
+            self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        self._asked = now
+        try:
+            self._process = subprocess.Popen(
+                ["nvidia-smi", "-L"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        except OSError:
+            self.visible = 0
+
+    def _collect(self, now: float, process: subprocess.Popen[str]) -> None:
+        if process.poll() is not None:
+            # A few lines per GPU: they fit into the pipe, so it never blocked on them.
+            text = process.communicate()[0]
+            self.visible = sum(line.startswith("GPU ") for line in text.splitlines())
+            self._process = None
+        elif now - self._asked > self._timing.gpus_timeout:
+            process.kill()
+            self.visible = 0

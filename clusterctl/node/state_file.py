@@ -1,0 +1,38 @@
+"""state.json: written whole, at every change and at least every few seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Optional
+
+from clusterctl.node.documents import NodeState, to_json
+
+
+class StateFile:
+    def __init__(self, path: Path, every: float) -> None:
+        """`every`: seconds after which an unchanged state is written again, so that its time
+        shows that the supervisor lives."""
+        self._path = path
+        self._every = every
+        self._last: Optional[NodeState] = None
+
+    def write(self, state: NodeState) -> None:
+        """Readers see the old or the new file, never half of one. A full disk is ignored:
+        the time in the old file tells."""
+        if self._last and not self._is_due(self._last, state):
+            return
+        self._last = state
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._path.with_name(f".{self._path.name}.new")
+            fresh.write_text(to_json(state), "utf-8")
+            os.replace(fresh, self._path)  # noqa: PTH105 - atomic, also over an existing file
+        except OSError:
+            return
+
+    def _is_due(self, last: NodeState, state: NodeState) -> bool:
+        same = dataclasses.replace(state, time=last.time, nodes_time=last.nodes_time)
+        changed = same != last
+        return changed or state.time - last.time >= self._every

@@ -1,0 +1,139 @@
+"""The node's supervisor: Ray on every node, the declared services on the head.
+
+One loop that never blocks looks at everything in turn. What may block, reading logs and
+asking endpoints, has threads of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Dict, List, Optional
+
+from clusterctl import __version__
+from clusterctl.node import versions
+from clusterctl.node.admission import Ground
+from clusterctl.node.declared import Declared
+from clusterctl.node.documents import NodeDocument, NodeState, ServiceDocument
+from clusterctl.node.gpus import GpuCount
+from clusterctl.node.journal import Journal
+from clusterctl.node.paths import NodePaths
+from clusterctl.node.ray_keeper import RayKeeper
+from clusterctl.node.ray_view import RayView, own_argv
+from clusterctl.node.service import Service
+from clusterctl.node.state_file import StateFile
+from clusterctl.node.timing import Timing
+
+
+class Supervisor:
+    """`run` lasts until `stop` is called, from a signal handler or another thread."""
+
+    def __init__(
+        self,
+        paths: NodePaths,
+        document: NodeDocument,
+        timing: Timing,
+        journal: Journal,
+        watch_argv: Optional[List[str]] = None,
+    ) -> None:
+        """`watch_argv` replaces the command line of ray-watch."""
+        self._document = document
+        self._timing = timing
+        self._paths = paths
+        self._journal = journal
+        self._versions = versions.probe()
+        self._declared = Declared(paths, journal)
+        self._ray = RayKeeper(document, paths, timing, journal, versions.labels(self._versions))
+        self._view = RayView(watch_argv or _watch_argv(document, timing), timing)
+        self._gpus = GpuCount(document.accelerator, timing)
+        self._services: Dict[str, Service] = {}
+        self._state_file = StateFile(paths.state, timing.state_every)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Ask for the end: services first, then Ray."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        self._journal.write("supervisor", "started", f"version {__version__}")
+        while not self._stopping.wait(self._timing.tick):
+            self._round(time.monotonic())
+        self._end()
+        self._journal.write("supervisor", "stopped")
+
+    def _round(self, now: float) -> None:
+        self._follow_node_document()
+        self._ray.tick(now)
+        self._gpus.tick(now)
+        if self._document.role == "head":
+            self._view.tick(now, self._ray.state == "up", self._document.env)
+            self._tick_services(now, self._declared.services())
+        self._state_file.write(self.state())
+
+    def _follow_node_document(self) -> None:
+        document = self._declared.node()
+        if document and document != self._document:
+            self._document = document
+            self._ray.follow(document)
+
+    def _tick_services(self, now: float, wanted: Dict[str, ServiceDocument]) -> None:
+        for name, document in wanted.items():
+            if name not in self._services:
+                self._services[name] = Service(document, self._paths, self._timing, self._journal)
+        ground = Ground(
+            self._document.expected,
+            self._view.fresh(),
+            self._ray.state == "up",
+            self._document.env,
+        )
+        for name, service in list(self._services.items()):
+            service.tick(now, wanted.get(name), ground)
+            if service.forgotten:
+                del self._services[name]
+
+    def _end(self) -> None:
+        """Services side by side, each within its own deadline; then what watched them."""
+        for service in self._services.values():
+            service.stop(time.monotonic())
+        while not all(service.stopped for service in self._services.values()):
+            now = time.monotonic()
+            for service in self._services.values():
+                service.finish_stop(now)
+            self._state_file.write(self.state())
+            time.sleep(self._timing.tick)
+        self._view.stop()
+        self._ray.stop()
+        self._state_file.write(self.state())
+
+    def state(self) -> NodeState:
+        snapshot = self._view.snapshot
+        return NodeState(
+            host=self._document.host,
+            role=self._document.role,
+            time=time.time(),
+            version=__version__,
+            ray=self._ray.state,
+            ray_since=self._ray.since,
+            ray_restarts=self._ray.restarts,
+            ray_detail=self._ray.detail,
+            ray_version=self._versions.ray,
+            python_version=self._versions.python,
+            vllm_version=self._versions.vllm,
+            gpus_visible=self._gpus.visible,
+            nodes=snapshot.nodes if snapshot else [],
+            nodes_time=snapshot.time if snapshot else 0.0,
+            services=[service.state() for service in self._services.values()],
+        )
+
+
+def _watch_argv(document: NodeDocument, timing: Timing) -> List[str]:
+    ip = f"[{document.head_ip}]" if ":" in document.head_ip else document.head_ip
+    address = f"{ip}:{document.gcs_port}"
+    return [
+        *own_argv(),
+        "ray-watch",
+        "--address",
+        address,
+        "--interval",
+        str(timing.watch_interval),
+    ]

@@ -1,0 +1,52 @@
+"""Every duration the supervisor lives by, in seconds, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Tests shorten them; nothing else does."""
+
+    tick: float = 0.2
+    """Pause between two rounds of the main loop."""
+    state_every: float = 3.0
+    """state.json is written at least this often."""
+
+    ray_backoff_first: float = 1.0
+    ray_backoff_max: float = 30.0
+    ray_steady: float = 60.0
+    """Up for this long, and the next failure counts as the first again."""
+    ray_stop: float = 10.0
+    """From SIGTERM to SIGKILL."""
+    head_poll: float = 1.0
+    """How often a worker looks at its head's GCS port."""
+    watch_interval: float = 1.0
+    """How often ray-watch asks the GCS: a few milliseconds of work."""
+    watch_silence: float = 20.0
+    """Without a line for this long, ray-watch is started anew."""
+
+    service_backoff_first: float = 2.0
+    service_backoff_max: float = 120.0
+    attempts_until_failed: int = 5
+    stop_limit: float = 70.0
+    """The longest that a service may take to stop, whatever its document says: Docker waits
+    90 s for the whole container."""
+    snapshot_age: float = 10.0
+    """An older report of ray-watch proves nothing."""
+
+    connect_every: float = 0.5
+    """How often a port that does not answer yet is tried."""
+    http_timeout: float = 10.0
+    completion_timeout: float = 120.0
+    """For the first completion, which may still compile something."""
+    canary_timeout: float = 30.0
+    canary_every: float = 30.0
+    canary_failures: int = 3
+    scrape_every: float = 5.0
+    stall: float = 120.0
+    """Requests there and no new token for this long is a stall."""
+
+    gpus_every: float = 60.0
+    gpus_timeout: float = 20.0

@@ -1,0 +1,119 @@
+"""The environment of every node container, as data.
+
+vLLM's Ray executor sends the whole environment of the process on the head to every worker,
+which takes from it what it does not have itself. So a variable that belongs to one node is
+set on every node, even where its value says nothing, and is named in the list of variables
+that vLLM does not carry over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import config_dir
+from clusterctl.ray_cluster.addresses import host_port
+from clusterctl.ray_cluster.topology import Node, Topology
+
+CACHE_DIR = "/var/cache/clusterctl"
+"""Compile caches and downloaded weights; the same path on the host and in the container."""
+
+NON_CARRY_OVER_FILE = "ray_non_carry_over_env_vars.json"
+"""The name that vLLM looks for in VLLM_CONFIG_ROOT."""
+
+PER_NODE = (
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_SOCKET_FAMILY",
+    "NCCL_SOCKET_IFNAME",
+    "VLLM_HOST_IP",
+)
+
+DEAD_NODE_DETECTION = {
+    "RAY_health_check_initial_delay_ms": "3000",
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "4000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+}
+"""A node that stopped answering is dead after 3 x (2 + 4) = 18 s; Ray's defaults took 66 s.
+Measured with these on Ray 2.60: 17 s for a raylet that was stopped, 5 s for one that was
+killed. A raylet whose GCS stays away ends after 20 s."""
+
+
+def node_environment(inventory: Inventory, topology: Topology, node: Node) -> dict[str, str]:
+    """Everything the container of `node` has in its environment; holds no secret.
+
+    What the inventory says under `env` wins, a host's over the cluster's.
+    """
+    return {
+        **_ray(inventory, topology),
+        **_vllm(inventory, node),
+        **_interfaces(node),
+        **inventory.env,
+        **inventory.host(node.host).env,
+    }
+
+
+def non_carry_over(inventory: Inventory, topology: Topology) -> str:
+    """The content of NON_CARRY_OVER_FILE: names of the variables that differ between nodes."""
+    environments = [node_environment(inventory, topology, node) for node in topology.nodes]
+    return json.dumps(sorted({*PER_NODE, *_differing(environments)})) + "\n"
+
+
+def config_root(cluster: str) -> str:
+    """VLLM_CONFIG_ROOT: the directory, on every host, that NON_CARRY_OVER_FILE goes into."""
+    return f"{config_dir(cluster)}/vllm"
+
+
+def _differing(environments: list[dict[str, str]]) -> set[str]:
+    names = {name for environment in environments for name in environment}
+    return {name for name in names if len({env.get(name) for env in environments}) > 1}
+
+
+def _ray(inventory: Inventory, topology: Topology) -> Mapping[str, str]:
+    environment = {
+        "RAY_ADDRESS": host_port(topology.head.node_ip, inventory.ray_ports.gcs),
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **DEAD_NODE_DETECTION,
+        **_authentication(inventory),
+    }
+    if inventory.accelerator == "nvidia":
+        # It ends workers when the host's memory is nearly full, which the page cache of a
+        # unified-memory GPU host is by design (vllm issue 28328).
+        environment["RAY_memory_monitor_refresh_ms"] = "0"
+    return environment
+
+
+def _authentication(inventory: Inventory) -> Mapping[str, str]:
+    """Said outright either way: Ray 2.61 changes what happens when it is left out."""
+    if inventory.allow_unauthenticated_ray:
+        return {"RAY_AUTH_MODE": "disabled"}
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": f"{config_dir(inventory.cluster)}/ray.token",
+    }
+
+
+def _vllm(inventory: Inventory, node: Node) -> Mapping[str, str]:
+    return {
+        "VLLM_HOST_IP": node.node_ip,
+        "VLLM_CACHE_ROOT": f"{CACHE_DIR}/vllm",
+        "VLLM_CONFIG_ROOT": config_root(inventory.cluster),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HOME": f"{CACHE_DIR}/huggingface",
+    }
+
+
+def _interfaces(node: Node) -> Mapping[str, str]:
+    """NCCL takes prefixes unless the list starts with `=`; Gloo takes exact names only."""
+    return {
+        "NCCL_SOCKET_IFNAME": "=" + ",".join(node.nccl_nics),
+        "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in node.node_ip else "AF_INET",
+        "GLOO_SOCKET_IFNAME": node.gloo_nic,
+        "NCCL_IB_DISABLE": "0" if node.rdma else "1",
+        "NCCL_IB_HCA": "=" + ",".join(node.rdma) if node.rdma else "",
+    }

@@ -1,0 +1,143 @@
+"""What a host runs: the arguments of `ray start`, the node's document, its container."""
+
+from __future__ import annotations
+
+from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host, Inventory, RayPorts
+from clusterctl.node import package
+from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, log_dir
+from clusterctl.ray_cluster.addresses import host_port
+from clusterctl.ray_cluster.environment import CACHE_DIR, node_environment
+from clusterctl.ray_cluster.topology import Node, Topology
+
+OBJECT_STORE_BYTES = 1_000_000_000
+"""vLLM keeps nothing in Ray's object store; the default would take 30 % of the memory."""
+
+NOFILE = 1_048_576
+STACK_BYTES = 67_108_864
+STOP_TIMEOUT = 90
+"""Seconds: 60 for running requests, the rest for vLLM and Ray to end by themselves."""
+
+
+def container_name(cluster: str) -> str:
+    return f"clusterctl-{cluster}"
+
+
+def ray_argv(node: Node, head_ip: str, ports: RayPorts) -> list[str]:
+    """`ray start --block ...` for `node`, every port fixed below the ephemeral range."""
+    place = (
+        [
+            "--head",
+            f"--port={ports.gcs}",
+            f"--ray-client-server-port={ports.ray_client}",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={ports.dashboard}",
+            "--disable-usage-stats",
+        ]
+        if node.role == "head"
+        else [f"--address={host_port(head_ip, ports.gcs)}"]
+    )
+    return [
+        "ray",
+        "start",
+        "--block",
+        *place,
+        f"--node-ip-address={node.node_ip}",
+        f"--node-name={node.host}",
+        f"--num-gpus={node.gpus}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        *_port_flags(ports),
+    ]
+
+
+def _port_flags(ports: RayPorts) -> list[str]:
+    return [
+        f"--node-manager-port={ports.node_manager}",
+        f"--object-manager-port={ports.object_manager}",
+        f"--runtime-env-agent-port={ports.runtime_env_agent}",
+        f"--dashboard-agent-listen-port={ports.dashboard_agent_listen}",
+        f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}",
+        f"--metrics-export-port={ports.metrics_export}",
+        f"--min-worker-port={ports.min_worker}",
+        f"--max-worker-port={ports.max_worker}",
+    ]
+
+
+def expected_nodes(topology: Topology) -> list[ExpectedNode]:
+    """What the Ray contract holds the cluster to."""
+    return [ExpectedNode(node.host, node.node_ip, node.gpus) for node in topology.nodes]
+
+
+def node_document(inventory: Inventory, topology: Topology, node: Node) -> NodeDocument:
+    """What goes into node.json on the host of `node`."""
+    head_ip = topology.head.node_ip
+    return NodeDocument(
+        cluster=inventory.cluster,
+        host=node.host,
+        role=node.role,
+        node_ip=node.node_ip,
+        head_ip=head_ip,
+        ray_argv=ray_argv(node, head_ip, inventory.ray_ports),
+        env=node_environment(inventory, topology, node),
+        expected=expected_nodes(topology),
+        gcs_port=inventory.ray_ports.gcs,
+        accelerator=inventory.accelerator,
+    )
+
+
+def container_spec(
+    node: Node, image_id: str, inventory: Inventory, facts: HostFacts, topology: Topology
+) -> ContainerSpec:
+    """The node container. `image_id` as `docker image inspect` gives it."""
+    cdi, all_gpus = _gpu_access(inventory, node, facts)
+    return ContainerSpec(
+        name=container_name(inventory.cluster),
+        image=image_id,
+        command=("python3", package.install_path(), "supervise", "--cluster", inventory.cluster),
+        env=node_environment(inventory, topology, node),
+        mounts=_mounts(inventory, inventory.host(node.host)),
+        ulimits=_ulimits(node, facts),
+        cdi_devices=cdi,
+        all_gpus=all_gpus,
+        devices=("/dev/infiniband",) if node.rdma else (),
+        capabilities=("IPC_LOCK",) if node.rdma else (),
+        labels={
+            CLUSTER_LABEL: inventory.cluster,
+            "clusterctl.host": node.host,
+            "clusterctl.role": node.role,
+        },
+        stop_timeout=STOP_TIMEOUT,
+    )
+
+
+def _gpu_access(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[tuple[str, ...], bool]:
+    """CDI names, or whether `--gpus all` is used instead.
+
+    CDI first: with the older hook a `systemctl daemon-reload` takes the GPUs away from
+    running containers (nvidia-container-toolkit issue 48).
+    """
+    if inventory.accelerator != "nvidia" or not node.gpus:
+        return (), False
+    if facts.engine.cdi_spec_dirs:
+        return ("nvidia.com/gpu=all",), False
+    return (), True
+
+
+def _ulimits(node: Node, facts: HostFacts) -> dict[str, int]:
+    """No more open files than the host allows: a daemon without CAP_SYS_RESOURCE refuses to
+    start a container that asks for more. Locked memory is for RDMA alone."""
+    limits = {"nofile": min(NOFILE, facts.nofile_hard), "stack": STACK_BYTES}
+    return {**limits, "memlock": -1} if node.rdma else limits
+
+
+def _mounts(inventory: Inventory, host: Host) -> tuple[Mount, ...]:
+    own = package.install_dir()
+    return (
+        Mount(config_dir(inventory.cluster), config_dir(inventory.cluster), read_only=True),
+        Mount(log_dir(inventory.cluster), log_dir(inventory.cluster)),
+        Mount(own, own, read_only=True),
+        Mount(CACHE_DIR, CACHE_DIR),
+        Mount(inventory.models, inventory.models, read_only=True),
+        *(Mount(source, target) for source, target in sorted(host.mounts.items())),
+    )
