@@ -1,0 +1,159 @@
+"""Failures that concern the model itself: its memory, its files, its flags.
+
+The wordings come from logs of vLLM 0.7 to 0.19 and from its source (0.32). `{name}` in a text is
+the pattern's group of that name.
+"""
+
+from __future__ import annotations
+
+from clusterctl.serving.failure_signature import signature
+
+MEMORY = (
+    signature(
+        "context-too-long",
+        r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived "
+        r"max_model_len \(\w+=(?P<most>\d+)",
+        "--max-model-len {asked} is longer than the model's own context of {most} tokens",
+        "add -- --max-model-len {most}",
+    ),
+    signature(
+        "context-does-not-fit",
+        r"max seq len \((?P<asked>\d+)\).*KV cache is needed(?:.*estimated maximum model length is "
+        r"(?P<most>\d+))?",
+        "one request of {asked} tokens needs more KV cache than is left beside the weights",
+        "lower -- --max-model-len (vLLM's estimate: {most}), or add GPUs",
+    ),
+    signature(
+        "context-does-not-fit",
+        r"max seq len \((?P<asked>\d+)\) is larger than the maximum number of tokens that can be "
+        r"stored in KV cache \((?P<most>\d+)\)",
+        "one request of {asked} tokens needs more KV cache than is left beside the weights",
+        "add -- --max-model-len {most}, or add GPUs",
+    ),
+    signature(
+        "no-kv-memory",
+        r"No available memory for the cache blocks|Cannot auto-fit max_model_len",
+        "the weights and the working memory leave nothing of --gpu-memory-utilization for the "
+        "KV cache",
+        "raise -- --gpu-memory-utilization, lower --max-num-seqs, or use more GPUs: "
+        "clusterctl fit MODEL",
+    ),
+    signature(
+        "gpu-memory-taken",
+        r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less "
+        r"than desired",
+        "another process holds GPU memory: {free} of {total} GiB are free at the start",
+        "clusterctl exec -- nvidia-smi shows it; stop it, or lower -- --gpu-memory-utilization",
+    ),
+    signature(
+        "sampler-memory",
+        r"CUDA out of memory occurred when warming up sampler with (?P<count>\d+) dummy requests",
+        "the sampler's warm-up with {count} requests at once does not fit in GPU memory",
+        "lower -- --max-num-seqs",
+    ),
+    signature(
+        "gpu-out-of-memory",
+        r"OutOfMemoryError: CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)\. GPU "
+        r"(?P<gpu>\d+) has a total capacity of (?P<total>[\d.]+ GiB)",
+        "GPU {gpu} of {total} ran out of memory beside the KV cache (it wanted {size} more)",
+        "lower -- --gpu-memory-utilization so that more is left, lower --max-num-seqs, "
+        "or add --enforce-eager",
+    ),
+    signature(
+        "host-out-of-memory",
+        r"oom-kill|exit code:? ?-9\b|killed due to the node running low on memory|RayOutOfMemory",
+        "the host ran out of memory and a process was killed",
+        "lower -- --cpu-offload-gb, or load on fewer ranks per host",
+    ),
+    signature(
+        "disk-full",
+        r"No space left on device",
+        "a disk or /dev/shm is full",
+        "clusterctl exec -- df -h / /dev/shm",
+    ),
+    signature(
+        "bus-error",
+        r"Bus error|SIGBUS|exit code:? ?-7\b",
+        "shared memory (/dev/shm) is too small for what the ranks of one host share",
+        "clusterctl exec -- df -h /dev/shm; start the container with the host's IPC",
+    ),
+)
+
+MODEL = (
+    signature(
+        "heads-not-divisible",
+        r"Total number of attention heads \((?P<heads>\d+)\) must be divisible by tensor parallel "
+        r"size \((?P<tp>\d+)\)",
+        "--tp {tp} does not divide the model's {heads} attention heads",
+        "choose a --tp that divides {heads}, and --pp for the rest",
+    ),
+    signature(
+        "unknown-argument",
+        r"error: unrecognized arguments: (?P<what>.+)",
+        "this vLLM does not know {what}",
+        "leave it out, or use an image of a vLLM that has it",
+    ),
+    signature(
+        "no-weights",
+        r"Cannot find any model weights with `?(?P<path>[^`\s]+)",
+        "there are no weights in {path}",
+        "copy them there on every host, or serve random ones: -- --load-format dummy",
+    ),
+    signature(
+        "model-path-missing",
+        r"Invalid repository ID or local directory specified|Repo id must (?:be in the form|use)",
+        "the model's path does not exist in the container of this host, and is no Hub id either",
+        "the same path on every host, under `models` of the inventory: clusterctl check",
+    ),
+    signature(
+        "gated-model",
+        r"trying to access a gated repo|GatedRepoError|403 Client Error.*huggingface",
+        "the Hub gives this model only to those who accepted its licence",
+        "accept it on the model's page and run `hf auth login` on the host, or copy the weights",
+    ),
+    signature(
+        "hub-unknown",
+        r"RepositoryNotFoundError|401 Client Error.*huggingface",
+        "the Hub has no such model, or not for this account",
+        "check the name, or put the weights on the hosts",
+    ),
+    signature(
+        "no-network",
+        r"couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|OfflineModeIsEnabled"
+        r"|Max retries exceeded with url: \S*huggingface",
+        "the model is not on this host and the Hub cannot be reached from it",
+        "put the weights under `models` on every host",
+    ),
+    signature(
+        "damaged-weights",
+        r"HeaderTooLarge|SafetensorError",
+        "a weight file is cut short or is a git-lfs pointer",
+        "git lfs pull, or copy the model again",
+    ),
+    signature(
+        "architecture-unknown",
+        r"Model architectures (?P<names>\[.*?\]) are not supported|does not recognize this "
+        r"architecture",
+        "the vLLM in this image is older than the model",
+        "use a newer image",
+    ),
+    signature(
+        "needs-remote-code",
+        r"requires you to execute the configuration file|setting `?trust_remote_code=True",
+        "the model brings Python code of its own that has to be run",
+        "read that code, then add -- --trust-remote-code",
+    ),
+    signature(
+        "no-bfloat16",
+        r"Bfloat16 is only supported on GPUs with compute capability of at least 8\.0",
+        "a GPU of this cluster (before Ampere) cannot compute in bfloat16",
+        "add -- --dtype half",
+    ),
+    signature(
+        "chat-template-missing",
+        r"default chat template is no longer allowed|does not define a chat template|"
+        r"chat template .*not (?:found|provided)",
+        "the tokenizer has no chat template, so chat requests cannot be answered",
+        "add -- --chat-template PATH, or use /v1/completions",
+    ),
+)
