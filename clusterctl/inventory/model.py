@@ -81,7 +81,9 @@ class Nics(_Model):
     """Interface names by purpose; what is left out is chosen from the host's facts."""
 
     control: NicName | None = Field(
-        default=None, description="Carries Ray and the API; its address becomes the node's."
+        default=None,
+        description="Carries Ray and the API: its address becomes the node's, when "
+        "neither node_ip nor network.subnet says which.",
     )
     nccl: NicName | None = Field(
         default=None,
@@ -127,8 +129,8 @@ class Network(_Model):
 
     subnet: Subnet | None = Field(
         default=None,
-        description="The network that carries the cluster's traffic: on every host the interface "
-        "with an address in it is chosen, unless the host's nics say otherwise.",
+        description="The network that Ray and the API use: each host's address in it becomes the "
+        "node's, and its interface serves all purposes that the host's nics leave open.",
     )
 
 
@@ -185,8 +187,8 @@ class Host(_Model):
     )
     node_ip: IpAddress | None = Field(
         default=None,
-        description="Address that Ray uses. Default: the one on nics.control, else in "
-        "network.subnet, else chosen from the host's facts.",
+        description="Address that Ray uses. Default: the one in network.subnet, else on "
+        "nics.control, else the one that SSH connects to.",
     )
     nics: Nics = Field(default=Nics(), description="Interfaces by purpose.")
     gpus: Gpus = Field(

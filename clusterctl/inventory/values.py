@@ -62,6 +62,7 @@ SET_BY_CLUSTERCTL = {
     "NCCL_IB_HCA": "use `nics.rdma` of the host",
     "CUDA_VISIBLE_DEVICES": "Ray sets it for each rank; `gpus` says what the host has",
     "NVIDIA_VISIBLE_DEVICES": "clusterctl gives the container its GPUs; use `gpus` of the host",
+    "VLLM_CONFIG_ROOT": "clusterctl keeps there what every rank must read",
     "VLLM_API_KEY": "clusterctl makes the key on the head and keeps it out of listings",
     "HF_TOKEN": "a secret does not belong here, where every listing of the container shows it; "
     "mount a file and name it with HF_TOKEN_PATH",

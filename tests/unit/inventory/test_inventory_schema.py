@@ -17,6 +17,7 @@ from clusterctl.errors import InventoryError
 from clusterctl.inventory.load import load, read
 from clusterctl.inventory.model import Gpu, Host, Inventory, Network, Nics, Packages, RayPorts, Ssh
 from clusterctl.inventory.schema import render, schema
+from clusterctl.inventory.values import SET_BY_CLUSTERCTL
 
 EXAMPLES = Path(__file__).parents[3] / "inventory"
 VALIDATOR = Draft202012Validator(schema())
@@ -200,3 +201,12 @@ def test_what_load_accepts_the_schema_accepts(
     except InventoryError:
         return
     VALIDATOR.validate(data)
+
+
+def test_the_reference_names_every_key_and_every_reserved_variable() -> None:
+    text = (EXAMPLES.parent / "docs" / "inventory.md").read_text()
+    models: list[type[BaseModel]] = [Inventory, Ssh, Network, Host, Nics, Gpu, Packages]
+    keys = {
+        name for model in models for name, f in model.model_fields.items() if not f.exclude
+    } | set(SET_BY_CLUSTERCTL)
+    assert sorted(key for key in keys if key not in text) == []
