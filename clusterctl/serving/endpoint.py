@@ -1,0 +1,169 @@
+"""The API from a client's side: one real completion as proof, and a line to paste.
+
+`/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only a
+completion that came back proves a service.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import ConnectionFailed, StepFailed
+
+if TYPE_CHECKING:
+    import httpx
+
+PROMPT = "Say hello."
+CONNECT_TIMEOUT = 5.0
+"""Seconds to open the TCP connection."""
+
+KEY_VARIABLE = "CLUSTERCTL_API_KEY"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came back."""
+
+    text: str
+    """The answer; a reasoning model's thoughts where it gave nothing else yet."""
+    tokens: int
+    seconds: float
+    """From the request to the last byte."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a service answers, and how it is asked."""
+
+    url: str
+    """`http://10.0.0.1:8000`, without /v1."""
+    model: str
+    chat: bool
+    """Chat requests work: the tokenizer has a chat template. Else plain completions."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    def body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        """The JSON of a request."""
+        content = {"messages": [{"role": "user", "content": prompt}]}
+        asked: dict[str, Any] = content if self.chat else {"prompt": prompt}
+        return {"model": self.model, **asked, "max_tokens": max_tokens}
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL of an address and port; an IPv6 address gets its brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def complete(
+    endpoint: Endpoint,
+    api_key: str,
+    *,
+    deadline: float,
+    prompt: str = PROMPT,
+    max_tokens: int = 16,
+) -> Completion:
+    """Ask for one completion and wait for it, at most `deadline` seconds.
+
+    Raises ConnectionFailed when nothing answers, and StepFailed when what answers gives no
+    completion: late, refused, or something else than a completion.
+    """
+    started = time.monotonic()
+    answer = _post(endpoint, api_key, endpoint.body(prompt, max_tokens), deadline)
+    return _completion(endpoint, answer, time.monotonic() - started)
+
+
+def _post(endpoint: Endpoint, api_key: str, body: Mapping[str, Any], deadline: float) -> Any:
+    import httpx
+
+    timeout = httpx.Timeout(deadline, connect=min(CONNECT_TIMEOUT, deadline))
+    headers = {"Authorization": f"Bearer {api_key}"}
+    url = endpoint.url + endpoint.path
+    try:
+        # The operator's proxy settings are for the world outside, not for the cluster.
+        with httpx.Client(timeout=timeout, trust_env=False) as client:
+            return _answer(endpoint, client.post(url, json=body, headers=headers))
+    except httpx.ConnectError as error:
+        raise ConnectionFailed(
+            f"nothing answers at {endpoint.url}", hint="clusterctl status", detail=str(error)
+        ) from error
+    except httpx.TimeoutException as error:
+        raise StepFailed(
+            f"no completion from {endpoint.url} within {deadline:g} s",
+            hint="clusterctl status shows whether the engine is busy or stuck",
+        ) from error
+    except httpx.HTTPError as error:
+        raise StepFailed(
+            f"{endpoint.url} broke off the request", hint="clusterctl logs", detail=str(error)
+        ) from error
+
+
+_REFUSALS = {
+    401: ("refused the API key", "clusterctl bootstrap copies the head's key to where it belongs"),
+    404: ("serves no model called {model}", "clusterctl status names what it serves"),
+    503: ("is up and its engine is not", "clusterctl logs"),
+}
+
+
+def _answer(endpoint: Endpoint, response: httpx.Response) -> Any:
+    if response.is_success:
+        try:
+            return response.json()
+        except ValueError:
+            return response.text
+    code = response.status_code
+    reason, hint = _REFUSALS.get(code, (f"answered with HTTP status {code}", "clusterctl logs"))
+    raise StepFailed(
+        f"{endpoint.url} {reason.format(model=endpoint.model)}",
+        hint=hint,
+        detail=response.text[:2000],
+    )
+
+
+def _completion(endpoint: Endpoint, answer: Any, seconds: float) -> Completion:
+    try:
+        choice = answer["choices"][0]
+        tokens = int(answer["usage"]["completion_tokens"])
+        text = _text_of(choice)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise StepFailed(
+            f"{endpoint.url} answered with something that is no completion",
+            hint=f"is another program on that port? curl {shlex.quote(endpoint.url)}/version",
+            detail=str(answer)[:2000],
+        ) from error
+    return Completion(text, tokens, seconds)
+
+
+def _text_of(choice: Mapping[str, Any]) -> str:
+    message = choice.get("message")
+    if message is None:
+        return str(choice["text"])
+    thoughts = message.get("reasoning") or message.get("reasoning_content")
+    return str(message.get("content") or thoughts or "")
+
+
+def key_line(ssh: Sequence[str], key_path: str, *, sudo: bool) -> str:
+    """A shell line that puts the service's key into a variable, without showing it.
+
+    The key stays out of the screen, of the shell's history and of log files; it is fetched over
+    the same SSH that clusterctl uses. `ssh` is the command up to the host, as argv.
+    """
+    remote = shlex.join([*(["sudo"] if sudo else []), "cat", key_path])
+    return f'export {KEY_VARIABLE}="$({shlex.join([*ssh, remote])})"'
+
+
+def curl_line(endpoint: Endpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
+    """A request to paste into a shell, once `key_line` was."""
+    body = json.dumps(endpoint.body(prompt, max_tokens), ensure_ascii=False)
+    url = shlex.quote(endpoint.url + endpoint.path)
+    return (
+        f'curl -s {url} -H "Authorization: Bearer ${KEY_VARIABLE}" '
+        f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    )
