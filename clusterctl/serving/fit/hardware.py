@@ -1,0 +1,189 @@
+"""GPUs by name, with the memory that PyTorch reports for them, and `--gpus 2xH200`.
+
+`memory_gib` is `torch.cuda.mem_get_info()[1]`, the figure that vLLM multiplies with
+--gpu-memory-utilization; it is less than the marketing size and less than nvidia-smi's. Each
+was read off a public log or issue, named at the entry. Bandwidth (GB/s) and dense bf16 TFLOP/s
+(fp16 before Ampere) are the vendor's data sheets; they only order layouts by speed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from clusterctl.errors import UsageError
+
+REPORTED_SHARE = 0.985
+"""PyTorch's total over nvidia-smi's, for a GPU that is not in the catalogue. The catalogue's own
+GPUs lie between 0.972 (T4) and 0.993 (H100)."""
+
+_MARKETING_SHARE = 0.93
+"""PyTorch's GiB over the vendor's GB, for a name that says the size and nothing else does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of GPU. `capability`: compute capability x 10. `multiprocessors`: SMs."""
+
+    name: str
+    memory_gib: float
+    capability: int
+    bandwidth: float
+    tflops: float
+    multiprocessors: int
+    source: str = ""
+    assumed: bool = False  # the memory is an estimate, not a reading
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """bf16 needs compute capability 8.0 (vllm/platforms/cuda.py)."""
+        return self.capability >= 80
+
+    @property
+    def has_native_fp8(self) -> bool:
+        """fp8 arithmetic needs 8.9; below, vLLM decompresses weights with Marlin kernels."""
+        return self.capability >= 89
+
+
+_CATALOGUE: tuple[Gpu, ...] = (
+    Gpu("T4", 14.58, 75, 320, 65, 40, "datawhalechina/self-llm#162"),
+    Gpu("V100-16GB", 15.77, 70, 900, 125, 80, "16 GB card, scaled from V100-32GB", assumed=True),
+    Gpu("V100-32GB", 31.74, 70, 900, 125, 80, "seed 001:36 (vLLM 0.7.1 worker.py)"),
+    Gpu("A10", 22.09, 86, 600, 125, 72, "public out-of-memory reports"),
+    Gpu("A10G", 22.06, 86, 600, 70, 80, "public out-of-memory reports"),
+    Gpu("A30", 23.50, 80, 933, 165, 56, "RB-Modulation#5", assumed=True),
+    Gpu("A40", 44.40, 86, 696, 150, 84, "as L40: same 46068 MiB", assumed=True),
+    Gpu("A100-40GB", 39.50, 80, 1555, 312, 108, "TianheWu/CoSeR#10"),
+    Gpu("A100-80GB", 79.25, 80, 1935, 312, 108, "levihsu/OOTDiffusion#235"),
+    Gpu("A800-80GB", 79.33, 80, 2039, 312, 108, "hahnyuan/PB-LLM#3"),
+    Gpu("H100", 79.11, 90, 3350, 989, 132, "vllm-project/vllm#27508"),
+    Gpu("H100-NVL", 93.00, 90, 3900, 835, 132, "ali-vilab/VACE#56"),
+    Gpu("H800", 79.11, 90, 3350, 989, 132, "as H100", assumed=True),
+    Gpu("H20", 95.00, 90, 4000, 148, 78, "public out-of-memory reports"),
+    Gpu("H200", 139.80, 90, 4800, 989, 132, "public out-of-memory reports"),
+    Gpu("B200", 178.35, 100, 8000, 2250, 148, "public out-of-memory reports"),
+    Gpu("L4", 22.03, 89, 300, 121, 58, "public out-of-memory reports"),
+    Gpu("L40", 44.40, 89, 864, 181, 142, "QwenLM/Qwen3-VL#2097"),
+    Gpu("L40S", 44.40, 89, 864, 362, 142, "as L40: same 46068 MiB", assumed=True),
+    Gpu("RTX 2080 Ti", 10.75, 75, 616, 54, 68, "11264 MiB card, scaled", assumed=True),
+    Gpu("RTX 3080 10GB", 9.77, 86, 760, 119, 68, "10240 MiB card, scaled", assumed=True),
+    Gpu("RTX 3080 20GB", 19.58, 86, 760, 119, 68, "public out-of-memory reports"),
+    Gpu("RTX 3090", 23.69, 86, 936, 142, 82, "seed 002:17 (vLLM 0.7.2 worker.py)"),
+    Gpu("RTX 4090", 23.64, 89, 1008, 165, 128, "TMElyralab/MuseTalk#76"),
+    Gpu("RTX 5080", 15.48, 120, 960, 113, 84, "vllm-project/vllm#14452"),
+    Gpu("RTX 5090", 31.36, 120, 1792, 210, 170, "public out-of-memory reports"),
+    Gpu("RTX A5000", 23.68, 86, 768, 111, 64, "zai-org/GLM-4#730"),
+    Gpu("RTX A6000", 47.40, 86, 768, 155, 84, "49140 MiB card, scaled", assumed=True),
+)
+
+_OTHER_NAMES = {
+    "a100": "A100-80GB",
+    "a100sxm480gb": "A100-80GB",
+    "a100pcie80gb": "A100-80GB",
+    "a10080gbpcie": "A100-80GB",
+    "a100sxm440gb": "A100-40GB",
+    "a100pcie40gb": "A100-40GB",
+    "a800": "A800-80GB",
+    "a800sxm480gb": "A800-80GB",
+    "a80080gbpcie": "A800-80GB",
+    "v100": "V100-32GB",
+    "v100sxm232gb": "V100-32GB",
+    "v100sxm332gb": "V100-32GB",
+    "v100pcie32gb": "V100-32GB",
+    "v100sxm216gb": "V100-16GB",
+    "v100pcie16gb": "V100-16GB",
+    "h10080gbhbm3": "H100",
+    "h100pcie": "H100",
+    "h100sxm": "H100",
+    "h200nvl": "H200",
+    "3080": "RTX 3080 10GB",
+    "rtx3080": "RTX 3080 10GB",
+    "3090": "RTX 3090",
+    "4090": "RTX 4090",
+    "5090": "RTX 5090",
+    "5080": "RTX 5080",
+    "2080ti": "RTX 2080 Ti",
+}
+
+CPU = Gpu("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has the size it is told")
+"""vLLM on a CPU; VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes says how much it may use."""
+
+_ITEM = re.compile(r"^(?:(\d{1,3})\s*[x*]\s*)?(.+)$", re.IGNORECASE)
+_SIZED = re.compile(r"^(.*):\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|g)?$", re.IGNORECASE)
+
+
+def _folded(name: str) -> str:
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    for brand in ("nvidia", "geforce", "tesla", "quadro"):
+        plain = plain.removeprefix(brand)
+    return plain
+
+
+_BY_NAME = {_folded(gpu.name): gpu for gpu in _CATALOGUE}
+
+
+def known_gpus() -> tuple[Gpu, ...]:
+    """The catalogue, smallest capability first within a line of products."""
+    return _CATALOGUE
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """The catalogue's entry for a name as people or nvidia-smi write it."""
+    folded = _folded(name)
+    return _BY_NAME.get(_folded(_OTHER_NAMES.get(folded, folded)))
+
+
+def gpu_of_host(name: str, smi_mib: int | None = None) -> Gpu:
+    """The GPU that a host or an inventory names; `smi_mib` is nvidia-smi's memory.total.
+
+    A name outside the catalogue gets the memory of nvidia-smi less what the driver keeps.
+    An RTX 3080 of 20 GB calls itself like one of 10 GB, so a size that contradicts the
+    catalogue wins over it.
+    """
+    found = find_gpu(name)
+    reported = (smi_mib or 0) / 1024 * REPORTED_SHARE
+    if found is None:
+        return Gpu(name, reported, 80, 1000, 150, 108, "nvidia-smi", assumed=True)
+    if reported and abs(reported / found.memory_gib - 1) > 0.05:
+        twin = _BY_NAME.get(_folded(f"{name} {round((smi_mib or 0) / 1024)}GB"))
+        return twin or replace(found, memory_gib=reported, source="nvidia-smi", assumed=True)
+    return found
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """`2xH200`, `RTX 3090,H800`, `4xMyGPU:47.5`: one Gpu for each. Raises UsageError."""
+    found: list[Gpu] = []
+    for item in text.split(","):
+        match = _ITEM.match(item.strip())
+        if match is None or match[1] == "0":
+            raise UsageError(f"--gpus {text!r}: cannot read {item.strip()!r}", hint=_HOW)
+        found += [_parse_one(match[2].strip())] * int(match[1] or 1)
+    return tuple(found)
+
+
+_HOW = "write it as 2xH200, as RTX3090,H800, or with the memory PyTorch reports: 2xMyGPU:47.5"
+
+
+def _parse_one(name: str) -> Gpu:
+    sized = _SIZED.match(name)
+    if sized:
+        return _with_memory(sized[1].strip(), float(sized[2]))
+    found = find_gpu(name)
+    if found is None:
+        raise UsageError(f"--gpus: no GPU called {name!r} is known", hint=_suggestion(name))
+    return found
+
+
+def _with_memory(name: str, memory_gib: float) -> Gpu:
+    if memory_gib <= 0:
+        raise UsageError(f"--gpus {name}: a GPU has more than 0 GiB", hint=_HOW)
+    base = find_gpu(name) or Gpu(name or "GPU", 0.0, 80, 1000, 150, 108, assumed=True)
+    return replace(base, memory_gib=memory_gib, source="as given", assumed=False)
+
+
+def _suggestion(name: str) -> str:
+    close = get_close_matches(_folded(name), list(_BY_NAME), n=3, cutoff=0.5)
+    names: Sequence[str] = [_BY_NAME[key].name for key in close]
+    return f"did you mean {', '.join(names)}? {_HOW}" if names else _HOW

@@ -1,0 +1,83 @@
+"""Memory of a rank that neither weights nor activations explain: measured, not derived.
+
+These are the least certain figures of a plan; `margin_gib` says by how much, and a measured
+value of the same GPU and image replaces them (`Measured`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from clusterctl.serving.fit.rules import Rules
+
+Fabric = Literal["none", "nvlink", "pcie", "network"]
+"""What connects the ranks of a tensor parallel group; `none` for a single rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What an earlier start on a host reported, in GiB; None is unknown."""
+
+    runtime_gib: float | None = None
+    graphs_gib: float | None = None
+
+
+_V0_ALONE = 0.09
+_V0_JOINED = 0.40
+"""`non_torch_memory` in the logs of seeds 001 (one V100) and 002 (two 3090s)."""
+
+_ALONE = 0.30
+"""CUDA modules, cuBLAS workspaces and buffers of the model runner. 26 public starts of vLLM 0.19
+on an H100 (llm-d-planner's capacity planner validation): 0.25 outside PyTorch and 0.05 in it."""
+
+_JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "nvlink": 2.1}
+"""With NCCL: 0.40 over PCIe (seeds 002, 004); 2.1 over NVLink (the same public H100 starts), of
+which NVLink's own buffers are most; over sockets less was measured than over NVLink."""
+
+_SPREAD: dict[Fabric, float] = {"none": 0.15, "pcie": 0.4, "network": 0.8, "nvlink": 0.8}
+"""How far starts of the same kind lay from these figures."""
+
+_GRAPHS_ALONE = 0.9
+_GRAPHS_JOINED = 1.6
+"""Seeds 000 and 003 print 0.42, 0.86, 0.93 and 1.11 GiB as vLLM's own estimate on one GPU,
+seeds 002 and 004 0.85 and 1.99 with TP 2: the middle of each."""
+
+_GRAPHS_SPREAD = 0.5
+
+
+def runtime_gib(rules: Rules, tp: int, fabric: Fabric, measured: Measured | None = None) -> float:
+    """GiB outside weights, activations and graphs."""
+    if measured and measured.runtime_gib is not None:
+        return measured.runtime_gib
+    if rules.engine_v0:
+        return _V0_JOINED if tp > 1 else _V0_ALONE
+    return _JOINED[fabric] if tp > 1 else _ALONE
+
+
+def graphs_gib(tp: int, *, eager: bool, measured: Measured | None = None) -> float:
+    """GiB that captured CUDA graphs take; 0 with --enforce-eager."""
+    if eager:
+        return 0.0
+    if measured and measured.graphs_gib is not None:
+        return measured.graphs_gib
+    return _GRAPHS_JOINED if tp > 1 else _GRAPHS_ALONE
+
+
+def margin_gib(
+    rules: Rules,
+    fabric: Fabric,
+    *,
+    eager: bool,
+    unknown: bool,
+    weights_gib: float,
+    measured: Measured | None = None,
+) -> float:
+    """How far the free memory of a rank may be off, in GiB.
+
+    `unknown`: something about the model was assumed, which adds a tenth of its weights.
+    """
+    spread = 0.05 if measured and measured.runtime_gib is not None else _SPREAD[fabric]
+    if rules.graphs_charged and not eager and not (measured and measured.graphs_gib is not None):
+        spread += _GRAPHS_SPREAD
+    return spread + (0.1 * weights_gib if unknown else 0.003 * weights_gib)

@@ -1,0 +1,95 @@
+"""Which arithmetic a vLLM version uses for memory.
+
+Read in the sources of 0.7.2, 0.8.5.post1, 0.9.2, 0.10.2, 0.12.0, 0.15.1, 0.17.1, 0.18.0, 0.20.0,
+0.25.1, 0.29.0, 0.32.0 and 0.33.0 (config/cache.py, engine/arg_utils.py, config/vllm.py,
+v1/core/kv_cache_utils.py). A rule that changed between two of these starts where the source or
+the log says; else at the first version it was seen in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from clusterctl.serving.version import Version, parse_version, show_version
+
+Sampler = Literal["sort", "pivot"]
+
+NEWEST: Version = (0, 33, 0)
+"""The newest version whose source was read for this."""
+
+_OLDEST: Version = (0, 7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How one version counts. `notes`: what a reader of the plan should know about the choice."""
+
+    version: Version
+    engine_v0: bool
+    """The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only."""
+    utilization: float
+    """Default of --gpu-memory-utilization."""
+    sampler: Sampler
+    """Top-k/top-p by sorting the vocabulary, or by pivots (v1/sample/ops/topk_topp_triton.py)."""
+    graphs_charged: bool
+    """CUDA graphs are estimated and taken from the KV cache's share."""
+    tokens_from_concurrency: bool
+    """"KV cache size" is concurrency x max_model_len (hybrid models: differs from before)."""
+    in_flight_batches: bool
+    """Sliding windows reserve for every batch in flight: 2 with asynchronous scheduling."""
+    null_block_held: bool
+    """The start check plans with one block less than the pool has."""
+    spares_a100: bool
+    """A100 gets the small defaults of batch size (vllm#17885)."""
+    widest_from_160_gib: bool
+    """GPUs of 160 GiB and more get 16384 batched tokens."""
+    has_bitsandbytes: bool
+    notes: tuple[str, ...] = ()
+
+
+def rules_for(version: str | None) -> Rules:
+    """The rules of a version as people, images or `pip` write it.
+
+    A version that is newer than any read here, or that cannot be read, uses the newest rules and
+    says so in `notes`.
+    """
+    parsed = parse_version(version) if version else None
+    if parsed is None:
+        return _rules(NEWEST, _unread(version))
+    if parsed > (*NEWEST[:2], 99):
+        return _rules(parsed, (_outside(parsed, "newer", "newest", NEWEST),))
+    if parsed < _OLDEST:
+        return _rules(parsed, (_outside(parsed, "older", "oldest", _OLDEST),))
+    return _rules(parsed, ())
+
+
+def _outside(found: Version, how: str, end: str, rules: Version) -> str:
+    return (
+        f"vLLM {show_version(found)} is {how} than the {end} version known here: "
+        f"the rules of {show_version(rules)} apply"
+    )
+
+
+def _unread(version: str | None) -> tuple[str, ...]:
+    newest = show_version(NEWEST)
+    if version is None:
+        return (f"no vLLM version given: the rules of {newest} apply",)
+    return (f"{version!r} says no vLLM version: the rules of {newest} apply",)
+
+
+def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
+    return Rules(
+        version=version,
+        engine_v0=version < (0, 8, 0),
+        utilization=0.92 if version >= (0, 20, 0) else 0.9,
+        sampler="pivot" if version >= (0, 17, 0) else "sort",
+        graphs_charged=version >= (0, 21, 0),
+        tokens_from_concurrency=version >= (0, 21, 0),
+        in_flight_batches=version >= (0, 26, 0),
+        null_block_held=version >= (0, 26, 0),
+        spares_a100=version >= (0, 9, 0),
+        widest_from_160_gib=version >= (0, 26, 0),
+        has_bitsandbytes=version < (0, 29, 0),
+        notes=notes,
+    )

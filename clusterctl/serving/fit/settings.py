@@ -1,0 +1,88 @@
+"""What vLLM will run with once its defaults are filled in: they depend on model and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterctl.serving.fit.activations import Batch
+from clusterctl.serving.fit.hardware import CPU, Gpu
+from clusterctl.serving.fit.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
+from clusterctl.serving.fit.options import AUTO_LENGTH, ServeOptions
+from clusterctl.serving.fit.quantized import requested
+from clusterctl.serving.fit.rules import Rules
+from clusterctl.serving.fit.shape import ModelShape, Quantization
+
+_LARGE_GPU_GIB = 70
+_HUGE_GPU_GIB = 160
+_V0_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every default decided. Lengths in tokens; `element_bytes`: of a cached key or value."""
+
+    max_model_len: int
+    automatic_length: bool
+    utilization: float
+    batch: Batch
+    block_size: int
+    element_bytes: int
+    in_flight: int
+    quantization: Quantization | None
+    whole_windows: bool
+
+
+def settle(
+    shape: ModelShape, options: ServeOptions, rules: Rules, head: Gpu, tp: int = 1, pp: int = 1
+) -> Settings:
+    """Fill in vLLM's defaults. `head`: the GPU of the process that starts the engine; vLLM takes
+    the batch defaults from it alone, whatever the other ranks have."""
+    length = options.max_model_len
+    wanted = shape.context if length is None or length == AUTO_LENGTH else length
+    batch = _batch(options, rules, head, wanted, tp * pp)
+    batches = 1
+    if rules.in_flight_batches:
+        batches = pp if pp > 1 else (2 if options.async_scheduling else 1)
+    return Settings(
+        max_model_len=wanted,
+        automatic_length=length == AUTO_LENGTH,
+        utilization=options.utilization or rules.utilization,
+        batch=batch,
+        block_size=_block_size(shape, options, head),
+        element_bytes=1 if options.kv_cache_dtype.startswith("fp8") else 2,
+        in_flight=batch.tokens * batches,
+        quantization=requested(options.quantization, shape.quantization),
+        whole_windows=rules.engine_v0 or not options.hybrid_cache or rules.version < (0, 9, 2),
+    )
+
+
+def default_batch(rules: Rules, head: Gpu, length: int, ranks: int = 1) -> Batch:
+    """vLLM's own batch when none is asked for (engine/arg_utils.py, usage: API server).
+
+    0.7 without chunked prefill: as many tokens as the context has, at least 2048.
+    """
+    if head is CPU:
+        return Batch(2048 * ranks, 128 * ranks)
+    if rules.engine_v0:
+        return Batch(max(length, _V0_TOKENS), 256)
+    if rules.widest_from_160_gib and head.memory_gib >= _HUGE_GPU_GIB:
+        return Batch(16384, 1024)
+    spared = rules.spares_a100 and "a100" in head.name.lower()
+    if head.memory_gib >= _LARGE_GPU_GIB and not spared:
+        return Batch(8192, 1024)
+    return Batch(2048, 256)
+
+
+def _batch(options: ServeOptions, rules: Rules, head: Gpu, length: int, ranks: int) -> Batch:
+    default = default_batch(rules, head, length, ranks)
+    requests = options.max_num_seqs or default.requests
+    tokens = options.max_num_batched_tokens or max(default.tokens, requests)
+    return Batch(tokens, min(requests, tokens))
+
+
+def _block_size(shape: ModelShape, options: ServeOptions, head: Gpu) -> int:
+    if options.block_size:
+        return options.block_size
+    if head is CPU:
+        return DEFAULT_BLOCK if shape.is_latent else CPU_BLOCK
+    return LATENT_BLOCK if shape.is_latent else DEFAULT_BLOCK

@@ -1,0 +1,136 @@
+"""What of a model decides its memory: the data that every calculation here works on.
+
+`describe.describe` makes a `ModelShape` from config.json. All sizes are counts of elements or
+tokens; nothing here knows about GPUs, ranks or vLLM versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek V2 and later): what is cached is one latent vector."""
+
+    query_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One attention layer. `window`: tokens it looks back; None is all of them."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    chunk: int | None = None
+    latent: Latent | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    shares_cache: bool = False  # reads the KV cache of an earlier layer, has no own K and V
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """A feed-forward block of `width`; `gated` has three matrices, else two."""
+
+    width: int
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts of which each token uses `per_token`."""
+
+    count: int
+    per_token: int
+    width: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer. `norms`: vectors of the hidden size it keeps."""
+
+    attention: Attention | None
+    mlp: Mlp | None
+    experts: Experts | None = None
+    norms: int = 2
+    per_layer_input: int = 0  # Gemma's per-layer embeddings: width of that input
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """A vision encoder, kept whole and unquantised on every rank."""
+
+    hidden: int
+    layers: int
+    mlp_width: int
+    heads: int
+    gated: bool
+    patch: int
+    positions: int  # vectors in the table of positions
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """cos and sin for every position: `positions` x `width` elements of the model's dtype."""
+
+    positions: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How weights are stored. `block`: side of fp8 scale blocks; None is one scale a tensor."""
+
+    method: str  # fp8, mxfp4, awq, gptq, bitsandbytes
+    bits: int
+    group: int = 128
+    block: int | None = None
+    zeros: bool = True  # AWQ and asymmetric GPTQ keep zero points
+    experts_only: bool = False  # mxfp4 of gpt-oss: everything but the experts stays bf16
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model as the memory sees it. `assumptions`: what was guessed, in sentences."""
+
+    name: str
+    architecture: str
+    hidden: int
+    vocab: int
+    tied: bool
+    context: int
+    context_key: str
+    dtype: str
+    layers: tuple[Layer, ...]
+    rotary: tuple[RotaryTable, ...] = ()
+    quantization: Quantization | None = None
+    tower: Tower | None = None
+    per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
+    assumptions: tuple[str, ...] = ()
+
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of every layer that has one, in order."""
+        return tuple(layer.attention for layer in self.layers if layer.attention)
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether its cache holds latent vectors (MLA)."""
+        return any(attention.latent for attention in self.attentions)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of the first layer; vLLM requires the TP size to divide them."""
+        return self.attentions[0].heads if self.attentions else 1
