@@ -43,6 +43,7 @@ class Launch:
     layout: Layout
     host: str
     """Address that the API listens on."""
+    port: int
     entry: Entry | None = None
     accelerator: Accelerator = "nvidia"
     version: Version | None = None
@@ -103,7 +104,7 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
     flags = [
         Argument("served-model-name", launch.served_names),
         Argument("host", (launch.host,)),
-        Argument("port", (str(launch.request.port),)),
+        Argument("port", (str(launch.port),)),
         Argument("tensor-parallel-size", (str(layout.tensor_parallel),)),
         Argument("pipeline-parallel-size", (str(layout.pipeline_parallel),)),
     ]

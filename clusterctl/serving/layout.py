@@ -19,7 +19,8 @@ Fits = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class HostGpus:
-    """One host's GPUs that nothing uses yet."""
+    """One host's GPUs that nothing uses, or that the service about to be replaced uses: else
+    serving it again would find another layout."""
 
     host: str
     free: int

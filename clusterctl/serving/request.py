@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.serving.vllm_flags import Argument, last_value, lay_over, without
 
-DEFAULT_PORT = 8000
-"""vLLM's own default."""
-
 _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
 
 _SERVICE_FLAGS = (
@@ -71,7 +68,7 @@ class Request:
     pipeline_parallel: int | None = None
     data_parallel: int = 1
     host: str | None = None
-    port: int = DEFAULT_PORT
+    port: int | None = None
     given: tuple[Argument, ...] = ()
     """All other flags, from the config file and the command line."""
     api_key: str | None = field(default=None, repr=False)
@@ -186,13 +183,13 @@ class _Reader:
             self.fail(f"--{flag} {text}: not a whole number")
             return None
 
-    def port(self, option: int | None) -> int:
+    def port(self, option: int | None) -> int | None:
         number = self.number("port")
         typed = last_value(self.extra, "port")
         if option is not None and typed is not None and number != option:
             self.fail(f"--port {option} and -- --port {typed} contradict each other")
-        port = next((p for p in (option, number) if p is not None), DEFAULT_PORT)
-        if not 1 <= port <= 65535:
+        port = option if option is not None else number
+        if port is not None and not 1 <= port <= 65535:
             self.fail(f"--port {port}: ports are 1 to 65535")
         return port
 

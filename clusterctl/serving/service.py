@@ -25,6 +25,11 @@ def served_names(request: Request, model: Model) -> tuple[str, ...]:
     return (request.name or model.served_name,)
 
 
+def document_name(request: Request, names: tuple[str, ...]) -> str:
+    """The service's name: the user's --name, else one made from what it serves."""
+    return request.name or service_name(names[0])
+
+
 def build_service(
     launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = READY_TIMEOUT
 ) -> ServiceDocument:
@@ -34,13 +39,13 @@ def build_service(
     environment = {**_environment(launch, ready_timeout), **(env or {})}
     layout = launch.layout
     return ServiceDocument(
-        name=launch.request.name or service_name(launch.served_names[0]),
+        name=document_name(launch.request, launch.served_names),
         model=launch.request.model,
         served_name=launch.served_names[0],
         argv=argv,
         env=environment,
         host=launch.host,
-        port=launch.request.port,
+        port=launch.port,
         tensor_parallel=layout.tensor_parallel,
         pipeline_parallel=layout.pipeline_parallel,
         gpus=layout.ranks,

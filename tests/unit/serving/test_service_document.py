@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from clusterctl.errors import UsageError
 from clusterctl.node.documents import ServiceDocument, from_json, to_json
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.layout import HostGpus, plan_layout
 from clusterctl.serving.model_name import resolve
+from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.service import build_service, difference, needs_restart, served_names
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -26,6 +30,7 @@ def document(*extra: str, name: str | None = None, tp: int = 2) -> ServiceDocume
         served_names=served_names(request, model),
         layout=plan_layout(None, PAIR, tensor_parallel=tp),
         host="10.0.0.1",
+        port=choose_port("qwen2.5-1.5b", request.port, []),
         entry=model.entry,
         version=(0, 33, 0),
     )
@@ -93,3 +98,23 @@ def test_patience_may_change_without_a_restart() -> None:
 
 def test_the_users_own_shutdown_timeout_is_kept() -> None:
     assert document("--shutdown-timeout", "5").shutdown_timeout == 5.0
+
+
+def test_a_service_keeps_its_port_and_a_new_one_gets_the_next_free() -> None:
+    running = [replace(document(), name="a", port=8000), replace(document(), name="b", port=8001)]
+
+    assert choose_port("a", None, running, listening={8000, 8001}) == 8000
+    assert choose_port("new", None, running, listening={8000, 8001, 8002}) == 8003
+    assert choose_port("b", 9000, running) == 9000
+    assert choose_port("a", 8000, running, listening={8000}) == 8000
+
+
+def test_a_port_in_use_names_its_owner_and_a_free_one() -> None:
+    running = [replace(document(), name="a", port=8000)]
+
+    with pytest.raises(UsageError, match="port 8000 is taken by the service a") as caught:
+        choose_port("new", 8000, running, listening={8000})
+    with pytest.raises(UsageError, match="another program on the head"):
+        choose_port("new", 22, running, listening={22})
+
+    assert caught.value.hint == "--port 8001 is free"

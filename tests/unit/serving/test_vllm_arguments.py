@@ -65,6 +65,7 @@ def launch(
         served_names=("m",),
         layout=layout,
         host="10.0.0.1",
+        port=8000,
         entry=by_alias(alias) if alias else None,
         accelerator="cpu" if cpu else "nvidia",
         version=version,
