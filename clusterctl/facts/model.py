@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -39,6 +40,23 @@ class NicFacts:
     """`physical`, `virtual`, `bridge`, `bond`, `vlan`, `loopback`."""
     numa_node: int | None
     addresses: tuple[Address, ...]
+    lower: tuple[str, ...] = ()
+    """NICs under this one: the members of a bond or bridge, the parent of a VLAN."""
+    upper: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    """An InfiniBand or RoCE device."""
+
+    name: str
+    nics: tuple[str, ...]
+    link_layer: str
+    """`InfiniBand`, `Ethernet`."""
+    active: bool
+    """A port of it is up."""
+    rate: str
+    """In the kernel's words: `200 Gb/sec (4X HDR)`."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +67,20 @@ class GpuFacts:
     memory: int | None
     """Bytes; None where nvidia-smi says [N/A]."""
     driver: str
+    memory_used: int | None = None
+    mig: bool = False
+    """Split into MIG instances."""
+    compute_capability: str = ""
+    pci_bus: str = ""
 
 
 @dataclass(frozen=True)
 class GpuReport:
     gpus: tuple[GpuFacts, ...]
     error: str | None
-    """Why nvidia-smi gave none: not found, or its own words."""
+    """Why nvidia-smi gave none: not found, or its own words. With GPUs, what it says besides."""
+    pci_devices: int = 0
+    """NVIDIA GPUs that the PCI bus shows, with or without a driver."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +100,56 @@ class EngineFacts:
     runtimes: tuple[str, ...]
     rootless: bool
     error: str | None
+    client: str = ""
+    """Path of the `docker` command."""
+    containerd_store: bool = False
+    """Images live in containerd, compressed layers beside unpacked ones."""
+    hung: bool = False
+    """The daemon was asked and did not answer."""
+    podman: bool = False
+    """`docker` is Podman under that name."""
+
+    @property
+    def snap(self) -> bool:
+        """Docker from a snap: it sees only part of the file system."""
+        return "/snap/" in f"{self.client}/" or self.data_root.startswith("/var/snap/")
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """A container of ours, found by its label."""
+
+    id: str
+    name: str
+    image: str
+    """The image's ID."""
+    labels: Mapping[str, str]
+    state: str
+    """`created`, `running`, `paused`, `restarting`, `exited`, `dead`."""
+    exit_code: int
+    started_at: str
+    """RFC 3339; of the last start."""
+    restarts: int
+    """By the restart policy, since the container was made."""
+    oom_killed: bool = False
+    error: str = ""
+    """Why the engine could not start it."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """The image that the probe was asked for."""
+
+    id: str
+    tags: tuple[str, ...]
+    digests: tuple[str, ...]
+    layers: tuple[str, ...]
+    """RootFS layers: equal between hosts for equal content, unlike `id`, which depends on
+    the image store."""
+    size: int
+    """Bytes, as the image store counts them."""
+    architecture: str
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -111,16 +186,38 @@ class HostFacts:
     """1 (or hybrid) or 2."""
     nofile_hard: int
     clock: float
-    """Unix seconds when the probe ran."""
+    """Unix seconds when the probe ended."""
     clock_offset: float
-    """Seconds ahead of the operator's clock, less half the round trip."""
+    """Seconds ahead of the operator's clock; too low by the time of the answer's way back."""
     user: str
     root: bool
     """The user is root, or may become root by sudo."""
     sudo_error: str | None
     python3: str | None
+    """Its path."""
     listening_ports: tuple[int, ...]
     """TCP ports in use, from /proc/net/tcp and tcp6."""
+    uid: int = -1
+    """Of the user whom the probe ran as: 0 under sudo."""
+    memory_available: int | None = None
+    """Bytes, in the kernel's estimate."""
+    python3_version: str = ""
+    """`3.11`; empty where the file name does not tell."""
+    rdma: tuple[RdmaDevice, ...] = ()
+    rdma_nodes: tuple[str, ...] = ()
+    """Such as /dev/infiniband/uverbs0."""
+    cdi_specs: tuple[str, ...] = ()
+    """Files in /etc/cdi and /var/run/cdi."""
+    nvidia_ctk: str | None = None
+    """Path of the NVIDIA container toolkit's command."""
+    unknown: tuple[str, ...] = ()
+    """What could not be read, a sentence each. The field it would fill holds its empty value:
+    0, "", () or None."""
+
+    def disk(self, path: str) -> Disk | None:
+        """The measured disk of `path`, or of the longest measured directory above it."""
+        above = [d for d in self.disks if f"{path}/".startswith(f"{d.path.rstrip('/')}/")]
+        return max(above, key=lambda disk: len(disk.path), default=None)
 
     def nic(self, name: str) -> NicFacts | None:
         return next((nic for nic in self.nics if nic.name == name), None)

@@ -1,0 +1,130 @@
+"""The container engine, our containers and the image, out of what `docker` said."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from clusterctl.facts.model import ContainerFacts, EngineFacts, ImageFacts
+from clusterctl.facts.sections import Section
+
+
+def _not_running(
+    *,
+    client: str = "",
+    error: str | None = None,
+    installed: bool = True,
+    hung: bool = False,
+    podman: bool = False,
+) -> EngineFacts:
+    return EngineFacts(
+        installed=installed, running=False, version="", api_version="", storage="", data_root="",
+        cgroup_driver="", cgroup_version="", cdi_spec_dirs=(), runtimes=(), rootless=False,
+        error=error, client=client, hung=hung, podman=podman,
+    )  # fmt: skip
+
+
+ABSENT = _not_running(installed=False)
+GARBLED = _not_running(error="what `docker info` said could not be read")
+
+_TIMED_OUT = 124
+"""Exit status of `timeout` when it had to end its command."""
+
+
+def parse_engine(section: Section | None, api: Section | None) -> EngineFacts:
+    """What `docker info` and `docker version` say. Raises ValueError where it is something else."""
+    if section is None:
+        return ABSENT
+    client, *lines = section.lines
+    if section.status == _TIMED_OUT:
+        return _not_running(client=client, error="the Docker daemon does not answer", hung=True)
+    info = _first_object(lines)
+    if "host" in info and "store" in info:
+        return _not_running(
+            client=client, error="`docker` is Podman under another name", podman=True
+        )
+    if not info.get("ServerVersion"):
+        return _not_running(client=client, error=_why(info, lines))
+    return _running(client, info, api)
+
+
+def _running(client: str, info: dict[str, Any], api: Section | None) -> EngineFacts:
+    status = info.get("DriverStatus") or []
+    return EngineFacts(
+        installed=True,
+        running=True,
+        version=info["ServerVersion"],
+        api_version=api.lines[0].strip() if api and api.lines else "",
+        storage=info.get("Driver", ""),
+        data_root=info.get("DockerRootDir", ""),
+        cgroup_driver=info.get("CgroupDriver", ""),
+        cgroup_version=str(info.get("CgroupVersion", "")),
+        cdi_spec_dirs=tuple(info.get("CDISpecDirs") or ()),
+        runtimes=tuple(sorted(info.get("Runtimes") or ())),
+        rootless="name=rootless" in (info.get("SecurityOptions") or ()),
+        error=None,
+        client=client,
+        containerd_store=any("io.containerd.snapshotter" in str(entry) for entry in status),
+    )
+
+
+def _why(info: dict[str, Any], lines: list[str]) -> str:
+    """The daemon's absence in docker's words: in JSON from new clients, as text from old."""
+    words = info.get("ServerErrors") or [line for line in lines if not line.startswith("{")]
+    return " ".join(str(word).strip() for word in words) or "the Docker daemon did not answer"
+
+
+def _first_object(lines: list[str]) -> dict[str, Any]:
+    """The line that is a JSON object: warnings may stand before it. {} when none is."""
+    for line in lines:
+        if line.startswith("{"):
+            value = json.loads(line)
+            return value if isinstance(value, dict) else {}
+    return {}
+
+
+def parse_containers(section: Section | None) -> tuple[ContainerFacts, ...]:
+    """Our containers, running or not. Raises ValueError when docker would not list them."""
+    if section is None:
+        return ()
+    if section.status != 0:
+        raise ValueError(" ".join(section.lines) or f"docker ps ended with {section.status}")
+    objects = (json.loads(line) for line in section.lines if line.startswith("{"))
+    return tuple(_container(value) for value in objects)
+
+
+def _container(value: dict[str, Any]) -> ContainerFacts:
+    state = value["state"]
+    return ContainerFacts(
+        id=value["id"],
+        name=value["name"].removeprefix("/"),
+        image=value["image"],
+        labels=dict(value["labels"] or {}),
+        state=state["Status"],
+        exit_code=int(state.get("ExitCode", 0)),
+        started_at=state.get("StartedAt", ""),
+        restarts=int(value.get("restarts") or 0),
+        oom_killed=bool(state.get("OOMKilled", False)),
+        error=state.get("Error", ""),
+    )
+
+
+def parse_image(section: Section | None) -> ImageFacts | None:
+    """The image; None when the host does not have it. Raises ValueError when docker failed."""
+    if section is None:
+        return None
+    value = _first_object(section.lines)
+    if not value:
+        words = " ".join(section.lines)
+        if "no such image" in words.lower():
+            return None
+        raise ValueError(words or f"docker ended with {section.status}")
+    return ImageFacts(
+        id=value["id"],
+        tags=tuple(value["tags"] or ()),
+        digests=tuple(value["digests"] or ()),
+        layers=tuple(value["layers"] or ()),
+        size=int(value["size"]),
+        architecture=value["architecture"],
+        labels=dict(value["labels"] or {}),
+    )

@@ -1,0 +1,117 @@
+"""Ask a host for all its facts, in one round trip."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files as resource_files
+
+from clusterctl.errors import AuthenticationRejected, CommandFailed, CommandTimedOut
+from clusterctl.facts.model import GpuReport
+from clusterctl.facts.parse import Probe, parse_probe
+from clusterctl.facts.sections import split_sections
+from clusterctl.transport.base import CommandResult, Transport
+
+ENGINE_ROOT = "/var/lib/docker"
+"""Where Docker keeps images unless told otherwise: always measured, since the host may have no
+engine yet to ask."""
+
+
+@cache
+def probe_script() -> bytes:
+    return resource_files("clusterctl.facts").joinpath("probe.sh").read_bytes()
+
+
+def probe(
+    transport: Transport,
+    *,
+    disks: Sequence[str] = (),
+    files: Sequence[str] = (),
+    image: str | None = None,
+    sudo: bool = True,
+    limit: int = 5,
+    timeout: float = 30.0,
+) -> Probe:
+    """Facts of `transport.host`, and what else the caller wants of it in the same round trip.
+
+    disks    absolute paths whose file systems are measured; one that does not exist stands for
+             the nearest directory above it that does
+    files    absolute paths, or shell patterns such as `/etc/clusterctl/demo/services/*.json`,
+             whose content comes back
+    image    a reference or ID to look up in the engine
+    sudo     run as root where the user may: other users cannot ask the engine or read our files.
+             A host that refuses is asked again without (a second round trip), and says why
+    limit    whole seconds that one command on the host may take; docker and nvidia-smi run
+             beside the rest, so a hung one costs the limit and not more
+    timeout  seconds for the whole
+
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when the host has no POSIX shell.
+    """
+    arguments = [f"disk={path}" for path in dict.fromkeys((ENGINE_ROOT, *disks))]
+    arguments += [f"file={path}" for path in files]
+    arguments += [f"image={image}"] if image else []
+    question = _Question(transport, str(limit), tuple(_checked(arguments)), timeout)
+    try:
+        return question.ask(sudo=sudo)
+    except CommandTimedOut:
+        # `timeout` cannot end a command that hangs in the kernel, as nvidia-smi does on a GPU
+        # that fell off the bus.
+        rest = replace(question, arguments=(*question.arguments, "skip=gpus")).ask(sudo=sudo)
+    gpus = GpuReport(
+        (), f"nvidia-smi does not answer (waited {timeout:g} s)", rest.facts.gpus.pci_devices
+    )
+    return replace(rest, facts=replace(rest.facts, gpus=gpus))
+
+
+def _checked(arguments: Sequence[str]) -> Sequence[str]:
+    """A newline in a path would break the sections apart."""
+    for argument in arguments:
+        if any(ord(character) < 32 for character in argument):
+            raise ValueError(f"control character in {argument!r}")
+    return arguments
+
+
+@dataclass(frozen=True)
+class _Question:
+    transport: Transport
+    limit: str
+    arguments: tuple[str, ...]
+    timeout: float
+
+    def ask(self, *, sudo: bool) -> Probe:
+        """Under sudo when asked and allowed, else as the user."""
+        refusal = None
+        if sudo:
+            try:
+                return self._run(sudo=True, refusal=None)
+            except (AuthenticationRejected, CommandFailed) as error:
+                refusal = error.detail or error.summary
+        return self._run(sudo=False, refusal=refusal)
+
+    def _run(self, *, sudo: bool, refusal: str | None) -> Probe:
+        marker = f"section-{secrets.token_hex(12)}"
+        extra = () if sudo or refusal else ("sudo=test",)
+        result = self.transport.run(
+            ["sh", "-s", marker, self.limit, *self.arguments, *extra],
+            stdin=probe_script(),
+            sudo=sudo,
+            timeout=self.timeout,
+        )
+        received = time.time()
+        answer = split_sections(result.stdout, marker)
+        if not answer.complete:
+            raise _no_answer(result, self.transport.host.name, begun=answer.begun)
+        return parse_probe(answer, sudo_error=refusal, received=received)
+
+
+def _no_answer(result: CommandResult, host: str, *, begun: bool) -> CommandFailed:
+    what = "the probe was cut short" if begun else "the probe did not run"
+    return CommandFailed(
+        f"{what}: sh ended with {result.status}",
+        host=host,
+        hint="ssh into the host and run: sh -c 'echo ok'",
+        detail=result.last_lines(),
+    )

@@ -1,0 +1,202 @@
+"""Network interfaces, routes, ports and RDMA devices, out of a probe's text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from typing import Any
+
+from clusterctl.facts.model import Address, NicFacts, RdmaDevice
+from clusterctl.facts.sections import Section
+from clusterctl.facts.system import Files, first_line
+
+_LOOPBACK_TYPE = "772"
+"""ARPHRD_LOOPBACK."""
+
+_ADDRESS = re.compile(r"^\d+: ([^\s@]+)\S*\s+inet6? ([0-9a-fA-F.:]+)/(\d+).*?\bscope (\w+)")
+_INET6_SCOPES = {"00": "global", "10": "host", "20": "link", "40": "site", "80": "global"}
+_ROUTE_REJECT = 0x0200
+"""RTF_REJECT: an unreachable route, such as the kernel's own last default route on lo."""
+
+
+def parse_nics(files: Files, said: Section | None, paths: Sequence[str]) -> tuple[NicFacts, ...]:
+    """All NICs: their names and addresses from `ip`, or from /proc where there is no `ip`;
+    the rest from /sys/class/net."""
+    text = said.body.strip() if said else ""
+    if text.startswith("["):
+        links = {link["ifname"]: link for link in json.loads(text) if "ifname" in link}
+        found = {name: _json_addresses(link) for name, link in links.items()}
+    else:
+        links = {}
+        found = {name: [] for name in _device_names(files)}
+        for name, address in _text_addresses(text) if text else _proc_addresses(files):
+            found.setdefault(name, []).append(address)
+    return tuple(_nic(name, links.get(name, {}), found[name], files, paths) for name in found)
+
+
+def _nic(
+    name: str, link: dict[str, Any], addresses: list[Address], files: Files, paths: Sequence[str]
+) -> NicFacts:
+    directory = f"/sys/class/net/{name}"
+    state = link.get("operstate") or first_line(files, f"{directory}/operstate") or "unknown"
+    return NicFacts(
+        name=name,
+        mac=link.get("address") or first_line(files, f"{directory}/address"),
+        mtu=int(link.get("mtu") or first_line(files, f"{directory}/mtu") or 0),
+        state=str(state).lower(),
+        speed=_positive(first_line(files, f"{directory}/speed")),
+        kind=_kind(name, files, paths),
+        numa_node=_natural(first_line(files, f"{directory}/device/numa_node")),
+        addresses=tuple(addresses),
+        lower=_linked(paths, f"{directory}/lower_"),
+        upper=_linked(paths, f"{directory}/upper_"),
+    )
+
+
+def _kind(name: str, files: Files, paths: Sequence[str]) -> str:
+    directory = f"/sys/class/net/{name}"
+    if name == "lo" or first_line(files, f"{directory}/type") == _LOOPBACK_TYPE:
+        return "loopback"
+    for kind in ("bond", "bridge", "vlan"):
+        if f"DEVTYPE={kind}" in files.get(f"{directory}/uevent", ()):
+            return kind
+    return "physical" if f"{directory}/device" in paths else "virtual"
+
+
+def _linked(paths: Sequence[str], prefix: str) -> tuple[str, ...]:
+    return tuple(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
+
+
+def _positive(word: str) -> int | None:
+    """Drivers that do not know their speed say -1, or 2**32 - 1 when the link is down."""
+    number = int(word) if re.fullmatch(r"\d+", word) else 0
+    return number if 0 < number < 2**32 - 1 else None
+
+
+def _natural(word: str) -> int | None:
+    return int(word) if re.fullmatch(r"\d+", word) else None
+
+
+def _json_addresses(link: dict[str, Any]) -> list[Address]:
+    return [
+        Address(entry["local"], int(entry["prefixlen"]), entry.get("scope", "global"))
+        for entry in link.get("addr_info", ())
+        if entry.get("family") in ("inet", "inet6") and "local" in entry
+    ]
+
+
+def _text_addresses(text: str) -> list[tuple[str, Address]]:
+    """From `ip -o addr`, for a busybox `ip`, which has no JSON."""
+    matches = (_ADDRESS.match(line) for line in text.splitlines())
+    return [(m[1], Address(m[2], int(m[3]), m[4])) for m in matches if m]
+
+
+def _device_names(files: Files) -> list[str]:
+    """From /proc/net/dev; its first two lines are headings, and have a `|`."""
+    lines = (line for line in files.get("/proc/net/dev", ()) if "|" not in line)
+    return [line.partition(":")[0].strip() for line in lines if ":" in line]
+
+
+def _proc_addresses(files: Files) -> list[tuple[str, Address]]:
+    routes = _routes(files)
+    found: list[tuple[str, Address]] = []
+    for ip in _local_ipv4(files.get("/proc/net/fib_trie", ())):
+        for name, network, _, is_direct in routes:
+            if is_direct and network.prefixlen and ip in network:
+                found.append((name, Address(str(ip), network.prefixlen, "global")))
+                break
+        else:
+            if ip.is_loopback:
+                found.append(("lo", Address(str(ip), 8, "host")))
+    return found + _proc_ipv6(files.get("/proc/net/if_inet6", ()))
+
+
+def _local_ipv4(lines: Sequence[str]) -> list[IPv4Address]:
+    """Addresses of this host in fib_trie: a leaf `|-- IP` and below it `/32 host LOCAL`."""
+    found: dict[IPv4Address, None] = {}
+    leaf = None
+    for line in lines:
+        if match := re.search(r"\|-- (\S+)", line):
+            leaf = IPv4Address(match[1])
+        elif leaf is not None and "/32 host LOCAL" in line:
+            found[leaf] = None
+    return list(found)
+
+
+def _proc_ipv6(lines: Sequence[str]) -> list[tuple[str, Address]]:
+    """From if_inet6: address, index, prefix length, scope, flags, name."""
+    found = []
+    for line in lines:
+        digits, _, prefix, scope, _, name = line.split()
+        ip = str(IPv6Address(int(digits, 16)))
+        found.append((name, Address(ip, int(prefix, 16), _INET6_SCOPES.get(scope, "global"))))
+    return found
+
+
+def _routes(files: Files) -> list[tuple[str, IPv4Network, int, bool]]:
+    """/proc/net/route as (NIC, network, metric, direct); its numbers are little-endian hex."""
+    found = []
+    for line in files.get("/proc/net/route", ()):
+        fields = line.split()
+        if len(fields) < 8 or fields[0] == "Iface" or int(fields[3], 16) & _ROUTE_REJECT:
+            continue
+        network = IPv4Network((_ipv4(fields[1]), str(_ipv4(fields[7]))), strict=False)
+        found.append((fields[0], network, int(fields[6]), int(fields[2], 16) == 0))
+    return found
+
+
+def _ipv4(digits: str) -> IPv4Address:
+    return IPv4Address(bytes.fromhex(digits)[::-1])
+
+
+def parse_default_nic(files: Files) -> str | None:
+    """The NIC of the IPv4 default route with the lowest metric, else of the IPv6 one."""
+    ipv4 = [(metric, name) for name, net, metric, _ in _routes(files) if net.prefixlen == 0]
+    return min(ipv4 or _ipv6_defaults(files), default=(0, None))[1]
+
+
+def _ipv6_defaults(files: Files) -> list[tuple[int, str]]:
+    """Fields of ipv6_route: ..., [5] metric, [8] flags, [9] NIC; the probe sends defaults only."""
+    lines = (line.split() for line in files.get("/proc/net/ipv6_route", ()))
+    return [
+        (int(fields[5], 16), fields[9])
+        for fields in lines
+        if len(fields) == 10 and not int(fields[8], 16) & _ROUTE_REJECT
+    ]
+
+
+def parse_listening(files: Files) -> tuple[int, ...]:
+    """Ports of listening sockets: second field `ADDRESS:PORT` in hex."""
+    lines = (*files.get("/proc/net/tcp", ()), *files.get("/proc/net/tcp6", ()))
+    return tuple(sorted({int(line.split()[1].rpartition(":")[2], 16) for line in lines}))
+
+
+def parse_names(lines: Sequence[str]) -> tuple[str, ...]:
+    """Addresses, each once, from `getent ahosts`."""
+    found: dict[str, None] = {}
+    for line in lines:
+        ip = line.split()[0]
+        ip_address(ip.partition("%")[0])
+        found[ip] = None
+    return tuple(found)
+
+
+def parse_rdma(files: Files, paths: Sequence[str]) -> tuple[RdmaDevice, ...]:
+    devices = "/sys/class/infiniband/"
+    names = [path.removeprefix(devices) for path in paths if path.startswith(devices)]
+    return tuple(_rdma_device(name, files, paths) for name in names if "/" not in name)
+
+
+def _rdma_device(name: str, files: Files, paths: Sequence[str]) -> RdmaDevice:
+    directory = f"/sys/class/infiniband/{name}"
+    ports = sorted(path for path in files if path.startswith(f"{directory}/ports/"))
+    states = [files[path][0] for path in ports if path.endswith("/state")]
+    return RdmaDevice(
+        name=name,
+        nics=_linked(paths, f"{directory}/device/net/"),
+        link_layer=first_line(files, *(path for path in ports if path.endswith("/link_layer"))),
+        active=any("ACTIVE" in state for state in states),
+        rate=first_line(files, *(path for path in ports if path.endswith("/rate"))),
+    )

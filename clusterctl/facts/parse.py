@@ -1,0 +1,176 @@
+"""A probe's text becomes facts. Pure; what cannot be read is named in `HostFacts.unknown`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterctl.facts import docker_report, gpus, nics, system
+from clusterctl.facts.model import (
+    ContainerFacts,
+    Disk,
+    EngineFacts,
+    GpuReport,
+    HostFacts,
+    ImageFacts,
+    Os,
+)
+from clusterctl.facts.sections import Answer, Section, read_files
+
+CGROUP_V2 = "/sys/fs/cgroup/cgroup.controllers"
+"""This file stands at the root of a unified hierarchy only."""
+
+_SHM = "/dev/shm"  # noqa: S108  (measured on the host, not used here)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Everything one round trip brought."""
+
+    facts: HostFacts
+    files: Mapping[str, bytes | None]
+    """Content by path; None where there is no such file, under the pattern that was asked for.
+    A file that is there and may not be read is in `unreadable` instead."""
+    unreadable: tuple[str, ...]
+    containers: tuple[ContainerFacts, ...]
+    """Those with the label `clusterctl.cluster`, of any cluster and in any state."""
+    image: ImageFacts | None
+    """The image asked for; None when the host has not got it, or has no engine to ask."""
+
+
+def parse_probe(answer: Answer, *, sudo_error: str | None, received: float) -> Probe:
+    """`answer` as models.
+
+    `sudo_error` says why the probe did not run under sudo, where that was tried; `received`
+    is the operator's clock, in Unix seconds, when the answer had come.
+    """
+    containers = answer.read(
+        "our containers", (), docker_report.parse_containers, answer.find("containers")
+    )
+    image = answer.read("the image", None, docker_report.parse_image, answer.find("image"))
+    files, unreadable = _asked_files(answer)
+    facts = _Reader(answer, sudo_error).facts(received)
+    return Probe(facts, files, unreadable, containers, image)
+
+
+class _Reader:
+    """Reads each field of HostFacts from its section; a failure is that field's alone."""
+
+    def __init__(self, answer: Answer, sudo_error: str | None) -> None:
+        self._answer = answer
+        self._files = read_files(answer)
+        self._paths = [path for path in answer.lines("paths") if "*" not in path]
+        self._shell = answer.read("the shell", {}, system.parse_shell, answer.lines("shell"))
+        self._uid = answer.read("the user id", -1, system.parse_uid, self._files)
+        self._may_sudo, self._sudo_error = self._sudo(sudo_error)
+
+    def facts(self, received: float) -> HostFacts:
+        read, files, paths = self._answer.read, self._files, self._paths
+        python, _, python_version = self._shell.get("python3", "").partition(" ")
+        disks = self._disks()
+        rdma = read("RDMA devices", (), nics.parse_rdma, files, paths)
+        clock = read("the clock", 0.0, self._clock)
+        return HostFacts(
+            hostname=system.first_line(files, "/proc/sys/kernel/hostname"),
+            hostname_addresses=read(
+                "its own name", (), nics.parse_names, self._answer.lines("names")
+            ),
+            machine_id=system.first_line(files, "/etc/machine-id", "/var/lib/dbus/machine-id"),
+            boot_id=system.first_line(files, "/proc/sys/kernel/random/boot_id"),
+            os=self._os(),
+            cpus=read("the number of CPUs", 0, system.parse_cpus, files),
+            memory=read("memory", 0, system.parse_memory, files, "MemTotal"),
+            shm=disks[_SHM].total if _SHM in disks else 0,
+            disks=tuple(disk for path, disk in disks.items() if path != _SHM),
+            nics=read("NICs", (), nics.parse_nics, files, self._section("addresses"), paths),
+            default_nic=read("the default route", None, nics.parse_default_nic, files),
+            rdma_devices=tuple(device.name for device in rdma),
+            gpus=self._gpus(),
+            engine=self._engine(),
+            cgroup_version=2 if CGROUP_V2 in files else 1,
+            nofile_hard=read("the limit of open files", 0, self._nofile),
+            clock=clock,
+            clock_offset=clock - received if clock else 0.0,
+            user=self._shell.get("user", ""),
+            root=self._uid == 0 or self._may_sudo,
+            sudo_error=self._sudo_error,
+            python3=python or None,
+            listening_ports=read("listening ports", (), nics.parse_listening, files),
+            uid=self._uid,
+            memory_available=read("free memory", None, system.parse_memory, files, "MemAvailable"),
+            python3_version=python_version,
+            rdma=rdma,
+            rdma_nodes=tuple(path for path in paths if path.startswith("/dev/infiniband/")),
+            cdi_specs=tuple(path for path in paths if "/cdi/" in path),
+            nvidia_ctk=self._shell.get("nvidia-ctk"),
+            unknown=tuple(self._answer.unknown),
+        )
+
+    def _section(self, name: str) -> Section | None:
+        return self._answer.find(name)
+
+    def _sudo(self, refusal: str | None) -> tuple[bool, str | None]:
+        """Whether sudo works, and why not. A probe that ran under sudo has no such section."""
+        section = self._section("sudo")
+        if section is None or self._uid == 0:
+            return False, refusal
+        error = self._answer.read("sudo", "sudo said nothing", system.parse_sudo, section)
+        return error is None, error
+
+    def _clock(self) -> float:
+        start, end = self._section("clock"), self._section("end")
+        if start is None or end is None:
+            raise ValueError("the probe did not say")
+        return system.parse_clock(start, end)
+
+    def _nofile(self) -> int:
+        return system.parse_nofile(self._shell["nofile"])
+
+    def _os(self) -> Os:
+        machine = self._shell.get("machine", "")
+        unread = Os("", (), "", "", "", machine, "")
+        return self._answer.read(
+            "the operating system", unread, system.parse_os, self._files, machine
+        )
+
+    def _gpus(self) -> GpuReport:
+        garbled = GpuReport((), "what nvidia-smi said could not be read")
+        return self._answer.read(
+            "GPUs", garbled, gpus.parse_gpus, self._section("gpus"), self._files
+        )
+
+    def _engine(self) -> EngineFacts:
+        return self._answer.read(
+            "the container engine",
+            docker_report.GARBLED,
+            docker_report.parse_engine,
+            self._section("engine"),
+            self._section("api"),
+        )
+
+    def _disks(self) -> dict[str, Disk]:
+        """By path: those asked for, and where the engine keeps its images."""
+        found: dict[str, Disk] = {}
+        for section in self._answer.all("disks"):
+            found.update(self._answer.read("disks", {}, system.parse_disks, section))
+            self._answer.unknown.extend(system.df_complaints(section))
+        return found
+
+
+def _asked_files(answer: Answer) -> tuple[dict[str, bytes | None], tuple[str, ...]]:
+    files: dict[str, bytes | None] = {}
+    unreadable = []
+    for section in answer.all("file"):
+        try:
+            files[section.argument] = _content(section)
+        except ValueError:
+            unreadable.append(section.argument)
+    return files, tuple(unreadable)
+
+
+def _content(section: Section) -> bytes | None:
+    """None when there is no such file. Raises ValueError when it could not be read."""
+    if "!missing" in section.lines:
+        return None
+    return base64.b64decode("".join(section.lines), validate=True)

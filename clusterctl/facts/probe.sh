@@ -1,0 +1,276 @@
+#!/bin/sh
+# Says what this host is, in marked sections on stdout. Reads only, writes nothing anywhere.
+#
+#   sh -s MARKER LIMIT [disk=PATH] [file=PATTERN] [image=REF] [skip=gpus] [sudo=test] <probe.sh
+#
+# MARKER  a word that no output can contain by chance; every section starts with a line of it
+# LIMIT   whole seconds that one command may take before it is ended
+#
+# It must run under dash, busybox ash and bash, without root, with commands missing. A fork
+# costs more than all that a builtin does here, so files are read by two greps, not by cats.
+
+# Everything is in functions, called on the last line with stdin closed: half a script that
+# arrives does nothing, and no command can eat the rest of it.
+
+gpu_fields=index,uuid,name,memory.total,driver_version
+gpu_fields_more=memory.used,mig.mode.current,compute_cap,pci.bus_id
+
+# Not `{{json .}}`: that would carry the environment of the container off the host.
+container_format='{"id":{{json .Id}},"name":{{json .Name}},"image":{{json .Image}},'\
+'"labels":{{json .Config.Labels}},"state":{{json .State}},"restarts":{{json .RestartCount}}}'
+image_format='{"id":{{json .Id}},"tags":{{json .RepoTags}},"digests":{{json .RepoDigests}},'\
+'"layers":{{json .RootFS.Layers}},"size":{{json .Size}},"architecture":{{json .Architecture}},'\
+'"labels":{{if .Config}}{{json .Config.Labels}}{{else}}null{{end}}}'
+
+section() {
+  printf '\n%s %s\n' "$marker" "$1"
+}
+
+found() {
+  command -v "$1" >/dev/null 2>&1
+}
+
+bounded() {
+  if found timeout; then timeout "$limit" "$@"; else "$@"; fi
+}
+
+# Sets $existing to $1 or the nearest directory above it that exists.
+find_existing() {
+  existing=$1
+  while [ -n "$existing" ] && [ ! -e "$existing" ]; do existing=${existing%/*}; done
+  existing=${existing:-/}
+}
+
+clock() {
+  section clock
+  read -r uptime _ </proc/uptime
+  printf '%s ' "$uptime"
+  date +%s.%N
+}
+
+whole_files() {
+  section files
+  trie=
+  found ip || trie=/proc/net/fib_trie
+  # $trie is one word or none; a pattern that matches nothing is a file that grep -s passes over.
+  # shellcheck disable=SC2086
+  grep -s -H '' /etc/os-release /usr/lib/os-release /etc/machine-id /var/lib/dbus/machine-id \
+    /proc/sys/kernel/random/boot_id /proc/sys/kernel/osrelease /proc/sys/kernel/hostname \
+    /proc/net/dev /proc/net/route /proc/net/if_inet6 $trie \
+    /sys/class/net/*/speed /sys/class/net/*/mtu /sys/class/net/*/operstate \
+    /sys/class/net/*/address /sys/class/net/*/type /sys/class/net/*/uevent \
+    /sys/class/net/*/device/numa_node \
+    /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/link_layer \
+    /sys/class/infiniband/*/ports/*/rate \
+    /sys/fs/cgroup/cgroup.controllers
+}
+
+# Listening sockets (state 0A), the default IPv6 route, NVIDIA's and display devices on PCI.
+chosen_lines() {
+  section lines
+  grep -s -H -e '^MemTotal:' -e '^MemAvailable:' -e '^Uid:' -e '^Cpus_allowed_list:' \
+    -e ' 0A [0-9A-F]*:' -e '^00000000000000000000000000000000 00 ' \
+    -e '^0x10de$' -e '^0x030[02]' \
+    /proc/meminfo /proc/self/status /proc/net/tcp /proc/net/tcp6 /proc/net/ipv6_route \
+    /sys/bus/pci/devices/*/vendor /sys/bus/pci/devices/*/class
+}
+
+# Names alone say enough here, and the shell lists them without a fork.
+paths() {
+  section paths
+  printf '%s\n' /sys/class/net/*/device /sys/class/net/*/lower_* /sys/class/net/*/upper_* \
+    /sys/class/infiniband/* /sys/class/infiniband/*/device/net/* /dev/infiniband/* \
+    /etc/cdi/* /var/run/cdi/*
+}
+
+shell_facts() {
+  section shell
+  printf 'machine '
+  uname -m
+  printf 'nofile '
+  # shellcheck disable=SC3045  # -H and -n are in all three shells
+  ulimit -Hn
+  printf 'user %s\n' "${SUDO_USER:-${LOGNAME:-${USER:-}}}"
+  found nvidia-ctk && { printf 'nvidia-ctk '; command -v nvidia-ctk; }
+  found python3 && python
+  return 0
+}
+
+# The minor version is the name of the file that `python3` is: no need to start it.
+python() {
+  python=$(command -v python3)
+  version=
+  for candidate in "$python".[0-9] "$python".[0-9][0-9]; do
+    # shellcheck disable=SC3013  # -ef is in POSIX since 2024, and in all three shells
+    [ "$candidate" -ef "$python" ] && version=${candidate##*/python}
+  done
+  printf 'python3 %s %s\n' "$python" "$version"
+}
+
+own_name() {
+  section names
+  read -r name </proc/sys/kernel/hostname
+  found getent || { printf 'getent-is-not-installed\n'; return; }
+  bounded getent ahosts "$name" || bounded getent hosts "$name"
+}
+
+# busybox has an `ip` without -j.
+addresses() {
+  found ip || return
+  section addresses
+  ip -j addr 2>/dev/null || ip -o addr 2>/dev/null
+}
+
+sudo_test() {
+  section sudo
+  bounded sudo -n true 2>&1
+  printf '\nstatus %s\n' "$?"
+}
+
+# disks PATH...: first which path stands for which, then what df says, in the same order.
+disks() {
+  section disks
+  count=$#
+  while [ "$count" -gt 0 ]; do
+    find_existing "$1"
+    printf '%s\t%s\n' "$1" "$existing"
+    set -- "$@" "$existing"
+    shift
+    count=$((count - 1))
+  done
+  bounded df -P -k "$@" 2>&1
+}
+
+show_file() {
+  section "file $1"
+  if [ -f "$1" ] && [ -r "$1" ]; then
+    base64 "$1" 2>/dev/null || printf '!unreadable\n'
+    return
+  fi
+  find_existing "$1"
+  if [ "$existing" = "$1" ] || { [ -d "$existing" ] && [ ! -x "$existing" ]; }; then
+    printf '!unreadable\n'
+  else
+    printf '!missing\n'
+  fi
+}
+
+# No word splitting, so a pattern becomes the names it matches, or stays itself.
+matching_files() {
+  IFS=
+  for path in $1; do show_file "$path"; done
+  unset IFS
+}
+
+gpus() {
+  smi=$1
+  said=$(bounded "$smi" "--query-gpu=$gpu_fields,$gpu_fields_more" \
+    --format=csv,noheader,nounits 2>&1)
+  status=$?
+  case $said in
+    *'not a valid field'*)
+      said=$(bounded "$smi" "--query-gpu=$gpu_fields" --format=csv,noheader,nounits 2>&1)
+      status=$?
+      ;;
+  esac
+  section "gpus $status"
+  printf '%s\n' "$said"
+}
+
+engine() {
+  info=$(bounded docker info --format '{{json .}}' 2>&1)
+  section "engine $?"
+  command -v docker
+  printf '%s\n' "$info"
+  root=${info#*'"DockerRootDir":"'}
+  [ "$root" = "$info" ] || [ -z "${root%%\"*}" ] || engine_contents "${root%%\"*}"
+}
+
+engine_contents() {
+  disks "$1"
+  section api
+  bounded docker version --format '{{.Server.APIVersion}}'
+  ids=$(bounded docker ps -aq --no-trunc --filter label=clusterctl.cluster 2>&1)
+  status=$?
+  section "containers $status"
+  if [ "$status" -ne 0 ]; then
+    printf '%s\n' "$ids"
+  elif [ -n "$ids" ]; then
+    # shellcheck disable=SC2086  # several ids
+    bounded docker container inspect --format "$container_format" $ids 2>&1
+  fi
+  [ -n "$image" ] || return
+  said=$(bounded docker image inspect --format "$image_format" "$image" 2>&1)
+  section "image $?"
+  printf '%s\n' "$said"
+}
+
+# with_engine COMMAND...: docker works while COMMAND does; its words wait in the pipe.
+with_engine() {
+  if found docker; then
+    engine | { "$@" </dev/null; cat; }
+  else
+    "$@"
+  fi
+}
+
+# Without persistence mode nvidia-smi needs a second or more per GPU; the rest does not wait.
+with_gpus() {
+  smi=nvidia-smi
+  found "$smi" || smi=/usr/lib/wsl/lib/nvidia-smi
+  if [ "$skip" != gpus ] && found "$smi"; then
+    gpus "$smi" | { "$@" </dev/null; cat; }
+  else
+    "$@"
+  fi
+}
+
+quick() {
+  clock
+  whole_files
+  chosen_lines
+  paths
+  shell_facts
+  addresses
+  own_name
+  [ "$sudo" = test ] && sudo_test
+  disks_asked "$@"
+  for argument in "$@"; do
+    case $argument in file=*) matching_files "${argument#file=}" ;; esac
+  done
+}
+
+disks_asked() {
+  count=$#
+  set -- "$@" /dev/shm
+  while [ "$count" -gt 0 ]; do
+    case $1 in disk=*) set -- "$@" "${1#disk=}" ;; esac
+    shift
+    count=$((count - 1))
+  done
+  disks "$@"
+}
+
+main() {
+  marker=$1
+  limit=$2
+  shift 2
+  skip='' sudo='' image=''
+  for argument in "$@"; do
+    case $argument in
+      skip=*) skip=${argument#skip=} ;;
+      sudo=*) sudo=${argument#sudo=} ;;
+      image=*) image=${argument#image=} ;;
+    esac
+  done
+  # SSH gives a short PATH, without sbin on some systems.
+  PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin:/snap/bin
+  LC_ALL=C
+  export PATH LC_ALL
+  with_engine with_gpus quick "$@"
+  read -r uptime _ </proc/uptime
+  section end
+  printf '%s\n' "$uptime"
+}
+
+main "$@" </dev/null 2>/dev/null

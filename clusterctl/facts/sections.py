@@ -1,0 +1,95 @@
+"""A probe's answer, cut into its marked sections. Pure text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_UNPARSABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    argument: str
+    """The rest of the marker's line: a path, an exit status."""
+    body: str
+
+    @property
+    def status(self) -> int:
+        """The argument as an exit status. Raises ValueError."""
+        return int(self.argument)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in self.body.split("\n") if line.strip()]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All sections of one probe, in their order, and what could not be made out of them."""
+
+    sections: tuple[Section, ...]
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def begun(self) -> bool:
+        """The script ran at all."""
+        return bool(self.sections)
+
+    @property
+    def complete(self) -> bool:
+        return self.begun and self.sections[-1].name == "end"
+
+    def all(self, name: str) -> tuple[Section, ...]:
+        return tuple(section for section in self.sections if section.name == name)
+
+    def find(self, name: str) -> Section | None:
+        return next(iter(self.all(name)), None)
+
+    def lines(self, name: str) -> list[str]:
+        """Lines of the section, none where it is missing."""
+        section = self.find(name)
+        return section.lines if section else []
+
+    def read(self, what: str, default: T, parse: Callable[P, T], *a: P.args, **k: P.kwargs) -> T:
+        """What `parse` makes of the rest; `default`, with a stated unknown, where it cannot
+        make sense of it."""
+        try:
+            return parse(*a, **k)
+        except _UNPARSABLE as error:
+            self.unknown.append(f"{what} could not be read: {type(error).__name__}: {error}")
+            return default
+
+
+def split_sections(text: str, marker: str) -> Answer:
+    """Cut `text` at the lines that start with `marker`; what comes before the first, such as
+    the chatter of a shell's start-up files, is dropped."""
+    parts = re.split(rf"^{re.escape(marker)} (\w+) ?(.*)\n?", text, flags=re.MULTILINE)
+    sections = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    return Answer(tuple(Section(name, rest, body) for name, rest, body in sections))
+
+
+_NAMED_LINE = re.compile(r"(/sys/bus/pci/devices/[^/]*/[a-z]+|/[^:]*):(.*)")
+"""grep's `path:line`; of all paths asked for, only those of PCI devices have colons inside."""
+
+
+def read_files(answer: Answer) -> dict[str, list[str]]:
+    """Path to lines."""
+    files: dict[str, list[str]] = {}
+    for line in (*answer.lines("files"), *answer.lines("lines")):
+        if match := _NAMED_LINE.fullmatch(line):
+            files.setdefault(match[1], []).append(match[2])
+    return files

@@ -1,0 +1,30 @@
+"""Captured probes. `debian-12-*` and `busybox*` are what real hosts said; the others were put
+together from the documented formats of the tools on machines that are harder to come by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.facts.parse import Probe, parse_probe
+from clusterctl.facts.sections import split_sections
+
+CAPTURES = Path(__file__).parent / "captures"
+RECEIVED = 1795262400.0
+"""The operator's clock when the captures came in: 2026-11-21 12:00:00 UTC."""
+
+
+@pytest.fixture
+def capture_text() -> Callable[[str], str]:
+    return lambda name: (CAPTURES / f"{name}.txt").read_text()
+
+
+@pytest.fixture
+def captured(capture_text: Callable[[str], str]) -> Callable[[str], Probe]:
+    def load(name: str) -> Probe:
+        answer = split_sections(capture_text(name), "MARK")
+        return parse_probe(answer, sudo_error=None, received=RECEIVED)
+
+    return load

