@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Accelerator
@@ -14,10 +14,12 @@ from clusterctl.serving.release_flags import (
     removed_flags,
 )
 from clusterctl.serving.request import Request
+from clusterctl.serving.shape import Shape
 from clusterctl.serving.version import Version
 from clusterctl.serving.vllm_flags import (
     Argument,
     drop_idle_negations,
+    last_value,
     lay_over,
     parse_arguments,
     render,
@@ -30,6 +32,12 @@ _GIB = 1024**3
 
 _LARGE_GPU = 70 * _GIB
 """Where vLLM's own default of batched tokens goes from 2048 to 8192 (arg_utils.py)."""
+
+_IMAGE_TOKENS = 4096
+
+CHUNKED_PREFILL_SINCE: Version = (0, 8, 0)
+"""Before, a prompt had to fit into one step: fewer batched tokens than --max-model-len was an
+error, so vLLM is left its own value there."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Launch:
     host: str
     """Address that the API listens on."""
     port: int
+    shape: Shape | None = None
+    """Of the config.json found; None falls back to the catalogue's."""
     entry: Entry | None = None
     accelerator: Accelerator = "nvidia"
     version: Version | None = None
@@ -61,19 +71,25 @@ class BatchLimits:
     tokens: int
 
 
-def batch_limits(accelerator: Accelerator, smallest_gpu: int | None) -> BatchLimits:
+def batch_limits(
+    accelerator: Accelerator, smallest_gpu: int | None, *, multimodal: bool = False
+) -> BatchLimits:
     """Values for --max-num-seqs and --max-num-batched-tokens.
 
     They are always given, because vLLM derives them from the GPU of the host that it starts on:
     with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes
     about 3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). 256 sequences is
     vLLM's default on smaller GPUs; so are 2048 tokens, and 8192 on GPUs of 70 GiB and more,
-    decided here by the smallest one. On CPUs every sequence costs the others' speed: 32.
+    decided here by the smallest one. On CPUs every sequence costs the others' speed: 32. A
+    multimodal model needs a whole image in one step: 2496 tokens for Gemma 4, which does not
+    start with 2048 (vllm#42687).
     """
     if accelerator == "cpu":
-        return BatchLimits(32, 2048)
-    large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
-    return BatchLimits(256, 8192 if large else 2048)
+        limits = BatchLimits(32, 2048)
+    else:
+        large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
+        limits = BatchLimits(256, 8192 if large else 2048)
+    return replace(limits, tokens=max(limits.tokens, _IMAGE_TOKENS)) if multimodal else limits
 
 
 def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
@@ -121,11 +137,7 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
 
 
 def _defaults(launch: Launch) -> tuple[Argument, ...]:
-    limits = batch_limits(launch.accelerator, launch.smallest_gpu)
-    flags = [
-        Argument("max-num-seqs", (str(limits.sequences),)),
-        Argument("max-num-batched-tokens", (str(limits.tokens),)),
-    ]
+    flags = _batch_flags(launch)
     if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
         flags.append(Argument("shutdown-timeout", (str(SHUTDOWN_TIMEOUT),)))
     if launch.accelerator == "cpu":
@@ -134,6 +146,27 @@ def _defaults(launch: Launch) -> tuple[Argument, ...]:
     if launch.random_weights:
         flags.append(Argument("load-format", ("dummy",)))
     return tuple(flags)
+
+
+def _batch_flags(launch: Launch) -> list[Argument]:
+    """Ours, bent to what the user gave of the two: vLLM wants at least as many batched tokens
+    as sequences."""
+    shape = launch.shape or (launch.entry.shape if launch.entry else None)
+    limits = batch_limits(
+        launch.accelerator, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
+    )
+    sequences = min(limits.sequences, _given(launch, "max-num-batched-tokens", limits.sequences))
+    tokens = max(limits.tokens, _given(launch, "max-num-seqs", limits.tokens))
+    flags = [Argument("max-num-seqs", (str(sequences),))]
+    if _knows(launch.version, CHUNKED_PREFILL_SINCE):
+        flags.append(Argument("max-num-batched-tokens", (str(tokens),)))
+    return flags
+
+
+def _given(launch: Launch, name: str, otherwise: int) -> int:
+    """The user's number; `otherwise` where there is none, or one like 2k that vLLM reads."""
+    text = last_value(launch.request.given, name)
+    return int(text) if text is not None and text.isdecimal() else otherwise
 
 
 def _knows(version: Version | None, since: Version) -> bool:

@@ -145,7 +145,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "gemma-4-26b",
         "google/gemma-4-26B-A4B-it",
-        Shape(16, (8, 2), 30, 262144),
+        Shape(16, (8, 2), 30, 262144, multimodal=True),
         ("gemma-4-26b-a4b-it", "gemma4-26b", "gemma-4-26b-it"),
         (_GEMMA4,),
         "a mixture of experts: 48.5 GiB of weights in bfloat16, 4B active",
@@ -153,7 +153,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "gemma-4-26b-base",
         "google/gemma-4-26B-A4B",
-        Shape(16, (8, 2), 30, 262144),
+        Shape(16, (8, 2), 30, 262144, multimodal=True),
         ("gemma-4-26b-a4b",),
         (_GEMMA4,),
         _GEMMA4_NOTE,
@@ -161,7 +161,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "gemma-4-31b",
         "google/gemma-4-31B-it",
-        Shape(32, (16, 4), 60, 262144),
+        Shape(32, (16, 4), 60, 262144, multimodal=True),
         ("gemma-4-31b-it", "gemma4-31b"),
         (_GEMMA4,),
         "58.9 GiB of weights in bfloat16",

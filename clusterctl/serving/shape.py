@@ -18,6 +18,8 @@ class Shape:
     layers: int
     longest_context: int | None = None
     """max_position_embeddings, in tokens."""
+    multimodal: bool = False
+    """Takes images, audio or video too."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
@@ -32,7 +34,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
     if not isinstance(heads, int) or not isinstance(layers, int):
         return None
     context = text.get("max_position_embeddings")
-    return Shape(heads, _kv_heads(text, heads), layers, context or None)
+    multimodal = any(config.get(key) for key in ("vision_config", "audio_config"))
+    return Shape(heads, _kv_heads(text, heads), layers, context or None, multimodal)
 
 
 def read_shape(config_json: str) -> Shape | None:

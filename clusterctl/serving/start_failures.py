@@ -72,6 +72,20 @@ MEMORY = (
         "clusterctl exec -- df -h / /dev/shm",
     ),
     signature(
+        "batch-below-image",
+        r"max_tokens_per_mm_item \((?P<item>\d+)\) is larger than max_num_batched_tokens",
+        "one image takes {item} tokens, more than one step may have",
+        "raise -- --max-num-batched-tokens above {item}",
+    ),
+    signature(
+        "batch-below-context",
+        r"max_num_batched_tokens \((?P<tokens>\d+)\) is smaller than max_model_len "
+        r"\((?P<context>\d+)\)",
+        "this vLLM takes a prompt in one step, and a step of {tokens} tokens is shorter than the "
+        "context of {context}",
+        "add -- --max-num-batched-tokens {context}, or lower --max-model-len",
+    ),
+    signature(
         "bus-error",
         r"Bus error|SIGBUS|exit code:? ?-7\b",
         "shared memory (/dev/shm) is too small for what the ranks of one host share",

@@ -121,6 +121,17 @@ INFO: Application startup complete.
             "3.20 of 23.69",
         ),
         (
+            "ValueError: Chunked MM input disabled but max_tokens_per_mm_item (2496) is larger "
+            "than max_num_batched_tokens (2048). Please increase max_num_batched_tokens.",
+            "batch-below-image",
+            "2496",
+        ),
+        (
+            "ValueError: max_num_batched_tokens (2048) is smaller than max_model_len (32768). This",
+            "batch-below-context",
+            "32768",
+        ),
+        (
             "ray.exceptions.AuthenticationError: InvalidAuthToken",
             "ray-token",
             "token",

@@ -352,6 +352,33 @@ def test_batch_limits_follow_the_smallest_gpu() -> None:
     assert batch_limits("nvidia", None).tokens == 2048
 
 
+def test_a_model_that_takes_images_gets_steps_that_hold_one() -> None:
+    argv = serve_argv(launch(alias="gemma-4-26b"))
+
+    assert argv[argv.index("--max-num-batched-tokens") + 1] == "4096"
+
+
+@pytest.mark.parametrize(
+    ("extra", "sequences", "tokens"),
+    [
+        (("--max-num-batched-tokens", "64"), "64", "64"),
+        (("--max-num-seqs", "4000"), "4000", "4000"),
+        (("--max-num-seqs", "4k"), "4k", "2048"),
+    ],
+)
+def test_the_default_of_one_batch_limit_bends_to_the_other(
+    extra: tuple[str, ...], sequences: str, tokens: str
+) -> None:
+    argv = serve_argv(launch(*extra))
+
+    assert argv[argv.index("--max-num-seqs") + 1] == sequences
+    assert argv[argv.index("--max-num-batched-tokens") + 1] == tokens
+
+
+def test_a_vllm_that_takes_prompts_whole_keeps_its_own_step() -> None:
+    assert "--max-num-batched-tokens" not in serve_argv(launch(version=(0, 7, 2)))
+
+
 @pytest.mark.parametrize(
     ("served", "name"),
     [
