@@ -8,6 +8,7 @@ from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Accelerator
 from clusterctl.serving.catalogue import Entry
 from clusterctl.serving.layout import Layout
+from clusterctl.serving.port import FIRST_PORT
 from clusterctl.serving.release_flags import (
     DATA_PARALLEL_BACKEND_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
@@ -51,7 +52,8 @@ class Launch:
     layout: Layout
     host: str
     """Address that the API listens on."""
-    port: int
+    port: int | None = None
+    """As `choose_port` says; None takes the one asked for, else 8000."""
     shape: Shape | None = None
     """Of the config.json found; None falls back to the catalogue's."""
     entry: Entry | None = None
@@ -61,6 +63,10 @@ class Launch:
     smallest_gpu: int | None = None
     """Memory of the smallest GPU that gets a rank, in bytes."""
     random_weights: bool = False
+
+    @property
+    def api_port(self) -> int:
+        return self.port or self.request.port or FIRST_PORT
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
     flags = [
         Argument("served-model-name", launch.served_names),
         Argument("host", (launch.host,)),
-        Argument("port", (str(launch.port),)),
+        Argument("port", (str(launch.api_port),)),
         Argument("tensor-parallel-size", (str(layout.tensor_parallel),)),
         Argument("pipeline-parallel-size", (str(layout.pipeline_parallel),)),
     ]

@@ -45,7 +45,7 @@ def build_service(
         argv=argv,
         env=environment,
         host=launch.host,
-        port=launch.port,
+        port=launch.api_port,
         tensor_parallel=layout.tensor_parallel,
         pipeline_parallel=layout.pipeline_parallel,
         gpus=layout.ranks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,6 @@ def launch(
         served_names=("m",),
         layout=layout,
         host="10.0.0.1",
-        port=8000,
         entry=by_alias(alias) if alias else None,
         accelerator="cpu" if cpu else "nvidia",
         version=version,
@@ -390,6 +390,14 @@ def test_a_vllm_that_takes_prompts_whole_keeps_its_own_step() -> None:
 )
 def test_a_service_is_named_after_what_it_serves(served: str, name: str) -> None:
     assert service_name(served) == name
+
+
+def test_the_port_is_the_one_chosen_else_the_one_asked_for() -> None:
+    asked = launch(config="port: 6333")
+
+    assert asked.api_port == 6333
+    assert replace(asked, port=7000).api_port == 7000
+    assert launch().api_port == 8000
 
 
 def test_random_weights_can_be_asked_for() -> None:
