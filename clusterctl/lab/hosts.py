@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import time
@@ -9,15 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from uuid import NAMESPACE_DNS, uuid5
 
-from clusterctl.errors import StepFailed
-from clusterctl.lab import cgroups, keys, network, nspawn
+from clusterctl.errors import StepFailed, UsageError
+from clusterctl.lab import keys, network, nspawn
 from clusterctl.lab.base import OPERATOR
-from clusterctl.lab.layout import LabHost, lab_host
+from clusterctl.lab.layout import PREFIX, LabHost, lab_host
 from clusterctl.lab.local import last_lines, run
 from clusterctl.lab.mirror import MIRROR_DEBIAN
 from clusterctl.lab.mounts import is_mounted, mount_overlay, remove_tree
 from clusterctl.lab.paths import LabPaths
 
+_NAME = re.compile(r"gpu([1-9][0-9]*)")
 SSH_TIMEOUT = 90.0
 """Seconds a host may take until its sshd answers; it takes 3 to 10 on two slow cores."""
 
@@ -25,18 +27,17 @@ SSH_TIMEOUT = 90.0
 def host_names(paths: LabPaths) -> tuple[str, ...]:
     """Hosts that have a disk or processes here, whatever an interrupted run left of them."""
     on_disk = {entry.name for entry in paths.hosts.iterdir()} if paths.hosts.is_dir() else set()
-    in_namespaces = {name.removeprefix("lab-") for name in network.namespaces()}
-    named = {name for name in on_disk | in_namespaces if name.startswith("gpu")}
+    in_namespaces = {name.removeprefix(PREFIX) for name in network.namespaces()}
+    named = {name for name in on_disk | in_namespaces if _NAME.fullmatch(name)}
     return tuple(sorted(named, key=lambda name: (len(name), name)))
 
 
 def host_by_name(name: str) -> LabHost:
-    """The lab host of a name such as gpu2."""
-    return lab_host(int(name.removeprefix("gpu")))
-
-
-def is_running(host: LabHost) -> bool:
-    return bool(cgroups.members(host.name))
+    """The lab host of a name such as gpu2; UsageError for any other name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name!r} is not a host of the lab", hint="they are gpu1, gpu2, ...")
+    return lab_host(int(match[1]))
 
 
 def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None) -> bool:
@@ -68,7 +69,7 @@ def power_off(host: LabHost, paths: LabPaths) -> bool:
 
 def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
     """Boot the host from its disk; whether it was off."""
-    if is_running(host):
+    if nspawn.is_running(host):
         return False
     nspawn.halt(host, paths.host(host.name))
     nspawn.boot(host, paths.host(host.name))
@@ -111,8 +112,8 @@ def wait_for_ssh(hosts: Iterable[LabHost], paths: LabPaths, timeout: float = SSH
     for host in hosts:
         while not ssh_answers(host):
             console = paths.host(host.name) / "console.log"
-            if time.monotonic() > deadline or not is_running(host):
-                state = "its sshd does not answer" if is_running(host) else "it went down"
+            if time.monotonic() > deadline or not nspawn.is_running(host):
+                state = "its sshd does not answer" if nspawn.is_running(host) else "it went down"
                 raise StepFailed(
                     f"did not start: {state}", host=host.name, detail=last_lines(console)
                 )

@@ -15,12 +15,10 @@ from pathlib import Path
 from clusterctl.lab.archive import Image, write_archive, write_layer
 from clusterctl.lab.base import AptSource, debootstrap
 from clusterctl.lab.builds import run_in_tree
-from clusterctl.lab.cache import cached_directory, content_key
 from clusterctl.lab.image_inputs import (
     bare_tag,
     image_directory,
     image_environment,
-    image_key,
     image_tag,
 )
 from clusterctl.lab.mounts import mount_overlay, remove_tree, unmount_under
@@ -30,23 +28,17 @@ PARTS = ("system", "vllm", "ray")
 Say = Callable[[str], None]
 
 
-def image_place(paths: LabPaths, source: AptSource) -> Path:
-    """Where the image for these inputs is, or will be."""
-    return paths.cache / "image" / content_key(image_key(), source.suite)
-
-
-def ensure_image(paths: LabPaths, source: AptSource, wheels: Path, say: Say) -> bool:
-    """The archives with and without Ray at their fixed paths; whether anything was done."""
-    place = image_place(paths, source)
-    built = cached_directory(place, lambda directory: _build(directory, source, wheels, say))
+def link_archives(paths: LabPaths, place: Path) -> bool:
+    """Give the archives in `place` their fixed paths; whether they lacked them."""
     paths.image.mkdir(parents=True, exist_ok=True)
+    changed = False
     for link in (paths.image_archive, paths.bare_archive):
         target = place / link.name
         if not link.is_symlink() or link.readlink() != target:
             link.unlink(missing_ok=True)
             link.symlink_to(target)
-            built = True
-    return built
+            changed = True
+    return changed
 
 
 def system_packages(directory: Path) -> tuple[str, ...]:
@@ -55,7 +47,8 @@ def system_packages(directory: Path) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-def _build(directory: Path, source: AptSource, wheels: Path, say: Say) -> None:
+def build_image(directory: Path, source: AptSource, wheels: Path, say: Say) -> None:
+    """Write `lab.tar` and `lab-bare.tar` into `directory`: with Ray, and without."""
     inputs = image_directory()
     system = directory / "system"
     say("building the image: Debian packages")

@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from clusterctl.errors import UsageError
 
-MAX_HOSTS = 16
+MAX_HOSTS = 20
 MAX_LIGHT_HOSTS = 500
 PREFIX = "lab-"
 """What every bridge, link and namespace of the lab begins with."""

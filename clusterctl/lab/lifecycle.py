@@ -7,23 +7,26 @@ because a file says so.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.errors import RequirementsNotMet
 from clusterctl.lab import base, builds, cgroups, hosts, keys, light, mirror, network, packages
 from clusterctl.lab.cache import cached_directory
-from clusterctl.lab.image import ensure_image
+from clusterctl.lab.caches import Caches, caches, prune_caches
+from clusterctl.lab.image import build_image, link_archives
 from clusterctl.lab.inventories import lab_inventory
 from clusterctl.lab.layout import CONTROL, FABRIC, LabHost, lab_hosts
 from clusterctl.lab.lock import exclusive
-from clusterctl.lab.models import build_models, models_key
+from clusterctl.lab.models import build_models
 from clusterctl.lab.mounts import mounts_under, remove_tree
 from clusterctl.lab.network import NETWORKS
 from clusterctl.lab.paths import LabPaths, lab_paths
 from clusterctl.lab.requirements import LabUnavailable, check_machine
-from clusterctl.lab.wheels import ensure_wheels
+from clusterctl.lab.status import LabStatus, observe
+from clusterctl.lab.wheels import build_wheels
 
 Say = Callable[[str], None]
 
@@ -49,6 +52,12 @@ class _Journal:
             self.changes.append(text)
             self.say(text)
 
+    def build(self, place: Path, build: Callable[[Path], None], what: str) -> None:
+        """Build `place` when it is not in the cache."""
+        if not place.is_dir():
+            self.say(f"building: {what}")
+        self.note(cached_directory(place, build), f"built: {what}")
+
 
 def up(
     count: int = 2,
@@ -61,29 +70,28 @@ def up(
     """Make the lab: `count` hosts that answer to SSH, the mirror, the image, the inventory.
 
     `link_rate` (200mbit) limits every cable both ways; None lifts a limit. Without `image`
-    nothing is built or served beyond bare hosts.
+    there are bare hosts and their packages only, in a quarter of the time.
     """
     wanted = lab_hosts(count)
     rate = None if link_rate is None else network.parse_rate(link_rate)
     check_machine()
     paths = lab_paths()
+    _refuse_other_lab(paths)
     journal = _Journal(say)
+    target = inventory or paths.inventory
     with exclusive(paths.lock):
-        _refuse_other_lab(paths)
         builds.end_builds()
         source = base.machine_source()
-        tree = _ensure_base(paths, source, journal)
+        built = caches(paths, source.suite)
+        _ensure_base(built, source, journal)
         _ensure_networks(journal)
         journal.note(keys.ensure_identity(paths), "made the lab's SSH key")
         _remove_surplus(paths, wanted, journal)
-        _ensure_mirror(paths, tree, journal, image=image)
-        _ensure_hosts(paths, wanted, tree, rate, journal)
-        target = inventory or paths.inventory
+        _ensure_mirror(paths, built, journal)
+        _ensure_hosts(paths, wanted, built, rate, journal)
         _write_lists(paths, wanted, target, journal)
         if image:
-            wheels = ensure_wheels(paths, tree, say)
-            built = ensure_image(paths, source, wheels, say)
-            journal.note(built, f"built the image {paths.image_archive}")
+            _ensure_image(paths, source, built, journal)
     return LabUp(tuple(journal.changes), target)
 
 
@@ -91,19 +99,29 @@ def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
     """Take everything down, also what an interrupted run left; with `purge` caches too."""
     check_machine()
     paths = lab_paths()
+    _refuse_other_lab(paths)
     journal = _Journal(say)
     with exclusive(paths.lock):
-        names = hosts.host_names(paths)
-        journal.note(cgroups.kill_all(), "powered off all hosts")
-        journal.note(light.stop(paths), "ended the light hosts")
-        for name in names:
-            journal.note(hosts.remove_disk(hosts.host_by_name(name), paths), f"removed {name}")
+        builds.end_builds()
+        journal.note(light.stop(paths), "removed the light hosts")
+        for name in hosts.host_names(paths):
+            host = hosts.host_by_name(name)
+            hosts.power_off(host, paths)
+            hosts.remove_disk(host, paths)
+            journal.note(True, f"removed {name}")
+        cgroups.kill_all()
         cgroups.remove()
         journal.note(mirror.stop_mirror(paths.mirror), "stopped the package mirror")
         _remove_networks(journal)
-        _remove_files(paths, purge=purge)
-        journal.note(purge, f"removed {paths.root}")
+        _remove_files(paths)
+        journal.note(purge and _purge(paths), f"removed all caches from {paths.root}")
     return tuple(journal.changes)
+
+
+def status() -> LabStatus:
+    """What there is of the lab on this machine."""
+    check_machine(root=False)
+    return observe(lab_paths())
 
 
 def _refuse_other_lab(paths: LabPaths) -> None:
@@ -118,13 +136,12 @@ def _refuse_other_lab(paths: LabPaths) -> None:
                 )
 
 
-def _ensure_base(paths: LabPaths, source: base.AptSource, journal: _Journal) -> Path:
-    tree = paths.cache / "base" / base.base_key(source.suite)
-    if not tree.is_dir():
-        journal.say(f"building the common tree of all hosts ({source.suite}, about half a minute)")
-    built = cached_directory(tree, lambda place: base.build_base(place, source))
-    journal.note(built, f"built {tree}")
-    return tree
+def _ensure_base(built: Caches, source: base.AptSource, journal: _Journal) -> None:
+    journal.build(
+        built.base,
+        lambda place: base.build_base(place, source),
+        f"the tree that all hosts have in common ({source.suite})",
+    )
 
 
 def _ensure_networks(journal: _Journal) -> None:
@@ -132,33 +149,49 @@ def _ensure_networks(journal: _Journal) -> None:
         journal.note(network.ensure_network(part), f"made the {part.name} network {part.subnet}")
 
 
-def _ensure_mirror(paths: LabPaths, tree: Path, journal: _Journal, *, image: bool) -> None:
-    repository = paths.cache / "packages" / packages.packages_key(tree.name)
-    if not repository.is_dir():
-        journal.say("downloading the packages that bare hosts may ask for")
-    built = cached_directory(repository, lambda place: packages.build_apt_repository(place, tree))
-    journal.note(built, f"built {repository}")
-    contents = {"debian": repository}
-    if image:
-        wheels = ensure_wheels(paths, tree, journal.say)
-        index = paths.cache / "wheel-index" / wheels.name
-        cached_directory(index, lambda place: packages.build_wheel_index(place, wheels))
-        contents |= {"pip/simple": index / "simple", "pip/files": wheels}
-    changed = mirror.ensure_mirror(paths.mirror, contents)
+def _ensure_mirror(paths: LabPaths, built: Caches, journal: _Journal) -> None:
+    journal.build(
+        built.packages,
+        lambda place: packages.build_apt_repository(place, built.base),
+        "packages that bare hosts may ask for",
+    )
+    changed = mirror.ensure_mirror(paths.mirror, {"debian": built.packages})
     journal.note(changed, f"serving packages at {mirror.MIRROR_URL}")
 
 
-def _ensure_hosts(
-    paths: LabPaths, wanted: tuple[LabHost, ...], tree: Path, rate: int | None, journal: _Journal
+def _ensure_image(
+    paths: LabPaths, source: base.AptSource, built: Caches, journal: _Journal
 ) -> None:
-    models = paths.cache / "models" / models_key()
-    journal.note(cached_directory(models, build_models), f"made {models}")
+    journal.build(
+        built.wheels,
+        lambda place: build_wheels(place, built.base),
+        "vLLM, PyTorch and Ray for CPU (0.7 GB to download)",
+    )
+    journal.build(
+        built.wheel_index,
+        lambda place: packages.build_wheel_index(place, built.wheels),
+        "index of these wheels",
+    )
+    contents = {"pip/simple": built.wheel_index / "simple", "pip/files": built.wheels}
+    journal.note(mirror.ensure_mirror(paths.mirror, contents), "serving wheels as well")
+    journal.build(
+        built.image,
+        lambda place: build_image(place, source, built.wheels, journal.say),
+        "image with vLLM and Ray (some minutes)",
+    )
+    journal.note(link_archives(paths, built.image), f"image: {paths.image_archive}")
+
+
+def _ensure_hosts(
+    paths: LabPaths, wanted: tuple[LabHost, ...], built: Caches, rate: int | None, journal: _Journal
+) -> None:
+    journal.build(built.models, build_models, "models")
     for host in wanted:
         cabled = network.ensure_host_network(host)
         journal.note(cabled, f"{host.name}: plugged {' and '.join(n.name for n in host.nics)}")
         limited = network.ensure_rate(host, rate)
-        journal.note(limited, f"{host.name}: links at {'full speed' if rate is None else rate}")
-        fresh = hosts.ensure_disk(host, paths, tree, models)
+        journal.note(limited, f"{host.name}: link rate {f'{rate} bit/s' if rate else 'unlimited'}")
+        fresh = hosts.ensure_disk(host, paths, built.base, built.models)
         journal.note(fresh, f"{host.name}: made its disk")
         journal.note(hosts.power_on(host, paths, wait=False), f"{host.name}: powered on")
     hosts.wait_for_ssh(wanted, paths)
@@ -196,15 +229,27 @@ def _remove_networks(journal: _Journal) -> None:
     gone |= network.remove_stray_links()
     for part in NETWORKS:
         gone |= network.remove_network(part)
+    network.remove_namespace_mount()
     journal.note(gone, "removed namespaces, cables and bridges")
 
 
-def _remove_files(paths: LabPaths, *, purge: bool) -> None:
+def _remove_files(paths: LabPaths) -> None:
+    """All but the caches, and of these what older versions built."""
     for directory in (paths.hosts, paths.light, paths.mirror, paths.keys):
         remove_tree(directory)
     for file in (paths.inventory, paths.light_inventory, paths.root / "mirror.log"):
         file.unlink(missing_ok=True)
-    if purge:
-        remove_tree(paths.image)
-        remove_tree(paths.cache)
-        shutil.rmtree(paths.root)
+    # Without a checkout there is no telling which caches are current: they stay.
+    with suppress(RequirementsNotMet):
+        prune_caches(caches(paths, base.machine_source().suite))
+
+
+def _purge(paths: LabPaths) -> bool:
+    """The caches, and the lab directory itself unless somebody keeps other files there."""
+    had_caches = paths.cache.is_dir()
+    for directory in (paths.image, paths.cache):
+        remove_tree(directory)
+    paths.lock.unlink(missing_ok=True)
+    with suppress(OSError):
+        paths.root.rmdir()
+    return had_caches

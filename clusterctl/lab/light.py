@@ -21,7 +21,7 @@ from clusterctl.lab.layout import LIGHT, PREFIX, LabHost, light_hosts
 from clusterctl.lab.local import last_lines, run
 from clusterctl.lab.lock import exclusive
 from clusterctl.lab.mounts import remove_tree
-from clusterctl.lab.nspawn import NAMESPACES
+from clusterctl.lab.network import NAMESPACES
 from clusterctl.lab.paths import LabPaths, lab_paths
 from clusterctl.lab.requirements import check_machine
 

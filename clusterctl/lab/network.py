@@ -9,16 +9,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.lab.layout import CONTROL, FABRIC, LIGHT, PREFIX, LabHost, LabNetwork, Nic
 from clusterctl.lab.local import run, succeeds
+from clusterctl.lab.mounts import unmount_under
 
+NAMESPACES = Path("/run/netns")
 NETWORKS = (CONTROL, FABRIC, LIGHT)
 _RATE = re.compile(r"([1-9][0-9]*)(kbit|mbit|gbit)")
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _RULE_PREFERENCE = "7700"
+
+
+@dataclass(frozen=True)
+class CableEnd:
+    """Where tc finds one end of a cable: its options for the namespace, and the device."""
+
+    options: tuple[str, ...]
+    device: str
 
 
 def parse_rate(text: str) -> int:
@@ -77,11 +89,14 @@ def set_cable(nic: Nic, *, plugged: bool) -> None:
 def ensure_rate(host: LabHost, rate: int | None) -> bool:
     """Limit all cables of a host to `rate` bits/s both ways, or lift the limit; whether
     anything changed."""
-    changed = False
-    for nic in host.nics:
-        for device in (("dev", nic.peer), ("-n", host.namespace, "dev", nic.name)):
-            changed |= _ensure_device_rate(device, rate)
-    return changed
+    changed = [_ensure_end_rate(end, rate) for nic in host.nics for end in _ends(host, nic)]
+    return any(changed)
+
+
+def link_rate(host: LabHost) -> int | None:
+    """The limit of a host's first cable, towards the host."""
+    near = CableEnd((), host.nics[0].peer)
+    return _end_rate(near) if near.device in links() else None
 
 
 def remove_hosts(hosts: Iterable[str]) -> bool:
@@ -90,6 +105,13 @@ def remove_hosts(hosts: Iterable[str]) -> bool:
     for name in gone:
         run(["ip", "netns", "delete", name])
     return bool(gone)
+
+
+def remove_namespace_mount() -> None:
+    """Undo the mount on which iproute2 keeps namespaces, when none is left of anybody's."""
+    if NAMESPACES.is_dir() and not any(NAMESPACES.iterdir()):
+        unmount_under(NAMESPACES)
+        NAMESPACES.rmdir()
 
 
 def remove_network(network: LabNetwork) -> bool:
@@ -133,16 +155,18 @@ def _has_rule(network: LabNetwork) -> bool:
     return f"iif {network.bridge} " in run(["ip", "rule", "show"])
 
 
-def _ensure_device_rate(device: tuple[str, ...], rate: int | None) -> bool:
-    current = _device_rate(device)
-    if current == rate:
+def _ends(host: LabHost, nic: Nic) -> tuple[CableEnd, CableEnd]:
+    return CableEnd((), nic.peer), CableEnd(("-n", host.namespace), nic.name)
+
+
+def _ensure_end_rate(end: CableEnd, rate: int | None) -> bool:
+    if _end_rate(end) == rate:
         return False
-    options, name = device[:-2], device[-1]
     if rate is None:
-        run(["tc", *options, "qdisc", "delete", "dev", name, "root"])
+        run(["tc", *end.options, "qdisc", "delete", "dev", end.device, "root"])
     else:
         tbf = ["tbf", "rate", f"{rate}bit", "burst", str(_burst(rate)), "latency", "50ms"]
-        run(["tc", *options, "qdisc", "replace", "dev", name, "root", *tbf])
+        run(["tc", *end.options, "qdisc", "replace", "dev", end.device, "root", *tbf])
     return True
 
 
@@ -152,10 +176,9 @@ def _burst(rate: int) -> int:
     return max(64 * 1024 + 1024, rate // 8 // 100)
 
 
-def _device_rate(device: tuple[str, ...]) -> int | None:
-    options, name = device[:-2], device[-1]
+def _end_rate(end: CableEnd) -> int | None:
     shown: list[dict[str, Any]] = json.loads(
-        run(["tc", *options, "-json", "qdisc", "show", "dev", name])
+        run(["tc", *end.options, "-json", "qdisc", "show", "dev", end.device])
     )
     for qdisc in shown:
         if qdisc["kind"] == "tbf" and qdisc.get("root"):

@@ -9,12 +9,15 @@ from clusterctl.lab import cgroups
 from clusterctl.lab.layout import LabHost
 from clusterctl.lab.local import start
 from clusterctl.lab.mounts import is_mounted, unmount_under
+from clusterctl.lab.network import NAMESPACES
 
-NAMESPACES = Path("/run/netns")
+RUNTIME = Path("/run/systemd/nspawn")
 
-# A fixed script: what varies comes as arguments. A process must enter its groups itself,
-# before it becomes nspawn; from outside there is a moment in which it is not there yet.
+# Fixed scripts: what varies comes as arguments. A process must enter its groups itself,
+# before it becomes the command; from outside there is a moment in which it is not there yet.
 _ENTER_GROUPS = 'until [ "$1" = -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; exec "$@"'
+# nspawn ends with 133 when its host reboots, and expects to be started again.
+_AGAIN_ON_REBOOT = 'while "$@"; [ $? -eq 133 ]; do :; done'
 
 
 def nspawn_argv(host: LabHost, directory: Path, *, unified: bool) -> list[str]:
@@ -57,12 +60,13 @@ def boot(host: LabHost, directory: Path) -> None:
     unified = cgroups.unified_only()
     for name in ("docker", "containerd"):
         (directory / name).mkdir(exist_ok=True)
-    files = cgroups.create(host.name)
+    nspawn = in_groups(cgroups.create(host.name), nspawn_argv(host, directory, unified=unified))
     view = directory / "cgroup"
     if not unified and not is_mounted(view):
         cgroups.mount_view(host.name, view)
+    keeper = ["sh", "-c", _AGAIN_ON_REBOOT, "sh", *nspawn]
     start(
-        in_groups(files, nspawn_argv(host, directory, unified=unified)),
+        in_groups(cgroups.create(_keeper(host)), keeper),
         log=directory / "console.log",
         env=nspawn_environment(unified=unified),
     )
@@ -70,7 +74,30 @@ def boot(host: LabHost, directory: Path) -> None:
 
 def halt(host: LabHost, directory: Path) -> bool:
     """End the host at once, as a power loss does; whether it ran. Its disk stays."""
-    ran = cgroups.kill_all(host.name)
+    ran = [cgroups.kill_all(group) for group in (_keeper(host), host.name)]
     unmount_under(directory / "cgroup")
-    cgroups.remove(host.name)
-    return ran
+    for group in (_keeper(host), host.name):
+        cgroups.remove(group)
+    _remove_traces(host, directory / "root")
+    return any(ran)
+
+
+def is_running(host: LabHost) -> bool:
+    """Whether the host has power. Between the two halves of a reboot only its keeper runs."""
+    return bool(cgroups.members(_keeper(host)) | cgroups.members(host.name))
+
+
+def _keeper(host: LabHost) -> str:
+    """The group of the shell that waits for nspawn. Not a part of the host's own group: in
+    cgroup v2 a group with groups below it has no processes."""
+    return f"{host.name}-keeper"
+
+
+def _remove_traces(host: LabHost, root: Path) -> None:
+    """What nspawn would have tidied up itself, had it not been killed."""
+    status = root.stat() if root.is_dir() else None
+    if status:
+        (RUNTIME / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)
+    propagate = RUNTIME / "propagate" / host.name
+    if propagate.is_dir():
+        propagate.rmdir()

@@ -20,10 +20,6 @@ class LabPaths:
         return self.root / "cache"
 
     @property
-    def wheels(self) -> Path:
-        return self.cache / "wheels"
-
-    @property
     def lock(self) -> Path:
         return self.root / "lock"
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.errors import StepFailed
 from clusterctl.lab.builds import run_build
-from clusterctl.lab.cache import cached_directory, content_key
 from clusterctl.lab.image_inputs import image_directory
-from clusterctl.lab.paths import LabPaths
 from clusterctl.lab.requirements import LabUnavailable
 
 LOCKS = ("vllm.lock", "ray.lock")
@@ -20,15 +18,19 @@ _OLDEST_GLIBC, _GLIBC = 5, 36
 """Wheels for glibc 2.5 up to 2.36, the one of Debian 12."""
 
 
-def ensure_wheels(paths: LabPaths, tree: Path, say: Callable[[str], None]) -> Path:
-    """The directory with every wheel of the lock files, for the Python of `tree`."""
-    version = python_version(tree)
-    locks = [image_directory() / name for name in LOCKS]
-    place = paths.wheels / content_key(version, *(lock.read_bytes() for lock in locks))
-    if not place.is_dir():
-        say("downloading vLLM, PyTorch and Ray for CPU (0.7 GB)")
-    cached_directory(place, lambda directory: _download(directory, locks, version))
-    return place
+def lock_files(directory: Path) -> tuple[Path, ...]:
+    """The lists of versions in docker/lab."""
+    return tuple(directory / name for name in LOCKS)
+
+
+def build_wheels(directory: Path, tree: Path) -> None:
+    """Download every wheel of the lock files, for the Python of `tree`."""
+    machine = platform.machine()
+    if machine != "x86_64":
+        raise LabUnavailable(f"the lab image's versions are pinned for x86_64, not {machine}")
+    locks = lock_files(image_directory())
+    log = directory.with_name(directory.name + ".log")
+    run_build(download_argv(directory, locks, python_version(tree), machine), log=log)
 
 
 def python_version(tree: Path) -> str:
@@ -40,7 +42,7 @@ def python_version(tree: Path) -> str:
     return found[0]
 
 
-def download_argv(directory: Path, locks: list[Path], version: str, machine: str) -> list[str]:
+def download_argv(directory: Path, locks: Sequence[Path], version: str, machine: str) -> list[str]:
     """pip's command; the wheels' platform is the image's, whatever Python runs this."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_OLDEST_GLIBC, _GLIBC + 1)]
     platforms += [f"manylinux{name}_{machine}" for name in ("1", "2010", "2014")]
@@ -51,11 +53,3 @@ def download_argv(directory: Path, locks: list[Path], version: str, machine: str
         *(word for lock in locks for word in ("--requirement", str(lock))),
         "--dest", str(directory),
     ]  # fmt: skip
-
-
-def _download(directory: Path, locks: list[Path], version: str) -> None:
-    machine = platform.machine()
-    if machine != "x86_64":
-        raise LabUnavailable(f"the lab image's versions are pinned for x86_64, not {machine}")
-    log = directory.with_name(directory.name + ".log")
-    run_build(download_argv(directory, locks, version, machine), log=log)
