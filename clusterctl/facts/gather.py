@@ -10,14 +10,10 @@ from functools import cache
 from importlib.resources import files as resource_files
 
 from clusterctl.errors import AuthenticationRejected, CommandFailed, CommandTimedOut
-from clusterctl.facts.model import GpuReport
+from clusterctl.facts.model import ENGINE_ROOT, GpuReport
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.transport.base import CommandResult, Transport
-
-ENGINE_ROOT = "/var/lib/docker"
-"""Where Docker keeps images unless told otherwise: always measured, since the host may have no
-engine yet to ask."""
 
 
 @cache
@@ -38,7 +34,7 @@ def probe(
     """Facts of `transport.host`, and what else the caller wants of it in the same round trip.
 
     disks    absolute paths whose file systems are measured; one that does not exist stands for
-             the nearest directory above it that does
+             the nearest directory above it that does. The engine's image store is always added
     files    absolute paths, or shell patterns such as `/etc/clusterctl/demo/services/*.json`,
              whose content comes back
     image    a reference or ID to look up in the engine

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+ENGINE_ROOT = "/var/lib/docker"
+"""Where Docker keeps images unless told otherwise: always measured, since the host may have no
+engine yet to ask."""
+
 
 @dataclass(frozen=True)
 class Os:

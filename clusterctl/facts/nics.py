@@ -81,16 +81,21 @@ def _natural(word: str) -> int | None:
 
 def _json_addresses(link: dict[str, Any]) -> list[Address]:
     return [
-        Address(entry["local"], int(entry["prefixlen"]), entry.get("scope", "global"))
+        _address(entry["local"], int(entry["prefixlen"]), entry.get("scope", "global"))
         for entry in link.get("addr_info", ())
         if entry.get("family") in ("inet", "inet6") and "local" in entry
     ]
 
 
+def _address(ip: str, prefix: int, scope: str) -> Address:
+    """In the usual spelling. Raises ValueError for what is no address."""
+    return Address(str(ip_address(ip)), prefix, scope)
+
+
 def _text_addresses(text: str) -> list[tuple[str, Address]]:
     """From `ip -o addr`, for a busybox `ip`, which has no JSON."""
     matches = (_ADDRESS.match(line) for line in text.splitlines())
-    return [(m[1], Address(m[2], int(m[3]), m[4])) for m in matches if m]
+    return [(m[1], _address(m[2], int(m[3]), m[4])) for m in matches if m]
 
 
 def _device_names(files: Files) -> list[str]:

@@ -1,0 +1,106 @@
+"""What can be wrong between hosts, each of which is fine by itself. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
+from statistics import median
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.model import HostFacts, NicFacts
+from clusterctl.inventory.model import Host, Inventory
+
+CLOCK_TOLERANCE = 5.0
+"""Seconds off the median. Tokens, certificates and the age of a supervisor's state are judged
+by clocks; any NTP holds a hundredth of this."""
+
+
+def cluster_problems(
+    inventory: Inventory, facts: Mapping[str, HostFacts]
+) -> Iterator[RequirementsNotMet]:
+    known = {host.name: facts[host.name] for host in inventory.hosts if host.name in facts}
+    yield from _mixed_architectures(known)
+    yield from _twins(known)
+    yield from _clocks(known)
+
+
+def _mixed_architectures(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, host in facts.items():
+        if host.os.architecture:
+            groups[host.os.architecture].append(name)
+    if len(groups) > 1:
+        found = "; ".join(f"{machine} on {', '.join(names)}" for machine, names in groups.items())
+        yield RequirementsNotMet(
+            f"one image serves all hosts, and their processors differ: {found}",
+            hint="make an inventory for each kind of processor",
+        )
+
+
+def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
+    """Two names for one machine, or one name for two machines."""
+    machines: dict[tuple[str, str], str] = {}
+    names: dict[str, str] = {}
+    for name, host in facts.items():
+        identity = (host.machine_id, host.boot_id)
+        first = machines.setdefault(identity, name) if all(identity) else name
+        if first != name:
+            yield RequirementsNotMet(
+                f"is the same machine as {first}: machine ID and boot ID are equal",
+                host=name,
+                hint=f"correct the address of {name} in the inventory, or take it out",
+            )
+            continue
+        first = names.setdefault(host.hostname.lower(), name) if host.hostname else name
+        if first != name:
+            yield RequirementsNotMet(
+                f"calls itself {host.hostname}, as {first} does",
+                host=name,
+                hint=f"sudo hostnamectl set-hostname {name}",
+            )
+
+
+def _clocks(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
+    offsets = {name: host.clock_offset for name, host in facts.items() if host.clock}
+    if not offsets:
+        return
+    votes = list(offsets.values())
+    if len(votes) % 2 == 0:
+        # Of two hosts that disagree neither is the middle one: the operator's clock decides.
+        votes.append(0.0)
+    middle = median(votes)
+    for name, offset in offsets.items():
+        if abs(offset - middle) > CLOCK_TOLERANCE:
+            yield RequirementsNotMet(
+                f"its clock is {abs(offset - middle):.0f} s "
+                f"{'ahead of' if offset > middle else 'behind'} the others",
+                host=name,
+                hint="sudo timedatectl set-ntp true; timedatectl timesync-status",
+            )
+
+
+def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    """Different MTUs on one network drop large packets and let small ones pass, so that
+    everything seems fine until tensors travel."""
+    mtus: dict[int, list[str]] = defaultdict(list)
+    for host in inventory.hosts:
+        nic = _fabric_nic(inventory, host, facts[host.name]) if host.name in facts else None
+        if nic is not None and nic.mtu:
+            mtus[nic.mtu].append(f"{host.name} ({nic.name})")
+    if len(mtus) > 1:
+        found = "; ".join(f"{mtu} on {', '.join(names)}" for mtu, names in mtus.items())
+        yield f"the MTU differs between hosts: {found}; large packets may be lost"
+
+
+def _fabric_nic(inventory: Inventory, host: Host, facts: HostFacts) -> NicFacts | None:
+    """The NIC that is known, before any choice, to carry NCCL's traffic."""
+    if host.nics.nccl:
+        return facts.nic(host.nics.nccl)
+    subnet = inventory.network.subnet
+    if subnet is None:
+        return None
+    return next(
+        (nic for nic in facts.nics if any(ip_address(a.ip) in subnet for a in nic.addresses)),
+        None,
+    )

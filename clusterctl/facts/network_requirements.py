@@ -1,0 +1,175 @@
+"""NICs, addresses, RDMA devices and ports that the inventory promises. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.model import HostFacts, NicFacts
+from clusterctl.inventory.model import Host, Inventory, RayPorts
+
+EVERY_NODE = (
+    "node_manager", "object_manager", "runtime_env_agent",
+    "dashboard_agent_listen", "dashboard_agent_grpc", "metrics_export",
+)  # fmt: skip
+HEAD_ONLY = ("gcs", "dashboard", "ray_client")
+
+
+def network_problems(
+    inventory: Inventory, host: Host, facts: HostFacts
+) -> Iterator[RequirementsNotMet]:
+    # Without any NIC the probe failed to read them, and says so in a note.
+    if not facts.nics:
+        return
+    for name, purposes in _named_nics(host).items():
+        yield from _nic_problems(host, facts, name, purposes)
+    yield from _node_ip_problems(host, facts)
+    yield from _subnet_problems(inventory, host, facts)
+    yield from _rdma_problems(host, facts)
+
+
+def _named_nics(host: Host) -> dict[str, list[str]]:
+    """NIC to the purposes that the inventory gives it."""
+    named: dict[str, list[str]] = {}
+    for purpose in ("control", "nccl", "gloo"):
+        if name := getattr(host.nics, purpose):
+            named.setdefault(name, []).append(purpose)
+    return named
+
+
+def _nic_problems(
+    host: Host, facts: HostFacts, name: str, purposes: Sequence[str]
+) -> Iterator[RequirementsNotMet]:
+    nic = facts.nic(name)
+    what = f"{name} (nics.{', nics.'.join(purposes)})"
+    if nic is None:
+        yield RequirementsNotMet(
+            f"has no interface {what}; it has {_offer(facts)}",
+            host=host.name,
+            hint="correct the name in the inventory; on the host: ip -br addr",
+        )
+    elif nic.state == "down":
+        yield RequirementsNotMet(
+            f"interface {what} is down",
+            host=host.name,
+            hint=f"sudo ip link set {name} up; then look for the cable: ip -br link show {name}",
+        )
+    elif not nic.addresses:
+        yield RequirementsNotMet(
+            f"interface {what} has no IP address",
+            host=host.name,
+            hint=f"give it one, or name another; on the host: ip -br addr show {name}",
+        )
+
+
+def _offer(facts: HostFacts) -> str:
+    """Interfaces worth naming: those with an address, `eth0 (10.0.0.1)`, else all."""
+    usable = [nic for nic in facts.nics if nic.kind != "loopback"]
+    addressed = [nic for nic in usable if _ips(nic)]
+    return ", ".join(_with_address(nic) for nic in addressed or usable) or "none"
+
+
+def _with_address(nic: NicFacts) -> str:
+    ips = _ips(nic)
+    return f"{nic.name} ({ips[0]})" if ips else nic.name
+
+
+def _ips(nic: NicFacts) -> list[str]:
+    return [address.ip for address in nic.addresses if address.scope == "global"]
+
+
+def _node_ip_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    if host.node_ip is None:
+        return
+    holder = next((nic for nic in facts.nics if _holds(nic, host.node_ip)), None)
+    if holder is None:
+        yield RequirementsNotMet(
+            f"has no address {host.node_ip} (node_ip); it has {_offer(facts)}",
+            host=host.name,
+            hint="correct node_ip in the inventory; on the host: ip -br addr",
+        )
+    elif host.nics.control not in (None, holder.name):
+        yield RequirementsNotMet(
+            f"node_ip {host.node_ip} is on {holder.name}, not on {host.nics.control} "
+            "(nics.control)",
+            host=host.name,
+            hint="make node_ip and nics.control agree, or leave one of them out",
+        )
+
+
+def _holds(nic: NicFacts, ip: str) -> bool:
+    """Compared as addresses: IPv6 has several spellings."""
+    try:
+        wanted = ip_address(ip)
+    except ValueError:
+        return False
+    return any(ip_address(address.ip) == wanted for address in nic.addresses)
+
+
+def _subnet_problems(
+    inventory: Inventory, host: Host, facts: HostFacts
+) -> Iterator[RequirementsNotMet]:
+    """The subnet matters where the host's own words do not say which NIC to use."""
+    subnet = inventory.network.subnet
+    if subnet is None or host.node_ip or host.nics.control:
+        return
+    if not any(ip_address(a.ip) in subnet for nic in facts.nics for a in nic.addresses):
+        yield RequirementsNotMet(
+            f"has no address in {subnet} (network.subnet); it has {_offer(facts)}",
+            host=host.name,
+            hint=f"correct network.subnet, or set node_ip for {host.name}",
+        )
+
+
+def _rdma_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    devices = {device.name: device for device in facts.rdma}
+    for name in host.nics.rdma:
+        if name not in devices:
+            yield RequirementsNotMet(
+                f"has no RDMA device {name} (nics.rdma); it has {', '.join(devices) or 'none'}",
+                host=host.name,
+                hint="correct nics.rdma in the inventory; on the host: ls /sys/class/infiniband",
+            )
+        elif not devices[name].active:
+            yield RequirementsNotMet(
+                f"no port of RDMA device {name} (nics.rdma) is active",
+                host=host.name,
+                hint=f"look for the cable and the subnet manager: ibstat {name}",
+            )
+
+
+def port_problems(
+    inventory: Inventory, host: Host, facts: HostFacts
+) -> Iterator[RequirementsNotMet]:
+    """Ports of Ray that something on the host listens on already."""
+    taken = [
+        f"{port} ({purpose})"
+        for port, purpose in _ray_ports(inventory.ray_ports, host)
+        if port in facts.listening_ports
+    ]
+    if taken:
+        ports = " or ".join(f"sport = :{text.split()[0]}" for text in taken)
+        yield RequirementsNotMet(
+            f"{'a port' if len(taken) == 1 else 'ports'} that Ray needs "
+            f"{'is' if len(taken) == 1 else 'are'} taken: {', '.join(taken)}",
+            host=host.name,
+            hint=f"see by whom: sudo ss -ltnp '{ports}'; end it, or change ray_ports",
+        )
+
+
+def _ray_ports(ports: RayPorts, host: Host) -> Iterator[tuple[int, str]]:
+    for purpose in (*HEAD_ONLY, *EVERY_NODE) if host.role == "head" else EVERY_NODE:
+        yield getattr(ports, purpose), f"ray_ports.{purpose}"
+    for port in range(ports.min_worker, ports.max_worker + 1):
+        yield port, "a worker's"
+
+
+def name_notes(facts: HostFacts) -> Iterator[str]:
+    """No problem for our own containers: Gloo is told its interface (GLOO_SOCKET_IFNAME) and
+    Ray its address. Other programs on the host ask the name (vllm #7074, ray #37461)."""
+    if any(ip.startswith("127.") or ip == "::1" for ip in facts.hostname_addresses):
+        yield (
+            f"its name {facts.hostname} resolves to {facts.hostname_addresses[0]}: harmless "
+            "here, since addresses and interfaces are given by hand"
+        )

@@ -1,0 +1,113 @@
+"""What stands in the way of the cluster that the inventory promises. Pure.
+
+`problems` stop a bootstrap; `notes` are told and passed over. Both look at every host and give
+all there is, so that one round of repairs is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
+from clusterctl.facts.engine_requirements import engine_notes, engine_problems, room_problems
+from clusterctl.facts.gpu_requirements import gpu_notes, gpu_problems
+from clusterctl.facts.model import HostFacts
+from clusterctl.facts.network_requirements import name_notes, network_problems, port_problems
+from clusterctl.inventory.model import Host, Inventory
+
+NOFILE_WANTED = 65536
+"""Open files. Ray opens some per worker and per peer and dies when it may not (ray #13045); a
+container's limit cannot pass the host's hard one."""
+
+SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
+"""Those that vLLM's images are made for."""
+
+
+def problems(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    *,
+    ours: Collection[str] = (),
+    with_image: Collection[str] = (),
+    image_size: int | None = None,
+) -> tuple[RequirementsNotMet, ...]:
+    """Every problem of every host, in the inventory's order, then those between hosts.
+
+    facts       by the inventory's names; a host without any, such as one that does not answer,
+                is passed over
+    ours        hosts that run our node container: Ray's ports are our own Ray's there
+    with_image  hosts that have the image: it needs no room there. Those in `ours` count too
+    image_size  bytes, where the image could be measured
+    """
+    of_hosts = (
+        problem
+        for host in inventory.hosts
+        if host.name in facts
+        for problem in (
+            *_host_problems(inventory, host, facts[host.name]),
+            *(() if host.name in ours else port_problems(inventory, host, facts[host.name])),
+            *(
+                ()
+                if host.name in ours or host.name in with_image
+                else room_problems(inventory, host, facts[host.name], image_size)
+            ),
+        )
+    )
+    return (*of_hosts, *cluster_problems(inventory, facts))
+
+
+def notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[str, ...]:
+    """What a user should know and nothing depends on: a sentence each, hosts named."""
+    of_hosts = (
+        f"{host.name}: {text}"
+        for host in inventory.hosts
+        if host.name in facts
+        for text in _host_notes(inventory, host, facts[host.name])
+    )
+    return (*of_hosts, *cluster_notes(inventory, facts))
+
+
+def _host_problems(
+    inventory: Inventory, host: Host, facts: HostFacts
+) -> Iterator[RequirementsNotMet]:
+    yield from _root_problems(host, facts)
+    yield from _architecture_problems(host, facts)
+    yield from network_problems(inventory, host, facts)
+    if inventory.accelerator == "nvidia":
+        yield from gpu_problems(host, facts)
+    yield from engine_problems(host, facts)
+
+
+def _root_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    if not facts.root:
+        user = facts.user or "the user"
+        yield RequirementsNotMet(
+            f"{user} is not root and cannot become root by sudo",
+            host=host.name,
+            hint=f"as root there: usermod -aG sudo {user}; or set ssh.user: root",
+            detail=facts.sudo_error,
+        )
+
+
+def _architecture_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    machine = facts.os.architecture
+    if machine and machine not in SUPPORTED_ARCHITECTURES:
+        yield RequirementsNotMet(
+            f"its processor is {machine}; images exist for {' and '.join(SUPPORTED_ARCHITECTURES)}",
+            host=host.name,
+            hint=f"take {host.name} out of the inventory",
+        )
+
+
+def _host_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
+    yield from name_notes(facts)
+    if inventory.accelerator == "nvidia":
+        yield from gpu_notes(host, facts)
+    yield from engine_notes(facts)
+    if 0 < facts.nofile_hard < NOFILE_WANTED:
+        yield (
+            f"at most {facts.nofile_hard} open files, {NOFILE_WANTED} are better: raise the "
+            "hard limit (LimitNOFILE=) of docker.service"
+        )
+    yield from (f"not known: {text}" for text in facts.unknown)

@@ -1,0 +1,369 @@
+"""What is said of a host that does not keep the inventory's promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.model import Disk, EngineFacts, GpuFacts, GpuReport, HostFacts
+from clusterctl.facts.parse import Probe
+from clusterctl.facts.requirements import notes, problems
+from clusterctl.inventory.model import Host, Inventory
+
+GIB = 2**30
+Captured = Callable[[str], Probe]
+
+
+@pytest.fixture
+def healthy(captured: Captured) -> HostFacts:
+    """Eight H200, two usable NICs, Docker 29; nothing of ours runs yet."""
+    facts = captured("ubuntu-24.04-8-gpus").facts
+    return replace(facts, listening_ports=(22,))
+
+
+def inventory(host: Mapping[str, Any] | None = None, **fields: Any) -> Inventory:
+    head = Host(name="gpu1", address="10.1.0.11", role="head", **(host or {}))
+    return Inventory(cluster="demo", image="vllm:1", hosts=(head,), **fields)
+
+
+def found(
+    facts: HostFacts,
+    host: Mapping[str, Any] | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> list[RequirementsNotMet]:
+    return list(problems(inventory(host, **fields), {"gpu1": facts}, **(arguments or {})))
+
+
+def only(*problems: RequirementsNotMet) -> RequirementsNotMet:
+    (problem,) = problems
+    assert problem.hint
+    return problem
+
+
+def test_a_host_that_keeps_its_promises_has_no_problem(healthy: HostFacts) -> None:
+    host = {
+        "node_ip": "10.2.0.11",
+        "nics": {"control": "ens5f0np0", "nccl": "ens5f0np0", "gloo": "eno1", "rdma": ["mlx5_0"]},
+        "gpus": ({"model": "NVIDIA H200", "memory": 141 * 10**9},) * 8,
+    }
+    assert found(healthy, host) == []
+
+
+def test_no_root_and_no_sudo(captured: Captured) -> None:
+    facts = captured("rhel-9-podman").facts
+    problem = found(facts)[0]
+    assert str(problem) == "gpu1: ops is not root and cannot become root by sudo"
+    assert problem.hint == "as root there: usermod -aG sudo ops; or set ssh.user: root"
+    assert problem.detail == "sudo: a password is required"
+
+
+def test_an_architecture_without_images(healthy: HostFacts) -> None:
+    facts = replace(healthy, os=replace(healthy.os, architecture="ppc64le"))
+    problem = only(*found(facts))
+    assert problem.summary == "its processor is ppc64le; images exist for x86_64 and aarch64"
+
+
+def test_aarch64_is_fine(healthy: HostFacts) -> None:
+    assert found(replace(healthy, os=replace(healthy.os, architecture="aarch64"))) == []
+
+
+def test_a_nic_that_is_not_there_is_answered_with_those_that_are(healthy: HostFacts) -> None:
+    problem = only(*found(healthy, {"nics": {"nccl": "eth0", "gloo": "eth0"}}))
+    assert problem.summary == (
+        "has no interface eth0 (nics.nccl, nics.gloo); it has eno1 (10.1.0.11), "
+        "ens5f0np0 (10.2.0.11), docker0 (172.17.0.1)"
+    )
+
+
+def test_a_nic_that_is_down(captured: Captured) -> None:
+    facts = captured("spark-gb10-docker-denied").facts
+    problem = only(*found(facts, {"nics": {"nccl": "enp1s0f0np0"}}))
+    assert problem.summary == "interface enp1s0f0np0 (nics.nccl) is down"
+    assert "ip link set enp1s0f0np0 up" in str(problem.hint)
+
+
+def test_a_nic_without_address(healthy: HostFacts) -> None:
+    bare = replace(healthy.nics[2], addresses=())
+    facts = replace(healthy, nics=(*healthy.nics[:2], bare))
+    problem = only(*found(facts, {"nics": {"gloo": "ens5f0np0"}}))
+    assert problem.summary == "interface ens5f0np0 (nics.gloo) has no IP address"
+
+
+def test_a_node_ip_that_the_host_does_not_have(healthy: HostFacts) -> None:
+    problem = only(*found(healthy, {"node_ip": "10.9.9.9"}))
+    assert problem.summary.startswith("has no address 10.9.9.9 (node_ip); it has eno1 (10.1.0.11)")
+
+
+def test_a_node_ip_on_another_nic_than_the_control_nic(healthy: HostFacts) -> None:
+    problem = only(*found(healthy, {"node_ip": "10.1.0.11", "nics": {"control": "ens5f0np0"}}))
+    assert problem.summary == ("node_ip 10.1.0.11 is on eno1, not on ens5f0np0 (nics.control)")
+
+
+def test_ipv6_addresses_are_compared_as_addresses(captured: Captured) -> None:
+    facts = replace(captured("debian-13-ipv6-only").facts, disks=())
+    assert found(facts, {"node_ip": "2001:0db8:0001::0011"}, accelerator="cpu") == []
+
+
+def test_no_address_in_the_clusters_subnet(healthy: HostFacts) -> None:
+    problem = only(*found(healthy, network={"subnet": "192.168.1.0/24"}))
+    assert problem.summary.startswith("has no address in 192.168.1.0/24 (network.subnet); it has")
+
+
+def test_the_subnet_does_not_matter_where_the_host_says_it_all(healthy: HostFacts) -> None:
+    assert found(healthy, {"node_ip": "10.2.0.11"}, network={"subnet": "192.168.1.0/24"}) == []
+
+
+def test_rdma_devices_missing_and_inactive(healthy: HostFacts) -> None:
+    missing, inactive = found(healthy, {"nics": {"rdma": ["mlx5_9", "mlx5_1"]}})
+    assert missing.summary == "has no RDMA device mlx5_9 (nics.rdma); it has mlx5_0, mlx5_1"
+    assert inactive.summary == "no port of RDMA device mlx5_1 (nics.rdma) is active"
+
+
+def test_more_gpus_promised_than_present(healthy: HostFacts) -> None:
+    problem = only(*found(healthy, {"gpus": ({},) * 9}))
+    assert problem.summary == "promises 9 GPUs and has 8: 8 x NVIDIA H200 (140.4 GiB)"
+
+
+def gpu(model: str, mebibytes: int | None) -> GpuFacts:
+    memory = mebibytes * 2**20 if mebibytes else None
+    return GpuFacts(0, "GPU-1", model, memory, "570.1")
+
+
+@pytest.mark.parametrize(
+    ("promise", "there"),
+    [
+        ({"model": "GeForce RTX 3090", "memory": 24 * GIB}, ("NVIDIA GeForce RTX 3090", 24576)),
+        ({"model": "H800", "memory": 80 * GIB}, ("NVIDIA H800 PCIe", 81559)),
+        ({"model": "nvidia a100", "memory": 80 * GIB}, ("NVIDIA A100-SXM4-80GB", 81920)),
+        ({"model": "L4", "memory": 24 * GIB}, ("NVIDIA L4", 23034)),
+        ({"memory": 141 * 10**9}, ("NVIDIA H200", 143771)),
+        ({"model": "GB10", "memory": 128 * GIB}, ("NVIDIA GB10", None)),
+        ({}, ("NVIDIA T4", 15360)),
+    ],
+)  # fmt: skip
+def test_gpus_that_are_what_was_promised(
+    promise: dict[str, Any], there: tuple[str, int], healthy: HostFacts
+) -> None:
+    facts = replace(healthy, gpus=GpuReport((gpu(*there),), None))
+    assert found(facts, {"gpus": (promise,)}) == []
+
+
+@pytest.mark.parametrize(
+    ("promise", "there", "said"),
+    [
+        (
+            {"model": "NVIDIA H800", "memory": 80 * GIB},
+            ("NVIDIA GeForce RTX 3090", 24576),
+            "promises NVIDIA H800 (80 GiB) and has 1 x NVIDIA GeForce RTX 3090 (24 GiB)",
+        ),
+        (
+            {"model": "RTX 3090"},
+            ("NVIDIA GeForce RTX 3090 Ti", 24564),
+            "promises RTX 3090 and has 1 x NVIDIA GeForce RTX 3090 Ti (24 GiB)",
+        ),
+        (
+            {"model": "NVIDIA A100", "memory": 80 * GIB},
+            ("NVIDIA A100-PCIE-40GB", 40960),
+            "promises NVIDIA A100 (80 GiB) and has 1 x NVIDIA A100-PCIE-40GB (40 GiB)",
+        ),
+        (
+            {"memory": 16 * GIB},
+            ("NVIDIA L4", 23034),
+            "promises a GPU (16 GiB) and has 1 x NVIDIA L4 (22.5 GiB)",
+        ),
+    ],
+)
+def test_gpus_that_are_something_else(
+    promise: dict[str, Any], there: tuple[str, int], said: str, healthy: HostFacts
+) -> None:
+    facts = replace(healthy, gpus=GpuReport((gpu(*there),), None))
+    assert only(*found(facts, {"gpus": (promise,)})).summary == said
+
+
+def test_a_mixed_host_is_matched_whatever_the_order(healthy: HostFacts) -> None:
+    there = GpuReport((gpu("NVIDIA L4", 23034), gpu("NVIDIA H800", 81559)), None)
+    promised: tuple[dict[str, str], ...] = ({}, {"model": "L4"})
+    facts = replace(healthy, gpus=there)
+    assert found(facts, {"gpus": promised}) == []
+    assert found(facts, {"gpus": tuple(reversed(promised))}) == []
+
+
+@pytest.mark.parametrize(
+    ("report", "hint"),
+    [
+        (GpuReport((), "nvidia-smi is not installed", 2), "sudo ubuntu-drivers install"),
+        (GpuReport((), "nvidia-smi is not installed", 0), "lspci -d 10de:"),
+        (
+            GpuReport((), "Failed to initialize NVML: Driver/library version mismatch", 2),
+            "sudo reboot",
+        ),
+        (GpuReport((), "NVIDIA-SMI has failed because it couldn't communicate", 2), "modprobe"),
+        (GpuReport((), "nvidia-smi does not answer", 2), "xid"),
+    ],
+)
+def test_a_host_whose_gpus_cannot_be_used(report: GpuReport, hint: str, healthy: HostFacts) -> None:
+    problem = only(*found(replace(healthy, gpus=report), {"gpus": ({}, {})}))
+    assert problem.summary == f"promises 2 GPUs, and none can be used: {report.error}"
+    assert hint in str(problem.hint)
+
+
+def test_a_cluster_on_cpus_needs_no_driver(healthy: HostFacts) -> None:
+    facts = replace(healthy, gpus=GpuReport((), "nvidia-smi is not installed"))
+    assert found(facts, {"gpus": ({}, {})}, accelerator="cpu") == []
+
+
+def with_engine(facts: HostFacts, **changes: Any) -> HostFacts:
+    return replace(facts, engine=replace(facts.engine, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "hint"),
+    [
+        ({"podman": True, "running": False}, "its `docker` is Podman under another name",
+         "sudo apt-get remove podman-docker"),
+        ({"client": "/snap/bin/docker"}, "its Docker is a snap", "sudo snap remove docker"),
+        ({"rootless": True}, "its Docker runs rootless", "dockerd-rootless-setuptool.sh uninstall"),
+        ({"hung": True, "running": False}, "its Docker daemon does not answer",
+         "sudo systemctl restart docker"),
+    ],
+)  # fmt: skip
+def test_engines_that_cannot_be_used(
+    changes: dict[str, Any], said: str, hint: str, healthy: HostFacts
+) -> None:
+    problem = only(*found(with_engine(healthy, **changes)))
+    assert problem.summary.startswith(said)
+    assert str(problem.hint).startswith(hint)
+
+
+def test_no_engine_where_none_can_be_installed(captured: Captured) -> None:
+    facts = replace(captured("rhel-9-podman").facts, root=True)
+    absent = EngineFacts(False, False, "", "", "", "", "", "", (), (), False, None)
+    problem = only(*found(replace(facts, engine=absent)))
+    assert problem.summary == (
+        "has no container engine, and clusterctl installs one only on Debian and Ubuntu, "
+        "not on Red Hat Enterprise Linux 9.5 (Plow)"
+    )
+
+
+def test_no_engine_on_debian_is_what_bootstrap_is_for(captured: Captured) -> None:
+    facts = replace(captured("debian-13-ipv6-only").facts, disks=())
+    assert found(facts) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "free", "size", "said"),
+    [
+        ({}, 25, None, "25.0 GiB are free at /var/lib/docker, and the image needs 28 GiB "
+                       "(its size is not known; this is the usual one)"),
+        ({}, 29, None, None),
+        ({"accelerator": "cpu"}, 5, None, "5.0 GiB are free at /var/lib/docker, and the image "
+                                          "needs 6 GiB (its size is not known; this is the "
+                                          "usual one)"),
+        ({}, 25, 20 * GIB, None),
+        ({}, 20, 20 * GIB, "20.0 GiB are free at /var/lib/docker, and the image needs 21 GiB "
+                           "(measured)"),
+    ],
+)  # fmt: skip
+def test_room_for_the_image(
+    fields: dict[str, Any], free: int, size: int | None, said: str | None, healthy: HostFacts
+) -> None:
+    facts = with_engine(healthy, data_root="/var/lib/docker", containerd_store=False)
+    facts = replace(facts, disks=(Disk("/var/lib/docker", 500 * GIB, free * GIB),))
+    saw = found(facts, arguments={"image_size": size}, **fields)
+    assert [problem.summary for problem in saw] == ([said] if said else [])
+
+
+def test_the_containerd_store_needs_half_as_much_again(healthy: HostFacts) -> None:
+    facts = replace(healthy, disks=(Disk("/data/docker", 500 * GIB, 25 * GIB),))
+    problem = only(*found(facts, arguments={"image_size": 20 * GIB}))
+    assert "the image needs 31 GiB (measured, unpacked and packed)" in problem.summary
+    assert "at /data/docker" in problem.summary
+
+
+@pytest.mark.parametrize("argument", ["with_image", "ours"])
+def test_a_host_that_has_the_image_needs_no_room(argument: str, healthy: HostFacts) -> None:
+    facts = replace(healthy, disks=(Disk("/data/docker", 500 * GIB, GIB),))
+    assert found(facts, arguments={argument: {"gpu1"}}) == []
+
+
+def test_ports_that_ray_needs(healthy: HostFacts) -> None:
+    facts = replace(healthy, listening_ports=(22, 6379, 8265, 11003))
+    problem = only(*found(facts))
+    assert problem.summary == (
+        "ports that Ray needs are taken: 6379 (ray_ports.gcs), 8265 (ray_ports.dashboard), "
+        "11003 (a worker's)"
+    )
+    assert "sport = :6379 or sport = :8265 or sport = :11003" in str(problem.hint)
+
+
+def test_ports_of_our_own_ray_are_no_problem(healthy: HostFacts) -> None:
+    facts = replace(healthy, listening_ports=(22, 6379))
+    assert found(facts, arguments={"ours": {"gpu1"}}) == []
+
+
+def test_a_workers_ports_are_fewer(healthy: HostFacts) -> None:
+    worker = Host(name="gpu2", address="10.1.0.12")
+    cluster = inventory().model_copy(update={"hosts": (*inventory().hosts, worker)})
+    facts = replace(healthy, listening_ports=(6379, 6380))
+    problem = only(*problems(cluster, {"gpu2": facts}))
+    assert problem.host == "gpu2"
+    assert problem.summary == "a port that Ray needs is taken: 6380 (ray_ports.node_manager)"
+
+
+def test_all_problems_come_at_once(captured: Captured) -> None:
+    facts = captured("rhel-9-podman").facts
+    saw = found(
+        facts,
+        {"nics": {"nccl": "eth9"}, "node_ip": "10.0.0.1", "gpus": ({},)},
+        arguments={"image_size": 100 * GIB},
+    )
+    assert len(saw) == 6
+    assert {problem.host for problem in saw} == {"gpu1"}
+    assert all(problem.hint for problem in saw)
+    assert {problem.exit_code for problem in saw} == {5}
+
+
+def test_a_host_without_facts_is_passed_over() -> None:
+    assert problems(inventory(), {}) == ()
+    assert notes(inventory(), {}) == ()
+
+
+def noted(facts: HostFacts, host: Mapping[str, Any] | None = None) -> str:
+    return "\n".join(notes(inventory(host), {"gpu1": facts}))
+
+
+def test_a_healthy_host_is_noted_only_for_its_loopback_name(healthy: HostFacts) -> None:
+    facts = replace(healthy, hostname_addresses=("10.1.0.11",))
+    assert noted(facts, {"gpus": ({},) * 8}) == ""
+    assert noted(healthy, {"gpus": ({},) * 8}).startswith(
+        "gpu1: its name gpu1 resolves to 127.0.1.1: harmless here"
+    )
+
+
+def test_notes_say_what_does_not_stop_anything(captured: Captured) -> None:
+    facts = captured("spark-gb10-docker-denied").facts
+    text = noted(replace(facts, nofile_hard=4096, unknown=("disks could not be read",)),
+                 {"gpus": ({"memory": 128 * GIB},)})  # fmt: skip
+    assert "nvidia-smi does not say how much memory a GPU has" in text
+    assert "at most 4096 open files, 65536 are better" in text
+    assert "not known: disks could not be read" in text
+    assert "Docker is installed and does not run: permission denied" in text
+
+
+def test_gpus_besides_the_promise_are_noted(healthy: HostFacts) -> None:
+    assert "has 8 GPUs and promises 2" in noted(healthy, {"gpus": ({}, {})})
+    assert "has 8 x NVIDIA H200 (140.4 GiB) and promises none" in noted(healthy)
+
+
+def test_mig_and_complaints_are_noted(healthy: HostFacts) -> None:
+    gpus = (replace(healthy.gpus.gpus[0], mig=True),)
+    facts = replace(healthy, gpus=GpuReport(gpus, "WARNING: infoROM is corrupted"))
+    text = noted(facts, {"gpus": ({},)})
+    assert "MIG is on" in text
+    assert "nvidia-smi says: WARNING: infoROM is corrupted" in text
