@@ -15,7 +15,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, ConnectionFailed
 from clusterctl.transport.base import Channel
 
 OpenChannel = Callable[[], Channel]
@@ -108,7 +108,14 @@ class _ChannelSocket:
         self._channel.settimeout(seconds)
 
     def sendall(self, data: bytes) -> None:
-        self._channel.send(bytes(data))
+        try:
+            self._channel.send(bytes(data))
+        except ConnectionFailed:
+            self._ended = True
+            if self._answered:
+                raise
+            # It ended at once, before we wrote: a host without Docker is as quick as that.
+            raise self._hung_up(self._channel) from None
 
     def receive(self, size: int) -> bytes:
         data = self._channel.recv(size)

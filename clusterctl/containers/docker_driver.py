@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import requests
 from docker.constants import DEFAULT_DOCKER_API_VERSION, MINIMUM_DOCKER_API_VERSION
@@ -25,7 +25,6 @@ from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport
 from docker import APIClient
 
-DOCKER = ("docker",)
 ANSWER_LIMIT = 30.0
 """Seconds that the engine may take for an answer. Inspect and list take milliseconds on an
 engine that works; removing a container with much written to it takes the longest."""
@@ -34,19 +33,19 @@ _URL = "http://docker:80"
 
 
 class DockerDriver:
-    """`docker` is the client's command on the host, with global options where needed
-    (`-H unix:///...`). The first use connects."""
+    """`prefix` goes before every command on the host: ("env", "DOCKER_HOST=unix:///...")
+    leads to an engine other than the host's own. The first use connects."""
 
     def __init__(
         self,
         transport: Transport,
         *,
-        docker: Sequence[str] = DOCKER,
+        prefix: Sequence[str] = (),
         sudo: bool = True,
         answer_limit: float = ANSWER_LIMIT,
     ) -> None:
         self._transport = transport
-        self._docker = tuple(docker)
+        self._prefix = tuple(prefix)
         self._sudo = sudo
         self._limit = answer_limit
         self._connecting = threading.Lock()
@@ -146,7 +145,7 @@ class DockerDriver:
 
     def pull(self, reference: str, say: Say) -> None:
         # By the client: it uses the host's own login, where docker-py would send the operator's.
-        with self._open("pull", reference) as channel:
+        with self.open(["docker", "pull", reference]) as channel:
             image_pull.follow(channel, say)
 
     def build(
@@ -171,17 +170,16 @@ class DockerDriver:
         with self._engine() as engine, contextlib.suppress(NotFound):
             engine.remove_image(reference)
 
-    def _command(self, *words: str, stdin: bytes = b"", timeout: float) -> CommandResult:
-        return self._transport.run(
-            [*self._docker, *words], stdin=stdin, sudo=self._sudo, timeout=timeout
-        )
+    def open(self, argv: Sequence[str]) -> Channel:
+        return self._transport.open_channel([*self._prefix, *argv], sudo=self._sudo)
 
-    def _open(self, *words: str) -> Channel:
-        return self._transport.open_channel([*self._docker, *words], sudo=self._sudo)
+    def _command(self, *words: str, stdin: bytes = b"", timeout: float) -> CommandResult:
+        argv = [*self._prefix, "docker", *words]
+        return self._transport.run(argv, stdin=stdin, sudo=self._sudo, timeout=timeout)
 
     @contextlib.contextmanager
-    def _engine(self) -> Iterator[APIClient]:
-        """The API client; what it raises, as errors of ours."""
+    def _engine(self) -> Iterator[Any]:
+        """The API client (docker-py is typed in parts only); what it raises, as errors of ours."""
         try:
             with self._connecting:
                 self._api = self._api or self._connect()
@@ -220,14 +218,14 @@ class DockerDriver:
         return client
 
     def _dial(self) -> Channel:
-        return self._open("system", "dial-stdio")
+        return self.open(["docker", "system", "dial-stdio"])
 
     def _hung_up(self, channel: Channel) -> Exception:
         status = channel.wait(timeout=5)
         said = channel.stderr_tail() or f"`docker system dial-stdio` ended with status {status}"
         return engine_error(said, self.host, unavailable=True)
 
-    def _inspect(self, engine: APIClient, container: str) -> Container:
+    def _inspect(self, engine: Any, container: str) -> Container:
         document = engine.inspect_container(container)
         try:
             image = image_from(engine.inspect_image(document["Image"]))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec, Mount
 from clusterctl.errors import StepFailed
-from clusterctl.transport.base import CommandResult
+from clusterctl.transport.base import Channel, CommandResult
 
 
 class EngineUnavailable(StepFailed):
@@ -97,6 +97,10 @@ class ContainerDriver(Protocol):
     """One host's engine. Every call is bounded in time, and raises EngineUnavailable when the
     engine does not answer, StepFailed when it refuses."""
 
+    @property
+    def host(self) -> str:
+        """The host's name in the inventory."""
+
     def version(self) -> EngineVersion: ...
 
     def image(self, reference: str) -> Image | None:
@@ -148,3 +152,7 @@ class ContainerDriver(Protocol):
 
     def remove_image(self, reference: str) -> None:
         """Remove or untag. Removing what is gone is no error."""
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        """Start a command on the host with the engine's client in reach, for streams such as
+        `docker save`."""

@@ -31,8 +31,12 @@ class Engine:
     transport: LocalTransport
     home: Path
 
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return ("env", f"DOCKER_HOST=unix://{self.home}/docker.sock")
+
     def driver(self) -> DockerDriver:
-        return DockerDriver(self.transport, docker=self.argv)
+        return DockerDriver(self.transport, prefix=self.prefix)
 
     def docker(self, *words: str, stdin: bytes = b"") -> str:
         done = subprocess.run([*self.argv, *words], input=stdin, capture_output=True, check=True)

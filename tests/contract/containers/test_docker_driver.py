@@ -212,19 +212,19 @@ def test_a_pull_from_nowhere_says_that_the_registry_is_out_of_reach(driver: Dock
 
 
 def test_an_engine_that_is_down_is_named(engine: Engine) -> None:
-    driver = DockerDriver(engine.transport, docker=("docker", "-H", "unix:///nowhere.sock"))
+    driver = DockerDriver(engine.transport, prefix=("env", "DOCKER_HOST=unix:///nowhere.sock"))
     with pytest.raises(EngineUnavailable, match="gpu1: the Docker engine is not running"):
         driver.containers("demo")
 
 
 def test_a_client_that_is_not_installed_is_named(engine: Engine) -> None:
-    driver = DockerDriver(engine.transport, docker=("no-such-docker",))
+    driver = DockerDriver(engine.transport, prefix=("env", "PATH=/nowhere"))
     with pytest.raises(EngineUnavailable):
         driver.containers("demo")
 
 
 def test_an_engine_that_hangs_is_given_up(engine: Engine) -> None:
-    driver = DockerDriver(engine.transport, docker=("sh", "-c", "sleep 60"), answer_limit=1)
+    driver = DockerDriver(engine.transport, prefix=("sh", "-c", "sleep 60"), answer_limit=1)
     with pytest.raises(EngineUnavailable, match="does not answer"):
         driver.containers("demo")
 
@@ -234,7 +234,7 @@ def test_a_conversation_cut_in_between_is_taken_up_again(
 ) -> None:
     """As when the engine was restarted: the kept channel is dead."""
     remembering = _Remembering(engine.transport.host)
-    cut = DockerDriver(remembering, docker=engine.argv)
+    cut = DockerDriver(remembering, prefix=engine.prefix)
     cut.containers("demo")
     for channel in remembering.channels:
         channel.close()
@@ -260,9 +260,10 @@ def _comparable(inspected: str) -> object:
     host, _ = decoder.raw_decode(inspected[end + 1 :])
     for unimportant in ("Image", "AttachStdin", "AttachStdout", "AttachStderr", "Hostname"):
         config.pop(unimportant, None)
-    nothing = (None, [], {}, "", 0, False)
+    nothing: tuple[object, ...] = (None, [], {}, "", 0, False)
     host = {name: value for name, value in host.items() if value not in nothing}
     host.pop("ConsoleSize", None)
     config["Env"].sort()
+    host["Binds"].sort()
     host["Ulimits"].sort(key=str)
     return config, dict(sorted(host.items()))

@@ -1,0 +1,36 @@
+"""How far a stream of bytes is, and how fast, said at most once a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from clusterctl.containers.driver import Say
+
+MIB = 1024**2
+GIB = 1024**3
+
+
+class Meter:
+    """Counts bytes. `total` is what is expected, in bytes; None where nobody knows."""
+
+    def __init__(
+        self, say: Say, total: int | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say, self._total, self._clock = say, total, clock
+        self._started = self._told = clock()
+        self.bytes = 0
+
+    def reached(self, count: int) -> None:
+        """`count` bytes in all have passed."""
+        self.bytes = count
+        now = self._clock()
+        if now - self._told >= 1.0:
+            self._told = now
+            self._say(self.text())
+
+    def text(self) -> str:
+        """Such as `512 of about 2600 MiB, 110 MiB/s`."""
+        seconds = max(self._clock() - self._started, 1e-3)
+        of = f" of about {self._total / MIB:.0f}" if self._total else ""
+        return f"{self.bytes / MIB:.0f}{of} MiB, {self.bytes / MIB / seconds:.0f} MiB/s"

@@ -1,0 +1,110 @@
+"""Installing packages by apt-get: locks waited for, interruptions finished, errors explained."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from clusterctl.engine.step import HostView
+from clusterctl.errors import CommandFailed
+from clusterctl.transport.base import CommandResult
+
+LOCK_LIMIT = 120.0
+"""Seconds to wait for another apt-get or dpkg, such as unattended-upgrades."""
+
+_QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "NEEDRESTART_MODE=l")
+_OPTIONS = ("-q", "-o", f"DPkg::Lock::Timeout={LOCK_LIMIT:.0f}", "-o", "Acquire::Retries=2")
+_KEEP_CONFIGURATION = (
+    "-o",
+    "Dpkg::Options::=--force-confdef",
+    "-o",
+    "Dpkg::Options::=--force-confold",
+)
+
+_LOCKED = "could not get lock"
+
+_HINTS = (
+    (_LOCKED, "see what holds it: lsof /var/lib/dpkg/lock-frontend; then run clusterctl again"),
+    ("no space left", "make room there: df -h / /var"),
+    ("not enough free space", "make room there: df -h / /var"),
+    ("unable to locate package", "the host's package sources do not have it: see /etc/apt"),
+    ("has no installation candidate", "the host's package sources do not have it: see /etc/apt"),
+    ("could not resolve", "the host cannot reach its package sources: see /etc/apt, DNS, proxy"),
+    ("could not connect", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
+    ("failed to fetch", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
+    ("unmet dependencies", "apt-get --fix-broken install"),
+    ("dpkg was interrupted", "dpkg --configure -a"),
+)
+
+
+class Apt:
+    """apt-get on one host, as root. Raises CommandFailed with apt's first error and a fix."""
+
+    def __init__(self, view: HostView, pause: Callable[[float], None] = time.sleep) -> None:
+        self._view = view
+        self._pause = pause
+
+    def finish_interrupted(self) -> None:
+        """Configure what a killed dpkg left half done; no work when there is nothing."""
+        self._waiting_for_lock(["dpkg", "--configure", "-a"], "finishing dpkg's work", timeout=600)
+
+    def update(self) -> None:
+        """Read the package lists. One source that fails is no error, if others are there."""
+        self._view.say("reading package lists")
+        self._waiting_for_lock(["apt-get", *_OPTIONS, "update"], "apt-get update", timeout=300)
+
+    def offers(self, package: str) -> bool:
+        argv = [*_QUIET, "apt-cache", "policy", package]
+        told = self._view.transport.run(argv, sudo=True).stdout
+        return "Candidate:" in told and "Candidate: (none)" not in told
+
+    def would_add(self, packages: Sequence[str]) -> list[str]:
+        """The packages that installing would add, dependencies included."""
+        argv = ["apt-get", *_OPTIONS, "-s", "--no-install-recommends", "install", *packages]
+        told = self._waiting_for_lock(argv, f"apt-get install {' '.join(packages)}", timeout=120)
+        return sorted(re.findall(r"^Inst (\S+) \(", told.stdout, re.MULTILINE))
+
+    def install(self, packages: Sequence[str]) -> None:
+        argv = ["apt-get", *_OPTIONS, *_KEEP_CONFIGURATION, "-y", "--no-install-recommends"]
+        doing = f"apt-get install {' '.join(packages)}"
+        self._waiting_for_lock([*argv, "install", *packages], doing, timeout=1800)
+
+    def purge(self, packages: Sequence[str]) -> None:
+        argv = ["apt-get", *_OPTIONS, "-y", "purge", *packages]
+        self._waiting_for_lock(argv, "apt-get purge", timeout=600)
+
+    def _waiting_for_lock(
+        self, argv: Sequence[str], doing: str, *, timeout: float
+    ) -> CommandResult:
+        """Run; while another holds a lock, again: DPkg::Lock::Timeout covers dpkg's locks only,
+        not those of `apt-get update` and `dpkg`."""
+        deadline = time.monotonic() + LOCK_LIMIT
+        while True:
+            result = self._view.transport.run([*_QUIET, *argv], sudo=True, timeout=timeout)
+            if result.ok:
+                return result
+            if not _is_locked(result) or time.monotonic() > deadline:
+                raise failure(result, doing, self._view.host.name)
+            self._view.say("waiting for another apt-get or dpkg to end")
+            self._pause(3.0)
+
+
+def _is_locked(result: CommandResult) -> bool:
+    text = result.stderr.lower()
+    return _LOCKED in text or "is locked by another process" in text
+
+
+def failure(result: CommandResult, doing: str, host: str) -> CommandFailed:
+    """apt's own first error as the cause, the rest as detail."""
+    text = f"{result.stdout}\n{result.stderr}"
+    errors = re.findall(r"^(?:E|dpkg: error|Err): ?(.+)$", text, re.MULTILINE)
+    first = errors[0] if errors else (result.last_lines(1) or f"status {result.status}")
+    lowered = text.lower()
+    hint = next((fix for words, fix in _HINTS if words in lowered), None)
+    return CommandFailed(
+        f"{doing} failed: {first}",
+        host=host,
+        hint=hint or f"run it there by hand: {doing}",
+        detail="\n".join(text.strip().splitlines()[-20:]),
+    )

@@ -1,0 +1,164 @@
+"""Making the node image on the head: look inside the inventory's image, add Ray where it lacks.
+
+vLLM's own images have had no Ray since 0.18, though their multi-host guide needs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from clusterctl.containers.driver import ContainerDriver, Image
+from clusterctl.containers.failures import engine_error
+from clusterctl.engine.step import Change, HostView, Unknown
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.node_image import (
+    BASE_LABEL,
+    RAY_LABEL,
+    REFERENCE_LABEL,
+    NodeImage,
+    content,
+    tag_for,
+)
+from clusterctl.steps.ray_pin import has_tokens, ray_for
+
+PROBE = """\
+import json
+from importlib.metadata import PackageNotFoundError, version
+def release(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+print(json.dumps({name: release(name) for name in ("ray", "vllm")}))
+"""
+
+ADD_RAY = """\
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
+RUN if python3 -m pip --version >/dev/null 2>&1; \\
+    then PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir 'ray[default]=={ray}'; \\
+    else uv pip install --system --no-cache ${{PIP_INDEX_URL:+--default-index "$PIP_INDEX_URL"}} \\
+         ${{PIP_TRUSTED_HOST:+--allow-insecure-host "$PIP_TRUSTED_HOST"}} 'ray[default]=={ray}'; \\
+    fi
+"""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Releases in an image; None for what is not in it."""
+
+    ray: str | None
+    vllm: str | None
+
+
+class RayInImage:
+    """The head has a node image, made from the inventory's image."""
+
+    title = "Ray in the image"
+
+    def __init__(
+        self,
+        node_image: NodeImage,
+        engines: Engines,
+        *,
+        pip_index: str | None = None,
+        allow_unauthenticated: bool = False,
+    ) -> None:
+        self._node_image = node_image
+        self._engines = engines
+        self._pip_index = pip_index
+        self._allow_unauthenticated = allow_unauthenticated
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        if self._engines(view).image(self._node_image.reference) is None:
+            return Unknown("the image must be there to look inside")
+        if self._node_image.look() is None:
+            return Change(f"make the node image from {self._node_image.reference}, with Ray")
+        return None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        driver, reference = self._engines(view), self._node_image.reference
+        base = driver.image(reference)
+        if base is None:
+            raise StepFailed(f"{reference} is not there", host=view.host.name)
+        view.say("looking for Ray and vLLM in the image")
+        found = look_inside(driver, base)
+        self._insist_on_tokens(view, found)
+        ray = found.ray or ray_for(found.vllm)
+        if found.ray is None:
+            view.say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
+        self._build(view, driver, base, ray, add=found.ray is None)
+        self._node_image.look()
+
+    def _insist_on_tokens(self, view: HostView, found: Contents) -> None:
+        if found.ray and not has_tokens(found.ray) and not self._allow_unauthenticated:
+            raise RequirementsNotMet(
+                f"the image has Ray {found.ray}, which knows no authentication: whoever reaches "
+                "its ports runs code as root",
+                host=view.host.name,
+                hint="use an image with Ray 2.52 or later, or, in a network of your own, set "
+                "allow_unauthenticated_ray: true in the inventory",
+            )
+
+    def _labels(self, base: Image, ray: str) -> dict[str, str]:
+        reference = self._node_image.reference
+        return {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
+
+    def _build(
+        self, view: HostView, driver: ContainerDriver, base: Image, ray: str, *, add: bool
+    ) -> None:
+        # A tag of our own to start from: a reference with a digest is unknown to an engine that
+        # got the image by `docker load`, and no registry must be asked.
+        start = f"clusterctl/base:{content(base)[:12]}"
+        driver.tag(base.id, start)
+        try:
+            driver.build(
+                dockerfile(start, self._labels(base, ray), add_ray=ray if add else None),
+                tag_for(self._node_image.reference, ray),
+                index_arguments(self._pip_index) if add else {},
+                view.say,
+            )
+        except StepFailed as error:
+            if add and not error.hint:
+                error.hint = (
+                    "the build needs a Python package index: set packages.pip_index in the "
+                    "inventory to one that the head reaches, or give an image that has Ray"
+                )
+            raise
+        finally:
+            driver.remove_image(start)
+
+
+def look_inside(driver: ContainerDriver, image: Image) -> Contents:
+    """What Python in the image says of its packages. Raises StepFailed."""
+    result = driver.run_once(image.id, ["python3", "-c", PROBE], timeout=300)
+    if not result.ok:
+        error = engine_error(result.last_lines() or f"status {result.status}", driver.host)
+        error.summary = f"the image cannot be looked into: {error.summary}"
+        error.hint = error.hint or "the image must have python3 and vLLM"
+        raise error
+    told = json.loads(result.stdout.strip().splitlines()[-1])
+    return Contents(told["ray"], told["vllm"])
+
+
+def dockerfile(start: str, labels: Mapping[str, str], *, add_ray: str | None) -> str:
+    """The recipe of a node image: Ray of that release where it is to be added, and labels."""
+    told = " ".join(f'{name}="{value}"' for name, value in labels.items())
+    added = ADD_RAY.format(ray=add_ray) if add_ray else ""
+    return f"FROM {start}\n{added}LABEL {told}\n"
+
+
+def index_arguments(pip_index: str | None) -> dict[str, str]:
+    """Build arguments for a package index; plain http has to be trusted by name."""
+    if pip_index is None:
+        return {}
+    parts = urlsplit(pip_index)
+    arguments = {"PIP_INDEX_URL": pip_index}
+    if parts.scheme == "http" and parts.hostname:
+        arguments["PIP_TRUSTED_HOST"] = parts.hostname
+    return arguments

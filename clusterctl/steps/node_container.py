@@ -1,0 +1,143 @@
+"""The node's container: there is one, made from the wanted spec, and it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from clusterctl.containers.diff import Create, Keep, Recreate, compare
+from clusterctl.containers.driver import Container, ContainerDriver
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.steps.engines import Engines
+
+SETTLE = 2.0
+"""Seconds that a new container must keep running: a wrong command or mount ends it at once."""
+
+
+class NodeContainer:
+    """Containers are found by the cluster's label; one of the wanted name without it is
+    somebody else's, and is not touched."""
+
+    title = "node container"
+
+    def __init__(
+        self,
+        cluster: str,
+        spec_for: Callable[[HostView], ContainerSpec],
+        engines: Engines,
+        *,
+        settle: float = SETTLE,
+    ) -> None:
+        self._cluster = cluster
+        self._spec_for = spec_for
+        self._engines = engines
+        self._settle = settle
+
+    def check(self, view: HostView) -> Change | None:
+        driver, spec = self._engines(view), self._spec_for(view)
+        ours, surplus = self._find(driver, spec)
+        if surplus:
+            names = ", ".join(container.name for container in surplus)
+            return Change(f"remove {names}, and make {spec.name}", disruptive=True)
+        match compare(spec, ours):
+            case Create():
+                return Change(f"start {spec.name}")
+            case Recreate(reasons):
+                why = "; ".join(reasons)
+                return Change(f"replace {spec.name}: {why}", disruptive=_serves(ours))
+            case Keep():
+                return None if ours and ours.running else Change(f"start {spec.name} again")
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change  # looked at anew: the plan may be minutes old
+        driver, spec = self._engines(view), self._spec_for(view)
+        ours, surplus = self._find(driver, spec)
+        for container in surplus:
+            _end(driver, container)
+        if ours and compare(spec, ours) == Keep():
+            if not ours.running:
+                driver.stop(ours.id, ours.stop_timeout)  # one that keeps dying is `restarting`
+                driver.start(ours.id)
+        else:
+            if ours:
+                view.say(f"stopping the old container, at most {ours.stop_timeout} s")
+                _end(driver, ours)
+            driver.run(spec)
+        self._await_running(view, driver, spec.name)
+
+    def _find(
+        self, driver: ContainerDriver, spec: ContainerSpec
+    ) -> tuple[Container | None, list[Container]]:
+        """The cluster's container of that name, and others of the cluster."""
+        found = driver.find(spec.name)
+        if found and found.cluster != self._cluster:
+            raise _somebody_elses(found)
+        others = [c for c in driver.containers(self._cluster) if c.name != spec.name]
+        return found, others
+
+    def _await_running(self, view: HostView, driver: ContainerDriver, name: str) -> None:
+        deadline = time.monotonic() + self._settle
+        while True:
+            found = driver.find(name)
+            if found is None or not found.running or found.restarts:
+                raise _died(view, driver, name, found)
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(min(0.25, self._settle))
+
+
+class ContainersAbsent:
+    """No container of the cluster is left on the host, running or not."""
+
+    title = "node container"
+
+    def __init__(self, cluster: str, engines: Engines) -> None:
+        self._cluster = cluster
+        self._engines = engines
+
+    def check(self, view: HostView) -> Change | None:
+        if not view.facts.engine.installed:
+            return None
+        found = self._engines(view).containers(self._cluster)
+        names = ", ".join(container.name for container in found)
+        return Change(f"stop and remove {names}", disruptive=True) if found else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        driver = self._engines(view)
+        for container in driver.containers(self._cluster):
+            view.say(f"stopping {container.name}, at most {container.stop_timeout} s")
+            _end(driver, container)
+
+
+def _end(driver: ContainerDriver, container: Container) -> None:
+    driver.stop(container.id, container.stop_timeout)
+    driver.remove(container.id)
+
+
+def _serves(container: Container | None) -> bool:
+    return container is not None and container.running
+
+
+def _somebody_elses(found: Container) -> RequirementsNotMet:
+    whose = f"belongs to cluster {found.cluster}" if found.cluster else "was not made by clusterctl"
+    return RequirementsNotMet(
+        f"a container named {found.name} is there already, and {whose}",
+        hint=f"docker rename {found.name} {found.name}-old, or docker rm -f {found.name}",
+    )
+
+
+def _died(
+    view: HostView, driver: ContainerDriver, name: str, found: Container | None
+) -> StepFailed:
+    if found is None:
+        return StepFailed(f"{name} is gone right after its start", host=view.host.name)
+    status = f"status {found.exit_code}" if found.exit_code or not found.running else "an error"
+    return StepFailed(
+        f"{name} ended with {status} right after its start",
+        host=view.host.name,
+        hint=f"clusterctl logs --host {view.host.name}",
+        detail=driver.logs(found.id, tail=30) or found.error or None,
+    )

@@ -1,0 +1,61 @@
+"""Files that a host must have, compared by digest and mode in one round trip."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from clusterctl.engine.step import Change, HostView
+from clusterctl.steps.root_script import root_script
+
+LOOK = """\
+for path in "$@"; do
+  if [ -f "$path" ]
+  then printf '%s %s\\n' "$(stat -L -c %a "$path")" "$(sha256sum <"$path" | cut -c1-64)"
+  else echo none
+  fi
+done
+"""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as it should be. Its directory is another step's work."""
+
+    path: str
+    data: bytes = field(repr=False)
+    mode: int = 0o644
+
+    @property
+    def seal(self) -> str:
+        """What `LOOK` says of a file that is as it should be."""
+        return f"{self.mode:o} {hashlib.sha256(self.data).hexdigest()}"
+
+
+FilesFor = Callable[[HostView], Sequence[RemoteFile]]
+
+
+class FilesPresent:
+    """Each file has its content and mode. Files that are not named are left alone."""
+
+    def __init__(self, title: str, files_for: FilesFor) -> None:
+        self.title = title
+        self._files_for = files_for
+
+    def check(self, view: HostView) -> Change | None:
+        differing = self._differing(view)
+        names = ", ".join(PurePosixPath(file.path).name for file in differing)
+        return Change(f"write {names}") if differing else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        for file in self._differing(view):
+            view.transport.put(file.data, file.path, mode=file.mode, sudo=True)
+
+    def _differing(self, view: HostView) -> list[RemoteFile]:
+        wanted = self._files_for(view)
+        paths = [file.path for file in wanted]
+        told = root_script(view, LOOK, *paths, doing="looking at files").splitlines()
+        return [file for file, seal in zip(wanted, told, strict=True) if seal != file.seal]

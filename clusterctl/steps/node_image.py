@@ -1,0 +1,83 @@
+"""The image that nodes run: the inventory's image, with Ray.
+
+It is an image of its own, `clusterctl/NAME:TAG-rayVERSION`, even where the inventory's has Ray
+already: then it adds no layer, and its labels spare the next run to look inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from clusterctl.containers.driver import ContainerDriver, Image
+from clusterctl.containers.reference import repository_and_tag
+from clusterctl.engine.step import HostView
+from clusterctl.errors import StepFailed
+from clusterctl.steps.engines import Engines
+
+BASE_LABEL = "clusterctl.base"
+"""Digest of the layers of the image it was made from."""
+
+RAY_LABEL = "clusterctl.ray"
+"""The release of Ray in it."""
+
+REFERENCE_LABEL = "clusterctl.reference"
+"""What the inventory calls the image it was made from."""
+
+OUR_REPOSITORY = "clusterctl/"
+
+
+class NodeImage:
+    """Finds the node image on hosts. The head's is the one that counts."""
+
+    def __init__(self, reference: str, engines: Engines, head: HostView) -> None:
+        self.reference = reference
+        self.head = head
+        self._engines = engines
+        self._known: Image | None = None
+
+    def look(self) -> Image | None:
+        """The head's node image as it is now; None when it has none. Raises EngineUnavailable."""
+        self._known = made_from(self._engines(self.head), self.reference)
+        return self._known
+
+    def known(self) -> Image | None:
+        """What `look` found last: asked by every worker, and a question to the head once."""
+        return self._known or self.look()
+
+    def on(self, view: HostView) -> Image:
+        """The node image as `view`'s engine has it. Raises StepFailed when it does not."""
+        wanted = self.known()
+        found = self._engines(view).image(node_tag(wanted)) if wanted else None
+        if found is None:
+            raise StepFailed("the node image is not there yet", host=view.host.name)
+        return found
+
+
+def made_from(driver: ContainerDriver, reference: str) -> Image | None:
+    """The node image made from the image that `reference` means there now."""
+    base = driver.image(reference)
+    if base is None:
+        return None
+    made = driver.images({BASE_LABEL: content(base)})
+    return next((image for image in made if _tags_of_ours(image)), None)
+
+
+def content(image: Image) -> str:
+    """One digest for all layers: equal on every host that has the image."""
+    return hashlib.sha256("\n".join(image.layers).encode()).hexdigest()
+
+
+def node_tag(image: Image) -> str:
+    """The name that a node image goes by on every host."""
+    return _tags_of_ours(image)[0]
+
+
+def tag_for(reference: str, ray: str) -> str:
+    """`vllm/vllm-openai:v0.33.0` with Ray 2.56.1 is `clusterctl/vllm-openai:v0.33.0-ray2.56.1`."""
+    repository, tag = repository_and_tag(reference)
+    name, digest = repository.rsplit("/", 1)[-1], reference.partition("@sha256:")[2]
+    return f"{OUR_REPOSITORY}{name}:{tag or digest[:12] or 'latest'}-ray{ray}"
+
+
+def _tags_of_ours(image: Image) -> list[str]:
+    return sorted(tag for tag in image.tags if tag.startswith(OUR_REPOSITORY) and "-ray" in tag)

@@ -1,0 +1,28 @@
+"""Running one of our fixed shell scripts as root; what varies goes in as "$1", "$2", ..."""
+
+from __future__ import annotations
+
+from clusterctl.engine.step import HostView
+from clusterctl.errors import CommandFailed
+from clusterctl.transport.base import DEFAULT_TIMEOUT
+
+
+def root_script(
+    view: HostView,
+    script: str,
+    *arguments: str,
+    doing: str,
+    stdin: bytes = b"",
+    timeout: float = DEFAULT_TIMEOUT,
+) -> str:
+    """stdout of the POSIX `script`. `doing` names the work, for the error: "making x".
+
+    Raises CommandFailed with the script's last lines when it ends with another status than 0.
+    """
+    argv = ["sh", "-c", script, "clusterctl", *arguments]
+    result = view.transport.run(argv, stdin=stdin, sudo=True, timeout=timeout)
+    if not result.ok:
+        lines = result.last_lines()
+        why = lines.splitlines()[-1] if lines else f"status {result.status}"
+        raise CommandFailed(f"{doing} failed: {why}", host=view.host.name, detail=lines)
+    return result.stdout

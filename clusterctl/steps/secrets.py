@@ -1,0 +1,111 @@
+"""The cluster's secrets: made on the head, copied to the workers that need them.
+
+A value passes through memory and stdin only: never through argv, a log or a plan.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from clusterctl.engine.step import Change, HostView, Unknown
+from clusterctl.errors import StepFailed
+from clusterctl.steps.node_files import FilesPresent, RemoteFile
+from clusterctl.steps.root_script import root_script
+
+RAY_TOKEN = "ray.token"  # noqa: S105 - the file's name
+API_KEY = "api.key"
+
+LOOK = """\
+for path in "$@"; do
+  [ -s "$path" ] && stat -c '%a %u' "$path" || echo none
+done
+"""
+
+MAKE = """\
+set -e; umask 077
+for path in "$@"; do
+  if [ ! -s "$path" ]; then
+    od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' >"$path.new"
+    [ "$(wc -c <"$path.new")" -eq 64 ]
+    mv "$path.new" "$path"
+  fi
+  chown 0:0 "$path"
+  chmod 600 "$path"
+done
+"""
+
+READ = 'if [ -s "$1" ]; then cat "$1"; fi'
+
+
+def secret_path(cluster: str, name: str) -> str:
+    return f"/etc/clusterctl/{cluster}/{name}"
+
+
+class SecretsMade:
+    """On the head: each secret is there, 0600 and root's. One that is there is never changed."""
+
+    title = "secrets"
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = tuple(paths)
+
+    def check(self, view: HostView) -> Change | None:
+        told = root_script(view, LOOK, *self._paths, doing="looking at secrets").splitlines()
+        wrong = [path for path, found in zip(self._paths, told, strict=True) if found != "600 0"]
+        return Change(f"make {', '.join(wrong)}") if wrong else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        root_script(view, MAKE, *self._paths, doing="making secrets")
+
+
+class HeadSecret:
+    """A secret as the head has it, read once for all workers."""
+
+    def __init__(self, head: HostView, path: str) -> None:
+        self.path = path
+        self.host = head.host.name
+        self._head = head
+        self._reading = threading.Lock()
+        self._value: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"HeadSecret({self.host}:{self.path})"
+
+    def value(self) -> bytes | None:
+        """None while the head has none."""
+        with self._reading:
+            if self._value is None:
+                text = root_script(self._head, READ, self.path, doing=f"reading {self.path}")
+                self._value = text.encode() or None
+            return self._value
+
+
+class SecretCopied:
+    """On a worker: the secret equals the head's."""
+
+    def __init__(self, secret: HeadSecret) -> None:
+        self.title = "secrets"
+        self._secret = secret
+        self._files = FilesPresent(self.title, self._wanted)
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        if self._secret.value() is None:
+            return Unknown(f"{self._secret.host} makes {self._secret.path} first")
+        return (
+            Change(f"copy {self._secret.path} from {self._secret.host}")
+            if (self._files.check(view))
+            else None
+        )
+
+    def apply(self, view: HostView, change: Change) -> None:
+        self._files.apply(view, change)
+
+    def _wanted(self, view: HostView) -> tuple[RemoteFile, ...]:
+        value = self._secret.value()
+        if value is None:
+            raise StepFailed(
+                f"{self._secret.path} is not on {self._secret.host}", host=view.host.name
+            )
+        return (RemoteFile(self._secret.path, value, 0o600),)

@@ -1,0 +1,268 @@
+"""A container engine in memory, behind the ContainerDriver protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+
+from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
+from clusterctl.containers.reference import tagged
+from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec
+from clusterctl.errors import StepFailed
+from clusterctl.transport.base import Channel, CommandResult
+
+GIB = 1024**3
+
+
+def image(identifier: str, *tags: str, layers: Sequence[str] = (), **labels: str) -> Image:
+    named = {name.replace("_", "."): value for name, value in labels.items()}
+    return Image(identifier, tuple(layers) or (f"layer-{identifier}",), 1000, tags, named)
+
+
+@dataclass
+class FakeEngine:
+    """State of an engine. `registry` is what can be pulled, `contents` what images hold."""
+
+    running: bool = True
+    images: dict[str, Image] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
+    registry: dict[str, Image] = field(default_factory=dict)
+    contents: dict[str, str | None] = field(default_factory=lambda: {"ray": None, "vllm": "0.33.0"})
+    free: int = 100 * GIB
+    dies_at_once: bool = False
+
+
+class FakeDriver:
+    """`about_to_change` is called before each change; it may raise to cut the work short."""
+
+    def __init__(self, host: str, engine: FakeEngine, about_to_change: Callable[[], None]) -> None:
+        self.host = host
+        self._engine = engine
+        self._about_to_change = about_to_change
+        self._numbers = count(1)
+
+    def version(self) -> EngineVersion:
+        self._answer()
+        return EngineVersion("20.10.24", "1.41")
+
+    def image(self, reference: str) -> Image | None:
+        self._answer()
+        for found in self._engine.images.values():
+            if reference == found.id or tagged(reference) in found.tags:
+                return found
+        return None
+
+    def images(self, labels: Mapping[str, str]) -> list[Image]:
+        self._answer()
+        return [
+            found
+            for found in self._engine.images.values()
+            if labels.items() <= dict(found.labels).items()
+        ]
+
+    def free_space(self) -> int:
+        return self._engine.free
+
+    def containers(self, cluster: str) -> list[Container]:
+        self._answer()
+        return [c for c in self._engine.containers.values() if c.cluster == cluster]
+
+    def find(self, name: str) -> Container | None:
+        self._answer()
+        return next((c for c in self._engine.containers.values() if c.name == name), None)
+
+    def run(self, spec: ContainerSpec) -> str:
+        self._change()
+        if self.find(spec.name):
+            raise StepFailed(f"Docker says: Conflict. The name {spec.name} is already in use")
+        made = _container(f"c{next(self._numbers)}", spec)
+        self._engine.containers[made.id] = made
+        self._settle(made.id)
+        return made.id
+
+    def start(self, container: str) -> None:
+        self._change()
+        self._settle(container)
+
+    def stop(self, container: str, timeout: int) -> None:
+        self._change()
+        if container in self._engine.containers:
+            self._set(container, status="exited")
+
+    def remove(self, container: str) -> None:
+        self._change()
+        self._engine.containers.pop(container, None)
+
+    def logs(self, container: str, tail: int = 100) -> str:
+        return f"last words of {container}"
+
+    def exec(
+        self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+    ) -> CommandResult:
+        raise AssertionError(f"no step uses exec: {argv}")
+
+    def run_once(self, image: str, argv: Sequence[str], *, timeout: float = 120) -> CommandResult:
+        assert argv[0] == "python3"
+        return CommandResult(tuple(argv), 0, json.dumps(self._engine.contents) + "\n", "")
+
+    def tag(self, image: str, reference: str) -> None:
+        self._change()
+        for found in self._engine.images.values():
+            kept = tuple(tag for tag in found.tags if tag != reference)
+            tags = (*kept, reference) if found.id == image else kept
+            self._engine.images[found.id] = replace(found, tags=tags)
+
+    def pull(self, reference: str, say: Say) -> None:
+        self._change()
+        if reference not in self._engine.registry:
+            raise StepFailed("the registry has no such image")
+        self._add(self._engine.registry[reference])
+
+    def build(
+        self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
+    ) -> None:
+        self._change()
+        lines = dockerfile.splitlines()
+        base = self.image(lines[0].removeprefix("FROM "))
+        assert base is not None
+        labels = dict(word.split("=") for word in lines[-1].removeprefix("LABEL ").split())
+        layers = (*base.layers, "ray") if "RUN" in dockerfile else base.layers
+        made = Image(
+            f"built-{base.id}",
+            layers,
+            base.size,
+            (reference,),
+            {name: value.strip('"') for name, value in labels.items()},
+        )
+        self._add(made)
+
+    def remove_image(self, reference: str) -> None:
+        self._change()
+        found = self.image(reference)
+        if found is None:
+            return
+        kept = tuple(tag for tag in found.tags if tag != tagged(reference))
+        if kept and reference != found.id:
+            self._engine.images[found.id] = replace(found, tags=kept)
+        else:
+            del self._engine.images[found.id]
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        if list(argv[:2]) == ["docker", "save"]:
+            found = self.image(argv[2])
+            assert found is not None
+            return FakeChannel(json.dumps(asdict(found)).encode())
+        if list(argv) == ["docker", "load"]:
+            return FakeChannel(on_input=self._load)
+        if list(argv[:2]) == ["sh", "-c"] and argv[3] == "send":
+            return FakeChannel(status=1)  # hosts in memory have no network between them
+        raise AssertionError(f"unknown command: {argv}")
+
+    def _load(self, data: bytes) -> bytes:
+        self._change()
+        told = json.loads(data)
+        loaded = Image(
+            told["id"], tuple(told["layers"]), told["size"], (), told["labels"], told["env"]
+        )
+        self._engine.images.setdefault(loaded.id, loaded)
+        return f"Loaded image ID: {loaded.id}\n".encode()
+
+    def _add(self, new: Image) -> None:
+        for found in list(self._engine.images.values()):
+            kept = tuple(tag for tag in found.tags if tag not in new.tags)
+            self._engine.images[found.id] = replace(found, tags=kept)
+        self._engine.images[new.id] = new
+
+    def _settle(self, container: str) -> None:
+        dies = self._engine.dies_at_once
+        self._set(container, status="exited" if dies else "running", exit_code=int(dies))
+
+    def _set(self, container: str, **fields: object) -> None:
+        found = self._engine.containers[container]
+        self._engine.containers[container] = replace(found, **fields)  # type: ignore[arg-type]
+
+    def _answer(self) -> None:
+        if not self._engine.running:
+            raise EngineUnavailable("the Docker engine is not running", host=self.host)
+
+    def _change(self) -> None:
+        self._answer()
+        self._about_to_change()
+
+
+def _container(identifier: str, spec: ContainerSpec) -> Container:
+    return Container(
+        id=identifier,
+        name=spec.name,
+        image=spec.image,
+        status="created",
+        exit_code=0,
+        error="",
+        command=spec.command,
+        env=spec.env,
+        image_env={},
+        mounts=spec.mounts,
+        ulimits=spec.ulimits,
+        cdi_devices=spec.cdi_devices,
+        all_gpus=spec.all_gpus,
+        devices=spec.devices,
+        capabilities=spec.capabilities,
+        labels={**spec.labels, FINGERPRINT_LABEL: spec.fingerprint()},
+        stop_timeout=spec.stop_timeout,
+        network="host",
+        ipc="host",
+        restart="unless-stopped",
+        init=True,
+    )
+
+
+def foreign(name: str, **labels: str) -> Container:
+    """A container that clusterctl did not make; `cluster` labels it for a cluster all the same."""
+    spec = ContainerSpec(name=name, image="sha256:x", command=("sh",), env={})
+    told = {CLUSTER_LABEL: labels["cluster"]} if "cluster" in labels else {}
+    return replace(_container(f"id-{name}", spec), status="running", labels=told)
+
+
+class FakeChannel:
+    """Gives `output`, or what `on_input` makes of all that was sent."""
+
+    def __init__(
+        self,
+        output: bytes = b"",
+        *,
+        status: int = 0,
+        on_input: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._output, self._status, self._on_input = output, status, on_input
+        self._sent = b""
+
+    def send(self, data: bytes) -> None:
+        self._sent += data
+
+    def recv(self, size: int) -> bytes:
+        data, self._output = self._output[:size], self._output[size:]
+        return data
+
+    def settimeout(self, seconds: float | None) -> None:
+        return None
+
+    def close_stdin(self) -> None:
+        if self._on_input is not None:
+            self._output = self._on_input(self._sent)
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._status
+
+    def stderr_tail(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        return None
+
+    def __enter__(self) -> FakeChannel:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()

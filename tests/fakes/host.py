@@ -1,0 +1,247 @@
+"""A host in memory: files, packages, a container engine. It understands exactly the commands
+that the steps send; any other is an AssertionError.
+
+`cut_at` ends the connection just before the n-th change, as a cable would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, cast
+
+from clusterctl.engine.step import HostView
+from clusterctl.errors import CommandFailed, ConnectionFailed
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host
+from clusterctl.steps import container_engine, directories, engine_absent, node_files, paths_absent
+from clusterctl.steps import secrets as secret_files
+from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
+from tests.fakes.container_engine import FakeDriver, FakeEngine
+
+DOCKER_PACKAGES = ("containerd", "docker.io", "runc")
+
+
+@dataclass
+class FakeHost:
+    """State. A directory is a path to its mode, a file to its bytes and mode."""
+
+    name: str
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    directories: dict[str, int] = field(default_factory=dict)
+    packages: set[str] = field(default_factory=lambda: set(DOCKER_PACKAGES))
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    mirror: str = ""
+    """What apt-get says when it fails; empty: it works."""
+    locked: int = 0
+    """So many times apt-get finds its lock taken."""
+    systemd: bool = True
+    snap: bool = False
+    changes: int = 0
+    cut_at: int | None = None
+
+    def about_to_change(self) -> None:
+        self.changes += 1
+        if self.changes == self.cut_at:
+            raise ConnectionFailed("the connection was lost", host=self.name)
+
+    @property
+    def has_docker(self) -> bool:
+        return "docker.io" in self.packages
+
+    def picture(self) -> str:
+        """All of its state, to see whether anything changed."""
+        state = (self.files, self.directories, sorted(self.packages), self.engine)
+        return repr(state)
+
+
+class FakeTransport:
+    """The Transport protocol over a FakeHost."""
+
+    def __init__(self, state: FakeHost) -> None:
+        self.state = state
+        self.host = Host(name=state.name, address=f"{state.name}.example")
+        self.seen: list[tuple[str, ...]] = []
+        self._scripts: dict[str, Callable[[list[str], bytes], str]] = {
+            directories.LOOK: self._look_at_directories,
+            directories.MAKE: self._make_directories,
+            node_files.LOOK: self._look_at_files,
+            secret_files.LOOK: self._look_at_secrets,
+            secret_files.MAKE: self._make_secrets,
+            secret_files.READ: self._read,
+            paths_absent.LOOK: self._look_for_paths,
+            paths_absent.REMOVE: self._remove_paths,
+            container_engine.LOOK: self._look_for_engine,
+            container_engine.START: self._start_engine,
+            container_engine.WHY_NOT: lambda *_: "",
+            container_engine.REMEMBER: self._remember,
+            engine_absent.READ_MARKER: self._read,
+            engine_absent.FOREIGN: self._container_names,
+            engine_absent.STOP: self._stop_engine,
+            engine_absent.FORGET: self._forget,
+        }
+
+    def connect(self) -> None:
+        return None
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        sudo: bool = False,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> CommandResult:
+        self.seen.append(tuple(argv))
+        if list(argv[:2]) == ["sh", "-c"]:
+            return self._result(argv, self._scripts[argv[2]](list(argv[4:]), stdin))
+        words = [word for word in argv if "=" not in word and word not in ("env", "-q", "-o")]
+        return self._packages(argv, words)
+
+    def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+        self.state.about_to_change()
+        directory = path.rpartition("/")[0]
+        if directory not in self.state.directories:
+            raise CommandFailed(f"{directory} does not exist", host=self.host.name)
+        self.state.files[path] = (data, mode)
+
+    def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
+        raise AssertionError(f"steps stream through drivers only: {argv}")
+
+    def open_tcp(self, address: str, port: int) -> NoReturn:
+        raise AssertionError(f"no step opens {address}:{port}")
+
+    def close(self) -> None:
+        return None
+
+    def _result(
+        self, argv: Sequence[str], stdout: str, status: int = 0, stderr: str = ""
+    ) -> CommandResult:
+        return CommandResult(tuple(argv), status, stdout, stderr)
+
+    def _look_at_directories(self, paths: list[str], _: bytes) -> str:
+        known = self.state.directories
+        return "".join(f"{known[p]:o} 0\n" if p in known else "none\n" for p in paths)
+
+    def _make_directories(self, pairs: list[str], _: bytes) -> str:
+        for mode, path in zip(pairs[::2], pairs[1::2], strict=True):
+            self.state.about_to_change()
+            self.state.directories[path] = int(mode, 8)
+        return ""
+
+    def _look_at_files(self, paths: list[str], _: bytes) -> str:
+        return "".join(self._seal(path) + "\n" for path in paths)
+
+    def _seal(self, path: str) -> str:
+        if path not in self.state.files:
+            return "none"
+        data, mode = self.state.files[path]
+        return f"{mode:o} {hashlib.sha256(data).hexdigest()}"
+
+    def _look_at_secrets(self, paths: list[str], _: bytes) -> str:
+        files = self.state.files
+        return "".join(f"{files[p][1]:o} 0\n" if p in files else "none\n" for p in paths)
+
+    def _make_secrets(self, paths: list[str], _: bytes) -> str:
+        for path in paths:
+            self.state.about_to_change()
+            value = hashlib.sha256(f"{self.host.name}{path}".encode()).hexdigest().encode()
+            self.state.files[path] = (self.state.files.get(path, (value, 0))[0], 0o600)
+        return ""
+
+    def _read(self, paths: list[str], _: bytes) -> str:
+        return self.state.files.get(paths[0], (b"", 0))[0].decode()
+
+    def _look_for_paths(self, paths: list[str], _: bytes) -> str:
+        return "".join(f"{path}\n" for path in paths if self._below(path))
+
+    def _remove_paths(self, paths: list[str], _: bytes) -> str:
+        for path in paths:
+            self.state.about_to_change()
+            for found in self._below(path):
+                self.state.files.pop(found, None)
+                self.state.directories.pop(found, None)
+        return ""
+
+    def _below(self, path: str) -> list[str]:
+        everything = (*self.state.files, *self.state.directories)
+        return [found for found in everything if f"{found}/".startswith(f"{path}/")]
+
+    def _look_for_engine(self, _: list[str], __: bytes) -> str:
+        state = self.state
+        told = {"apt": "yes"}
+        if state.systemd:
+            told["systemd"] = "yes"
+        if state.has_docker or state.snap:
+            told["client"] = "/snap/bin/docker" if state.snap else "/usr/bin/docker"
+            told["unit"] = "yes"
+            running = state.engine.running
+            told["server" if running else "refusal"] = "20.10.24" if running else "no daemon"
+        return "".join(f"{name}={value}\n" for name, value in told.items())
+
+    def _start_engine(self, _: list[str], __: bytes) -> str:
+        self.state.about_to_change()
+        self.state.engine.running = self.state.has_docker
+        return ""
+
+    def _stop_engine(self, _: list[str], __: bytes) -> str:
+        self.state.about_to_change()
+        self.state.engine.running = False
+        return ""
+
+    def _container_names(self, _: list[str], __: bytes) -> str:
+        return "".join(f"{c.name}\n" for c in self.state.engine.containers.values())
+
+    def _remember(self, arguments: list[str], stdin: bytes) -> str:
+        self.state.about_to_change()
+        (path,) = arguments
+        lines = {*self._read([path], b"").split(), *stdin.decode().split()}
+        self.state.files[path] = ("".join(f"{line}\n" for line in sorted(lines)).encode(), 0o644)
+        return ""
+
+    def _forget(self, arguments: list[str], _: bytes) -> str:
+        self.state.about_to_change()
+        self.state.files.pop(arguments[0], None)
+        return ""
+
+    def _packages(self, argv: Sequence[str], words: list[str]) -> CommandResult:
+        if words == ["dpkg", "--configure", "-a"]:
+            return self._result(argv, "")
+        if words[:2] == ["apt-cache", "policy"]:
+            return self._result(argv, "")
+        assert words[0] == "apt-get", f"unknown command: {argv}"
+        if self.state.locked:
+            self.state.locked -= 1
+            return self._result(argv, "", 100, "E: Could not get lock /var/lib/apt/lists/lock")
+        if words[1:] == ["update"]:
+            return self._result(argv, "")
+        if self.state.mirror:
+            return self._result(argv, "", 100, self.state.mirror)
+        return self._result(argv, self._install_or_purge(words))
+
+    def _install_or_purge(self, words: list[str]) -> str:
+        missing = [name for name in DOCKER_PACKAGES if name not in self.state.packages]
+        if "-s" in words:
+            return "".join(f"Inst {name} (1.0 stable)\n" for name in missing)
+        if "purge" in words:
+            for name in words[words.index("purge") + 1 :]:
+                self.state.about_to_change()
+                self.state.packages.discard(name)
+            return ""
+        assert words[words.index("install") + 1 :] == ["docker.io"]
+        for name in missing:
+            self.state.about_to_change()
+            self.state.packages.add(name)
+        return ""
+
+
+def fake_view(state: FakeHost, facts: HostFacts) -> HostView:
+    transport = FakeTransport(state)
+    return HostView(transport.host, facts, transport)
+
+
+def fake_driver(transport: object) -> FakeDriver:
+    """For Engines: the driver of the transport's host."""
+    state = cast("FakeTransport", transport).state
+    return FakeDriver(state.name, state.engine, state.about_to_change)

@@ -1,0 +1,238 @@
+"""A head and a worker in memory, and every step over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
+from clusterctl.engine.step import HostView, Step
+from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
+from clusterctl.steps.container_engine import MARKER, ContainerEngine
+from clusterctl.steps.derived_image import RayInImage
+from clusterctl.steps.directories import DirectoriesPresent, node_directories
+from clusterctl.steps.engine_absent import EngineAbsent
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.image_copied import ImageCopied
+from clusterctl.steps.image_present import ImagePresent
+from clusterctl.steps.images_absent import ImagesAbsent
+from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
+from clusterctl.steps.node_files import FilesPresent, RemoteFile
+from clusterctl.steps.node_image import BASE_LABEL, RAY_LABEL, REFERENCE_LABEL, NodeImage, content
+from clusterctl.steps.paths_absent import PathsAbsent
+from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
+from tests.fakes.container_engine import foreign, image
+from tests.fakes.host import DOCKER_PACKAGES, FakeHost, fake_driver, fake_view
+
+REFERENCE = "vllm/vllm-openai:v0.33.0"
+TOKEN = secret_path("demo", RAY_TOKEN)
+ETC = "/etc/clusterctl/demo"
+
+
+def facts(*, architecture: str = "x86_64", rootless: bool = False) -> HostFacts:
+    engine = EngineFacts(True, True, "20.10.24", "1.41", "overlay2", "/var/lib/docker", "systemd",
+                         "2", (), ("runc",), rootless, None)  # fmt: skip
+    debian = Os("debian", (), "12", "bookworm", "Debian GNU/Linux 12", architecture, "6.1.0")
+    return HostFacts(
+        hostname="gpu1",
+        hostname_addresses=("192.168.1.1",),
+        machine_id="m",
+        boot_id="b",
+        os=debian,
+        cpus=2,
+        memory=1,
+        shm=1,
+        disks=(),
+        nics=(),
+        default_nic=None,
+        rdma_devices=(),
+        gpus=GpuReport((), None),
+        engine=engine,
+        cgroup_version=2,
+        nofile_hard=20000,
+        clock=0.0,
+        clock_offset=0.0,
+        user="root",
+        root=True,
+        sudo_error=None,
+        python3="/usr/bin/python3",
+        listening_ports=(),
+    )
+
+
+@dataclass
+class Cluster:
+    """gpu1 is the head, gpu2 a worker. What is done to one step is done on `view`."""
+
+    head: FakeHost
+    worker: FakeHost
+    head_view: HostView
+    worker_view: HostView
+    engines: Engines
+
+    @property
+    def node_image(self) -> NodeImage:
+        return NodeImage(REFERENCE, self.engines, self.head_view)
+
+
+def cluster() -> Cluster:
+    """Both with a running engine and nothing else."""
+    head, worker = FakeHost("gpu1"), FakeHost("gpu2")
+    views = fake_view(head, facts()), fake_view(worker, facts())
+    return Cluster(head, worker, *views, Engines(fake_driver))
+
+
+def spec(cluster: Cluster, *, command: str = "node") -> ContainerSpec:
+    return ContainerSpec(
+        name="clusterctl-demo",
+        image="sha256:x",
+        command=(command,),
+        env={"A": "1"},
+        labels={CLUSTER_LABEL: "demo"},
+    )
+
+
+def give_base(host: FakeHost) -> None:
+    host.engine.images["base"] = image("base", REFERENCE)
+
+
+def give_node_image(host: FakeHost, *, layer: str = "ray") -> None:
+    base = image("base", REFERENCE)
+    labels = {BASE_LABEL: content(base), RAY_LABEL: "2.56.1", REFERENCE_LABEL: REFERENCE}
+    tag = "clusterctl/vllm-openai:v0.33.0-ray2.56.1"
+    node = replace(image("node", tag, layers=(*base.layers, layer)), labels=labels)
+    host.engine.images |= {"node": node}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step with work to do on one host. `made` gets a fresh cluster each time."""
+
+    name: str
+    prepare: Callable[[Cluster], None]
+    make: Callable[[Cluster], Step]
+    on_head: bool = True
+
+    def set_up(self) -> tuple[Cluster, Step, HostView, FakeHost]:
+        made = cluster()
+        self.prepare(made)
+        view, host = (
+            (made.head_view, made.head) if self.on_head else (made.worker_view, made.worker)
+        )
+        return made, self.make(made), view, host
+
+
+def _bare(made: Cluster) -> None:
+    made.head.packages.clear()
+    made.head.engine.running = False
+
+
+def _engine_stopped(made: Cluster) -> None:
+    made.head.engine.running = False
+
+
+def _etc(made: Cluster) -> None:
+    made.head.directories[ETC] = made.worker.directories[ETC] = 0o700
+
+
+def _token_on_head(made: Cluster) -> None:
+    _etc(made)
+    made.head.files[TOKEN] = (b"0123", 0o600)
+
+
+def _other_container(made: Cluster) -> None:
+    NodeContainer("demo", lambda _: spec(made, command="old"), made.engines, settle=0).apply(
+        made.head_view,
+        None,  # type: ignore[arg-type]
+    )
+
+
+def _surplus_container(made: Cluster) -> None:
+    surplus = foreign("clusterctl-demo-2", cluster="demo")
+    made.head.engine.containers[surplus.id] = surplus
+
+
+def _image_in_registry(made: Cluster) -> None:
+    made.head.engine.registry[REFERENCE] = image("base", REFERENCE)
+
+
+def _image_on_worker(made: Cluster) -> None:
+    give_base(made.worker)
+
+
+def _image_on_head(made: Cluster) -> None:
+    give_base(made.head)
+
+
+def _node_image_on_head(made: Cluster) -> None:
+    give_base(made.head)
+    give_node_image(made.head)
+
+
+def _other_node_image_on_worker(made: Cluster) -> None:
+    _node_image_on_head(made)
+    give_node_image(made.worker, layer="another")
+    made.worker.engine.images["old"] = replace(made.worker.engine.images.pop("node"), id="old")
+
+
+def _all_of_it(made: Cluster) -> None:
+    _node_image_on_head(made)
+    made.head.directories |= {ETC: 0o700, f"{ETC}/services": 0o700}
+    made.head.files |= {TOKEN: (b"1", 0o600), f"{ETC}/node.json": (b"{}", 0o644)}
+    made.head.files[MARKER] = ("\n".join(DOCKER_PACKAGES).encode(), 0o644)
+
+
+def _files(_: HostView) -> tuple[RemoteFile, ...]:
+    return RemoteFile(f"{ETC}/node.json", b"{}"), RemoteFile(f"{ETC}/node.pyz", b"PK", 0o755)
+
+
+def _node_container(made: Cluster) -> Step:
+    return NodeContainer("demo", lambda _: spec(made), made.engines, settle=0)
+
+
+def _image_present(made: Cluster) -> Step:
+    others = (made.head_view, made.worker_view)
+    return ImagePresent(REFERENCE, made.engines, others=others, node_ip=lambda v: v.host.address)
+
+
+def _image_copied(made: Cluster) -> Step:
+    return ImageCopied(made.node_image, made.engines, lambda view: view.host.address)
+
+
+def _engine(_: Cluster) -> Step:
+    return ContainerEngine(pause=lambda _: None)
+
+
+CASES = (
+    Case("engine on a bare host", _bare, _engine),
+    Case("engine that is stopped", _engine_stopped, _engine),
+    Case(
+        "directories",
+        lambda _: None,
+        lambda _: DirectoriesPresent(node_directories("demo", "0.1")),
+    ),
+    Case("node files", _etc, lambda _: FilesPresent("node files", _files)),
+    Case("secrets on the head", _etc, lambda _: SecretsMade([TOKEN, f"{ETC}/api.key"])),
+    Case(
+        "secret on a worker",
+        _token_on_head,
+        lambda made: SecretCopied(HeadSecret(made.head_view, TOKEN)),
+        on_head=False,
+    ),
+    Case("container, none there", lambda _: None, _node_container),
+    Case("container from another spec", _other_container, _node_container),
+    Case("container beside a surplus one", _surplus_container, _node_container),
+    Case("image from the registry", _image_in_registry, _image_present),
+    Case("image from another host", _image_on_worker, _image_present),
+    Case(
+        "node image made",
+        _image_on_head,
+        lambda made: RayInImage(made.node_image, made.engines),
+    ),
+    Case("node image on a worker", _node_image_on_head, _image_copied, on_head=False),
+    Case("another node image on a worker", _other_node_image_on_worker, _image_copied, False),
+    Case("containers gone", _other_container, lambda made: ContainersAbsent("demo", made.engines)),
+    Case("images gone", _all_of_it, lambda made: ImagesAbsent(REFERENCE, made.engines)),
+    Case("paths gone", _all_of_it, lambda _: PathsAbsent("node files", [ETC])),
+    Case("engine gone", _all_of_it, lambda _: EngineAbsent()),
+)
