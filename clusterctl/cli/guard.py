@@ -45,8 +45,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
-    from clusterctl.cli.session import current_log  # noqa: PLC0415  (rich, only when needed)
-    from clusterctl.reporting.error_view import error_document, error_lines  # noqa: PLC0415
+    from clusterctl.cli.session import current_log
+    from clusterctl.reporting.error_view import error_document, error_lines
 
     log = current_log()
     if as_json:
@@ -57,7 +57,7 @@ def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
 
 
 def _bug() -> typer.Exit:
-    from clusterctl.reporting.run_log import state_directory  # noqa: PLC0415
+    from clusterctl.reporting.run_log import state_directory
 
     path = state_directory() / "bug.log"
     path.parent.mkdir(parents=True, exist_ok=True)

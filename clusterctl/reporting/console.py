@@ -6,6 +6,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Self
@@ -46,16 +48,15 @@ class Progress:
     """An EventSink with a face. Safe to call from any thread."""
 
     def __init__(self, stream: IO[str], *, quiet: bool = False) -> None:
+        self._lock = threading.RLock()
+        self._running: dict[tuple[str, str], _Running] = {}
+        self._changed = 0
         self._console = RichConsole(file=stream, highlight=False, soft_wrap=True)
         self._live = Live(
             console=self._console, refresh_per_second=8, transient=True, get_renderable=self._table
         )
         self._interactive = self._console.is_terminal and os.environ.get("TERM") != "dumb"
         self._quiet = quiet
-        self._running: dict[tuple[str, str], _Running] = {}
-        self._unchanged: dict[str, int] = {}
-        self._changed = 0
-        self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
         if self._interactive and not self._quiet:
@@ -70,6 +71,18 @@ class Progress:
     ) -> None:
         if self._interactive and not self._quiet:
             self._live.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the terminal alone while someone is asked something."""
+        live = self._live.is_started
+        if live:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            if live:
+                self._live.start()
 
     def __call__(self, event: Event) -> None:
         _log.info("%s", event)

@@ -1,0 +1,60 @@
+"""The command line: which commands there are. Each is a file of its own beside this one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clusterctl import __version__
+from clusterctl.cli import (
+    bootstrap,
+    down,
+    exec_,
+    lab,
+    logs,
+    serve,
+    shell,
+    status,
+    stop,
+    tunnel,
+)
+
+app = typer.Typer(
+    name="clusterctl",
+    help="Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH.",
+    no_args_is_help=True,
+    # Rich help would cost more than the rest of `--help` together.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"clusterctl {__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+) -> None:
+    """Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH."""
+
+
+app.command("bootstrap")(bootstrap.bootstrap)
+app.command("plan")(bootstrap.plan)
+app.command("check")(bootstrap.check)
+app.command("serve", context_settings={"allow_interspersed_args": True})(serve.serve)
+app.command("status")(status.status)
+app.command("stop")(stop.stop)
+app.command("down")(down.down)
+app.command("logs")(logs.logs)
+app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.exec_)
+app.command("ssh", context_settings={"allow_interspersed_args": False})(shell.ssh)
+app.command("tunnel")(tunnel.tunnel)
+app.add_typer(lab.app, name="lab")

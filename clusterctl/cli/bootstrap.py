@@ -1,0 +1,115 @@
+"""`bootstrap`, and its two harmless halves: `check` (the hosts) and `plan` (what would change)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.workflows.bootstrap import Bootstrapped
+
+AcceptNew = Annotated[
+    bool,
+    typer.Option(
+        "--accept-new", help="Remember the key of a host never seen; a changed key still fails."
+    ),
+]
+
+
+@guarded
+def bootstrap(
+    file: Annotated[Path, typer.Argument(help="Inventory file.")],
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
+    accept_new: AcceptNew = False,
+) -> None:
+    """Make the hosts a Ray cluster, as the inventory says. A second run changes nothing."""
+    if dry_run:
+        _plan("bootstrap", file, limit=limit, as_json=as_json, accept_new=accept_new)
+    from clusterctl.cli.agreement import agreement
+    from clusterctl.cli.session import session
+    from clusterctl.inventory.current import remember
+    from clusterctl.workflows.bootstrap import run
+
+    with session("bootstrap", file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
+        remember(file)
+        agree = agreement(opened.progress, yes=yes, dry_run=False, as_json=as_json)
+        done = run(
+            opened.inventory, opened.hosts, opened.credentials, agree=agree, sink=opened.progress
+        )
+    print(json.dumps(_document(done), indent=2) if as_json else _sentence(done))
+
+
+def _sentence(done: Bootstrapped) -> str:
+    from clusterctl.reporting.text import count
+
+    formed = done.formed
+    size = f"{count(formed.nodes, 'node')}, {formed.gpus:g} GPUs"
+    versions = f"Ray {formed.ray_version}, vLLM {formed.vllm_version}"
+    return f"the cluster is up: {size}, {versions}; {count(done.changed, 'change')} made"
+
+
+def _document(done: Bootstrapped) -> dict[str, object]:
+    formed = done.formed
+    return {
+        "changed": done.changed,
+        "nodes": formed.nodes,
+        "gpus": formed.gpus,
+        "ray_version": formed.ray_version,
+        "vllm_version": formed.vllm_version,
+    }
+
+
+@guarded
+def plan(
+    file: options.InventoryFile = None,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
+    accept_new: AcceptNew = False,
+) -> None:
+    """Show what bootstrap would change, per host. Changes nothing; exit 10 when it would."""
+    _plan("plan", file, limit=limit, as_json=as_json, accept_new=accept_new)
+
+
+def _plan(
+    command: str, file: Path | None, *, limit: str | None, as_json: bool, accept_new: bool
+) -> None:
+    from clusterctl.cli.agreement import show_plan
+    from clusterctl.cli.session import session
+    from clusterctl.workflows.bootstrap import make_plan
+
+    with session(command, file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
+        found = make_plan(opened.inventory, opened.hosts, opened.credentials)
+    raise show_plan(found, as_json=as_json)
+
+
+@guarded
+def check(
+    file: options.InventoryFile = None,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
+    accept_new: AcceptNew = False,
+) -> None:
+    """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
+    from clusterctl.cli.check_view import check_document, check_lines
+    from clusterctl.cli.session import session
+    from clusterctl.errors import raise_all
+    from clusterctl.workflows.check import run
+
+    with session("check", file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
+        report = run(opened.inventory, opened.hosts, opened.credentials)
+        if as_json:
+            print(json.dumps(check_document(report), indent=2))
+            if report.errors:
+                raise typer.Exit(min(error.exit_code for error in report.errors))
+            return
+        print("\n".join(check_lines(report)))
+        raise_all(report.errors)

@@ -1,0 +1,52 @@
+"""What `check` found, as text and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.errors import Problems
+from clusterctl.facts.model import HostFacts
+from clusterctl.reporting.error_view import error_document
+from clusterctl.reporting.text import columns, count, size
+from clusterctl.workflows.check import Report
+
+
+def check_lines(report: Report) -> list[str]:
+    """What hosts are, and what was chosen for them; problems are told by whoever ends the run."""
+    lines = columns([_row(name, facts) for name, facts in report.facts.items()], indent="")
+    for host, choices in report.choices.items():
+        lines += [f"{host}:", *(f"  {choice}" for choice in choices)]
+    lines += [f"note: {note}" for note in report.notes]
+    if not report.errors:
+        lines.append(f"{count(len(report.facts), 'host')}: nothing is missing")
+    return lines
+
+
+def _row(name: str, facts: HostFacts) -> tuple[str, ...]:
+    engine = facts.engine
+    docker = f"docker {engine.version}" if engine.running else "no engine yet"
+    kinds = {gpu.model: 0 for gpu in facts.gpus.gpus}
+    for gpu in facts.gpus.gpus:
+        kinds[gpu.model] += 1
+    gpus = ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "no GPU"
+    return name, facts.os.pretty, f"{facts.cpus} CPUs", size(facts.memory), docker, gpus
+
+
+def check_document(report: Report) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "hosts": {
+            name: {
+                "os": facts.os.pretty,
+                "architecture": facts.os.architecture,
+                "cpus": facts.cpus,
+                "memory_bytes": facts.memory,
+                "engine": facts.engine.version,
+                "gpus": [gpu.model for gpu in facts.gpus.gpus],
+                "choices": list(report.choices.get(name, ())),
+            }
+            for name, facts in report.facts.items()
+        },
+        "notes": list(report.notes),
+        "problems": error_document(Problems(report.errors))["problems"],
+    }

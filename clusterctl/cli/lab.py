@@ -1,0 +1,70 @@
+"""`lab`: whole Debian hosts on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+app = typer.Typer(
+    help="Whole Debian hosts on this Linux machine, to try it all without GPUs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def _say(text: str) -> None:
+    print(f"  · {text}", file=sys.stderr)
+
+
+@app.command()
+@guarded
+def up(
+    hosts: Annotated[int, typer.Option("--hosts", min=1, max=20, help="How many hosts.")] = 2,
+    link_rate: Annotated[
+        str | None, typer.Option("--link-rate", help="Limit every cable both ways: 200mbit.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make the hosts: bare, with systemd and sshd, two NICs each. A second run changes nothing."""
+    from clusterctl.lab import lifecycle
+
+    made = lifecycle.up(hosts, link_rate=link_rate, say=_say)
+    if as_json:
+        print(json.dumps({"changes": made.changes, "inventory": str(made.inventory)}, indent=2))
+        return
+    print("the lab is up" if made.changes else "the lab is up: nothing to change")
+    print(f"inventory: {made.inventory}")
+
+
+@app.command()
+@guarded
+def status(as_json: options.Json = False) -> None:
+    """Which hosts there are, and whether they run."""
+    from clusterctl.lab import lifecycle
+
+    found = lifecycle.status()
+    print(json.dumps(found.document(), indent=2) if as_json else "\n".join(found.lines()))
+
+
+@app.command()
+@guarded
+def down(
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove caches too: the next `up` starts from nothing.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Remove hosts, networks and processes; leaves nothing but caches."""
+    from clusterctl.lab import lifecycle
+
+    changes = lifecycle.down(purge=purge, say=_say)
+    if as_json:
+        print(json.dumps({"changes": changes}, indent=2))
+        return
+    print("the lab is down" if changes else "there was no lab: nothing to change")

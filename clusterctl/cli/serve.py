@@ -1,0 +1,114 @@
+"""`serve`: a model on the cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.workflows.serve import Changes, Served
+
+
+@guarded
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Alias (qwen2.5-1.5b), Hub id (org/name), or path on the hosts.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="After --: passed to `vllm serve` as they are.")
+    ] = None,
+    tp: Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")] = None,
+    pp: Annotated[int | None, typer.Option("--pp", min=1, help="Pipeline parallel size.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the service; default: the model's.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Port of the API; default: from 8000 on."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="vLLM's own YAML configuration file.")
+    ] = None,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Serve MODEL with vLLM and prove that it answers. Serving the same twice changes nothing."""
+    from clusterctl.cli.session import confirm, session
+    from clusterctl.errors import ChangesPending, UsageError
+    from clusterctl.serving.request import Options
+    from clusterctl.workflows.serve import Asked, run
+
+    asked = Asked(Options(model, tp, pp, name, port), config, tuple(arguments or ()))
+    asked.request()  # what is wrong with the request itself needs no host to tell
+    with session("serve", inventory, quiet=as_json) as opened:
+
+        def agree(changes: Changes) -> None:
+            if not as_json:
+                print("\n".join(_change_lines(changes)), file=sys.stderr)
+            if dry_run:
+                code = ChangesPending.exit_code if changes.lines else 0
+                raise typer.Exit(code)
+            if changes.restarts and not confirm(
+                "This restarts the service. Go on?", yes=yes, progress=opened.progress
+            ):
+                raise UsageError("not confirmed: the service would restart", hint="add --yes")
+
+        served = run(opened.inventory, asked, opened.credentials, agree=agree, sink=opened.progress)
+    print(json.dumps(_document(served), indent=2) if as_json else "\n".join(_lines(served)))
+
+
+def _change_lines(changes: Changes) -> list[str]:
+    if not changes.lines:
+        return ["Nothing to change: it is served like this already."]
+    head = "This restarts the service:" if changes.restarts else "To do:"
+    return [head, *(f"  {line}" for line in changes.lines)]
+
+
+def _lines(served: Served) -> list[str]:
+    """The result: what answers where, and two lines to paste."""
+    from clusterctl.serving.endpoint import curl_line, key_line
+
+    prepared, proof = served.prepared, served.proof
+    completion = proof.completion
+    note = prepared.location.note if prepared.location else ""
+    return [
+        f"{prepared.document.name} is served at {prepared.endpoint.url}/v1",
+        *([f"  weights     {note}"] if note else []),
+        f"  ranks       {proof.placement}",
+        f"  completion  {completion.tokens} tokens in {completion.seconds:.1f} s: "
+        f"{_short(completion.text)}",
+        f"  ready       {proof.ready_seconds:.0f} s after vLLM started",
+        "",
+        "Ask it yourself; the key stays off the screen:",
+        key_line(["clusterctl", "ssh", served.head], served.key_file, sudo=served.sudo),
+        curl_line(prepared.endpoint),
+    ]
+
+
+def _short(text: str) -> str:
+    """One line of an answer; random weights answer with anything."""
+    clean = "".join(char if char.isprintable() else " " for char in text)
+    return repr(clean if len(clean) <= 60 else clean[:57] + "...")
+
+
+def _document(served: Served) -> dict[str, Any]:
+    location = served.prepared.location
+    return {
+        "service": served.prepared.document.name,
+        "endpoint": f"{served.prepared.endpoint.url}/v1",
+        "changed": served.changed,
+        "ranks": [asdict(rank) for rank in served.proof.ranks],
+        "completion": asdict(served.proof.completion),
+        "ready_seconds": served.proof.ready_seconds,
+        "random_weights": bool(location and location.random_weights),
+    }

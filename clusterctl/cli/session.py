@@ -1,0 +1,88 @@
+"""What a command that reaches hosts has open: the inventory, progress on stderr, a log file."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.inventory.current import current
+from clusterctl.inventory.load import load
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.select import select
+from clusterctl.reporting.console import Progress, headline
+from clusterctl.reporting.run_log import run_log
+from clusterctl.transport.credentials import Credentials
+
+_logs: list[Path] = []
+
+
+def current_log() -> Path | None:
+    """The log file of this process's run, once it has one."""
+    return _logs[-1] if _logs else None
+
+
+@dataclass(frozen=True)
+class Session:
+    inventory: Inventory
+    hosts: tuple[Host, ...]
+    """Those that --limit left; all of them without it."""
+    progress: Progress
+    credentials: Credentials
+
+
+def load_inventory(path: Path | None, *, accept_new: bool = False) -> Inventory:
+    """The inventory named by `path`, the environment, or the last bootstrap."""
+    inventory = load(current(path))
+    return _accepting(inventory) if accept_new else inventory
+
+
+def _accepting(inventory: Inventory) -> Inventory:
+    hosts = tuple(
+        host.model_copy(update={"ssh": host.ssh.model_copy(update={"accept_new": True})})
+        for host in inventory.hosts
+    )
+    return inventory.model_copy(update={"hosts": hosts})
+
+
+@contextmanager
+def session(
+    command: str,
+    path: Path | None,
+    *,
+    limit: str | None = None,
+    quiet: bool = False,
+    accept_new: bool = False,
+) -> Iterator[Session]:
+    """Open a session for `command`; `quiet` shows no progress (for --json and for one-liners)."""
+    inventory = load_inventory(path, accept_new=accept_new)
+    hosts = select(inventory, limit) if limit else inventory.hosts
+    with run_log(inventory.cluster, command) as log:
+        _logs.append(log)
+        if not quiet:
+            print(headline(inventory.cluster, len(hosts), str(log)), file=sys.stderr)
+        with Progress(sys.stderr, quiet=quiet) as progress:
+            yield Session(inventory, hosts, progress, credentials(progress))
+
+
+def credentials(progress: Progress | None = None) -> Credentials:
+    """Secrets from the environment, or asked for where there is a terminal to ask on."""
+    if not sys.stdin.isatty():
+        return Credentials()
+
+    def ask(question: str) -> str:
+        with progress.paused() if progress else nullcontext():
+            return getpass.getpass(question)
+
+    return Credentials(ask=ask)
+
+
+def confirm(question: str, *, yes: bool, progress: Progress) -> bool:
+    """Ask on the terminal; without one, only --yes answers."""
+    if yes or not sys.stdin.isatty():
+        return yes
+    with progress.paused():
+        return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}

@@ -1,0 +1,26 @@
+"""`stop`: end one service; the cluster stays."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+
+@guarded
+def stop(
+    name: Annotated[str, typer.Argument(help="Name of the service, as `status` shows it.")],
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Stop one service: running requests get 60 s to finish. The cluster stays."""
+    from clusterctl.cli.session import session
+    from clusterctl.workflows.stop import run
+
+    with session("stop", inventory, quiet=as_json) as opened:
+        run(opened.inventory, name, opened.credentials, opened.progress)
+    print(json.dumps({"stopped": name}) if as_json else f"{name} is stopped")

@@ -1,0 +1,36 @@
+"""`tunnel`: Ray's dashboard or a service's API on this machine's own loopback."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+
+@guarded
+def tunnel(
+    target: Annotated[str, typer.Argument(help="`dashboard`, or the name of a service.")],
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Local port; default: the same.")
+    ] = None,
+    inventory: options.Inventory = None,
+) -> None:
+    """Reach TARGET at 127.0.0.1 until Ctrl-C."""
+    from clusterctl.cli.session import session
+    from clusterctl.workflows.tunnel import opened_tunnel
+
+    with (
+        session("tunnel", inventory, quiet=True) as opened,
+        opened_tunnel(opened.inventory, opened.credentials, target, port) as local,
+    ):
+        print(f"http://127.0.0.1:{local}", flush=True)
+        print("open until Ctrl-C", file=sys.stderr)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            return

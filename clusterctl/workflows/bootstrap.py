@@ -1,0 +1,199 @@
+"""`bootstrap`: bare hosts become a Ray cluster. `stages` is the whole of it, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.events import EventSink
+from clusterctl.engine.executor import execute
+from clusterctl.engine.interrupt import interruptible
+from clusterctl.engine.plan import OnFailure, Plan, Stage
+from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.step import HostView, Step
+from clusterctl.errors import raise_all
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.node import package
+from clusterctl.node.documents import config_dir, to_json
+from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
+from clusterctl.ray_cluster.nodes import container_spec, node_document
+from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.derived_image import RayInImage
+from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.image_copied import ImageCopied
+from clusterctl.steps.image_present import ImagePresent
+from clusterctl.steps.node_container import NodeContainer
+from clusterctl.steps.node_files import FilesPresent, RemoteFile
+from clusterctl.steps.node_image import NodeImage
+from clusterctl.steps.secrets import (
+    API_KEY,
+    RAY_TOKEN,
+    HeadSecret,
+    SecretCopied,
+    SecretsMade,
+    secret_path,
+)
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.formation import Formed, await_formation, clock_of
+from clusterctl.workflows.prepared import Cluster, look_and_require
+from clusterctl.workflows.reach import reach
+
+
+@dataclass(frozen=True)
+class Bootstrapped:
+    """A cluster that Ray holds."""
+
+    changed: int
+    formed: Formed
+
+
+def engine_stages(hosts: Iterable[Host]) -> tuple[Stage, ...]:
+    """What must be there before a host's facts are complete."""
+    names = tuple(host.name for host in hosts)
+    return (Stage("Container engine", names, (ContainerEngine(),)),)
+
+
+def node_stages(cluster: Cluster, hosts: Iterable[Host]) -> tuple[Stage, ...]:
+    """Everything else, in order. `hosts` are those that --limit left."""
+    names = tuple(host.name for host in hosts)
+    head = cluster.inventory.head.name
+    heads = tuple(name for name in names if name == head)
+    workers = tuple(name for name in names if name != head)
+    engines = Engines(DockerDriver)
+    image = NodeImage(cluster.inventory.image, engines, cluster.head)
+    container = NodeContainer(cluster.inventory.cluster, _spec_for(cluster, image), engines)
+    token = HeadSecret(cluster.head, secret_path(cluster.inventory.cluster, RAY_TOKEN))
+    made = [secret_path(cluster.inventory.cluster, name) for name in (RAY_TOKEN, API_KEY)]
+    return (
+        Stage("Image on the head", heads, _head_image(cluster, image, engines)),
+        Stage("Image on workers", workers, (ImageCopied(image, engines, _node_ip(cluster)),)),
+        Stage("Node files", names, (DirectoriesPresent(_directories(cluster)), _files(cluster))),
+        Stage("Secrets of the cluster", heads, (SecretsMade(made),)),
+        Stage("Secrets for workers", workers, (SecretCopied(token),)),
+        Stage("Ray head", heads, (container,)),
+        Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
+    )
+
+
+def _all_stages(cluster: Cluster, hosts: tuple[Host, ...]) -> tuple[Stage, ...]:
+    return (*engine_stages(hosts), *node_stages(cluster, hosts))
+
+
+def make_plan(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> Plan:
+    """What bootstrap would change on `hosts`. Changes nothing."""
+    with reach(inventory.hosts, credentials) as transports:
+        cluster = look_and_require(inventory, transports)
+        return plan_stages(_all_stages(cluster, tuple(hosts)), cluster.views)
+
+
+def run(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    *,
+    agree: Callable[[Plan], None],
+    sink: EventSink,
+) -> Bootstrapped:
+    """Make it so, then prove that Ray holds every host.
+
+    `agree` is shown the plan and raises when the user does not want it. Raises the errors of
+    all hosts together; RayNotFormed when Ray does not come to hold what the inventory promises.
+    """
+    hosts = tuple(hosts)
+    with reach(inventory.hosts, credentials) as transports:
+        cluster = look_and_require(inventory, transports)
+        with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap"):
+            plan = plan_stages(_all_stages(cluster, hosts), cluster.views)
+            agree(plan)
+            with interruptible(sink) as cancelled:
+                return _carry_out(cluster, hosts, plan, sink, cancelled)
+
+
+def _carry_out(
+    cluster: Cluster,
+    hosts: tuple[Host, ...],
+    plan: Plan,
+    sink: EventSink,
+    cancelled: threading.Event,
+) -> Bootstrapped:
+    changed, since = 0, None
+    if not plan.empty:
+        changed = execute(engine_stages(hosts), cluster.views, sink, cancelled=cancelled).changed
+        if changed:
+            cluster = _look_again(cluster)
+        rest = execute(node_stages(cluster, hosts), cluster.views, sink, cancelled=cancelled)
+        raise_all(rest.set_aside.values())
+        changed += rest.changed
+        since = clock_of(cluster.head.transport)
+    return Bootstrapped(
+        changed, await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
+    )
+
+
+def _look_again(cluster: Cluster) -> Cluster:
+    """Facts anew: what a container may ask for depends on the engine that has just come."""
+    transports = {name: view.transport for name, view in cluster.views.items()}
+    return look_and_require(cluster.inventory, transports)
+
+
+def _directories(cluster: Cluster) -> tuple[Directory, ...]:
+    name = cluster.inventory.cluster
+    version = package.install_dir().rpartition("/")[2]
+    return (*node_directories(name, version), Directory(config_root(name), 0o700))
+
+
+def _files(cluster: Cluster) -> FilesPresent:
+    """node.pyz, node.json, and the list of variables that vLLM must not carry over."""
+    inventory, topology = cluster.inventory, cluster.topology
+    shared = (
+        RemoteFile(package.install_path(), package.build()),
+        RemoteFile(
+            f"{config_root(inventory.cluster)}/{NON_CARRY_OVER_FILE}",
+            non_carry_over(inventory, topology).encode(),
+        ),
+    )
+
+    def of(view: HostView) -> tuple[RemoteFile, ...]:
+        document = node_document(inventory, topology, topology.node(view.host.name))
+        path = f"{config_dir(inventory.cluster)}/node.json"
+        return (*shared, RemoteFile(path, to_json(document).encode()))
+
+    return FilesPresent("node files", of)
+
+
+def _head_image(cluster: Cluster, image: NodeImage, engines: Engines) -> tuple[Step, ...]:
+    """The inventory's image from wherever it is, and the node image made from it."""
+    inventory = cluster.inventory
+    present = ImagePresent(
+        inventory.image,
+        engines,
+        others=tuple(cluster.views.values()),
+        node_ip=_node_ip(cluster),
+        archive=inventory.image_archive,
+    )
+    with_ray = RayInImage(
+        image,
+        engines,
+        pip_index=inventory.packages.pip_index,
+        allow_unauthenticated=inventory.allow_unauthenticated_ray,
+    )
+    return (present, with_ray)
+
+
+def _node_ip(cluster: Cluster) -> Callable[[HostView], str]:
+    return lambda view: cluster.topology.node(view.host.name).node_ip
+
+
+def _spec_for(cluster: Cluster, image: NodeImage) -> Callable[[HostView], ContainerSpec]:
+    def spec(view: HostView) -> ContainerSpec:
+        node = cluster.topology.node(view.host.name)
+        return container_spec(
+            node, image.on(view).id, cluster.inventory, view.facts, cluster.topology
+        )
+
+    return spec

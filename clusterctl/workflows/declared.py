@@ -1,0 +1,103 @@
+"""The services declared on the head, and taking one away."""
+
+from __future__ import annotations
+
+import time
+
+from clusterctl.engine.events import EventSink, StageFinished, StageStarted
+from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
+from clusterctl.facts.gather import probe
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import NodeState, ServiceDocument, from_json
+from clusterctl.node.paths import NodePaths
+from clusterctl.transport.base import Transport
+from clusterctl.workflows.reach import node_files, read_state
+
+STOP_SLACK = 30.0
+"""Seconds beyond a service's own shutdown time until a stop counts as failed."""
+
+
+def services_pattern(cluster: str) -> str:
+    """The files of all services, as a pattern for the probe."""
+    return f"{NodePaths(cluster).services}/*.json"
+
+
+def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
+    """The services whose documents the probe brought, by name."""
+    directory = str(NodePaths(cluster).services)
+    found = {}
+    for path, data in sorted(answer.files.items()):
+        if not path.startswith(directory) or data is None:
+            continue
+        try:
+            document = from_json(ServiceDocument, data.decode())
+        except ValueError:
+            continue  # of another version; it is replaced when its name is served again
+        found[document.name] = document
+    return found
+
+
+def look_at_head(
+    inventory: Inventory, head: Transport
+) -> tuple[NodeState | None, dict[str, ServiceDocument]]:
+    """What runs and what is declared, in one round trip."""
+    files = (*node_files(inventory.cluster), services_pattern(inventory.cluster))
+    answer = probe(head, files=files)
+    state = read_state(answer.files.get(str(NodePaths(inventory.cluster).state)))
+    return state, services_in(inventory.cluster, answer)
+
+
+def require_service(name: str, declared: dict[str, ServiceDocument]) -> ServiceDocument:
+    """The service called `name`. Raises UsageError that lists those there are."""
+    if name in declared:
+        return declared[name]
+    have = ", ".join(sorted(declared)) or "none"
+    raise UsageError(f"no service is called {name}; there are: {have}", hint="clusterctl status")
+
+
+def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
+    """The head's state, by the cheapest way: one small file."""
+    file = str(NodePaths(inventory.cluster).state)
+    return read_state(head.run(["cat", file], sudo=True, timeout=20).stdout.encode())
+
+
+def withdraw(inventory: Inventory, head: Transport, name: str) -> None:
+    """Take a service's document away; the supervisor stops it."""
+    file = NodePaths(inventory.cluster).services / f"{name}.json"
+    result = head.run(["rm", "-f", "--", str(file)], sudo=True)
+    if not result.ok:
+        raise StepFailed(
+            f"{file} cannot be removed", host=head.host.name, detail=result.last_lines()
+        )
+
+
+def stop_service(
+    inventory: Inventory, head: Transport, document: ServiceDocument, sink: EventSink
+) -> None:
+    """Withdraw it and wait until the supervisor says that it is gone.
+
+    Raises StepFailed when it is still there after its own shutdown time and some slack.
+    """
+    started = time.monotonic()
+    sink(StageStarted(f"Stop {document.name}", (head.host.name,)))
+    withdraw(inventory, head, document.name)
+    deadline = started + document.shutdown_timeout + STOP_SLACK
+    while _still_there(read_head_state(inventory, head), document.name):
+        if time.monotonic() > deadline:
+            raise StepFailed(
+                f"{document.name} still runs after {deadline - started:.0f} s",
+                host=head.host.name,
+                hint=f"clusterctl logs {document.name}",
+            )
+        time.sleep(0.3)
+    sink(StageFinished(f"Stop {document.name}", time.monotonic() - started))
+
+
+def _still_there(state: NodeState | None, name: str) -> bool:
+    if state is None:
+        raise RequirementsNotMet(
+            "no supervisor reports from the head: what it declared cannot be stopped by it",
+            hint="clusterctl status",
+        )
+    return any(service.name == name and service.state != "stopped" for service in state.services)

@@ -1,0 +1,39 @@
+"""`exec`: one command on many hosts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from clusterctl.errors import raise_all
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.transport.base import CommandResult
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.workflows.reach import reach
+
+
+def run(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    command: Sequence[str],
+    *,
+    sudo: bool,
+    node: bool,
+    timeout: float,
+) -> dict[str, CommandResult]:
+    """What `command` did on each host; `node` runs it inside the node container.
+
+    Raises ConnectionFailed and CommandTimedOut, those of all hosts together.
+    """
+    inside = ("docker", "exec", container_name(inventory.cluster)) if node else ()
+    with reach(hosts, credentials) as transports:
+        outcomes = fan_out(
+            transports,
+            lambda transport: transport.run(
+                [*inside, *command], sudo=sudo or node, timeout=timeout
+            ),
+        )
+    raise_all(failures(outcomes))
+    return values(outcomes)

@@ -1,0 +1,111 @@
+"""Waiting until Ray holds what the inventory promises; when it does not, who is missing and why."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted, StepFinished
+from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
+from clusterctl.node.documents import NodeState
+from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.contract import Wait, await_formed
+from clusterctl.ray_cluster.nodes import expected_nodes
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import fan_out, values
+from clusterctl.workflows.prepared import Cluster
+from clusterctl.workflows.reach import read_state
+
+WITHIN = 180.0
+"""Seconds for all nodes to join: 12 to 30 s on two slow cores, and the image's first start may
+read gigabytes from a slow disk."""
+
+TITLE = "Ray holds every host"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """The cluster as Ray sees it."""
+
+    nodes: int
+    gpus: float
+    ray_version: str
+    vllm_version: str
+
+
+def await_formation(
+    cluster: Cluster, *, since: float | None, sink: EventSink, cancelled: threading.Event
+) -> Formed:
+    """Wait for the Ray contract.
+
+    `since`: Unix seconds on the head's clock; a state written before says nothing, as it may be
+    the former container's. Raises RayNotFormed for every host that is not as promised, with the
+    last lines of its log.
+    """
+    started = time.monotonic()
+    head = cluster.inventory.head.name
+    sink(StageStarted(TITLE, tuple(cluster.views)))
+
+    def read() -> NodeState | None:
+        if cancelled.is_set():
+            raise Interrupted("stopped on request while waiting for Ray")
+        state = state_of(cluster, cluster.views[head].transport)
+        return None if state and since is not None and state.time <= since else state
+
+    wait = Wait(say=lambda text: sink(Note(text)))
+    try:
+        state = await_formed(expected_nodes(cluster.topology), read, WITHIN, wait)
+    except (RayNotFormed, Problems) as error:
+        raise_all(_with_logs(cluster, error))
+        raise
+    seconds = time.monotonic() - started
+    sink(StepFinished(head, TITLE, "unchanged", seconds))
+    formed = _formed(state)
+    gpus = f"{formed.gpus:g} GPUs"
+    sink(Note(f"{formed.nodes} nodes, {gpus}, Ray {formed.ray_version}"))
+    sink(StageFinished(TITLE, seconds))
+    return formed
+
+
+def state_of(cluster: Cluster, transport: Transport) -> NodeState | None:
+    """The state that the host's supervisor wrote last."""
+    file = str(NodePaths(cluster.inventory.cluster).state)
+    return read_state(transport.run(["cat", file], sudo=True, timeout=20).stdout.encode())
+
+
+def _formed(state: NodeState) -> Formed:
+    alive = [node for node in state.nodes if node.alive]
+    return Formed(
+        nodes=len(alive),
+        gpus=sum(node.gpus for node in alive),
+        ray_version=state.ray_version,
+        vllm_version=state.vllm_version,
+    )
+
+
+def _with_logs(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlError]:
+    """The same errors; those of a host carry the end of its Ray log, fetched now."""
+    errors = error.errors if isinstance(error, Problems) else (error,)
+    named = {single.host for single in errors if single.host in cluster.views}
+    logs = values(
+        fan_out(
+            {name: cluster.views[name].transport for name in named if name},
+            lambda transport: _ray_log(cluster, transport),
+        )
+    )
+    for single in errors:
+        single.detail = single.detail or logs.get(single.host or "")
+    return list(errors)
+
+
+def _ray_log(cluster: Cluster, transport: Transport) -> str | None:
+    file = str(NodePaths(cluster.inventory.cluster).log("ray"))
+    text = transport.run(["tail", "-n", "15", file], sudo=True, timeout=20).stdout.strip()
+    return f"the end of {file}:\n{text}" if text else None
+
+
+def clock_of(transport: Transport) -> float | None:
+    """Unix seconds on the host's clock, in whole seconds."""
+    text = transport.run(["date", "+%s"]).stdout.strip()
+    return float(text) if text.isdigit() else None

@@ -1,0 +1,161 @@
+"""From a request and what hosts report to a service document: everything `serve` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterctl.errors import ClusterctlError, RayNotFormed, raise_all
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.contract import breaches
+from clusterctl.node.documents import NodeState, ServiceDocument
+from clusterctl.ray_cluster.nodes import expected_nodes
+from clusterctl.ray_cluster.topology import Topology, resolve
+from clusterctl.serving.arguments import Launch
+from clusterctl.serving.endpoint import Endpoint, base_url
+from clusterctl.serving.layout import HostGpus, Layout, plan_layout
+from clusterctl.serving.location import Location, locate
+from clusterctl.serving.model_name import Model
+from clusterctl.serving.model_name import resolve as resolve_model
+from clusterctl.serving.model_probe import look_for
+from clusterctl.serving.port import choose_port
+from clusterctl.serving.request import Request
+from clusterctl.serving.service import build_service, document_name, served_names
+from clusterctl.serving.version import parse_version
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import failures, fan_out, values
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A service, ready to be declared."""
+
+    document: ServiceDocument
+    layout: Layout
+    location: Location | None
+    """None for a model that every host downloads from the Hub."""
+    notes: tuple[str, ...]
+    api_key: str | None
+    """From the user's config file; None keeps the cluster's own."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where clients find it."""
+        chat = self.location is None or self.location.chat_template
+        url = base_url(self.document.host, self.document.port)
+        return Endpoint(url, self.document.served_name, chat)
+
+
+def prepare(
+    inventory: Inventory,
+    request: Request,
+    transports: Mapping[str, Transport],
+    answers: Mapping[str, Probe],
+    state: NodeState,
+    declared: Mapping[str, ServiceDocument],
+) -> Prepared:
+    """Decide everything about the service.
+
+    Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
+    """
+    topology = resolve(inventory, {name: answer.facts for name, answer in answers.items()})
+    _require_ray(topology, state)
+    model = resolve_model(request.model, inventory.models)
+    location = _locate(inventory, request, model, transports)
+    names = served_names(request, model)
+    name = document_name(request, names)
+    own = declared.get(name)
+    layout = plan_layout(
+        location.shape if location else None,
+        _free_gpus(topology, state, own),
+        tensor_parallel=request.tensor_parallel,
+        pipeline_parallel=request.pipeline_parallel,
+        data_parallel=request.data_parallel,
+    )
+    launch = Launch(
+        request=request,
+        model_argument=location.path if location else request.model,
+        served_names=names,
+        layout=layout,
+        port=choose_port(
+            name,
+            request.port,
+            declared.values(),
+            answers[inventory.head.name].facts.listening_ports,
+        ),
+        shape=location.shape if location else None,
+        host=request.host or _api_address(inventory, topology, answers),
+        entry=model.entry,
+        accelerator=inventory.accelerator,
+        version=parse_version(state.vllm_version),
+        smallest_gpu=_smallest_gpu(answers),
+        random_weights=bool(location and location.random_weights),
+    )
+    document = build_service(launch)
+    return Prepared(document, layout, location, _notes(layout, location, model), request.api_key)
+
+
+def _require_ray(topology: Topology, state: NodeState) -> None:
+    problems: list[ClusterctlError] = [
+        RayNotFormed(breach.summary, host=breach.host, hint="clusterctl bootstrap FILE")
+        for breach in breaches(expected_nodes(topology), state.nodes)
+    ]
+    raise_all(problems)
+
+
+def _locate(
+    inventory: Inventory, request: Request, model: Model, transports: Mapping[str, Transport]
+) -> Location | None:
+    found = fan_out(transports, lambda transport: look_for(transport, model.candidates))
+    raise_all(failures(found))
+    findings = values(found)
+    nowhere = not any(findings.values())
+    if nowhere and request.model == model.hub_id:
+        return None
+    return locate(model, findings, random_weights=request.random_weights, head=inventory.head.name)
+
+
+def _free_gpus(
+    topology: Topology, state: NodeState, own: ServiceDocument | None
+) -> Sequence[HostGpus]:
+    """GPUs per host that nothing holds, the head's first; a service that is replaced gives
+    its own back."""
+    back: dict[str, int] = {}
+    running = next((s for s in state.services if own and s.name == own.name), None)
+    for rank in running.ranks if running else ():
+        back[rank.host] = back.get(rank.host, 0) + 1
+    used = {node.name: node.gpus_used for node in state.nodes if node.alive}
+    nodes = sorted(topology.nodes, key=lambda node: node.role != "head")
+    return [
+        HostGpus(node.host, _free(node.gpus, used.get(node.host, 0), back.get(node.host, 0)))
+        for node in nodes
+    ]
+
+
+def _free(gpus: int, used: float, back: int) -> int:
+    return max(0, min(gpus, int(gpus - used) + back))
+
+
+def _api_address(inventory: Inventory, topology: Topology, answers: Mapping[str, Probe]) -> str:
+    """Where clients reach the head: the address that SSH uses, if it is one of its own."""
+    head = inventory.head
+    facts = answers[head.name].facts
+    return head.address if facts.nic_with(head.address) else topology.head.node_ip
+
+
+def _smallest_gpu(answers: Mapping[str, Probe]) -> int | None:
+    memories = [
+        gpu.memory for answer in answers.values() for gpu in answer.facts.gpus.gpus if gpu.memory
+    ]
+    return min(memories, default=None)
+
+
+def _notes(layout: Layout, location: Location | None, model: Model) -> tuple[str, ...]:
+    size = f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}"
+    notes = [size, *layout.notes]
+    if location is None:
+        notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
+    elif location.note:
+        notes.append(location.note)
+    return tuple(notes)

@@ -1,0 +1,110 @@
+"""The proof that a service serves: a completion came back, and the ranks sit as planned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl.engine.events import EventSink, StepFinished, StepStarted
+from clusterctl.engine.step import Change
+from clusterctl.errors import StepFailed
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import NodeState, Rank, ServiceDocument
+from clusterctl.node.paths import NodePaths
+from clusterctl.serving.endpoint import Completion, base_url, complete
+from clusterctl.serving.placement import check_placement
+from clusterctl.transport.base import Transport
+from clusterctl.transport.tunnel import Tunnel
+from clusterctl.workflows.launch import Prepared
+
+RANKS_WITHIN = 15.0
+"""Seconds for the head to report the ranks of a service that is ready; it asks Ray each second."""
+
+COMPLETION_WITHIN = 120.0
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was seen."""
+
+    completion: Completion
+    ranks: tuple[Rank, ...]
+    placement: str
+    """Where the ranks run, in words."""
+    ready_seconds: float
+    """From the start of vLLM to its own first completion, as the supervisor measured it."""
+
+
+def prove(
+    inventory: Inventory,
+    head: Transport,
+    prepared: Prepared,
+    read: Callable[[], NodeState | None],
+    sink: EventSink,
+) -> Proof:
+    """Ask for a completion as a client would, and compare the ranks with the plan.
+
+    Raises StepFailed when no completion comes, or the ranks are not where they should be.
+    """
+    document, host = prepared.document, head.host.name
+    title = "prove it: a completion, and where the ranks run"
+    sink(StepStarted(host, title, Change(title)))
+    started = time.monotonic()
+    key = read_key(inventory, head)
+    with Tunnel(head, document.host, document.port) as tunnel:
+        local = replace(prepared.endpoint, url=base_url("127.0.0.1", tunnel.port))
+        completion = complete(local, key, deadline=COMPLETION_WITHIN)
+    state, ranks = _ranks(document, read)
+    placement = _place(prepared, state, ranks, host)
+    sink(StepFinished(host, title, "changed", time.monotonic() - started))
+    service = next(s for s in state.services if s.name == document.name)
+    return Proof(completion, tuple(ranks), placement, service.ready_seconds)
+
+
+def read_key(inventory: Inventory, head: Transport) -> str:
+    """The API key, from its file on the head; it travels over SSH only."""
+    result = head.run(["cat", str(NodePaths(inventory.cluster).api_key)], sudo=True)
+    if not result.ok:
+        raise StepFailed(
+            "the API key cannot be read",
+            host=head.host.name,
+            hint="clusterctl bootstrap FILE",
+            detail=result.last_lines(),
+        )
+    return result.stdout.strip()
+
+
+def _ranks(
+    document: ServiceDocument, read: Callable[[], NodeState | None]
+) -> tuple[NodeState, Sequence[Rank]]:
+    deadline = time.monotonic() + RANKS_WITHIN
+    while True:
+        state = read()
+        service = (
+            next((s for s in state.services if s.name == document.name), None) if state else None
+        )
+        if state and service and (len(service.ranks) >= document.gpus or document.gpus == 1):
+            return state, service.ranks
+        if time.monotonic() > deadline:
+            seen = len(service.ranks) if service else 0
+            raise StepFailed(
+                f"Ray reports {seen} of {document.gpus} ranks within {RANKS_WITHIN:.0f} s",
+                hint=f"clusterctl logs {document.name}",
+            )
+        time.sleep(0.3)
+
+
+def _place(prepared: Prepared, state: NodeState, ranks: Sequence[Rank], host: str) -> str:
+    if prepared.document.gpus == 1 and not ranks:
+        return f"rank 0 {host}"  # one rank runs in vLLM's own process, beside the raylet
+    addresses = {node.name: node.node_ip for node in state.nodes if node.alive}
+    placement = check_placement(prepared.layout, addresses, ranks)
+    if not placement.proven:
+        raise StepFailed(
+            "the ranks are not where the plan puts them",
+            host=host,
+            detail="\n".join(placement.problems),
+            hint=f"clusterctl stop {prepared.document.name}, then serve again",
+        )
+    return placement.sentence

@@ -1,0 +1,78 @@
+"""Transports to hosts, for the time of one run; and what every host says, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from clusterctl.errors import RequirementsNotMet, raise_all
+from clusterctl.facts.gather import probe
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.node.documents import NodeState, from_json
+from clusterctl.node.paths import NodePaths
+from clusterctl.transport.base import Transport
+from clusterctl.transport.connect import Connections
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import Outcome, failures, fan_out, values
+
+
+@contextmanager
+def reach(
+    hosts: Iterable[Host], credentials: Credentials, *, connect_timeout: float | None = None
+) -> Iterator[dict[str, Transport]]:
+    """A transport per host, by name; they connect at first use and are closed at the end."""
+    with Connections(credentials, connect_timeout=connect_timeout) as connections:
+        yield {host.name: connections.to(host) for host in hosts}
+
+
+def look(
+    inventory: Inventory, transports: Mapping[str, Transport], *, files: Iterable[str] = ()
+) -> dict[str, Outcome[Probe]]:
+    """Probe hosts in one round trip each; a host that cannot be probed has its error."""
+    wanted = tuple(files)
+    return fan_out(
+        transports,
+        lambda transport: probe(
+            transport,
+            disks=("/", inventory.models),
+            files=wanted,
+            image=inventory.image,
+        ),
+    )
+
+
+def look_at_all(
+    inventory: Inventory, transports: Mapping[str, Transport], *, files: Iterable[str] = ()
+) -> dict[str, Probe]:
+    """Probe hosts that must all answer. Raises the errors of all that did not."""
+    outcomes = look(inventory, transports, files=files)
+    raise_all(failures(outcomes))
+    return values(outcomes)
+
+
+def node_files(cluster: str) -> tuple[str, str]:
+    """The files on a host that tell what its node is to be, and what it is."""
+    paths = NodePaths(cluster)
+    return str(paths.node_document), str(paths.state)
+
+
+def read_state(data: bytes | None) -> NodeState | None:
+    """The supervisor's state; None when there is none yet, or it is of another version."""
+    if data is None:
+        return None
+    try:
+        return from_json(NodeState, data.decode())
+    except ValueError:
+        return None
+
+
+def require_bootstrapped(host: str, state: NodeState | None) -> NodeState:
+    """The state, or an error that says how to get one."""
+    if state is None:
+        raise RequirementsNotMet(
+            "no node container reports from there: the cluster is not up",
+            host=host,
+            hint="clusterctl bootstrap FILE",
+        )
+    return state

@@ -1,0 +1,181 @@
+"""`serve`: plan a service, declare it on the head, follow it until it proved itself.
+
+Nothing is launched from here: the head's supervisor follows the document that this run writes,
+and keeps on following it when this run is long gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
+from clusterctl.errors import ClusterctlError
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import NodeState, ServiceDocument, to_json
+from clusterctl.node.paths import NodePaths
+from clusterctl.serving.config_file import read_config_file
+from clusterctl.serving.request import Options, Request, read_request
+from clusterctl.serving.service import difference
+from clusterctl.serving.vllm_flags import parse_arguments
+from clusterctl.transport.base import Transport
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.declared import (
+    read_head_state,
+    services_in,
+    services_pattern,
+    withdraw,
+)
+from clusterctl.workflows.launch import Prepared, prepare
+from clusterctl.workflows.proof import Proof, prove
+from clusterctl.workflows.reach import (
+    look_at_all,
+    node_files,
+    reach,
+    read_state,
+    require_bootstrapped,
+)
+from clusterctl.workflows.service_watch import StageEvents, await_ready
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user typed: clusterctl's own options, a config file, and what follows `--`."""
+
+    options: Options
+    config: Path | None = None
+    extra: tuple[str, ...] = ()
+
+    def request(self) -> Request:
+        """Raises UsageError with every problem of the three at once."""
+        config = read_config_file(self.config) if self.config else ()
+        return read_request(self.options, config, parse_arguments(self.extra))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What serving would change, in words; nothing when it serves so already."""
+
+    lines: tuple[str, ...]
+    restarts: bool
+    """A running service is stopped and started anew."""
+    notes: tuple[str, ...] = ()
+
+
+Agree = Callable[[Changes], None]
+"""Shows changes and returns, or raises when the user does not want them."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A service that answered."""
+
+    prepared: Prepared
+    proof: Proof
+    changed: bool
+    head: str
+    """Name of the host that the API runs on."""
+    key_file: str
+    """Path of the API key on it."""
+    sudo: bool
+    """The key's file is read as root, and the SSH user is not."""
+
+
+def run(
+    inventory: Inventory, asked: Asked, credentials: Credentials, *, agree: Agree, sink: EventSink
+) -> Served:
+    """Serve, and prove it. Serving the same thing twice changes nothing.
+
+    Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
+    """
+    request = asked.request()
+    head_name = inventory.head.name
+    with reach(inventory.hosts, credentials) as transports:
+        head = transports[head_name]
+        answers = _look(inventory, transports)
+        state = _state(inventory, answers)
+        declared = services_in(inventory.cluster, answers[head_name])
+        prepared = prepare(inventory, request, transports, answers, state, declared)
+        changes = _changes(prepared, declared.get(prepared.document.name))
+        agree(changes)
+        sink(StageStarted(f"Serve {prepared.document.name}", (head_name,)))
+        for note in prepared.notes:
+            sink(Note(note))
+        if changes.lines:
+            with ClusterLock(head, inventory.cluster, "serve"):
+                _declare(inventory, head, prepared, declared.get(prepared.document.name), sink)
+        else:
+            _follow(inventory, head, prepared.document, sink)
+        proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)
+        sink(StageFinished(f"Serve {prepared.document.name}", 0.0))
+    return Served(
+        prepared=prepared,
+        proof=proof,
+        changed=bool(changes.lines),
+        head=head_name,
+        key_file=str(NodePaths(inventory.cluster).api_key),
+        sudo=answers[head_name].facts.user != "root",
+    )
+
+
+def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str, Probe]:
+    files = (*node_files(inventory.cluster), services_pattern(inventory.cluster))
+    return look_at_all(inventory, transports, files=files)
+
+
+def _state(inventory: Inventory, answers: Mapping[str, Probe]) -> NodeState:
+    paths = NodePaths(inventory.cluster)
+    name = inventory.head.name
+    return require_bootstrapped(name, read_state(answers[name].files.get(str(paths.state))))
+
+
+def _changes(prepared: Prepared, old: ServiceDocument | None) -> Changes:
+    new = prepared.document
+    if old is None:
+        lines: Sequence[str] = (f"start {new.name}: {' '.join(new.argv)}",)
+        return Changes(tuple(lines), restarts=False, notes=prepared.notes)
+    lines = difference(old, new)
+    restarts = old.fingerprint != new.fingerprint
+    return Changes(tuple(lines), restarts=bool(lines) and restarts, notes=prepared.notes)
+
+
+def _declare(
+    inventory: Inventory,
+    head: Transport,
+    prepared: Prepared,
+    old: ServiceDocument | None,
+    sink: EventSink,
+) -> None:
+    """Write the document and follow it; when it fails, put back what was there before."""
+    document = prepared.document
+    _write(inventory, head, document, prepared.api_key)
+    try:
+        _follow(inventory, head, document, sink)
+    except ClusterctlError:
+        if old is None:
+            withdraw(inventory, head, document.name)
+            sink(Note(f"{document.name} is withdrawn: it would fail again"))
+        else:
+            _write(inventory, head, old, None)
+            sink(Note(f"{document.name} goes back to what it was served with before"))
+        raise
+
+
+def _write(
+    inventory: Inventory, head: Transport, document: ServiceDocument, api_key: str | None
+) -> None:
+    paths = NodePaths(inventory.cluster)
+    if api_key is not None:
+        head.put(api_key.encode(), str(paths.api_key), mode=0o600, sudo=True)
+    target = paths.services / f"{document.name}.json"
+    head.put(to_json(document).encode(), str(target), mode=0o600, sudo=True)
+
+
+def _follow(
+    inventory: Inventory, head: Transport, document: ServiceDocument, sink: EventSink
+) -> None:
+    events = StageEvents(head.host.name, sink)
+    await_ready(document, lambda: read_head_state(inventory, head), events)

@@ -1,0 +1,136 @@
+"""Following a service that the supervisor brings up: its stages as events, until it is ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from clusterctl.engine.events import EventSink, StepFinished, StepProgress, StepStarted
+from clusterctl.engine.step import Change
+from clusterctl.errors import RayNotFormed, StepFailed
+from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.serving.diagnose import explain
+
+POLL = 0.3
+"""Seconds between two looks at the head's state."""
+
+NOTICE_LIMIT = 30.0
+"""Seconds for the supervisor to take notice of a new document; it looks twice a second."""
+
+WAIT_FOR_RAY = 120.0
+"""Seconds a service may wait for the Ray contract before that is a failure worth reporting."""
+
+_STAGES = {
+    "waiting": "wait for Ray",
+    "starting": "start vLLM",
+    "ray": "place ranks through Ray",
+    "weights": "load weights",
+    "kv-cache": "size the KV cache",
+    "graphs": "capture graphs",
+    "warm-up": "warm up",
+    "listening": "first completion",
+    "backing-off": "start again after a failure",
+}
+
+
+def stage_title(state: ServiceState) -> str:
+    """What a user reads for where the service is."""
+    key = state.stage if state.state == "loading" and state.stage else state.state
+    return _STAGES.get(key, "start vLLM" if state.state == "loading" else key)
+
+
+@dataclass
+class StageEvents:
+    """Turns a sequence of states into started and finished stages."""
+
+    host: str
+    sink: EventSink
+    _title: str = ""
+    _since: float = field(default_factory=time.monotonic)
+    _detail: str = ""
+
+    def see(self, state: ServiceState) -> None:
+        title = stage_title(state)
+        if title != self._title:
+            self.finish()
+            self._title, self._since = title, time.monotonic()
+            self.sink(StepStarted(self.host, title, Change(title)))
+        if state.detail and state.detail != self._detail:
+            self._detail = state.detail
+            self.sink(StepProgress(self.host, title, f"{title}: {state.detail}"))
+
+    def finish(self) -> None:
+        if self._title:
+            spent = time.monotonic() - self._since
+            self.sink(StepFinished(self.host, self._title, "changed", spent))
+            self._title = ""
+
+
+def await_ready(
+    document: ServiceDocument,
+    read: Callable[[], NodeState | None],
+    events: StageEvents,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> ServiceState:
+    """The state of the service once it is ready.
+
+    `read` gives the head's state anew. Raises StepFailed with what the log says when an attempt
+    fails or time runs out, RayNotFormed when Ray does not come to hold what it needs.
+    """
+    started = time.monotonic()
+    waiting_since: float | None = None
+    deadline = started + document.ready_timeout + document.shutdown_timeout + NOTICE_LIMIT
+    while time.monotonic() < deadline:
+        state = _service(read(), document)
+        if state is None:
+            if time.monotonic() - started > NOTICE_LIMIT + document.shutdown_timeout:
+                raise _unnoticed(document, events.host)
+        elif state.state == "ready":
+            events.finish()
+            return state
+        else:
+            events.see(state)
+            _raise_if_over(state, document, events.host)
+            waiting_since = _waiting(state, waiting_since, events.host)
+        pause(POLL)
+    raise StepFailed(
+        f"no completion within {document.ready_timeout:.0f} s",
+        host=events.host,
+        hint=f"clusterctl logs {document.name}",
+    )
+
+
+def _service(node: NodeState | None, document: ServiceDocument) -> ServiceState | None:
+    """Its state, once the supervisor follows this very document."""
+    for state in node.services if node else ():
+        if state.name == document.name and state.fingerprint == document.fingerprint:
+            return state
+    return None
+
+
+def _waiting(state: ServiceState, since: float | None, host: str) -> float | None:
+    if state.state != "waiting":
+        return None
+    now = time.monotonic()
+    if since is not None and now - since > WAIT_FOR_RAY:
+        raise RayNotFormed(
+            f"Ray did not come to hold what the service needs: {state.detail}",
+            host=host,
+            hint="clusterctl status",
+        )
+    return since if since is not None else now
+
+
+def _raise_if_over(state: ServiceState, document: ServiceDocument, host: str) -> None:
+    if state.state in {"failed", "backing-off", "stopped"} and state.last_error:
+        raise explain(document.name, state.last_error, host=host)
+
+
+def _unnoticed(document: ServiceDocument, host: str) -> StepFailed:
+    return StepFailed(
+        f"the supervisor took no notice of {document.name} within {NOTICE_LIMIT:.0f} s",
+        host=host,
+        hint="clusterctl logs",
+    )

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The main job on this machine, from nothing: two bare Debian hosts, then the same three commands
+# that a real cluster takes, then a completion. Needs root on Debian or Ubuntu.
+#
+#     scripts/demo.sh          leaves it all running; clusterctl lab down removes it
+#     scripts/demo.sh --down   takes it down at the end
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh --lab
+export PATH="$PWD/.venv/bin:$PATH"
+
+bold='' plain=''
+[ ! -t 1 ] || [ -n "${NO_COLOR:-}" ] || { bold=$(printf '\033[1m') plain=$(printf '\033[0m'); }
+run() {
+    printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"
+    "$@"
+}
+
+run clusterctl lab up --hosts 2
+run clusterctl bootstrap inventory/lab.yaml
+run clusterctl serve qwen2.5-1.5b --tp 2
+run clusterctl status
+
+printf '\n%sA completion, as any OpenAI client would ask for it:%s\n' "$bold" "$plain"
+CLUSTERCTL_API_KEY=$(clusterctl ssh gpu1 cat /etc/clusterctl/lab/api.key)
+curl --silent --show-error --fail-with-body --max-time 120 http://10.77.0.11:8000/v1/completions \
+    --header @<(printf "Authorization: Bearer %s" "$CLUSTERCTL_API_KEY") \
+    --header 'Content-Type: application/json' \
+    --data '{"model": "qwen2.5-1.5b", "prompt": "Two hosts are", "max_tokens": 16}'
+printf '\n\nThe weights are random, so the words mean nothing; the path they took is real.\n'
+
+if [ "${1:-}" = --down ]; then
+    run clusterctl lab down
+else
+    printf 'Still running. Remove it all: .venv/bin/clusterctl lab down\n'
+fi

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Makes .venv with clusterctl in it. With --lab also installs what the lab and the tests need
+# from this machine's own package sources (root on Debian or Ubuntu). A second run is instant.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+lab_packages=(
+    debootstrap systemd-container iproute2 apt-utils dpkg-dev openssh-server openssh-client
+    procps iptables docker.io busybox-static sudo tmux
+)
+
+say() { printf '%s\n' "setup: $*" >&2; }
+
+find_python() {
+    local candidate
+    for candidate in python3.11 python3.12 python3.13 python3; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+            2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -- "$@"; fi
+}
+
+install_packages() {
+    local missing=() package
+    for package in "$@"; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+            missing+=("$package")
+    done
+    [ "${#missing[@]}" -gt 0 ] || return 0
+    command -v apt-get >/dev/null || {
+        say "these are missing and this is not Debian or Ubuntu: ${missing[*]}"
+        exit 5
+    }
+    say "installing ${missing[*]}"
+    as_root apt-get update -qq
+    # The engine and sshd are for tests and lab hosts: nothing may start on this machine.
+    local policy=/usr/sbin/policy-rc.d
+    [ -e "$policy" ] || {
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+        as_root chmod 755 "$policy"
+        trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+    }
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+make_venv() {
+    local stamp wanted extras=$1 python
+    stamp=.venv/.made-from
+    wanted="$extras $(sha256sum pyproject.toml | cut -d' ' -f1)"
+    [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
+    python=$(find_python) || {
+        install_packages python3 python3-venv
+        python=$(find_python) || {
+            say "clusterctl needs Python 3.11 or newer with venv"
+            exit 5
+        }
+    }
+    say "making .venv with $python"
+    [ -x .venv/bin/python ] || "$python" -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extras"
+    printf '%s' "$wanted" >"$stamp"
+}
+
+case "${1:-}" in
+    --lab) install_packages "${lab_packages[@]}"; make_venv '' ;;
+    --tests) install_packages "${lab_packages[@]}"; make_venv '[dev]' ;;
+    '') make_venv '' ;;
+    *) say "usage: scripts/setup.sh [--lab | --tests]"; exit 2 ;;
+esac

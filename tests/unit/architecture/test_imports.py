@@ -1,0 +1,125 @@
+"""Who may import whom, and what `--help` must not load: the layout is the architecture."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "clusterctl"
+
+ALLOWED = {
+    "errors": set(),
+    "node": {"errors"},
+    "inventory": {"errors"},
+    "transport": {"inventory", "errors"},
+    "facts": {"transport", "inventory", "errors"},
+    "containers": {"transport", "inventory", "errors"},
+    "engine": {"facts", "transport", "inventory", "errors"},
+    "ray_cluster": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "serving": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "distribution": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "steps": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "workflows": {
+        "steps", "ray_cluster", "serving", "distribution",
+        "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+    },
+    # `cluster_status` is plain data; the screens draw it.
+    "reporting": {"engine", "errors", "workflows.cluster_status"},
+    "lab": {"errors"},
+}  # fmt: skip
+"""Package: what it may import of clusterctl, itself aside. `cli` may import everything."""
+
+LIBRARIES = {
+    "fabric": {"transport"},
+    "paramiko": {"transport"},
+    "invoke": {"transport"},
+    "docker": {"containers"},
+    "yaml": {"inventory", "serving"},
+    "typer": {"cli"},
+    "ray": {"node"},
+    "rich": {"reporting", "cli"},
+}
+"""Library: the packages that know it."""
+
+HEAVY = (
+    "fabric",
+    "paramiko",
+    "docker",
+    "ray",
+    "pydantic",
+    "httpx",
+    "yaml",
+    "rich.live",
+    "requests",
+)
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_imports_only_layers_below_it(path: Path) -> None:
+    package = package_of(path)
+    if package not in ALLOWED:
+        assert package in {"cli", "__init__", "__main__"}, f"{package} has no rule"
+        return
+    allowed = ALLOWED[package] | {package}
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "clusterctl" or len(parts) == 1:
+            continue
+        assert parts[1] in allowed or ".".join(parts[1:]) in allowed, f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_library_stays_behind_its_edge(path: Path) -> None:
+    for name in imports(path):
+        users = LIBRARIES.get(name.split(".")[0])
+        assert users is None or package_of(path) in users, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_sizes_and_words(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 300
+    assert path.stem not in {"utils", "helpers", "common", "manager"}
+    assert "shell=True" not in text
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 50, f"{path.name}: {node.name} has {length} lines"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, json; sys.argv = ['clusterctl', '--help']\n"
+        "from clusterctl.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert not loaded & set(HEAVY)
+    assert "bootstrap" in done.stdout

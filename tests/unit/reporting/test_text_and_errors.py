@@ -1,0 +1,78 @@
+"""Sizes, times, columns, and errors as users read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.engine.plan import Plan, PlannedChange
+from clusterctl.engine.step import Change, Unknown
+from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet, Unreachable
+from clusterctl.reporting.error_view import error_document, error_lines
+from clusterctl.reporting.plan_view import plan_document, plan_lines
+from clusterctl.reporting.text import columns, count, duration, size
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(512, "512 B"), (2048, "2.0 KiB"), (25_769_803_776, "24.0 GiB"), (2**40 * 300, "300 TiB")],
+)
+def test_size(number: int, words: str) -> None:
+    assert size(number) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.42, "0.4 s"), (12.4, "12 s"), (185, "3 min 5 s"), (7440, "2 h 4 min"), (864000, "10 days")],
+)
+def test_duration(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_count_and_columns() -> None:
+    assert [count(0, "change"), count(1, "host")] == ["0 changes", "1 host"]
+    assert columns([("a", "bb", "c"), ("aaa", "b", "")]) == ["  a    bb  c", "  aaa  b"]
+    assert columns([]) == []
+
+
+def test_an_error_names_host_cause_fix_and_log() -> None:
+    error = Unreachable("no answer", host="gpu1", hint="ssh gpu1 true", detail="timed out\n")
+    assert error_lines(error, Path("/tmp/x.log")) == [
+        "error: gpu1: no answer",
+        "    timed out",
+        "  fix: ssh gpu1 true",
+        "  log: /tmp/x.log",
+    ]
+
+
+def test_several_errors_come_together_and_a_shared_fix_once() -> None:
+    def lacking(host: str) -> ClusterctlError:
+        return RequirementsNotMet("no sudo", host=host, hint="add the user to sudoers")
+
+    error = Problems([lacking("gpu1"), Problems([lacking("gpu2"), Unreachable("down", host="c")])])
+    lines = error_lines(error)
+    assert lines[0] == "3 problems:"
+    assert [line for line in lines if "sudoers" in line] == ["  fix: add the user to sudoers"]
+    assert error.exit_code == 4
+    document = error_document(error)
+    assert [problem["host"] for problem in document["problems"]] == ["gpu1", "gpu2", "c"]
+
+
+def test_a_plan_says_what_is_known_and_what_disrupts() -> None:
+    plan = Plan(
+        (
+            PlannedChange("Engine", "gpu1", "engine", Change("install docker.io")),
+            PlannedChange("Image", "gpu1", "image", Unknown("the engine")),
+            PlannedChange(
+                "Ray", "gpu2", "container", Change("recreate", "old", "new", disruptive=True)
+            ),
+        )
+    )
+    text = "\n".join(plan_lines(plan))
+    assert "3 changes on 2 hosts" in text
+    assert "? " in text
+    assert "known once this is there: the engine" in text
+    assert "!  recreate (old → new)" in text
+    assert plan_lines(Plan(())) == ["Nothing to change: every host is as the inventory says."]
+    assert [c["known"] for c in plan_document(plan)["changes"]] == [True, False, True]
