@@ -44,7 +44,7 @@ def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
     names: dict[str, str] = {}
     for name, host in facts.items():
         identity = (host.machine_id, host.boot_id)
-        first = machines.setdefault(identity, name) if all(identity) else name
+        first = machines.setdefault(identity, name) if host.boot_id else name
         if first != name:
             yield RequirementsNotMet(
                 f"is the same machine as {first}: machine ID and boot ID are equal",

@@ -209,7 +209,8 @@ class HostFacts:
     """`3.11`; empty where the file name does not tell."""
     rdma: tuple[RdmaDevice, ...] = ()
     rdma_nodes: tuple[str, ...] = ()
-    """Such as /dev/infiniband/uverbs0."""
+    """Such as /dev/infiniband/uverbs0. Some kernels have /dev/infiniband/rdma_cm without any
+    device: ask `rdma` whether there is one."""
     cdi_specs: tuple[str, ...] = ()
     """Files in /etc/cdi and /var/run/cdi."""
     nvidia_ctk: str | None = None

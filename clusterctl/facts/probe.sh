@@ -85,8 +85,9 @@ paths() {
 
 shell_facts() {
   section shell
-  printf 'machine '
-  uname -m
+  # Linux 6.1 and later say it without a fork.
+  { read -r machine </proc/sys/kernel/arch && printf 'machine %s\n' "$machine"; } ||
+    printf 'machine %s\n' "$(uname -m)"
   printf 'nofile '
   # shellcheck disable=SC3045  # -H and -n are in all three shells
   ulimit -Hn

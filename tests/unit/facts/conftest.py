@@ -1,5 +1,5 @@
-"""Captured probes. `debian-12-*` and `busybox*` are what real hosts said; the others were put
-together from the documented formats of the tools on machines that are harder to come by."""
+"""Captured probes. `debian-12-*`, `busybox*` and `ubuntu-24.04-2-gpus` are what real hosts said;
+the others were put together from the formats that the tools document."""
 
 from __future__ import annotations
 

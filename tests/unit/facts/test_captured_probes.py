@@ -91,6 +91,26 @@ def test_ubuntu_with_eight_gpus(captured: Captured) -> None:
     assert facts.cgroup_version == 2
 
 
+def test_a_real_host_with_two_gpus_and_no_ip_command(captured: Captured) -> None:
+    facts = captured("ubuntu-24.04-2-gpus").facts
+    assert [(gpu.index, gpu.model, gpu.driver) for gpu in facts.gpus.gpus] == [
+        (0, "NVIDIA H200", "580.159.04"),
+        (1, "NVIDIA H200", "580.159.04"),
+    ]
+    assert facts.gpus.pci_devices == 2
+    nic = facts.nic("eth0")
+    assert nic is not None
+    assert [address.ip for address in nic.addresses] == [
+        "192.0.2.2",
+        "fe80::fc:ff:fe00:1",
+        "fd00::2",
+    ]
+    assert facts.default_nic == "eth0"
+    assert facts.rdma == ()
+    assert facts.machine_id == ""
+    assert facts.unknown == ()
+
+
 def test_rdma_devices_say_which_nic_they_drive(captured: Captured) -> None:
     facts = captured("ubuntu-24.04-8-gpus").facts
     assert facts.rdma_devices == ("mlx5_0", "mlx5_1")

@@ -3,10 +3,12 @@ docker and nvidia-smi."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ def run_script(
     script: bytes | None = None,
     path: str = "/usr/bin:/bin",
     limit: str = "5",
+    user: int | None = None,
 ) -> str:
     done = subprocess.run(
         [*shell, "-s", "MARK", limit, *arguments],
@@ -36,6 +39,7 @@ def run_script(
         capture_output=True,
         env={"PATH": path, "LOGNAME": "tester"},
         timeout=30,
+        user=user,
     )
     assert done.returncode == 0
     return done.stdout.decode()
@@ -105,6 +109,23 @@ def test_a_directory_is_unreadable_and_not_missing(tmp_path: Path) -> None:
     probe = parse(run_script(f"file={tmp_path}"))
     assert probe.files == {}
     assert probe.unreadable == (str(tmp_path),)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_is_told_what_is_closed_to_it() -> None:
+    """A closed directory: what is in it is unreadable, not missing."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        closed = Path(name) / "closed"
+        closed.mkdir(mode=0o700)
+        Path(name).chmod(0o755)
+        (Path(name) / "secret").touch(mode=0o600)
+        asked = (f"{closed}/node.json", f"{closed}/*.json", f"{name}/secret", f"{name}/none")
+        probe = parse(run_script("sudo=test", *(f"file={path}" for path in asked), user=65534))
+    assert probe.unreadable == asked[:3]
+    assert probe.files == {asked[3]: None}
+    assert probe.facts.uid == 65534
+    assert not probe.facts.root
+    assert probe.facts.sudo_error
 
 
 def test_the_three_ways_to_learn_addresses_agree(commands: Path) -> None:
