@@ -1,0 +1,48 @@
+"""Access to the hosts of the lab, for tests that need whole ones."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from clusterctl.lab.hosts import host_by_name
+from clusterctl.lab.paths import LabPaths, lab_paths
+
+OnHost = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def lab() -> LabPaths:
+    return lab_paths()
+
+
+@pytest.fixture(scope="session")
+def on_host(lab: LabPaths) -> OnHost:
+    """Runs a shell command on a host by OpenSSH's own client, whose opinion on keys counts."""
+
+    def run(
+        name: str, command: str, *, user: str = "root", stdin: str = "", timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        options = {
+            "IdentityFile": lab.identity,
+            "UserKnownHostsFile": lab.known_hosts,
+            "StrictHostKeyChecking": "yes",
+            "BatchMode": "yes",
+            "ConnectTimeout": 5,
+        }
+        return subprocess.run(
+            [
+                "ssh",
+                *(word for key, value in options.items() for word in ("-o", f"{key}={value}")),
+                f"{user}@{host_by_name(name).address}",
+                command,
+            ],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
