@@ -62,7 +62,8 @@ def rotary_tables(text: Mapping[str, Any], layers: Sequence[Layer]) -> tuple[Rot
     length before scaling times its factor (rotary_embedding/yarn_scaling_rope.py).
     """
     positions, _ = longest_context(text)
-    factor = float(text.get("partial_rotary_factor") or 1.0)
+    part = text.get("partial_rotary_factor")
+    factor = float(part) if isinstance(part, int | float) and 0 < part <= 1 else 1.0
     widths = {
         (bool(attention.window), _rotary_width(attention.head_dim, factor, attention.latent))
         for layer in layers

@@ -8,7 +8,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.serving.fit.context import longest_context, rotary_tables
 from clusterctl.serving.fit.families import Family, family_of, plain_family
-from clusterctl.serving.fit.quantized import quantization_of
+from clusterctl.serving.fit.quantized import KNOWN_METHODS, quantization_of
 from clusterctl.serving.fit.shape import (
     Attention,
     Experts,
@@ -23,6 +23,30 @@ Config = Mapping[str, Any]
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_COUNTS = (
+    "head_dim",
+    "num_key_value_heads",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "num_kv_shared_layers",
+    "sliding_window",
+    "sliding_window_pattern",
+    "attention_chunk_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "interleave_moe_layer_step",
+    "hidden_size_per_layer_input",
+)
+"""Keys that may be absent; when there, they count something."""
+
+_OWN_CONFIG = "copy the model's own config.json from the Hub beside its weights"
+
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32"}
 
 
@@ -74,17 +98,22 @@ def _text_part(config: Config) -> dict[str, Any]:
 
 def _require(text: Config) -> None:
     wrong = [key for key in _NEEDED if not _positive(text.get(key))]
+    wrong += [key for key in _COUNTS if not _count_or_nothing(text.get(key))]
     if wrong:
         raise UsageError(
             f"config.json has no usable {', '.join(wrong)}: not a language model's configuration",
-            hint="copy the model's own config.json from the Hub beside its weights",
+            hint=_OWN_CONFIG,
         )
     if not text.get("head_dim") and text["hidden_size"] % text["num_attention_heads"]:
         raise UsageError(
             f"config.json is not consistent: {text['num_attention_heads']} heads do not divide "
             f"a hidden size of {text['hidden_size']}, and there is no head_dim",
-            hint="copy the model's own config.json from the Hub beside its weights",
+            hint=_OWN_CONFIG,
         )
+
+
+def _count_or_nothing(value: object) -> bool:
+    return value is None or value is False or (isinstance(value, int) and value >= 0)
 
 
 def _positive(value: object) -> bool:
@@ -113,6 +142,9 @@ def _assumptions(config: Config, text: Config, layers: Sequence[Layer]) -> list[
         )
     if isinstance(config.get("vision_config"), Mapping) and _tower(config) is None:
         found.append("the vision encoder's sizes are not in config.json: not counted")
+    stored = quantization_of(config, text)
+    if stored and stored.method not in KNOWN_METHODS:
+        found.append(f"quantisation {stored.method!r} is counted by its bits alone")
     if config.get("audio_config"):
         found.append("the audio encoder is not counted")
     if text.get("num_nextn_predict_layers"):
@@ -194,7 +226,7 @@ def _experts(text: Config, traits: Family, index: int) -> Experts | None:
     count = _first(text, "num_experts", "n_routed_experts", "num_local_experts")
     step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
     dense = index < (text.get("first_k_dense_replace") or 0) or (index + 1) % step
-    if not count or dense or index in (text.get("mlp_only_layers") or ()):
+    if not count or dense or index in _indices(text.get("mlp_only_layers")):
         return None
     return Experts(
         count=count,
@@ -204,6 +236,10 @@ def _experts(text: Config, traits: Family, index: int) -> Experts | None:
         ),
         bias=traits.experts_bias,
     )
+
+
+def _indices(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else ()
 
 
 def _mlp(text: Config, index: int, *, dense: bool) -> Mlp | None:

@@ -167,7 +167,19 @@ def fit(shape: ModelShape, placement: Placement, options: ServeOptions, rules: R
     stages = stages_of(len(shape.layers), placement)
     cache = cache_plan(shape, settings, placement.tp)
     case = _Case(shape, placement, options, settings, rules, cache, stages)
-    return _judge(case, tuple(_rank(case, seat) for seat in placement.seats))
+    return _judge(case, _ranks(case))
+
+
+def _ranks(case: _Case) -> tuple[RankMemory, ...]:
+    """Every rank; equal seats of a stage are counted once."""
+    known: dict[tuple[object, ...], RankMemory] = {}
+    found = []
+    for seat in case.placement.seats:
+        kind = (seat.stage, seat.gpu, seat.measured, seat.place == 0)
+        if kind not in known:
+            known[kind] = _rank(case, seat)
+        found.append(replace(known[kind], host=seat.host, place=seat.place))
+    return tuple(found)
 
 
 def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:

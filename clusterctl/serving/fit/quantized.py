@@ -11,6 +11,8 @@ NEEDS_CAPABILITY: dict[str, int] = {"fp8": 75, "mxfp4": 80, "awq": 75, "gptq": 7
 """Compute capability x 10 below which vLLM refuses the method
 (`get_min_capability` in vllm/model_executor/layers/quantization)."""
 
+KNOWN_METHODS = frozenset({"fp8", "mxfp4", "awq", "gptq", "bitsandbytes"})
+
 _FP8 = Quantization("fp8", 8)
 _BITSANDBYTES = Quantization("bitsandbytes", 4, group=64)
 
@@ -31,21 +33,26 @@ def quantization_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quant
         return Quantization("mxfp4", 4, group=32, experts_only=True)
     if "fp8" in method or given.get("quant_algo") == "FP8":
         return _fp8(given)
-    return Quantization(method or "unknown", int(given.get("bits") or 8))
+    return Quantization(method or "unknown", _count(8, given.get("bits")))
+
+
+def _count(default: int, *values: object) -> int:
+    """The first value that is a number other than 0."""
+    found = (value for value in values if isinstance(value, int) and value)
+    return next(found, default)
 
 
 def _grouped(method: str, given: Mapping[str, Any]) -> Quantization:
-    group = int(given.get("group_size") or given.get("q_group_size") or 128)
-    bits = int(given.get("bits") or given.get("w_bit") or 4)
+    group = _count(128, given.get("group_size"), given.get("q_group_size"))
+    bits = _count(4, given.get("bits"), given.get("w_bit"))
     zeros = method == "awq" or not given.get("sym", True)
     return Quantization(method, bits, group=max(0, group), zeros=zeros)
 
 
 def _fp8(given: Mapping[str, Any]) -> Quantization:
     block = given.get("weight_block_size")
-    if isinstance(block, list) and block:
-        return Quantization("fp8", 8, block=int(block[0]))
-    return _FP8
+    side = _count(0, block[0]) if isinstance(block, list) and block else 0
+    return Quantization("fp8", 8, block=side) if side > 0 else _FP8
 
 
 def _compressed(given: Mapping[str, Any]) -> Quantization:
@@ -53,10 +60,10 @@ def _compressed(given: Mapping[str, Any]) -> Quantization:
     first: object = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None
     weights = weights if isinstance(weights, Mapping) else {}
-    bits = int(weights.get("num_bits") or 8)
+    bits = _count(8, weights.get("num_bits"))
     if bits >= 8:
         return _FP8
-    group = int(weights.get("group_size") or 128)
+    group = _count(128, weights.get("group_size"))
     return Quantization("gptq", bits, group=group, zeros=not weights.get("symmetric", True))
 
 

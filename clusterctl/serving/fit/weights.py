@@ -9,6 +9,7 @@ What the log calls "model loading took" adds cos/sin tables and the allocator's 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -153,27 +154,38 @@ def read_per_token_bytes(
     a share of 1 - (1 - k/E)^batch.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
-    total = 0.0
-    for layer in shape.layers[stage.first : stage.last]:
-        total += sum(tensor.size for tensor in _attention_of(layer, cut))
-        total += sum(tensor.size for tensor in _mlp_of(layer, cut))
-        if layer.experts:
-            share = 1 - (1 - layer.experts.per_token / layer.experts.count) ** batch
-            total += share * sum(tensor.size for tensor in _experts(layer.experts, cut))
+    kinds = Counter(shape.layers[stage.first : stage.last])
+    read = sum(count * _read_of(layer, cut, batch) for layer, count in kinds.items())
     head = _vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
-    return total + head
+    return read + head
+
+
+def _read_of(layer: Layer, cut: _Cut, batch: int) -> float:
+    tensors = chain(_attention_of(layer, cut), _mlp_of(layer, cut))
+    whole = sum(tensor.size for tensor in tensors)
+    if layer.experts is None:
+        return whole
+    share = 1 - (1 - layer.experts.per_token / layer.experts.count) ** batch
+    return whole + share * sum(tensor.size for tensor in _experts(layer.experts, cut))
 
 
 def _decoder(shape: ModelShape, stage: Stage, cut: _Cut) -> Iterator[Tensor]:
+    made: dict[Layer, tuple[Tensor, ...]] = {}  # layers repeat: cut each kind once
     for layer in shape.layers[stage.first : stage.last]:
-        yield from _attention_of(layer, cut)
-        yield from _mlp_of(layer, cut)
-        if layer.experts:
-            yield from _experts(layer.experts, cut)
-        yield from (cut.whole(shape.hidden) for _ in range(layer.norms))
-        if layer.per_layer_input:
-            yield cut.whole(shape.hidden * layer.per_layer_input)
-            yield cut.whole(shape.hidden * layer.per_layer_input)
+        if layer not in made:
+            made[layer] = tuple(_layer(layer, cut))
+        yield from made[layer]
+
+
+def _layer(layer: Layer, cut: _Cut) -> Iterator[Tensor]:
+    yield from _attention_of(layer, cut)
+    yield from _mlp_of(layer, cut)
+    if layer.experts:
+        yield from _experts(layer.experts, cut)
+    yield from (cut.whole(cut.hidden) for _ in range(layer.norms))
+    if layer.per_layer_input:
+        yield cut.whole(cut.hidden * layer.per_layer_input)
+        yield cut.whole(cut.hidden * layer.per_layer_input)
 
 
 def _attention_of(layer: Layer, cut: _Cut) -> Iterable[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -175,11 +176,33 @@ def test_the_start_that_ran_out_of_memory_for_blocks() -> None:
     assert plan.ranks[0].kv_cache_gib < plan.ranks[0].margin_gib
 
 
-def test_a_lab_start_without_gpus_to_the_block() -> None:
-    """vLLM 0.32 on CPUs, TP 2, VLLM_CPU_KVCACHE_SPACE=1 printed 74,880 tokens."""
-    figures = figures_of(QWEN_1_5B)
-    assert figures is not None
-    placement = seat_ranks([Site("a", (CPU,)), Site("b", (CPU,))], tp=2, pp=1)
+TINY = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "printed"),
+    [
+        (TINY, 1, 1_048_576),
+        (TINY, 2, 2_097_152),
+        (figures_of(QWEN_1_5B), 1, 37_376),
+        (figures_of(QWEN_1_5B), 2, 74_880),
+    ],
+    ids=["tiny tp 1", "tiny tp 2", "1.5B tp 1", "1.5B tp 2"],
+)
+def test_starts_without_gpus_to_the_block(config: dict[str, Any], tp: int, printed: int) -> None:
+    """`CPU KV cache size` of vLLM 0.32.0+cpu with VLLM_CPU_KVCACHE_SPACE=1, measured in the lab."""
+    placement = seat_ranks([Site(f"gpu{number}", (CPU,)) for number in range(tp)], tp=tp, pp=1)
     options = parse_options([], {"VLLM_CPU_KVCACHE_SPACE": "1"})
-    plan = fit(describe(figures), placement, options, rules_for("0.32.0+cpu"))
-    assert plan.kv_cache_tokens == 74_880
+    plan = fit(describe(config), placement, options, rules_for("0.32.0+cpu"))
+    assert plan.kv_cache_tokens == printed

@@ -1,0 +1,90 @@
+"""Reading a model's description from a directory: config.json and safetensors headers, never
+the weights. The only module here that touches files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+
+_HEADER_LENGTH = struct.Struct("<Q")
+_LONGEST_HEADER = 100_000_000
+"""The safetensors format's own limit."""
+
+_FETCH = "complete the directory: clusterctl model pull MODEL, or copy it again"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of a model directory, or that file itself, parsed.
+
+    Raises UsageError when it is missing, is not JSON, or is not an object.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no config.json at {file}", hint=_FETCH) from None
+    except (OSError, UnicodeDecodeError) as failed:
+        raise UsageError(f"cannot read {file}: {failed}", hint=_FETCH) from failed
+    return parse_config(text, str(file))
+
+
+def parse_config(text: str, origin: str = "config.json") -> dict[str, Any]:
+    """A config.json's text, from wherever it came. Raises UsageError."""
+    try:
+        parsed = json.loads(text)
+    except ValueError as failed:
+        hint = "a git-lfs pointer or an error page?" if text[:1] in "v<" else _FETCH
+        raise UsageError(f"{origin} is not JSON: {failed}", hint=hint) from failed
+    if not isinstance(parsed, dict):
+        raise UsageError(f"{origin} is JSON but no object", hint=_FETCH)
+    return parsed
+
+
+def checkpoint_bytes(directory: Path) -> int | None:
+    """Bytes of all tensors of a checkpoint, from its index or its files' headers.
+
+    None when the directory has no safetensors at all (config.json alone is a valid input).
+    Raises UsageError naming every shard that the index lists and that is missing.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        return _indexed(directory, parse_config(index.read_text(encoding="utf-8"), str(index)))
+    files = sorted(directory.glob("*.safetensors"))
+    return sum(header_bytes(file) for file in files) if files else None
+
+
+def _indexed(directory: Path, index: Mapping[str, Any]) -> int | None:
+    names = index.get("weight_map")
+    shards = sorted(set(names.values())) if isinstance(names, Mapping) else []
+    missing = [name for name in shards if not (directory / str(name)).is_file()]
+    if missing and len(missing) < len(shards):
+        shown = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
+        raise UsageError(
+            f"{len(missing)} of {len(shards)} shards are missing in {directory}: {shown}",
+            hint=_FETCH,
+        )
+    total = (index.get("metadata") or {}).get("total_size")
+    return int(total) if isinstance(total, int | float) else None
+
+
+def header_bytes(file: Path) -> int:
+    """Bytes of the tensors in one safetensors file, from its header. Raises UsageError."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = _HEADER_LENGTH.unpack(stream.read(_HEADER_LENGTH.size))
+            header = json.loads(stream.read(min(length, _LONGEST_HEADER)))
+    except (OSError, ValueError, struct.error) as failed:
+        raise UsageError(
+            f"{file} is no safetensors file: {failed}", hint=f"git lfs pull, or {_FETCH}"
+        ) from failed
+    ends = [
+        entry["data_offsets"][1]
+        for name, entry in header.items()
+        if name != "__metadata__" and isinstance(entry, dict)
+    ]
+    return max(ends, default=0)
