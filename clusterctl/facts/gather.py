@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files as resource_files
 
-from clusterctl.errors import AuthenticationRejected, CommandFailed, CommandTimedOut
+from clusterctl.errors import CommandFailed, CommandTimedOut, RequirementsNotMet
 from clusterctl.facts.model import ENGINE_ROOT, GpuReport
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
@@ -44,7 +44,8 @@ def probe(
              beside the rest, so a hung one costs the limit and not more
     timeout  seconds for the whole
 
-    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when the host has no POSIX shell.
+    Raises ConnectionFailed (a wrong sudo password too: it is the user's to correct),
+    CommandTimedOut, and CommandFailed when the host has no POSIX shell.
     """
     arguments = [f"disk={path}" for path in dict.fromkeys((ENGINE_ROOT, *disks))]
     arguments += [f"file={path}" for path in files]
@@ -83,7 +84,9 @@ class _Question:
         if sudo:
             try:
                 return self._run(sudo=True, refusal=None)
-            except (AuthenticationRejected, CommandFailed) as error:
+            except RequirementsNotMet as error:
+                refusal = error.summary
+            except CommandFailed as error:
                 refusal = error.detail or error.summary
         return self._run(sudo=False, refusal=refusal)
 

@@ -15,6 +15,7 @@ from clusterctl.facts.gpu_requirements import gpu_notes, gpu_problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import name_notes, network_problems, port_problems
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.transport.credentials import SUDO_PASSWORD
 
 NOFILE_WANTED = 65536
 """Open files. Ray opens some per worker and per peer and dies when it may not (ray #13045); a
@@ -85,7 +86,7 @@ def _root_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]
         yield RequirementsNotMet(
             f"{user} is not root and cannot become root by sudo",
             host=host.name,
-            hint=f"as root there: usermod -aG sudo {user}; or set ssh.user: root",
+            hint=f"as root there: usermod -aG sudo {user}; or set {SUDO_PASSWORD}, or ssh.user: root",
             detail=facts.sudo_error,
         )
 

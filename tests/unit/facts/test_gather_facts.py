@@ -4,6 +4,7 @@ real script in a real shell."""
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,13 @@ from clusterctl.errors import (
     AuthenticationRejected,
     CommandFailed,
     CommandTimedOut,
+    RequirementsNotMet,
     Unreachable,
 )
 from clusterctl.facts.gather import probe
+from clusterctl.inventory.model import Host
 from clusterctl.transport.base import CommandResult
+from clusterctl.transport.local import LocalTransport
 from tests.fakes.transport import Call, FakeTransport, starts
 
 
@@ -33,6 +37,15 @@ def test_one_round_trip_brings_it_all() -> None:
     assert abs(found.facts.clock_offset) < 2
     assert {"/data", "/var/lib/docker"} <= {disk.path for disk in found.facts.disks}
     assert found.files["/nope"] is None
+
+
+def test_over_a_real_transport() -> None:
+    """Framing, the time limit on the host, decoding: all as over SSH."""
+    here = LocalTransport(Host(name="here", address="localhost"))
+    found = probe(here, files=("/etc/os-release",), sudo=False)
+    assert found.facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert found.files["/etc/os-release"] == Path("/etc/os-release").read_bytes()
+    assert abs(found.facts.clock_offset) < 2
 
 
 def test_markers_differ_from_probe_to_probe() -> None:
@@ -58,14 +71,23 @@ def test_a_host_without_sudo_is_asked_again_as_the_user(refusal: str) -> None:
         if not call.sudo:
             return run_here(call)
         if refusal == "raised":
-            raise AuthenticationRejected("sudo wants a password", host="gpu1")
+            raise RequirementsNotMet("ops may not use sudo", host="gpu1")
         return CommandResult(call.argv, 127, "", "bash: sudo: command not found\n")
 
     host = FakeTransport().on(starts("sh"), answer=answer)
     facts = probe(host).facts
     assert [call.sudo for call in host.calls] == [True, False]
-    expected = {"raised": "sudo wants a password", "said": "bash: sudo: command not found"}
+    expected = {"raised": "ops may not use sudo", "said": "bash: sudo: command not found"}
     assert facts.sudo_error == expected[refusal]
+
+
+def test_a_wrong_password_is_not_passed_over() -> None:
+    """Nor tried again: some hosts lock an account after a few."""
+    wrong = AuthenticationRejected("sudo did not accept the password of ops", host="gpu1")
+    host = FakeTransport().on(starts("sh"), raises=wrong)
+    with pytest.raises(AuthenticationRejected):
+        probe(host)
+    assert len(host.calls) == 1
 
 
 def test_without_sudo_the_host_is_asked_whether_it_would_work() -> None:

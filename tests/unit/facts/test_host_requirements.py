@@ -59,7 +59,9 @@ def test_no_root_and_no_sudo(captured: Captured) -> None:
     facts = captured("rhel-9-podman").facts
     problem = found(facts)[0]
     assert str(problem) == "gpu1: ops is not root and cannot become root by sudo"
-    assert problem.hint == "as root there: usermod -aG sudo ops; or set ssh.user: root"
+    assert problem.hint == (
+        "as root there: usermod -aG sudo ops; or set CLUSTERCTL_SUDO_PASSWORD, or ssh.user: root"
+    )
     assert problem.detail == "sudo: a password is required"
 
 
