@@ -86,7 +86,8 @@ def _root_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]
         yield RequirementsNotMet(
             f"{user} is not root and cannot become root by sudo",
             host=host.name,
-            hint=f"as root there: usermod -aG sudo {user}; or set {SUDO_PASSWORD}, or ssh.user: root",
+            hint=f"as root there: usermod -aG sudo {user}; or set {SUDO_PASSWORD}, "
+            "or ssh.user: root",
             detail=facts.sudo_error,
         )
 
