@@ -67,7 +67,8 @@ print("sent", sent, flush=True)
 SEND = """\
 IFS= read -r token
 image=$1 program=$2 address=$3
-if command -v python3 >/dev/null 2>&1
+# Debian's python3-minimal has no hmac.
+if python3 -c 'import hmac, socket' >/dev/null 2>&1
 then set -- python3
 else set -- docker run -i --rm --network host --entrypoint python3 "$image"
 fi
@@ -90,7 +91,7 @@ shutil.copyfileobj(peer.makefile("rb"), sys.stdout.buffer, 1 << 20)
 RECEIVE = f"""\
 IFS= read -r token
 fetch() {{
-  if command -v python3 >/dev/null 2>&1
+  if python3 -c 'import shutil, socket' >/dev/null 2>&1
   then printf '%s\\n' "$token" | python3 -c "$3" "$1" "$2"
   else printf '%s\\n' "$token" | bash -c '
     exec 3<>"/dev/tcp/$1/$2" || {{ echo "{NO_CONNECTION}" >&2; exit 1; }}

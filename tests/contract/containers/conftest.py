@@ -35,8 +35,8 @@ class Engine:
     def prefix(self) -> tuple[str, ...]:
         return ("env", f"DOCKER_HOST=unix://{self.home}/docker.sock")
 
-    def driver(self) -> DockerDriver:
-        return DockerDriver(self.transport, prefix=self.prefix)
+    def driver(self, *environment: str) -> DockerDriver:
+        return DockerDriver(self.transport, prefix=(*self.prefix, *environment))
 
     def docker(self, *words: str, stdin: bytes = b"") -> str:
         done = subprocess.run([*self.argv, *words], input=stdin, capture_output=True, check=True)
@@ -68,14 +68,19 @@ def _engine(name: str) -> Iterator[Engine]:
     argv = ("docker", "-H", f"unix://{home}/docker.sock")
     try:
         _await_engine(argv, daemon, log)
-        yield Engine(name, argv, LocalTransport(Host(name=name, address="localhost")), home)
+        running = Engine(name, argv, LocalTransport(Host(name=name, address="localhost")), home)
+        yield running
+        for container in running.docker("ps", "-aq").split():
+            running.docker("rm", "-f", container)
     finally:
         daemon.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             daemon.wait(30)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(daemon.pid, signal.SIGKILL)
-        shutil.rmtree(home, ignore_errors=True)
+        # The engine leaves the namespace of --network host mounted.
+        subprocess.run(["umount", f"{home}/exec/netns/default"], capture_output=True)
+        shutil.rmtree(home)
 
 
 def _await_engine(argv: tuple[str, ...], daemon: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,0 +1,83 @@
+"""The node container: whose it is, why it is replaced, and whether it lives."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
+from tests.fakes.container_engine import foreign
+from tests.unit.steps.stage import Cluster, cluster, spec
+
+
+@pytest.fixture
+def made() -> Cluster:
+    return cluster()
+
+
+def step(made: Cluster, command: str = "node") -> NodeContainer:
+    return NodeContainer("demo", lambda _: spec(made, command=command), made.engines, settle=0)
+
+
+def start(made: Cluster, command: str = "node") -> HostView:
+    step(made, command).apply(made.head_view, Change(""))
+    return made.head_view
+
+
+def test_the_first_start_disrupts_nothing(made: Cluster) -> None:
+    assert step(made).check(made.head_view) == Change("start clusterctl-demo")
+
+
+def test_a_running_one_that_differs_is_replaced_and_the_plan_says_why(made: Cluster) -> None:
+    view = start(made, "old")
+    change = step(made).check(view)
+    assert change == Change("replace clusterctl-demo: command: old -> node", disruptive=True)
+
+
+def test_a_stopped_one_that_differs_disrupts_nothing(made: Cluster) -> None:
+    view = start(made, "old")
+    for container in made.engines(view).containers("demo"):
+        made.engines(view).stop(container.id, 1)
+    change = step(made).check(view)
+    assert change is not None
+    assert not change.disruptive
+
+
+def test_a_stopped_one_is_started_not_made_anew(made: Cluster) -> None:
+    view = start(made)
+    (before,) = made.engines(view).containers("demo")
+    made.engines(view).stop(before.id, 1)
+    assert step(made).check(view) == Change("start clusterctl-demo again")
+    start(made)
+    assert [container.id for container in made.engines(view).containers("demo")] == [before.id]
+
+
+@pytest.mark.parametrize(
+    ("labels", "whose"),
+    [({}, "was not made by clusterctl"), ({"cluster": "other"}, "belongs to cluster other")],
+)
+def test_somebody_elses_container_of_that_name_is_not_touched(
+    made: Cluster, labels: dict[str, str], whose: str
+) -> None:
+    theirs = foreign("clusterctl-demo", **labels)
+    made.head.engine.containers[theirs.id] = theirs
+    with pytest.raises(RequirementsNotMet, match=whose) as raised:
+        step(made).check(made.head_view)
+    assert "docker rename clusterctl-demo" in str(raised.value.hint)
+    assert made.head.engine.containers == {theirs.id: theirs}
+
+
+def test_one_that_dies_at_once_is_told_with_its_last_words(made: Cluster) -> None:
+    made.head.engine.dies_at_once = True
+    with pytest.raises(StepFailed, match="gpu1: clusterctl-demo ended with status 1") as raised:
+        start(made)
+    assert "last words" in str(raised.value.detail)
+
+
+def test_absence_spares_the_containers_of_others(made: Cluster) -> None:
+    view = start(made)
+    theirs = foreign("clusterctl-other", cluster="other")
+    made.head.engine.containers[theirs.id] = theirs
+    ContainersAbsent("demo", made.engines).apply(view, Change(""))
+    assert made.head.engine.containers == {theirs.id: theirs}

@@ -1,0 +1,117 @@
+"""The steps that only need a shell, on this machine's own file system.
+
+What the fake host answers to their scripts is thereby held against what a shell does.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.engine.step import Change, HostView, Step
+from clusterctl.errors import CommandFailed
+from clusterctl.inventory.model import Host
+from clusterctl.steps.directories import DirectoriesPresent, Directory
+from clusterctl.steps.node_files import FilesPresent, RemoteFile
+from clusterctl.steps.paths_absent import PathsAbsent
+from clusterctl.steps.secrets import HeadSecret, SecretCopied, SecretsMade
+from clusterctl.transport.local import LocalTransport
+from tests.fakes.host import FakeHost, fake_view
+from tests.unit.steps.stage import facts
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of root's")
+
+
+@pytest.fixture(params=["this machine", pytest.param("in memory")])
+def view(request: pytest.FixtureRequest, tmp_path: Path) -> HostView:
+    state = FakeHost("gpu1")
+    state.directories[str(tmp_path)] = 0o700
+    in_memory = fake_view(state, facts())
+    if request.param == "in memory":
+        return in_memory
+    return replace(in_memory, transport=LocalTransport(Host(name="gpu1", address="localhost")))
+
+
+def do(step: Step, view: HostView) -> Change | None:
+    """Check, apply if there is something to do, and check that it took effect."""
+    change = step.check(view)
+    assert change is None or isinstance(change, Change)
+    if change is not None:
+        step.apply(view, change)
+        assert step.check(view) is None
+    return change
+
+
+@needs_root
+def test_directories(view: HostView, tmp_path: Path) -> None:
+    inner = f"{tmp_path}/a/it's $HOME; b"
+    step = DirectoriesPresent([Directory(f"{tmp_path}/a"), Directory(inner, 0o700)])
+    assert do(step, view) == Change(f"make {tmp_path}/a, {inner}")
+    assert do(step, view) is None
+
+
+def test_files_by_content_and_mode(view: HostView, tmp_path: Path) -> None:
+    paths = f"{tmp_path}/node.json", f"{tmp_path}/it's; one"
+
+    def files(text: bytes, mode: int) -> FilesPresent:
+        wanted = [RemoteFile(paths[0], text, mode), RemoteFile(paths[1], b"\0\xff")]
+        return FilesPresent("node files", lambda _: wanted)
+
+    assert do(files(b"{}", 0o644), view) == Change("write node.json, it's; one")
+    assert do(files(b"{}", 0o644), view) is None
+    assert do(files(b"{1}", 0o644), view) == Change("write node.json")
+    assert do(files(b"{1}", 0o600), view) == Change("write node.json")
+
+
+@needs_root
+def test_secrets_are_made_once_and_copied(view: HostView, tmp_path: Path) -> None:
+    path = f"{tmp_path}/ray.token"
+    secret = HeadSecret(view, path)
+    assert secret.value() is None
+    do(SecretsMade([path]), view)
+    value = secret.value()
+    assert value is not None
+    assert len(value) == 64
+    assert int(value, 16)
+    do(SecretsMade([path]), view)
+    assert HeadSecret(view, path).value() == value
+    assert value.decode() not in repr(secret)
+
+    worker = fake_view(FakeHost("gpu2", directories={str(tmp_path): 0o700}), facts())
+    assert do(SecretCopied(secret), worker) == Change(f"copy {path} from gpu1")
+    assert HeadSecret(worker, path).value() == value
+
+
+@needs_root
+def test_a_secret_that_others_may_read_is_closed_and_kept(view: HostView, tmp_path: Path) -> None:
+    path = f"{tmp_path}/api.key"
+    view.transport.put(b"users-own-key", path, mode=0o644)
+    do(SecretsMade([path]), view)
+    assert HeadSecret(view, path).value() == b"users-own-key"
+
+
+def test_paths_are_removed_with_all_below_and_nothing_else(view: HostView, tmp_path: Path) -> None:
+    view.transport.put(b"x", f"{tmp_path}/keep")
+    view.transport.put(b"x", f"{tmp_path}/go")
+    step = PathsAbsent("files", [f"{tmp_path}/go", f"{tmp_path}/never"], within=[str(tmp_path)])
+    assert do(step, view) == Change(f"remove {tmp_path}/go")
+    kept = RemoteFile(f"{tmp_path}/keep", b"x")
+    assert FilesPresent("", lambda _: [kept]).check(view) is None
+
+
+@pytest.mark.parametrize("path", ["/etc", "/", "/etc/clusterctl/../passwd", "/var/lib/docker"])
+def test_only_clusterctls_own_paths_can_be_named_for_removal(path: str) -> None:
+    with pytest.raises(ValueError, match="not clusterctl's"):
+        PathsAbsent("files", [path])
+
+
+@needs_root
+def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+    local = LocalTransport(Host(name="gpu1", address="localhost"))
+    view = HostView(local.host, facts(), local)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandFailed, match=r"gpu1: making directories failed: .*file"):
+        DirectoriesPresent([Directory(f"{tmp_path}/file/x")]).apply(view, Change(""))
