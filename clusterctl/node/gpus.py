@@ -24,6 +24,11 @@ class GpuCount:
         self._asked = 0.0
         self.visible = NOT_LOOKED
 
+    @property
+    def at_rest(self) -> bool:
+        """No nvidia-smi runs."""
+        return self._process is None
+
     def tick(self, now: float) -> None:
         """`now` is monotonic."""
         if self._process is not None:

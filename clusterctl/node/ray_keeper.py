@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import List, Optional
 
@@ -16,6 +17,9 @@ from clusterctl.node.timing import Timing
 
 STARTED_MARK = "Ray runtime started"
 """`ray start` prints it once its processes run and the node has joined."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_TELLING = re.compile(r"PANIC|[Ee]rror")
 
 REFUSALS_THAT_COUNT = 2
 """Two refused connections in a row: the GCS is gone, not merely slow to accept one."""
@@ -85,7 +89,7 @@ class RayKeeper:
             return
         self._child.terminate()
         deadline = time.monotonic() + self._timing.ray_stop
-        while not self._child.gone() and time.monotonic() < deadline:
+        while self._child.exit_status() is None and time.monotonic() < deadline:
             time.sleep(self._timing.tick)
         self._child.kill_all()
         self._child = None
@@ -149,7 +153,8 @@ class RayKeeper:
 
 
 def _last_words(child: Child) -> str:
-    """The last line that says something, without Ray's terminal colours."""
-    lines = [line.strip() for line in child.tail() if line.strip(" -")]
-    errors = [line for line in lines if "Error" in line or "error" in line]
-    return (errors or lines or ["it wrote nothing"])[-1][:300]
+    """The last line that says something. `ray start` prints some of its messages twice, the
+    second time with `{}` where the names belong."""
+    lines = [_COLOURS.sub("", line).strip() for line in child.tail() if line.strip(" -")]
+    telling = [line for line in lines if _TELLING.search(line) and "{}" not in line]
+    return (telling or lines or ["it wrote nothing"])[-1][:300]

@@ -47,6 +47,7 @@ def ray_argv(node: Node, head_ip: str, ports: RayPorts) -> list[str]:
         f"--node-name={node.host}",
         f"--num-gpus={node.gpus}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--log-color=false",
         *_port_flags(ports),
     ]
 

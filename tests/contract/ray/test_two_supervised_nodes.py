@@ -1,0 +1,116 @@
+"""Supervisors and a real Ray: forming, dying, coming back."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from clusterctl.node.contract import breaches
+from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.ray_cluster.contract import await_formed
+from clusterctl.ray_cluster.nodes import expected_nodes
+from tests.contract.ray.conftest import TwoNodes
+from tests.fakes.node_bench import PROGRAMS, await_value
+
+pytestmark = pytest.mark.ray
+pytest.importorskip("ray")
+
+FORMED = 90.0
+"""Seconds; on two busy cores Ray takes 10 to 30."""
+
+SERVICE = ServiceDocument(
+    name="chat", model="tiny", served_name="tiny",
+    argv=[sys.executable, str(PROGRAMS / "ranks_in_ray.py"), "21900", "2"],
+    env={}, host="127.0.0.2", port=21900, tensor_parallel=2, pipeline_parallel=1, gpus=2,
+    fingerprint="1", ready_timeout=60, shutdown_timeout=5,
+)  # fmt: skip
+
+
+def formed(nodes: TwoNodes) -> NodeState:
+    return await_formed(expected_nodes(nodes.topology), nodes.head.state, FORMED)
+
+
+def await_ready(nodes: TwoNodes, restarts: int = 0) -> ServiceState:
+    def look() -> ServiceState | None:
+        state = nodes.head.state()
+        services = state.services if state else []
+        ready = [s for s in services if s.state == "ready" and s.restarts >= restarts]
+        return ready[0] if ready and len(ready[0].ranks) == 2 else None
+
+    return await_value(look, "the service", FORMED)
+
+
+def alive_ids(nodes: TwoNodes) -> dict[str, str]:
+    state = nodes.head.state()
+    return {node.name: node.node_id for node in state.nodes if node.alive} if state else {}
+
+
+def test_two_nodes_form_serve_and_recover(
+    two_nodes: TwoNodes, record_property: Callable[[str, object], None]
+) -> None:
+    nodes = two_nodes
+    nodes.worker.start()  # before its head: it waits
+    nodes.head.start()
+    state = formed(nodes)
+    assert {node.ray_version for node in state.nodes} == {state.ray_version} != {""}
+    nodes.head.declare(SERVICE)
+
+    ready = await_ready(nodes)
+    assert [(rank.rank, rank.host) for rank in ready.ranks] == [(0, "head"), (1, "worker")]
+
+    began = time.monotonic()
+    old = alive_ids(nodes)["worker"]
+    nodes.worker.kill_raylet()
+    await_value(lambda: alive_ids(nodes).get("worker", old) != old, "the worker again", FORMED)
+    record_property("worker back after", time.monotonic() - began)
+    await_ready(nodes, restarts=1)
+    record_property("serves again after", time.monotonic() - began)
+
+    began = time.monotonic()
+    nodes.head.pull_the_plug()
+    nodes.head.paths.state.unlink()
+    nodes.head.start()
+    await_ready(nodes)
+    record_property("serves after the head's power loss", time.monotonic() - began)
+
+    assert nodes.worker.shut_down() == 0
+    assert nodes.head.shut_down() == 0
+
+
+def test_a_node_that_hangs_is_dead_within_20_seconds(two_nodes: TwoNodes) -> None:
+    nodes = two_nodes
+    nodes.head.start()
+    nodes.worker.start()
+    formed(nodes)
+
+    nodes.worker.kill_raylet(signal.SIGSTOP)
+    began = time.monotonic()
+    await_value(lambda: "worker" not in alive_ids(nodes), "the dead node", 60)
+    took = time.monotonic() - began
+    nodes.worker.kill_raylet(signal.SIGCONT)
+
+    assert took < 25
+    formed(nodes)
+
+
+def test_a_node_without_the_token_is_not_let_in(two_nodes: TwoNodes) -> None:
+    nodes = two_nodes
+    (nodes.worker.paths.config / "ray.token").write_text("0" * 64)
+    nodes.head.start()
+    nodes.worker.start()
+
+    def refused() -> NodeState | None:
+        state = nodes.worker.state()
+        return state if state and state.ray == "backing-off" else None
+
+    def up() -> NodeState | None:
+        state = nodes.head.state()
+        return state if state and state.nodes else None
+
+    assert "InvalidAuthToken" in await_value(refused, "the refusal", FORMED).ray_detail
+    found = breaches(expected_nodes(nodes.topology), await_value(up, "the head", FORMED).nodes)
+    assert [(breach.host, breach.summary) for breach in found] == [("worker", "has not joined Ray")]

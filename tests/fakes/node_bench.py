@@ -1,0 +1,201 @@
+"""A supervisor in a thread, and programs it runs in place of `ray`, ray-watch and `vllm`."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clusterctl.node.documents import (
+    ExpectedNode,
+    NodeDocument,
+    NodeState,
+    RayNode,
+    ServiceDocument,
+    ServiceState,
+    from_json,
+    to_json,
+)
+from clusterctl.node.journal import Journal
+from clusterctl.node.paths import NodePaths
+from clusterctl.node.supervisor import Supervisor
+from clusterctl.node.timing import Timing
+
+PROGRAMS = Path(__file__).parent / "node_programs"
+PATIENCE = 20.0
+T = TypeVar("T")
+
+QUICK = Timing(
+    tick=0.02,
+    state_every=0.2,
+    ray_backoff_first=0.1,
+    ray_backoff_max=0.4,
+    ray_stop=3.0,
+    head_poll=0.05,
+    watch_interval=0.05,
+    watch_silence=5.0,
+    service_backoff_first=0.1,
+    service_backoff_max=0.4,
+    stop_limit=5.0,
+    connect_every=0.05,
+    http_timeout=1.0,
+    completion_timeout=2.0,
+    canary_timeout=0.5,
+    canary_every=0.3,
+    scrape_every=0.1,
+    stall=0.8,
+)
+
+
+def await_value(look: Callable[[], T | None], what: str, timeout: float = PATIENCE) -> T:
+    """The first true value of `look`."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        value = look()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"waited {timeout} s for {what}")
+
+
+@dataclass
+class Bench:
+    """One node under test: its files, what its fake programs do, its supervisor."""
+
+    root: Path
+    role: str = "head"
+    gcs_port: int = 6379
+    paths: NodePaths = field(init=False)
+    supervisor: Supervisor | None = None
+    thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self.paths = NodePaths("demo", self.root)
+        self.paths.services.mkdir(parents=True)
+        self.paths.logs.mkdir(parents=True)
+        self.behaviour("ray", {})
+        self.behaviour("vllm", {})
+        self.in_ray(self.node("a", "n1"), self.node("b", "n2"))
+        self.paths.api_key.write_text("secret-key\n")
+        self.declare_node()
+
+    @staticmethod
+    def node(host: str, node_id: str, **changes: Any) -> RayNode:
+        base = RayNode(
+            node_id=node_id, node_ip=f"10.0.0.{ord(host) - 96}", name=host, alive=True,
+            head=host == "a", gpus=1, gpus_used=0, cpus=2,
+            ray_version="2.60.0", python_version="3.12.1",
+        )  # fmt: skip
+        return replace(base, **changes)
+
+    def document(self, **changes: Any) -> NodeDocument:
+        base = NodeDocument(
+            cluster="demo", host="a", role=self.role, node_ip="10.0.0.1", head_ip="127.0.0.1",
+            ray_argv=[sys.executable, str(PROGRAMS / "fake_ray.py"), str(self.root)],
+            env={"NODE_VARIABLE": "from-the-node"},
+            expected=[ExpectedNode("a", "10.0.0.1", 1), ExpectedNode("b", "10.0.0.2", 1)],
+            gcs_port=self.gcs_port, accelerator="cpu",
+        )  # fmt: skip
+        return replace(base, **changes)
+
+    def declare_node(self, **changes: Any) -> None:
+        self._put(self.paths.node_document, to_json(self.document(**changes)))
+
+    def behaviour(self, program: str, settings: dict[str, Any]) -> None:
+        """What the next start of a fake program does; some of it is read while it runs."""
+        self._put(self.root / f"{program}.json", json.dumps(settings))
+
+    def in_ray(self, *nodes: RayNode) -> None:
+        """What ray-watch reports from now on."""
+        self._put(self.root / "nodes.json", json.dumps([vars(node) for node in nodes]))
+
+    def declare(self, name: str = "chat", **changes: Any) -> ServiceDocument:
+        base = ServiceDocument(
+            name=name, model="tiny", served_name="tiny",
+            argv=[sys.executable, str(PROGRAMS / "fake_vllm.py"), str(self.root), "--arg"],
+            env={"SERVICE_VARIABLE": "from-the-service"}, host="0.0.0.0", port=self._port(name),
+            tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="1",
+            ready_timeout=10.0, shutdown_timeout=1.0,
+        )  # fmt: skip
+        document = replace(base, **changes)
+        self._put(self.paths.services / f"{name}.json", to_json(document))
+        return document
+
+    def remove(self, name: str = "chat") -> None:
+        (self.paths.services / f"{name}.json").unlink()
+
+    def start(self) -> None:
+        watch = [sys.executable, str(PROGRAMS / "fake_ray_watch.py"), str(self.root)]
+        journal = Journal(self.paths.journal, "a", io.StringIO())
+        document = from_json(NodeDocument, self.paths.node_document.read_text())
+        self.supervisor = Supervisor(self.paths, document, QUICK, journal, watch)
+        self.thread = threading.Thread(target=self.supervisor.run)
+        self.thread.start()
+
+    def stop(self) -> None:
+        if self.supervisor and self.thread:
+            self.supervisor.stop()
+            self.thread.join(PATIENCE)
+            assert not self.thread.is_alive()
+
+    def state(self) -> NodeState | None:
+        try:
+            return from_json(NodeState, self.paths.state.read_text())
+        except FileNotFoundError:
+            return None
+
+    def service(self, name: str = "chat") -> ServiceState | None:
+        state = self.state()
+        return next((s for s in state.services if s.name == name), None) if state else None
+
+    def await_service(self, phase: str, **expected: Any) -> ServiceState:
+        """The service's state, once it is in `phase` and has these values."""
+
+        def look() -> ServiceState | None:
+            found = self.service()
+            matches = found and found.state == phase
+            return found if matches and expected.items() <= vars(found).items() else None
+
+        try:
+            return await_value(look, f"{phase} {expected}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.service()}") from error
+
+    def await_ray(self, phase: str) -> NodeState:
+        def look() -> NodeState | None:
+            state = self.state()
+            return state if state and state.ray == phase else None
+
+        return await_value(look, f"Ray {phase}")
+
+    def events(self, subject: str) -> list[str]:
+        """Words of the journal, in order."""
+        lines = self.paths.journal.read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        return [entry["event"] for entry in entries if entry["subject"] == subject]
+
+    def starts(self, program: str) -> list[dict[str, Any]]:
+        """What every start of a fake program saw: argv, env, pid."""
+        path = self.root / f"{program}.starts"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _port(self, name: str) -> int:
+        path = self.root / f"{name}.port"
+        if not path.exists():
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                path.write_text(str(probe.getsockname()[1]))
+        return int(path.read_text())
+
+    @staticmethod
+    def _put(path: Path, text: str) -> None:
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text(text)
+        fresh.replace(path)

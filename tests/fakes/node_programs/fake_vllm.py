@@ -1,0 +1,115 @@
+"""Stands for `vllm serve`: an engine child and an API server with the endpoints that matter.
+
+Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`,
+`models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`.
+ROOT/vllm.die makes it end with status 1, as the API server does when its engine died.
+"""
+
+# ruff: noqa: T201 - what a program prints is its log
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+root = Path(sys.argv[1])
+document = json.loads((root / "etc/clusterctl/demo/services/chat.json").read_text())
+counted = {"tokens": 0}
+
+
+def settings() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((root / "vllm.json").read_text())
+    return found
+
+
+def log(line: str) -> None:
+    print(f"(APIServer pid={os.getpid()}) INFO 11-21 12:00:00 [core.py:1] {line}", flush=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        models = settings().get("models", [document["served_name"]])
+        if self.path == "/health":
+            self.answer(b"")
+        elif self.path == "/v1/models" and self.authorized():
+            self.answer(json.dumps({"data": [{"id": name} for name in models]}).encode())
+        elif self.path == "/metrics":
+            self.answer(self.metrics().encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        kind = settings().get("completion", "ok")
+        if kind == "hang":
+            time.sleep(3600)
+        elif kind == "error":
+            self.answer(b"EngineDeadError", 500)
+        elif self.authorized():
+            counted["tokens"] += 4
+            self.answer(b'{"choices": [{"text": "x"}]}')
+
+    def authorized(self) -> bool:
+        good = self.headers["Authorization"] == f"Bearer {os.environ['VLLM_API_KEY']}"
+        if not good:
+            self.answer(b"{}", 401)
+        return good
+
+    def metrics(self) -> str:
+        running = settings().get("running", 0)
+        return (
+            "# HELP vllm:num_requests_running n\n"
+            f'vllm:num_requests_running{{engine="0"}} {running}\n'
+            'vllm:num_requests_waiting{engine="0"} 0.0\n'
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+            f'vllm:generation_tokens_total{{engine="0"}} {counted["tokens"]}\n'
+        )
+
+    def answer(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def die_when_told() -> None:
+    while not (root / "vllm.die").exists():
+        time.sleep(0.02)
+    (root / "vllm.die").unlink()
+    print("EngineDeadError: the engine died", flush=True)
+    os._exit(1)
+
+
+with (root / "vllm.starts").open("a") as starts:
+    entry = {"pid": os.getpid(), "argv": sys.argv[1:], "env": dict(os.environ)}
+    starts.write(json.dumps(entry) + "\n")
+if "exit" in settings():
+    print(settings().get("words", "no reason"), flush=True)
+    sys.exit(settings()["exit"])
+
+
+def end(*_: object) -> None:
+    engine.kill()
+    os._exit(0)
+
+
+engine = subprocess.Popen(["sleep", "600"])
+if settings().get("ignore_term"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, end)
+threading.Thread(target=die_when_told, daemon=True).start()
+log("Starting to load model tiny...")
+while settings().get("never_listen"):
+    time.sleep(0.02)
+log("GPU KV cache size: 1,024 tokens")
+ThreadingHTTPServer(("127.0.0.1", document["port"]), Handler).serve_forever()

@@ -1,0 +1,53 @@
+"""Stands for `vllm serve` on a real Ray: one actor with a GPU per rank, named as vLLM names
+them, and the endpoints that the supervisor looks at. Ends when an actor dies, as vLLM does."""
+
+# ruff: noqa: T201 - what a program prints is its log
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import ray
+
+
+class Worker:
+    def wait(self) -> None:
+        threading.Event().wait()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.answer({"data": [{"id": "tiny"}]} if self.path == "/v1/models" else {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer({"choices": [{"text": "x"}]})
+
+    def answer(self, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+port, ranks = int(sys.argv[1]), int(sys.argv[2])
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+remote: Any = ray.remote(num_gpus=1, num_cpus=0)(Worker)
+workers = [remote.options(name=f"vllm_Worker_x1_TP{rank}").remote() for rank in range(ranks)]
+runs = [worker.wait.remote() for worker in workers]
+server = ThreadingHTTPServer(("127.0.0.2", port), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+ray.wait(runs, num_returns=1)
+print("EngineDeadError: a worker died", flush=True)
+os._exit(1)

@@ -1,0 +1,152 @@
+"""Logs that rotate, the packed program, what the package may import."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.node import documents, journal, package
+from clusterctl.node.backoff import Backoff
+from clusterctl.node.children import Child, RotatedLog
+from clusterctl.node.gpus import GpuCount
+from clusterctl.node.journal import Journal
+from clusterctl.node.timing import Timing
+from tests.fakes.node_bench import await_value
+
+SOURCES = sorted(Path(package.__file__).parent.glob("*.py"))
+
+
+def test_a_log_is_moved_aside_when_it_grew(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    with RotatedLog(path, limit=10) as log:
+        for word in (b"0123456789\n", b"second\n", b"third\n", b"fourth\n"):
+            log.write(word)
+
+    assert path.read_bytes() == b"fourth\n"
+    assert (tmp_path / "a.log.1").read_bytes() == b"second\nthird\n"
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    with RotatedLog(tmp_path / "missing" / "a.log") as log:
+        log.write(b"x")
+
+
+def test_the_journal_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LIMIT", 50)
+    path = tmp_path / "journal.jsonl"
+    told = io.StringIO()
+    writer = Journal(path, "a", told)
+    writer.write("ray", "up", "pid 7")
+    writer.write("ray", "down")
+
+    assert json.loads(path.read_text())["event"] == "down"
+    assert json.loads((tmp_path / "journal.jsonl.1").read_text())["text"] == "pid 7"
+    assert told.getvalue().splitlines()[0].endswith("ray up pid 7")
+
+
+def test_killing_a_child_reaches_its_grandchildren_in_other_groups(tmp_path: Path) -> None:
+    script = "import subprocess, signal; subprocess.Popen(['sleep', '600'], process_group=0);"
+    script += "print('on', flush=True); signal.pause()"
+    lines: list[str] = []
+    child = Child([sys.executable, "-c", script], os.environ, tmp_path / "log", lines.append)
+    await_value(lambda: lines, "the first line")
+
+    child.kill_all()
+
+    assert child.gone()
+    child.settle()
+    assert child.tail() == ["on"]
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    backoff = Backoff(2, 10)
+    assert [backoff.failed() for _ in range(5)] == [2, 4, 8, 10, 10]
+    assert backoff.failures == 5
+    backoff.succeeded()
+    assert backoff.failed() == 2
+    assert [backoff.failed() for _ in range(2000)][-1] == 10
+
+
+@pytest.mark.parametrize(
+    ("script", "visible"),
+    [
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H200 (UUID: GPU-2)'", 2),
+        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", 0),
+        ("sleep 60", 0),
+    ],
+)
+def test_gpus_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, visible: int
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script.replace('sleep', 'exec sleep')}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    count = GpuCount("nvidia", Timing(gpus_timeout=0.5))
+
+    def look() -> bool:
+        count.tick(time.monotonic())
+        return count.visible != -1
+
+    def at_rest() -> bool:
+        count.tick(time.monotonic())
+        return count.at_rest
+
+    await_value(look, "a count")
+    count.tick(time.monotonic())
+    assert count.visible == visible
+    await_value(at_rest, "the program's end")
+
+
+def test_gpus_are_not_looked_for_on_cpu_hosts() -> None:
+    count = GpuCount("cpu", Timing())
+    count.tick(time.monotonic())
+    assert count.visible == -1
+
+
+def test_the_package_is_the_same_every_time_and_runs(tmp_path: Path) -> None:
+    assert package.build() == package.build()
+    program = tmp_path / "node.pyz"
+    program.write_bytes(package.build())
+
+    result = subprocess.run(
+        [sys.executable, "-I", str(program), "probe-versions"],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert json.loads(result.stdout)["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert package.install_path().startswith("/opt/clusterctl/0.")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_every_module_is_python_3_9_and_standard_library(source: Path) -> None:
+    tree = ast.parse(source.read_text(), feature_version=(3, 9))
+    for node in ast.walk(tree):
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        for name in names:
+            assert name.startswith("clusterctl.node") or name == "clusterctl" or (
+                name.partition(".")[0] in sys.stdlib_module_names
+            ), f"{source.name} imports {name}"  # fmt: skip
+
+
+def test_documents_survive_the_round_trip_and_unknown_keys() -> None:
+    state = documents.NodeState("a", "head", 1.0, "0.1", "up", 1.0, 0)
+    text = documents.to_json(state).replace("{", '{"from_the_future": 1,', 1)
+    assert documents.from_json(documents.NodeState, text) == state
+    for broken in ("", "[]", "{}", '{"host": 1}'):
+        with pytest.raises(ValueError, match=r"NodeState|Expecting"):
+            documents.from_json(documents.NodeState, broken)

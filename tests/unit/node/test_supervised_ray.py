@@ -1,0 +1,129 @@
+"""`ray start` under a real supervisor, with a fake `ray`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+from clusterctl.node.children import session_members
+from tests.fakes.node_bench import Bench, await_value
+
+
+def test_ray_is_up_once_it_says_so(bench: Bench) -> None:
+    bench.behaviour("ray", {"silent": True})
+    bench.start()
+    bench.await_ray("starting")
+    await_value(lambda: bench.starts("ray"), "the first start")
+    os.kill(bench.starts("ray")[0]["pid"], signal.SIGKILL)
+    bench.behaviour("ray", {})
+
+    bench.await_ray("up")
+
+
+def test_a_ray_that_was_killed_is_started_again_without_leftovers(bench: Bench) -> None:
+    bench.start()
+    bench.await_ray("up")
+    first = bench.starts("ray")[0]["pid"]
+
+    os.kill(first, signal.SIGKILL)
+
+    await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
+    assert bench.await_ray("up").ray_restarts == 1
+    assert not session_members(first)
+
+
+def test_a_ray_that_cannot_start_backs_off_and_says_why(bench: Bench) -> None:
+    bench.behaviour("ray", {"exit": 1, "words": "InvalidAuthToken"})
+    bench.start()
+
+    state = bench.await_ray("backing-off")
+
+    assert "ended with status 1: Error:  InvalidAuthToken" in state.ray_detail
+    bench.behaviour("ray", {})
+    bench.await_ray("up")
+
+
+def test_a_changed_ray_command_restarts_ray(bench: Bench) -> None:
+    bench.start()
+    bench.await_ray("up")
+
+    bench.declare_node(ray_argv=[*bench.document().ray_argv, "--num-gpus=2"])
+
+    await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
+    assert "--num-gpus=2" in bench.starts("ray")[1]["argv"]
+    bench.await_ray("up")
+
+
+def test_more_expected_nodes_do_not_restart_ray(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+
+    expected = [*bench.document().expected, *bench.document(host="c").expected[:0]]
+    bench.declare_node(expected=expected)
+
+    bench.await_service("ready", restarts=0)
+    assert len(bench.starts("ray")) == 1
+
+
+def test_an_unreadable_document_changes_nothing(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+
+    (bench.paths.services / "chat.json").write_text('{"name": "chat"')
+
+    await_value(lambda: "unreadable" in bench.events("supervisor"), "the journal")
+    bench.await_service("ready", restarts=0)
+
+
+def test_services_go_when_ray_goes(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+
+    os.kill(bench.starts("ray")[0]["pid"], signal.SIGKILL)
+
+    bench.await_service("ready", restarts=1)
+    assert len(bench.starts("ray")) == 2
+
+
+def listening(port: int) -> socket.socket:
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind(("127.0.0.1", port))
+    server.listen(64)
+    return server
+
+
+def test_a_worker_waits_for_its_head(worker: Bench) -> None:
+    worker.start()
+    state = worker.await_ray("waiting")
+    assert f"127.0.0.1:{worker.gcs_port} (refused)" in state.ray_detail
+    assert worker.starts("ray") == []
+
+    with listening(worker.gcs_port):
+        worker.await_ray("up")
+
+
+def test_a_worker_whose_head_was_replaced_rejoins_at_once(worker: Bench) -> None:
+    with listening(worker.gcs_port):
+        worker.start()
+        worker.await_ray("up")
+    state = worker.await_ray("waiting")
+    assert not session_members(worker.starts("ray")[0]["pid"])
+
+    with listening(worker.gcs_port):
+        state = worker.await_ray("up")
+
+    assert state.ray_restarts == 1
+    assert "backing-off" not in worker.events("ray")
+
+
+def test_a_worker_reads_no_services(worker: Bench, tmp_path: Path) -> None:
+    worker.declare()
+    with listening(worker.gcs_port):
+        worker.start()
+        assert worker.await_ray("up").services == []

@@ -1,0 +1,270 @@
+"""A declared service under a real supervisor: real processes, real HTTP, fake programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from clusterctl.node.children import session_members
+from tests.fakes.node_bench import Bench, await_value
+
+
+def test_a_service_becomes_ready_by_a_real_completion(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+
+    ready = bench.await_service("ready")
+
+    assert ready.ready_seconds > 0
+    events = [event for event in bench.events("chat") if event != "waiting"]
+    assert events == ["starting", "loading", "ready"]
+    assert (bench.paths.logs / "chat.log").read_text().count("KV cache size") == 1
+
+
+def test_its_process_has_the_environment_of_node_and_service_and_the_key(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+
+    env = bench.starts("vllm")[0]["env"]
+    assert env["NODE_VARIABLE"] == "from-the-node"
+    assert env["SERVICE_VARIABLE"] == "from-the-service"
+    assert env["VLLM_API_KEY"] == "secret-key"
+    for file in (bench.paths.state, bench.paths.journal, bench.paths.log("chat")):
+        assert "secret-key" not in file.read_text()
+
+
+def test_it_waits_for_a_missing_node_and_says_which(bench: Bench) -> None:
+    bench.in_ray(bench.node("a", "n1"))
+    bench.declare()
+    bench.start()
+    bench.await_service("waiting", detail="b has not joined Ray")
+
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n2"))
+
+    bench.await_service("ready")
+
+
+def test_it_waits_for_free_gpus(bench: Bench) -> None:
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n2", gpus_used=1))
+    bench.declare()
+    bench.start()
+
+    bench.await_service("waiting", detail="2 GPUs are needed, and 1 are free")
+
+
+def test_stage_and_metrics_are_shown(bench: Bench) -> None:
+    bench.behaviour("vllm", {"never_listen": True})
+    bench.declare()
+    bench.start()
+    loading = bench.await_service("loading", stage="weights")
+    assert loading.detail == "Starting to load model tiny..."
+
+    bench.behaviour("vllm", {"running": 0})
+
+    bench.await_service("ready", kv_cache_use=0.25, stage="")
+
+
+def test_an_engine_that_died_is_started_again(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    first = bench.await_service("ready").pid
+
+    (bench.root / "vllm.die").touch()
+
+    again = await_value(lambda: (s := bench.service()) and s.pid not in (0, first) and s, "a start")
+    assert again
+    assert bench.await_service("ready").restarts == 1
+    assert not session_members(first)
+    assert "backing-off" in bench.events("chat")
+
+
+def test_a_killed_api_server_leaves_no_engine_behind(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    first = bench.await_service("ready").pid
+
+    os.kill(first, signal.SIGKILL)
+
+    bench.await_service("ready", restarts=1)
+    assert not session_members(first)
+
+
+def test_a_node_that_left_ends_the_whole_group_at_once(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    first = bench.await_service("ready").pid
+
+    bench.in_ray(
+        bench.node("a", "n1"), bench.node("b", "n2", alive=False, death_reason="no heartbeats")
+    )
+    bench.await_service("waiting", detail="b left Ray: no heartbeats")
+    assert not session_members(first)
+
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n3"))
+    bench.await_service("ready", restarts=1)
+    assert "backing-off" not in bench.events("chat")
+
+
+def test_a_node_that_came_back_under_another_id_counts_as_lost(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n2", alive=False), bench.node("b", "n3"))
+
+    bench.await_service("ready", restarts=1)
+
+
+def test_refused_arguments_are_not_tried_again_until_the_document_changes(bench: Bench) -> None:
+    words = "usage: vllm serve\nvllm serve: error: unrecognized arguments: --frobnicate"
+    bench.behaviour("vllm", {"exit": 2, "words": words})
+    bench.declare()
+    bench.start()
+    failed = bench.await_service("failed")
+    assert "refused its arguments" in failed.detail
+    assert "--frobnicate" in failed.last_error[-1]
+
+    bench.behaviour("vllm", {})
+    bench.declare(fingerprint="2")
+
+    bench.await_service("ready", fingerprint="2", last_error=[])
+    assert len(bench.starts("vllm")) == 2
+
+
+def test_after_five_failures_it_is_failed_and_still_tried(bench: Bench) -> None:
+    bench.behaviour("vllm", {"exit": 1, "words": "ValueError: no such model"})
+    bench.declare()
+    bench.start()
+
+    failed = bench.await_service("failed")
+    assert failed.attempts >= 5
+    assert failed.last_error == ["ValueError: no such model"]
+
+    bench.behaviour("vllm", {})
+    bench.await_service("ready")
+
+
+def test_a_program_that_is_not_there_is_said(bench: Bench) -> None:
+    bench.declare(argv=["/nowhere/vllm", "serve"])
+    bench.start()
+
+    assert "/nowhere/vllm cannot be started" in bench.await_service("failed").detail
+
+
+def test_a_changed_document_stops_and_starts(bench: Bench) -> None:
+    document = bench.declare()
+    bench.start()
+    first = bench.await_service("ready").pid
+
+    bench.declare(fingerprint="2", argv=[*document.argv, "--other"])
+
+    bench.await_service("ready", fingerprint="2")
+    assert not session_members(first)
+    assert "--other" in bench.starts("vllm")[1]["argv"]
+    assert "stopping" in bench.events("chat")
+
+
+def test_a_removed_document_is_stopped_and_forgotten(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    first = bench.await_service("ready").pid
+
+    bench.remove()
+
+    await_value(lambda: bench.service() is None, "the service to be forgotten")
+    assert not session_members(first)
+
+
+def test_a_service_that_ignores_sigterm_is_killed(bench: Bench) -> None:
+    bench.behaviour("vllm", {"ignore_term": True})
+    bench.declare(shutdown_timeout=-4.5)
+    bench.start()
+    first = bench.await_service("ready").pid
+
+    bench.remove()
+
+    await_value(lambda: bench.service() is None, "the service to be forgotten")
+    assert not session_members(first)
+
+
+@pytest.mark.parametrize("completion", ["hang", "error"])
+def test_a_first_completion_that_fails_is_not_ready(bench: Bench, completion: str) -> None:
+    bench.behaviour("vllm", {"completion": completion})
+    bench.declare(ready_timeout=1.0)
+    bench.start()
+
+    backing_off = bench.await_service("backing-off")
+
+    assert "not ready within 1 s" in backing_off.detail
+
+
+def test_the_served_name_must_be_listed(bench: Bench) -> None:
+    bench.behaviour("vllm", {"models": ["another"]})
+    bench.declare(ready_timeout=0.8)
+    bench.start()
+
+    assert "lists ['another'], not tiny" in bench.await_service("backing-off").detail
+
+
+def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+
+    bench.behaviour("vllm", {"completion": "hang"})
+
+    await_value(lambda: "stalled" in bench.events("chat"), "the stall to be noticed")
+    bench.behaviour("vllm", {})
+    bench.await_service("ready", restarts=1)
+
+
+def test_requests_without_tokens_are_a_stall(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+
+    bench.behaviour("vllm", {"running": 3})
+
+    await_value(lambda: "stalled" in bench.events("chat"), "the stall to be noticed")
+    bench.behaviour("vllm", {})
+    bench.await_service("ready")
+
+
+def test_ranks_are_those_of_its_own_driver(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    pid = bench.await_service("ready").pid
+    workers = [
+        {"name": "vllm_Worker_ab_c_TP1", "node_id": "n2", "node_ip": "10.0.0.2", "pid": 8,
+         "driver_pid": pid},
+        {"name": "vllm_Worker_ab_c_TP0", "node_id": "n1", "node_ip": "10.0.0.1", "pid": 7,
+         "driver_pid": pid},
+        {"name": "vllm_Worker_other_TP0", "node_id": "n1", "node_ip": "10.0.0.1", "pid": 6,
+         "driver_pid": os.getpid()},
+    ]  # fmt: skip
+    (bench.root / "workers.json").write_text(json.dumps(workers))
+
+    await_value(lambda: (s := bench.service()) and len(s.ranks) == 2, "ranks")
+
+    ranks = bench.await_service("ready").ranks
+    assert [(r.rank, r.tp, r.host, r.pid) for r in ranks] == [(0, 0, "a", 7), (1, 1, "b", 8)]
+
+
+def test_the_end_of_the_supervisor_stops_services_then_ray(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    pid = bench.await_service("ready").pid
+
+    bench.stop()
+
+    assert not session_members(pid)
+    assert bench.events("chat")[-2:] == ["stopping", "waiting"]
+
+    state = bench.state()
+    assert state
+    assert state.ray == "down"
+    assert bench.events("supervisor")[-1] == "stopped"
