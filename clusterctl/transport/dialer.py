@@ -21,6 +21,8 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.endpoint import Endpoint
 from clusterctl.transport.failures import bad_ssh_config, explain, is_passing
 from clusterctl.transport.host_keys import VerifyHostKey, preferring
+from clusterctl.transport.proxy import open_proxy
+from clusterctl.transport.pulse import Pulse
 from clusterctl.transport.target import Target, jump_target
 
 TRIES = 3
@@ -95,7 +97,7 @@ class Dialer:
                 try:
                     config.load_ssh_config()
                 except (paramiko.SSHException, OSError) as error:
-                    raise bad_ssh_config(error) from error
+                    raise bad_ssh_config(self._ssh_config, error) from error
                 self._fabric_config = config
             return self._fabric_config
 
@@ -115,7 +117,14 @@ class Dialer:
                 only_identities=endpoint.option("identitiesonly") == "yes",
             ),
         }
-        connection.open()
+        try:
+            connection.open()
+        except paramiko.AuthenticationException:
+            raise
+        except (EOFError, paramiko.SSHException) as error:
+            if time.monotonic() >= deadline:  # Paramiko has no error of its own for this
+                raise TimeoutError(str(error)) from error
+            raise
 
     def _socket(self, endpoint: Endpoint, deadline: float) -> Any:
         remaining = max(0.1, deadline - time.monotonic())
@@ -124,7 +133,7 @@ class Dialer:
             return self._through(jump, endpoint, remaining)
         proxy = endpoint.option("proxycommand")
         if proxy and proxy.lower() != "none":
-            return paramiko.ProxyCommand(proxy)
+            return open_proxy(proxy)
         stream = socket.create_connection(endpoint.address, timeout=remaining)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return stream
@@ -175,7 +184,7 @@ class Dialer:
         target = jump_target(last, behind.ssh, through=",".join(before) or None)
         try:
             connection = self.connect(target)
-            connection.transport.set_keepalive(15)
+            Pulse(connection.transport)
             future.set_result(connection)
         except BaseException as error:
             with self._lock:

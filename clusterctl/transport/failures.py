@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import paramiko
 from paramiko.auth_strategy import AuthFailure
@@ -95,5 +96,5 @@ def host_key_problem(
     )
 
 
-def bad_ssh_config(error: Exception) -> UsageError:
-    return UsageError("~/.ssh/config cannot be read", hint="ssh -G localhost", detail=str(error))
+def bad_ssh_config(file: Path, error: Exception) -> UsageError:
+    return UsageError(f"{file} cannot be read", hint="ssh -G localhost", detail=str(error))

@@ -37,11 +37,21 @@ TURN_LIMIT = 60.0
 OPEN_LIMIT = 30.0
 """Seconds for the host to open a channel, and to have one for us."""
 
+_KILLED = 128 + 9
+"""For a login shell that died by a signal: Paramiko drops the message that says which."""
+
 
 class SshTransport(ShellTransport):
     """Connects at the first use, again when the connection was lost meanwhile."""
 
-    def __init__(self, host: Host, dialer: Dialer | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        dialer: Dialer | None = None,
+        *,
+        pulse: Callable[[paramiko.Transport], Pulse] = Pulse,
+    ) -> None:
+        self._make_pulse = pulse
         self._dialer = dialer or Dialer()
         self._owns_dialer = dialer is None
         super().__init__(host, self._dialer.credentials)
@@ -91,7 +101,7 @@ class SshTransport(ShellTransport):
                 if self._pulse:
                     self._pulse.stop()
                 self._connection = self._dialer.connect(self._target)
-                self._pulse = Pulse(self._connection.transport)
+                self._pulse = self._make_pulse(self._connection.transport)
             return cast("paramiko.Transport", self._connection.transport)
 
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
@@ -106,25 +116,29 @@ class SshTransport(ShellTransport):
             channel.exec_command(login_shell_line(argv))
         except (paramiko.SSHException, EOFError, OSError) as error:
             self._turns.release()
-            raise self._not_opened(error) from error
+            raise self._not_opened(error, lost=not transport.is_active()) from error
         except BaseException:
             self._turns.release()
             raise
         return SshWire(channel), self._turns.release
 
     def _open_session(self, transport: paramiko.Transport) -> paramiko.Channel:
-        """A refused session means that MaxSessions are open: others will end, so try again."""
+        """A refused session means that MaxSessions are open: others will end, so try again.
+
+        Paramiko keeps the last refusal in one place for all threads: who comes second gets an
+        SSHException without a reason.
+        """
         deadline = time.monotonic() + OPEN_LIMIT
         while True:
             try:
                 return transport.open_session(timeout=OPEN_LIMIT)
-            except paramiko.ChannelException:
-                if time.monotonic() > deadline:
+            except paramiko.SSHException:
+                if time.monotonic() > deadline or not transport.is_active():
                     raise
                 time.sleep(random.uniform(0.02, 0.2))  # noqa: S311 - jitter
 
-    def _not_opened(self, error: Exception) -> ConnectionFailed:
-        if isinstance(error, paramiko.ChannelException):
+    def _not_opened(self, error: Exception, *, lost: bool) -> ConnectionFailed:
+        if not lost:
             return ConnectionFailed(
                 f"sshd opened no session within {OPEN_LIMIT:g} s",
                 host=self._host.name,
@@ -173,7 +187,16 @@ class SshWire:
     def wait(self, seconds: float | None) -> int | None:
         if not self._channel.status_event.wait(seconds):
             return None
+        if self._channel.exit_status == -1 and not self._is_lost():
+            return _KILLED
         return self._channel.exit_status
+
+    def _is_lost(self) -> bool:
+        """Channels are closed a moment before the thread of a lost connection ends."""
+        transport = self._channel.get_transport()
+        if transport.is_active():
+            transport.join(0.5)
+        return not transport.is_active()
 
     def close(self) -> None:
         self._channel.close()

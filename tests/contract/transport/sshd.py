@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.inventory.model import Host, Ssh
+from clusterctl.transport.base import Transport
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
@@ -104,10 +106,7 @@ def running_sshd(
         _wait_for(port, process, folder / "sshd.log")
         yield Sshd(folder, port, client_key, process, home)
     finally:
-        for child in descendants(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, 9)
-        process.kill()
+        kill_tree(process.pid)
         process.wait()
 
 
@@ -118,6 +117,21 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             return
         time.sleep(0.02)
     raise RuntimeError(f"sshd does not listen: {log.read_text()}")
+
+
+def session_of(transport: Transport) -> int:
+    """The process of sshd that serves this transport's connection."""
+    script = (
+        'p=$$; until case "$(cat /proc/$p/comm)" in sshd*) true;; *) false;; esac; '
+        "do p=$(awk '/^PPid/ {print $2}' /proc/$p/status); done; echo $p"
+    )
+    return int(transport.run(["sh", "-c", script]).stdout)
+
+
+def kill_tree(pid: int) -> None:
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,0 +1,228 @@
+"""Getting in: keys, agents, passwords, ~/.ssh/config, and what is said when nothing works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import AuthenticationRejected, UsageError
+from clusterctl.inventory.model import Host
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.dialer import Dialer
+from clusterctl.transport.ssh import SshTransport
+from tests.contract.transport.conftest import MakePerson, Person, StartSshd
+from tests.contract.transport.sshd import Sshd, make_key
+
+pytestmark = pytest.mark.sshd
+
+
+class Questions:
+    """A person who gives one answer, and remembers what was asked."""
+
+    def __init__(self, answer: str | None) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def __call__(self, question: str) -> str | None:
+        self.asked.append(question)
+        return self.answer
+
+
+def dialer_with(
+    tmp_path: Path, *, config: str = "", ask: Questions | None = None, **environment: str
+) -> Dialer:
+    file = tmp_path / "ssh_config"
+    file.write_text(config)
+    asking = ask or Questions(None)
+    return Dialer(Credentials(environment=environment, ask=asking), ssh_config=file)
+
+
+def who(host: Host, dialer: Dialer) -> str:
+    transport = SshTransport(host, dialer)
+    try:
+        return transport.run(["id", "-un"]).stdout.strip()
+    finally:
+        transport.close()
+        dialer.close()
+
+
+@pytest.fixture
+def person(make_person: MakePerson) -> Person:
+    return make_person("/bin/bash")
+
+
+@pytest.fixture
+def locked_key(start_sshd: StartSshd, tmp_path: Path) -> tuple[Sshd, Path]:
+    """An sshd that lets in a key which is encrypted with the passphrase `open sesame`."""
+    daemon = start_sshd()
+    key = make_key(tmp_path / "locked", passphrase="open sesame")
+    (daemon.folder / "authorized_keys").write_text(Path(f"{key}.pub").read_text())
+    return daemon, key
+
+
+def test_a_password_from_the_environment(sshd: Sshd, person: Person, tmp_path: Path) -> None:
+    dialer = dialer_with(tmp_path, CLUSTERCTL_SSH_PASSWORD=person.password)
+    host = sshd.host(user=person.name, identity_file=None)
+
+    assert who(host, dialer) == person.name
+
+
+def test_a_password_is_asked_for_once_for_all_hosts(
+    sshd: Sshd, person: Person, tmp_path: Path
+) -> None:
+    ask = Questions(person.password)
+    dialer = dialer_with(tmp_path, ask=ask)
+    make_key(tmp_path / "stranger")
+
+    for name in ("gpu1", "gpu2"):
+        host = sshd.host(name, user=person.name, identity_file=tmp_path / "stranger")
+        assert who(host, dialer) == person.name
+
+    assert ask.asked == [f"SSH password of {person.name} (first asked for by gpu1): "]
+
+
+def test_nobody_is_asked_when_a_key_opens(sshd: Sshd, tmp_path: Path) -> None:
+    ask = Questions("wrong")
+
+    assert who(sshd.host(), dialer_with(tmp_path, ask=ask)) == "root"
+    assert ask.asked == []
+
+
+def test_a_wrong_password_is_tried_once(sshd: Sshd, person: Person, tmp_path: Path) -> None:
+    dialer = dialer_with(tmp_path, CLUSTERCTL_SSH_PASSWORD="not it")
+    host = sshd.host(user=person.name, identity_file=None)
+
+    with pytest.raises(AuthenticationRejected) as caught:
+        who(host, dialer)
+
+    assert caught.value.host == "gpu1"
+    assert f"127.0.0.1:{sshd.port} accepted no key and no password" in caught.value.summary
+    assert f"{person.name}@127.0.0.1 true" in (caught.value.hint or "")
+    assert "password: Authentication failed" in (caught.value.detail or "")
+    assert "not it" not in str(vars(caught.value))
+    log = (sshd.folder / "sshd.log").read_text()
+    assert log.count(f"Failed password for {person.name}") == 1
+
+
+def test_what_was_tried_is_told(sshd: Sshd, tmp_path: Path) -> None:
+    stranger = make_key(tmp_path / "stranger")
+
+    with pytest.raises(AuthenticationRejected) as caught:
+        who(sshd.host(identity_file=stranger), dialer_with(tmp_path))
+
+    detail = caught.value.detail or ""
+    assert str(stranger) in detail
+    assert "CLUSTERCTL_SSH_PASSWORD" in detail
+
+
+def test_a_missing_key_file_is_told(sshd: Sshd, tmp_path: Path) -> None:
+    with pytest.raises(AuthenticationRejected, match="accepted no key") as caught:
+        who(sshd.host(identity_file=tmp_path / "absent"), dialer_with(tmp_path))
+
+    assert "No such file" in (caught.value.detail or "")
+
+
+def test_a_passphrase_from_the_environment(locked_key: tuple[Sshd, Path], tmp_path: Path) -> None:
+    daemon, key = locked_key
+    dialer = dialer_with(tmp_path, CLUSTERCTL_SSH_PASSPHRASE="open sesame")
+
+    assert who(daemon.host(identity_file=key), dialer) == "root"
+
+
+def test_a_passphrase_is_asked_for_once(locked_key: tuple[Sshd, Path], tmp_path: Path) -> None:
+    daemon, key = locked_key
+    ask = Questions("open sesame")
+    dialer = dialer_with(tmp_path, ask=ask)
+
+    assert who(daemon.host("gpu1", identity_file=key), dialer) == "root"
+    assert who(daemon.host("gpu2", identity_file=key), dialer) == "root"
+    assert ask.asked == [f"Passphrase of {key}: "]
+
+
+def test_a_wrong_passphrase_is_named(locked_key: tuple[Sshd, Path], tmp_path: Path) -> None:
+    daemon, key = locked_key
+    dialer = dialer_with(tmp_path, CLUSTERCTL_SSH_PASSPHRASE="shut")
+
+    with pytest.raises(AuthenticationRejected) as caught:
+        who(daemon.host(identity_file=key), dialer)
+
+    assert f"{key}: the passphrase is wrong" in (caught.value.detail or "")
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty ssh-agent."""
+    socket = tmp_path / "agent"
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it prints its environment once it listens
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+    yield
+    process.terminate()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_locked_key_in_the_agent_needs_no_passphrase(
+    locked_key: tuple[Sshd, Path], agent: None, tmp_path: Path
+) -> None:
+    daemon, key = locked_key
+    helper = tmp_path / "askpass"
+    helper.write_text(f"#!{sys.executable}\nprint('open sesame')\n")
+    helper.chmod(0o755)
+    environment = {**os.environ, "SSH_ASKPASS": str(helper), "SSH_ASKPASS_REQUIRE": "force"}
+    subprocess.run(["ssh-add", "-q", key], env=environment, check=True, timeout=20)
+    ask = Questions(None)
+
+    assert who(daemon.host(identity_file=key), dialer_with(tmp_path, ask=ask)) == "root"
+    assert ask.asked == []
+
+
+def test_an_alias_from_ssh_config(sshd: Sshd, tmp_path: Path) -> None:
+    config = f"""\
+Host big-gpu
+    HostName 127.0.0.1
+    Port {sshd.port}
+    User root
+    IdentityFile {sshd.client_key}
+    UserKnownHostsFile {sshd.known_hosts}
+"""
+    host = Host(name="gpu1", address="big-gpu")
+
+    assert who(host, dialer_with(tmp_path, config=config)) == "root"
+
+
+def test_the_inventory_wins_over_ssh_config(sshd: Sshd, tmp_path: Path) -> None:
+    config = "Host *\n    Port 1\n    User nobody\n    IdentityFile /nowhere\n"
+
+    assert who(sshd.host(), dialer_with(tmp_path, config=config)) == "root"
+
+
+def test_an_ssh_config_that_cannot_be_read(sshd: Sshd, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        who(sshd.host(), dialer_with(tmp_path, config="Host a\n    ???\n"))
+
+    assert "ssh_config" in caught.value.summary
+
+
+def test_a_proxy_command_from_ssh_config(sshd: Sshd, tmp_path: Path) -> None:
+    relay = tmp_path / "relay.py"
+    relay.write_text(
+        "import os, socket, sys, threading\n"
+        f"s = socket.create_connection(('127.0.0.1', {sshd.port}))\n"
+        "def up():\n"
+        "    while data := os.read(0, 65536): s.sendall(data)\n"
+        "threading.Thread(target=up, daemon=True).start()\n"
+        "while data := s.recv(65536): os.write(1, data)\n"
+    )
+    config = f"Host 192.0.2.7\n    ProxyCommand {sys.executable} {relay}\n"
+    sshd.known_hosts.write_text(sshd.known_line() + sshd.known_line("192.0.2.7"))
+
+    assert who(sshd.host(address="192.0.2.7"), dialer_with(tmp_path, config=config)) == "root"
