@@ -13,6 +13,7 @@ from clusterctl.cli import (
     exec_,
     lab,
     logs,
+    model,
     serve,
     shell,
     status,
@@ -57,4 +58,5 @@ app.command("logs")(logs.logs)
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.exec_)
 app.command("ssh", context_settings={"allow_interspersed_args": False})(shell.ssh)
 app.command("tunnel")(tunnel.tunnel)
+app.add_typer(model.app, name="model")
 app.add_typer(lab.app, name="lab")

@@ -27,9 +27,17 @@ def reach(
 
 
 def look(
-    inventory: Inventory, transports: Mapping[str, Transport], *, files: Iterable[str] = ()
+    inventory: Inventory,
+    transports: Mapping[str, Transport],
+    *,
+    files: Iterable[str] = (),
+    limit: int = 5,
+    timeout: float = 30.0,
 ) -> dict[str, Outcome[Probe]]:
-    """Probe hosts in one round trip each; a host that cannot be probed has its error."""
+    """Probe hosts in one round trip each; a host that cannot be probed has its error.
+
+    `limit` and `timeout`: seconds for one command there, and for the whole of a host.
+    """
     wanted = tuple(files)
     return fan_out(
         transports,
@@ -38,6 +46,8 @@ def look(
             disks=("/", inventory.models),
             files=wanted,
             image=inventory.image,
+            limit=limit,
+            timeout=timeout,
         ),
     )
 

@@ -10,6 +10,7 @@ from clusterctl.engine.events import EventSink, StepFinished, StepProgress, Step
 from clusterctl.engine.step import Change
 from clusterctl.errors import RayNotFormed, StepFailed
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.ray_cluster.contract import Wait
 from clusterctl.serving.diagnose import explain
 
 POLL = 0.3
@@ -71,21 +72,21 @@ def await_ready(
     document: ServiceDocument,
     read: Callable[[], NodeState | None],
     events: StageEvents,
-    *,
-    pause: Callable[[float], None] = time.sleep,
+    wait: Wait | None = None,
 ) -> ServiceState:
     """The state of the service once it is ready.
 
     `read` gives the head's state anew. Raises StepFailed with what the log says when an attempt
     fails or time runs out, RayNotFormed when Ray does not come to hold what it needs.
     """
-    started = time.monotonic()
+    wait = wait or Wait()
+    started = wait.clock()
     waiting_since: float | None = None
     deadline = started + document.ready_timeout + document.shutdown_timeout + NOTICE_LIMIT
-    while time.monotonic() < deadline:
+    while (now := wait.clock()) < deadline:
         state = _service(read(), document)
         if state is None:
-            if time.monotonic() - started > NOTICE_LIMIT + document.shutdown_timeout:
+            if now - started > NOTICE_LIMIT + document.shutdown_timeout:
                 raise _unnoticed(document, events.host)
         elif state.state == "ready":
             events.finish()
@@ -93,8 +94,8 @@ def await_ready(
         else:
             events.see(state)
             _raise_if_over(state, document, events.host)
-            waiting_since = _waiting(state, waiting_since, events.host)
-        pause(POLL)
+            waiting_since = _waiting(state, waiting_since, now, events.host)
+        wait.sleep(POLL)
     raise StepFailed(
         f"no completion within {document.ready_timeout:.0f} s",
         host=events.host,
@@ -110,10 +111,10 @@ def _service(node: NodeState | None, document: ServiceDocument) -> ServiceState 
     return None
 
 
-def _waiting(state: ServiceState, since: float | None, host: str) -> float | None:
+def _waiting(state: ServiceState, since: float | None, now: float, host: str) -> float | None:
+    """Since when it waits for Ray; raises once that is too long."""
     if state.state != "waiting":
         return None
-    now = time.monotonic()
     if since is not None and now - since > WAIT_FOR_RAY:
         raise RayNotFormed(
             f"Ray did not come to hold what the service needs: {state.detail}",

@@ -28,7 +28,7 @@ def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[]
     with reach(inventory.hosts, credentials, connect_timeout=CONNECT_TIMEOUT) as transports:
 
         def once() -> ClusterStatus:
-            found = look(inventory, transports, files=files)
+            found = look(inventory, transports, files=files, limit=2, timeout=4.0)
             differs = drift(inventory, values(found))
             reports = {
                 host.name: _report(inventory, host, found[host.name], differs.get(host.name, ()))

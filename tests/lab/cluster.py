@@ -1,0 +1,83 @@
+"""clusterctl as a user runs it: a process, its output, its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run of clusterctl did."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+    @property
+    def text(self) -> str:
+        """Everything a user saw; for messages of failing tests too."""
+        return f"exit {self.status} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Someone at a machine of their own: a state directory, and an environment."""
+
+    home: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "XDG_STATE_HOME": str(self.home), "NO_COLOR": "1"}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start clusterctl and leave it running."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "clusterctl", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+
+    def run(self, *words: str, timeout: float = 600) -> Ran:
+        """Run clusterctl to its end."""
+        started = time.monotonic()
+        process = self.start(*words)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stdout, stderr = process.communicate()
+            stderr += f"\n(killed by the test after {timeout} s)"
+        return Ran(process.returncode, stdout, stderr, time.monotonic() - started)
+
+    def ok(self, *words: str, timeout: float = 600) -> Ran:
+        """Run clusterctl, which must end well."""
+        ran = self.run(*words, timeout=timeout)
+        assert ran.status == 0, ran.text
+        return ran
+
+
+def until(
+    condition: Callable[[], object], *, within: float, what: str, pause: float = 0.5
+) -> float:
+    """Wait for a condition; the seconds it took. Fails, saying what did not come about."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < within, f"not within {within:g} s: {what}"
+        time.sleep(pause)
+    return time.monotonic() - started

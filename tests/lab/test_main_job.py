@@ -1,0 +1,279 @@
+"""The main job on whole hosts: bare machines, a Ray cluster, a served model, faults, and nothing
+left at the end. The tests build on each other, in the order of this file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from clusterctl.lab import faults, lifecycle
+from clusterctl.lab.paths import LabPaths
+from tests.lab.cluster import Operator, until
+from tests.lab.conftest import OnHost
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+]
+
+RECOVERY = 240.0
+"""Seconds within which a service must answer again after a fault, on two slow cores."""
+
+
+def quiet(_: str) -> None:
+    """Progress nobody watches."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inventory(lab: LabPaths) -> Iterator[str]:
+    """Two bare hosts, and the file that names them."""
+    lifecycle.down(say=quiet)
+    made = lifecycle.up(2, say=quiet)
+    yield str(made.inventory)
+    lifecycle.down(say=quiet)
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    return Operator(tmp_path_factory.mktemp("operator"))
+
+
+def service(operator: Operator, name: str) -> dict[str, Any]:
+    """What status says of one service."""
+    status = operator.run("status", "--json").json
+    return next((s for s in status["services"] if s["name"] == name), {"state": "absent"})
+
+
+def key_of(on_host: OnHost) -> str:
+    return on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
+
+
+def completion(endpoint: str, model: str, key: str, timeout: float = 30) -> httpx.Response:
+    with httpx.Client(timeout=timeout, trust_env=False) as client:
+        return client.post(
+            f"{endpoint}/completions",
+            headers={"Authorization": f"Bearer {key}"},
+            json={"model": model, "prompt": "hello", "max_tokens": 4},
+        )
+
+
+def answers(endpoint: str, model: str, key: str) -> bool:
+    try:
+        return completion(endpoint, model, key).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+ENDPOINT = "http://10.77.0.11:8000/v1"
+
+
+def test_check_finds_nothing_wrong_with_bare_hosts(operator: Operator, inventory: str) -> None:
+    ran = operator.ok("check", inventory)
+    assert "nothing is missing" in ran.stdout
+    assert "node IP 10.77.0.12 on ens2" in ran.stdout
+
+
+def test_a_dry_run_changes_nothing(operator: Operator, inventory: str, on_host: OnHost) -> None:
+    for words in (("plan", inventory), ("bootstrap", "--dry-run", inventory)):
+        ran = operator.run(*words)
+        assert ran.status == 10, ran.text
+        assert "install docker.io" in ran.stdout
+    for host in ("gpu1", "gpu2"):
+        left = on_host(host, "ls -d /etc/clusterctl /opt/clusterctl; command -v docker")
+        assert left.stdout == ""
+
+
+@pytest.mark.parametrize("moment", ["Container engine", "Image on the head", "Image on workers"])
+def test_a_killed_bootstrap_leaves_nothing_that_a_second_run_cannot_finish(
+    operator: Operator, inventory: str, moment: str
+) -> None:
+    process = operator.start("bootstrap", inventory)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(moment):
+            break
+    time.sleep(3)  # into the stage: this is the fault, not a wait for something
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_bootstrap_makes_a_cluster_that_ray_holds(operator: Operator, inventory: str) -> None:
+    ran = operator.ok("bootstrap", inventory, timeout=1000)
+    assert "2 nodes, 2 GPUs" in ran.stdout, ran.text
+
+
+def test_a_second_bootstrap_changes_nothing_and_says_so(operator: Operator, inventory: str) -> None:
+    ran = operator.ok("bootstrap", inventory)
+    assert "0 changes made" in ran.stdout
+    assert ran.seconds < 6, ran.text
+    assert operator.run("plan", inventory).status == 0
+
+
+def test_secrets_show_nowhere(on_host: OnHost) -> None:
+    for host in ("gpu1", "gpu2"):
+        token = on_host(host, "cat /etc/clusterctl/lab/ray.token").stdout.strip()
+        assert len(token) == 64
+        seen = on_host(
+            host, "docker inspect clusterctl-lab; ps -eo args; docker logs clusterctl-lab"
+        )
+        assert token not in seen.stdout + seen.stderr
+        modes = on_host(host, "stat -c %a /etc/clusterctl/lab /etc/clusterctl/lab/ray.token")
+        assert modes.stdout.split() == ["700", "600"]
+
+
+def test_two_operators_do_not_meet(
+    operator: Operator, inventory: str, tmp_path: Path, on_host: OnHost
+) -> None:
+    hold = operator.start("serve", "tiny-that-is-not-there")
+    hold.communicate()
+    other = Operator(tmp_path)
+    blocker = on_host(
+        "gpu1",
+        "nohup flock /run/lock/clusterctl-lab.lock sleep 30 >/dev/null 2>&1 & sleep 0.5",
+    )
+    assert blocker.returncode == 0
+    ran = other.run("bootstrap", inventory)
+    assert ran.status == 7, ran.text
+    on_host("gpu1", "pkill -f 'flock /run/lock/clusterctl-lab.lock'; pkill -x sleep")
+
+
+def test_serve_puts_ranks_on_both_hosts_and_proves_it(operator: Operator) -> None:
+    ran = operator.ok("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny", "--json")
+    served = ran.json
+    assert served["changed"] is True
+    assert [rank["host"] for rank in served["ranks"]] == ["gpu1", "gpu2"]
+    assert served["completion"]["tokens"] > 0
+    assert served["endpoint"] == ENDPOINT
+
+
+def test_serving_the_same_again_changes_nothing(operator: Operator) -> None:
+    words = ("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny")
+    ran = operator.ok(*words, "--json")
+    assert ran.json["changed"] is False
+    assert ran.seconds < 15, ran.text
+    other = operator.run(*words, "--dry-run", "--", "--max-model-len", "512")
+    assert other.status == 10, other.text
+    assert "--max-model-len: 512 (new)" in other.stderr
+
+
+def test_the_api_wants_its_key(on_host: OnHost) -> None:
+    assert completion(ENDPOINT, "tiny", "wrong").status_code == 401
+    assert answers(ENDPOINT, "tiny", key_of(on_host))
+
+
+def test_status_shows_it_all_on_one_screen(operator: Operator) -> None:
+    ran = operator.ok("status")
+    for words in ("healthy", "gpu1", "gpu2", "service tiny", "ready", "0 on gpu1, 1 on gpu2"):
+        assert words in ran.stdout, ran.text
+    assert ran.seconds < 5, ran.text
+    assert "\x1b" not in ran.stdout
+
+
+def test_logs_exec_and_ssh_reach_the_hosts(operator: Operator) -> None:
+    assert "service" in operator.ok("logs").stdout
+    assert "vllm" in operator.ok("logs", "tiny", "-n", "5000").stdout.lower()
+    everywhere = operator.ok("exec", "--", "hostname").stdout
+    assert everywhere.split() == ["gpu1", "gpu1", "gpu2", "gpu2"]
+    assert operator.ok("exec", "--node", "--limit", "gpu2", "--", "ray", "--version").stdout
+    assert operator.run("exec", "--", "false").status == 6
+    assert operator.ok("ssh", "gpu2", "hostname").stdout.strip() == "gpu2"
+
+
+@pytest.mark.parametrize(
+    ("fault", "host", "command"),
+    [
+        ("raylet of the worker", "gpu2", "pkill -KILL -f /raylet/raylet"),
+        ("engine", "gpu1", "pkill -KILL -f 'VLLM::EngineCore'"),
+        ("head's container", "gpu1", "docker kill clusterctl-lab && docker start clusterctl-lab"),
+    ],
+)
+def test_a_service_comes_back(
+    operator: Operator,
+    on_host: OnHost,
+    record_property: Callable[[str, object], None],
+    fault: str,
+    host: str,
+    command: str,
+) -> None:
+    key = key_of(on_host)
+    done = on_host(host, command)
+    assert done.returncode == 0, f"{fault}: {done.stderr}"
+    until(
+        lambda: service(operator, "tiny")["state"] != "ready",
+        within=60,
+        what=f"status notices the {fault}",
+    )
+    took = until(
+        lambda: service(operator, "tiny")["state"] == "ready" and answers(ENDPOINT, "tiny", key),
+        within=RECOVERY,
+        what=f"a completion after the loss of the {fault}",
+    )
+    record_property(f"seconds until a completion after: {fault}", round(took))
+
+
+def test_a_host_that_lost_its_power_comes_back(
+    operator: Operator, on_host: OnHost, record_property: Callable[[str, object], None]
+) -> None:
+    key = key_of(on_host)
+    faults.power_off("gpu2")
+    ran = operator.run("status")
+    assert ran.status == 8, ran.text
+    assert "gpu2" in ran.stdout
+    assert "no answer" in ran.stdout
+    assert ran.seconds < 6, ran.text
+    started = time.monotonic()
+    faults.power_on("gpu2")
+    until(
+        lambda: service(operator, "tiny")["state"] == "ready" and answers(ENDPOINT, "tiny", key),
+        within=RECOVERY,
+        what="a completion after the reboot of the worker",
+    )
+    record_property("seconds until a completion after: power", round(time.monotonic() - started))
+    assert operator.run("status").status == 0
+
+
+def test_a_model_that_cannot_start_says_why_and_is_withdrawn(operator: Operator) -> None:
+    ran = operator.run(
+        "serve", "/data/models/tiny", "--name", "long", "--port", "8010", "--tp", "1",
+        "--", "--max-model-len", "100000",
+    )  # fmt: skip
+    assert ran.status in {6, 11}, ran.text
+    assert "Traceback" not in ran.stderr.split("error:")[0]
+    assert service(operator, "long")["state"] == "absent"
+
+
+def test_stop_ends_a_service_and_leaves_the_cluster(operator: Operator) -> None:
+    operator.ok("stop", "tiny")
+    assert operator.ok("status", "--json").json["services"] == []
+    again = operator.run("stop", "tiny")
+    assert again.status == 2, again.text
+
+
+def test_the_demo_model_is_served_with_its_real_shape(operator: Operator, on_host: OnHost) -> None:
+    ran = operator.ok("serve", "qwen2.5-1.5b", "--tp", "2")
+    assert "random weights" in ran.stdout
+    assert "ranks" in ran.stdout
+    assert answers(ENDPOINT, "qwen2.5-1.5b", key_of(on_host))
+
+
+def test_down_leaves_hosts_as_found(operator: Operator, on_host: OnHost) -> None:
+    asked = operator.run("down", "--purge")
+    assert asked.status == 2, asked.text
+    operator.ok("down", "--purge", "--yes", timeout=400)
+    for host in ("gpu1", "gpu2"):
+        left = on_host(
+            host,
+            "ls -d /etc/clusterctl /opt/clusterctl /var/log/clusterctl /var/cache/clusterctl;"
+            " command -v docker; pgrep -f 'raylet|vllm'",
+        )
+        assert left.stdout == "", left.stdout
+    again = operator.ok("down", "--purge")
+    assert "0 changes" in again.stdout

@@ -1,0 +1,78 @@
+"""Following a service: states in, events and errors out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+
+from clusterctl.engine.events import Event, StepFinished, StepProgress, StepStarted
+from clusterctl.errors import RayNotFormed, StepFailed
+from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.ray_cluster.contract import Wait
+from clusterctl.workflows.service_watch import StageEvents, await_ready
+
+DOCUMENT = ServiceDocument(
+    name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
+    host="10.0.0.1", port=8000, tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="new",
+)  # fmt: skip
+
+
+def node(state: str, *, fingerprint: str = "new", **more: object) -> NodeState:
+    service = ServiceState("tiny", state, 0.0, fingerprint, **more)  # type: ignore[arg-type]
+    return NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, services=[service])
+
+
+def reader(states: list[NodeState | None]) -> Callable[[], NodeState | None]:
+    remaining: Iterator[NodeState | None] = iter(states)
+    return lambda: next(remaining)
+
+
+def follow(
+    states: list[NodeState | None], seconds_per_look: int = 1
+) -> tuple[ServiceState, list[Event]]:
+    events: list[Event] = []
+    clock = count(0, seconds_per_look)
+    wait = Wait(clock=lambda: float(next(clock)), sleep=lambda _: None)
+    found = await_ready(DOCUMENT, reader(states), StageEvents("gpu1", events.append), wait)
+    return found, events
+
+
+def test_stages_are_told_once_each_in_order() -> None:
+    found, events = follow(
+        [
+            None,
+            node("ready", fingerprint="old"),
+            node("waiting", detail="gpu2 has not joined Ray"),
+            node("starting"),
+            node("loading", stage="weights"),
+            node("loading", stage="weights"),
+            node("loading", stage="kv-cache"),
+            node("ready", ready_seconds=12.0),
+        ]
+    )
+    assert found.ready_seconds == 12.0
+    begun = [event.step for event in events if isinstance(event, StepStarted)]
+    assert begun == ["wait for Ray", "start vLLM", "load weights", "size the KV cache"]
+    ended = [event.step for event in events if isinstance(event, StepFinished)]
+    assert ended == begun
+    assert any(isinstance(e, StepProgress) and "gpu2" in e.text for e in events)
+
+
+def test_a_failed_attempt_is_told_by_its_cause() -> None:
+    log = ["ValueError: No available memory for the cache blocks."]
+    with pytest.raises(StepFailed) as failed:
+        follow([node("starting"), node("backing-off", last_error=log)])
+    assert failed.value.host == "gpu1"
+    assert failed.value.hint
+
+
+def test_a_wait_for_ray_ends() -> None:
+    with pytest.raises(RayNotFormed, match="gpu2 is gone"):
+        follow([node("waiting", detail="gpu2 is gone")] * 20, seconds_per_look=50)
+
+
+def test_a_supervisor_that_takes_no_notice_is_named() -> None:
+    with pytest.raises(StepFailed, match="took no notice"):
+        follow([None] * 20, seconds_per_look=50)
