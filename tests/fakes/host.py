@@ -77,7 +77,7 @@ class FakeTransport:
             container_engine.WHY_NOT: lambda *_: "",
             container_engine.REMEMBER: self._remember,
             engine_absent.READ_MARKER: self._read,
-            engine_absent.FOREIGN: self._container_names,
+            engine_absent.LEFT: self._container_names,
             engine_absent.STOP: self._stop_engine,
             engine_absent.FORGET: self._forget,
         }
@@ -191,7 +191,8 @@ class FakeTransport:
         return ""
 
     def _container_names(self, _: list[str], __: bytes) -> str:
-        return "".join(f"{c.name}\n" for c in self.state.engine.containers.values())
+        containers = self.state.engine.containers.values()
+        return "".join(f"{c.cluster or ''}={c.name}\n" for c in containers)
 
     def _remember(self, arguments: list[str], stdin: bytes) -> str:
         self.state.about_to_change()

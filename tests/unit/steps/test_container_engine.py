@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.engine.step import Change, HostView
+from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.steps.container_engine import MARKER, ContainerEngine, found_in
 from clusterctl.steps.engine_absent import EngineAbsent
@@ -78,6 +78,13 @@ def test_purge_stops_at_containers_of_others(host: FakeHost, view: HostView) -> 
     host.engine.containers["x"] = foreign("database")
     with pytest.raises(RequirementsNotMet, match="database"):
         EngineAbsent().check(view)
+
+
+def test_purge_waits_for_the_clusters_own_containers(host: FakeHost, view: HostView) -> None:
+    """They are there when `down --purge` is planned, and gone when its turn comes."""
+    apply(view)
+    host.engine.containers["x"] = foreign("clusterctl-demo", cluster="demo")
+    assert EngineAbsent().check(view) == Unknown("clusterctl-demo must go first")
 
 
 def test_a_lock_is_waited_for(host: FakeHost, view: HostView) -> None:
