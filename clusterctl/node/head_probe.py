@@ -1,49 +1,69 @@
-"""A worker's look at its head: is a GCS listening there?
+"""A worker's look at its head: is a GCS listening there, and is it still the same one?
 
-A raylet whose GCS was replaced takes 20 s and more to notice and to end. A refused connection
-says at once that the GCS is gone, and the next accepted one that there is a new GCS, which
-knows nothing of this node. A connection that times out says neither: the cable may be out.
+A raylet whose GCS was replaced within seconds took 54 s to notice and to end (Ray 2.60: "GCS
+returned an authentication error"). A connection that is held open breaks the moment the GCS
+ends, and the one tried right after it is refused: then the next GCS is a new one, which knows
+nothing of this node. A connection that times out says nothing: the cable may be out.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 
 CONNECT_TIMEOUT = 2.0
 
 
 class HeadProbe:
-    """Tries the port over and over in a thread; `answer` is the last outcome.
+    """Holds one connection after another in a thread; `answer` is the last outcome.
 
     `answer`: unknown | open | refused | silent.
     """
 
     def __init__(self, ip: str, port: int, every: float) -> None:
+        """`every`: seconds that a connection is held, and between two that fail."""
         self._address = (ip, port)
         self._every = every
         self._ended = threading.Event()
         self.answer = "unknown"
-        self.refusals = 0
-        """In a row."""
+        self.losses = 0
+        """How often a GCS that had answered was gone: raylets from before are of no use."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
 
     def _run(self) -> None:
+        answered = False
         while not self._ended.is_set():
-            self.answer = look(*self._address)
-            self.refusals = self.refusals + 1 if self.answer == "refused" else 0
-            self._ended.wait(self._every)
+            outcome = self._look()
+            self.losses += answered and outcome == "refused"
+            answered = outcome == "open" or (answered and outcome == "silent")
+            self.answer = outcome
+            if outcome != "open":
+                self._ended.wait(self._every)
+
+    def _look(self) -> str:
+        """Connect, and hold the connection until it breaks or its time is over."""
+        try:
+            with socket.create_connection(self._address, CONNECT_TIMEOUT) as connection:
+                self.answer = "open"
+                _hold(connection, self._every)
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError:
+            return "silent"
+        return "open"
 
 
-def look(ip: str, port: int) -> str:
-    """One connection: open | refused | silent."""
-    try:
-        with socket.create_connection((ip, port), CONNECT_TIMEOUT):
-            return "open"
-    except ConnectionRefusedError:
-        return "refused"
-    except OSError:
-        return "silent"
+def _hold(connection: socket.socket, seconds: float) -> None:
+    """Return when the other side closes, or after that time. What it sends is its greeting."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        try:
+            if not connection.recv(4096):
+                return
+        except OSError:
+            return

@@ -21,9 +21,6 @@ STARTED_MARK = "Ray runtime started"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TELLING = re.compile(r"PANIC|[Ee]rror")
 
-REFUSALS_THAT_COUNT = 2
-"""Two refused connections in a row: the GCS is gone, not merely slow to accept one."""
-
 
 class RayKeeper:
     """`state` is waiting | starting | up | down | backing-off, as in NodeState.ray."""
@@ -46,6 +43,7 @@ class RayKeeper:
         self._child: Optional[Child] = None
         self._next_start = 0.0
         self._marked = False
+        self._losses = 0
         self._probe = self._new_probe()
         self.state = "starting"
         self.since = time.time()
@@ -106,6 +104,7 @@ class RayKeeper:
 
     def _start(self, now: float) -> None:
         self._marked = False
+        self._losses = self._probe.losses if self._probe else 0
         argv = [*self._document.ray_argv, *self._extra]
         env = {**os.environ, **self._document.env}
         try:
@@ -120,7 +119,7 @@ class RayKeeper:
             self._marked = True
 
     def _head_is_gone(self) -> bool:
-        return bool(self._probe and self._probe.refusals >= REFUSALS_THAT_COUNT)
+        return bool(self._probe and self._probe.losses != self._losses)
 
     def _after_exit(self, now: float, child: Child) -> None:
         # Ray's agents outlive a raylet that was killed, and hold its ports.

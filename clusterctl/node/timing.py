@@ -21,7 +21,7 @@ class Timing:
     ray_stop: float = 10.0
     """From SIGTERM to SIGKILL."""
     head_poll: float = 1.0
-    """How often a worker looks at its head's GCS port."""
+    """How long a worker holds a connection to its head's GCS before it tries another."""
     watch_interval: float = 1.0
     """How often ray-watch asks the GCS: a few milliseconds of work."""
     watch_silence: float = 20.0
