@@ -120,6 +120,14 @@ class ModelShape:
     per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
     assumptions: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Counted once: plans look their shape up thousands of times."""
+        return hash((self.name, self.hidden, self.vocab, self.layers, self.quantization))
+
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:
         """The attention of every layer that has one, in order."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 from clusterctl.serving.fit.allocator import GIB, allocated_bytes, round_up
@@ -112,6 +113,7 @@ def _grouped(elements: int, columns: int, storage: Quantization) -> Iterator[Ten
         yield Tensor(groups * storage.bits // 8)
 
 
+@lru_cache(maxsize=1024)
 def weight_bytes(
     shape: ModelShape, stage: Stage, quantization: Quantization | None, offload: int = 0
 ) -> int:
@@ -119,7 +121,7 @@ def weight_bytes(
 
     `offload`: --cpu-offload-gb in bytes. vLLM moves parameters of decoder layers in the order in
     which they are made until that much is moved; embeddings stay (models/utils.py,
-    `maybe_offload_to_cpu`).
+    `maybe_offload_to_cpu`). Remembered: layouts share most of their stages.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
     kept = _kept(_decoder(shape, stage, cut), offload)
