@@ -14,7 +14,12 @@ LOCK_LIMIT = 120.0
 """Seconds to wait for another apt-get or dpkg, such as unattended-upgrades."""
 
 _QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "NEEDRESTART_MODE=l")
-_OPTIONS = ("-q", "-o", f"DPkg::Lock::Timeout={LOCK_LIMIT:.0f}", "-o", "Acquire::Retries=2")
+_OPTIONS = (
+    "-q",
+    *("-o", f"DPkg::Lock::Timeout={LOCK_LIMIT:.0f}"),
+    *("-o", "Acquire::Retries=2"),
+    *("-o", "Acquire::http::Timeout=15"),
+)
 _KEEP_CONFIGURATION = (
     "-o",
     "Dpkg::Options::=--force-confdef",
@@ -35,6 +40,7 @@ _HINTS = (
     ("failed to fetch", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
     ("unmet dependencies", "apt-get --fix-broken install"),
     ("dpkg was interrupted", "dpkg --configure -a"),
+    ("dpkg exited unexpectedly", "run clusterctl again: it finishes what dpkg began"),
 )
 
 
@@ -44,6 +50,8 @@ class Apt:
     def __init__(self, view: HostView, pause: Callable[[float], None] = time.sleep) -> None:
         self._view = view
         self._pause = pause
+        self._missed: list[str] = []
+        """What `update` could not fetch: why a package is not to be found later."""
 
     def finish_interrupted(self) -> None:
         """Configure what a killed dpkg left half done; no work when there is nothing."""
@@ -52,7 +60,9 @@ class Apt:
     def update(self) -> None:
         """Read the package lists. One source that fails is no error, if others are there."""
         self._view.say("reading package lists")
-        self._waiting_for_lock(["apt-get", *_OPTIONS, "update"], "apt-get update", timeout=300)
+        argv = ["apt-get", *_OPTIONS, "update"]
+        told = self._waiting_for_lock(argv, "apt-get update", timeout=300)
+        self._missed = re.findall(r"^[WE]: (Failed to fetch .+)$", told.stderr, re.MULTILINE)
 
     def offers(self, package: str) -> bool:
         argv = [*_QUIET, "apt-cache", "policy", package]
@@ -85,7 +95,7 @@ class Apt:
             if result.ok:
                 return result
             if not _is_locked(result) or time.monotonic() > deadline:
-                raise failure(result, doing, self._view.host.name)
+                raise failure(result, doing, self._view.host.name, self._missed)
             self._view.say("waiting for another apt-get or dpkg to end")
             self._pause(3.0)
 
@@ -95,16 +105,22 @@ def _is_locked(result: CommandResult) -> bool:
     return _LOCKED in text or "is locked by another process" in text
 
 
-def failure(result: CommandResult, doing: str, host: str) -> CommandFailed:
-    """apt's own first error as the cause, the rest as detail."""
+def failure(
+    result: CommandResult, doing: str, host: str, missed: Sequence[str] = ()
+) -> CommandFailed:
+    """apt's own first error as the cause, the rest as detail. Where a package is not found and
+    package lists were `missed`, those are the cause."""
     text = f"{result.stdout}\n{result.stderr}"
-    errors = re.findall(r"^(?:E|dpkg: error|Err): ?(.+)$", text, re.MULTILINE)
+    found = re.findall(r"^(?:E|dpkg: error|Err): ?(.+)$", text, re.MULTILINE)
+    # Said wherever no terminal can be had, and never the cause.
+    errors = [line for line in found if not line.startswith("Can not write log")]
+    if missed and any(line.startswith("Unable to locate package") for line in errors):
+        errors.insert(0, missed[0])
     first = errors[0] if errors else (result.last_lines(1) or f"status {result.status}")
-    lowered = text.lower()
-    hint = next((fix for words, fix in _HINTS if words in lowered), None)
+    hints = (fix for words, fix in _HINTS if words in first.lower())
     return CommandFailed(
         f"{doing} failed: {first}",
         host=host,
-        hint=hint or f"run it there by hand: {doing}",
-        detail="\n".join(text.strip().splitlines()[-20:]),
+        hint=next(hints, f"run it there by hand: {doing}"),
+        detail="\n".join([*missed, *text.strip().splitlines()[-20:]]),
     )

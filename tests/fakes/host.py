@@ -34,6 +34,8 @@ class FakeHost:
     engine: FakeEngine = field(default_factory=FakeEngine)
     mirror: str = ""
     """What apt-get says when it fails; empty: it works."""
+    lists: str = ""
+    """What `apt-get update` complains about, without failing."""
     locked: int = 0
     """So many times apt-get finds its lock taken."""
     systemd: bool = True
@@ -216,7 +218,7 @@ class FakeTransport:
             self.state.locked -= 1
             return self._result(argv, "", 100, "E: Could not get lock /var/lib/apt/lists/lock")
         if words[1:] == ["update"]:
-            return self._result(argv, "")
+            return self._result(argv, "", 0, self.state.lists)
         if self.state.mirror:
             return self._result(argv, "", 100, self.state.mirror)
         return self._result(argv, self._install_or_purge(words))

@@ -115,6 +115,28 @@ def test_a_mirror_that_is_gone_is_named_with_apts_own_words(host: FakeHost, view
     assert host.packages == set()
 
 
+def test_a_package_missing_because_its_list_is_missing_names_the_list(
+    host: FakeHost, view: HostView
+) -> None:
+    host.lists = "W: Failed to fetch http://mirror.example/dists/InRelease  Could not connect"
+    host.mirror = "E: Unable to locate package docker.io"
+    with pytest.raises(CommandFailed, match=r"Failed to fetch http://mirror\.example") as raised:
+        apply(view)
+    assert "cannot reach its package sources" in str(raised.value.hint)
+    assert "Unable to locate" in str(raised.value.detail)
+
+
+def test_dpkg_that_was_killed_is_told_from_its_complaint_about_a_log(
+    host: FakeHost, view: HostView
+) -> None:
+    host.mirror = (
+        "E: Can not write log (Is /dev/pts mounted?)\n"
+        "E: Sub-process /usr/bin/dpkg exited unexpectedly"
+    )
+    with pytest.raises(CommandFailed, match="failed: Sub-process /usr/bin/dpkg exited"):
+        apply(view)
+
+
 def test_dpkg_left_half_done_is_finished_first(view: HostView) -> None:
     apply(view)
     transport = view.transport
