@@ -60,8 +60,9 @@ def members(host: str | None = None) -> frozenset[int]:
     """Processes in a host's groups, or in those of the whole lab."""
     found: set[int] = set()
     for hierarchy in hierarchies():
-        for file in _group(hierarchy, host).rglob("cgroup.procs"):
-            found.update(_read_pids(file))
+        # Groups come and go meanwhile, and os.walk passes over those that have gone.
+        for directory, _, _ in os.walk(_group(hierarchy, host)):
+            found.update(_read_pids(Path(directory) / "cgroup.procs"))
     return frozenset(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from clusterctl.lab.mounts import is_mounted, unmount_under
 from clusterctl.lab.network import NAMESPACES
 
 RUNTIME = Path("/run/systemd/nspawn")
+START_TIMEOUT = 5.0
 
 # Fixed scripts: what varies comes as arguments. A process must enter its groups itself,
 # before it becomes the command; from outside there is a moment in which it is not there yet.
@@ -27,11 +29,16 @@ def nspawn_argv(host: LabHost, directory: Path, *, unified: bool) -> list[str]:
              (directory / "containerd", "/var/lib/containerd")]  # fmt: skip
     if not unified:
         binds.append((directory / "cgroup", "/sys/fs/cgroup"))
+    # Started in the namespace that it is told to join: it mounts /sys before it joins, and the
+    # host would find this machine's NICs there instead of its own.
+    namespace = NAMESPACES / host.namespace
     return [
+        "nsenter",
+        f"--net={namespace}",
         "systemd-nspawn",
         f"--directory={directory / 'root'}",
         f"--machine={host.name}",
-        f"--network-namespace-path={NAMESPACES / host.namespace}",
+        f"--network-namespace-path={namespace}",
         "--boot",
         "--capability=all",
         "--register=no",
@@ -70,6 +77,7 @@ def boot(host: LabHost, directory: Path) -> None:
         log=directory / "console.log",
         env=nspawn_environment(unified=unified),
     )
+    _wait_for_power(host)
 
 
 def halt(host: LabHost, directory: Path) -> bool:
@@ -85,6 +93,14 @@ def halt(host: LabHost, directory: Path) -> bool:
 def is_running(host: LabHost) -> bool:
     """Whether the host has power. Between the two halves of a reboot only its keeper runs."""
     return bool(cgroups.members(_keeper(host)) | cgroups.members(host.name))
+
+
+def _wait_for_power(host: LabHost) -> None:
+    """Return once the host counts as running: its first process has yet to enter its group.
+    One that fails at once may never be seen; whoever waits for the host will tell."""
+    deadline = time.monotonic() + START_TIMEOUT
+    while not is_running(host) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _keeper(host: LabHost) -> str:

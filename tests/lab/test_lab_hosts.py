@@ -78,6 +78,8 @@ def test_hosts_have_their_own_nic_names_and_addresses(on_host: OnHost) -> None:
         shown = on_host(host.name, "ip -brief -4 address show scope global").stdout
         found = {line.split("@")[0]: line.split()[2] for line in shown.splitlines()}
         assert found == {nic.name: str(nic.address) for nic in host.nics}
+        in_sysfs = on_host(host.name, "ls /sys/class/net").stdout.split()
+        assert sorted(in_sysfs) == sorted(["lo", *found])
 
 
 def test_hosts_reach_each_other_and_the_controller_but_nothing_else(on_host: OnHost) -> None:
@@ -118,7 +120,7 @@ def test_a_disk_survives_a_power_loss(on_host: OnHost) -> None:
 
 def test_a_host_can_reboot_itself(on_host: OnHost) -> None:
     before = on_host("gpu2", "ps -p 1 -o lstart=").stdout
-    on_host("gpu2", "systemd-run --on-active=1 systemctl reboot")
+    on_host("gpu2", "systemd-run --on-active=1 --timer-property=AccuracySec=10ms systemctl reboot")
     deadline = time.monotonic() + 60
     while (now := on_host("gpu2", "ps -p 1 -o lstart=").stdout) in ("", before):
         assert time.monotonic() < deadline
