@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LockHeld, StepFailed, UsageError
-from clusterctl.lab import requirements
+from clusterctl.lab import lifecycle, requirements
 from clusterctl.lab.base import choose_source
 from clusterctl.lab.hosts import host_by_name
 from clusterctl.lab.layout import lab_host
@@ -18,6 +18,7 @@ from clusterctl.lab.mirror import server_argv
 from clusterctl.lab.mounts import mount_points
 from clusterctl.lab.network import parse_rate
 from clusterctl.lab.nspawn import in_groups, nspawn_argv, nspawn_environment
+from clusterctl.lab.paths import LabPaths
 from clusterctl.lab.requirements import LabUnavailable, check_machine, read_os_release
 
 DIRECTORY = Path("/lab/hosts/gpu1")
@@ -159,3 +160,16 @@ def test_the_lab_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
         pass
     with exclusive(lock):
         pass
+
+
+def test_a_purge_leaves_files_that_are_not_the_labs(tmp_path: Path) -> None:
+    paths = LabPaths(tmp_path / "lab")
+    (paths.cache / "base" / "key").mkdir(parents=True)
+    paths.lock.touch()
+    foreign = paths.root / "foreign"
+    foreign.touch()
+    assert lifecycle._purge(paths)
+    assert list(paths.root.iterdir()) == [foreign]
+    foreign.unlink()
+    assert not lifecycle._purge(paths)
+    assert not paths.root.exists()
