@@ -120,15 +120,18 @@ def _gpu_access(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[tup
     """
     if inventory.accelerator != "nvidia" or not node.gpus:
         return (), False
-    if facts.engine.cdi_spec_dirs:
+    if facts.engine.cdi_spec_dirs and any("nvidia" in path for path in facts.cdi_specs):
         return ("nvidia.com/gpu=all",), False
     return (), True
 
 
 def _ulimits(node: Node, facts: HostFacts) -> dict[str, int]:
     """No more open files than the host allows: a daemon without CAP_SYS_RESOURCE refuses to
-    start a container that asks for more. Locked memory is for RDMA alone."""
-    limits = {"nofile": min(NOFILE, facts.nofile_hard), "stack": STACK_BYTES}
+    start a container that asks for more. Where the limit is unknown, Docker's default stays.
+    Locked memory is for RDMA alone."""
+    limits = {"stack": STACK_BYTES}
+    if facts.nofile_hard:
+        limits["nofile"] = min(NOFILE, facts.nofile_hard)
     return {**limits, "memlock": -1} if node.rdma else limits
 
 

@@ -29,7 +29,7 @@ class Node:
     nccl_nics: tuple[str, ...]
     gloo_nic: str
     rdma: tuple[str, ...]
-    """RDMA devices that NCCL uses; empty on every node unless every node has some."""
+    """RDMA devices with an active port; empty on every node unless every node has some."""
     gpus: int
     explain: tuple[str, ...] = ()
     """How each of these was chosen, a line each."""
@@ -78,7 +78,6 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts | None) -> Node:
     nccl, gloo = host.nics.nccl or address.nic, host.nics.gloo or address.nic
     for purpose, nic in (("nccl", nccl), ("gloo", gloo)):
         _require_usable(host, facts, purpose, nic)
-    rdma = host.nics.rdma or facts.rdma_devices
     _require_rdma(host, facts)
     return Node(
         host=host.name,
@@ -87,7 +86,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts | None) -> Node:
         control_nic=address.nic,
         nccl_nics=(nccl,),
         gloo_nic=gloo,
-        rdma=rdma,
+        rdma=host.nics.rdma or tuple(device.name for device in facts.rdma if device.active),
         gpus=len(host.gpus) or _gpus_found(inventory, facts),
         explain=(
             f"node IP {address.ip} on {address.nic}: {address.reason}",
@@ -123,13 +122,13 @@ def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> No
 
 
 def _require_rdma(host: Host, facts: HostFacts) -> None:
-    missing = [name for name in host.nics.rdma if name not in facts.rdma_devices]
+    found = [device.name for device in facts.rdma]
+    missing = [name for name in host.nics.rdma if name not in found]
     if missing:
         raise RequirementsNotMet(
             f"nics.rdma names {', '.join(missing)}, and there is no such RDMA device",
             host=host.name,
-            hint=f"found: {', '.join(facts.rdma_devices) or 'none'}; "
-            f"correct hosts.{host.name}.nics.rdma",
+            hint=f"found: {', '.join(found) or 'none'}; correct hosts.{host.name}.nics.rdma",
         )
 
 
@@ -163,7 +162,7 @@ def _with_common_rdma(nodes: Iterable[Node]) -> tuple[Node, ...]:
             replace(node, explain=(*node.explain, f"RDMA over {', '.join(node.rdma)}"))
             for node in found
         )
-    line = "RDMA off: no device"
+    line = "RDMA off: no active device"
     if len(lacking) < len(found):
-        line = f"RDMA off: no device on {', '.join(lacking)}"
+        line = f"RDMA off: no active device on {', '.join(lacking)}"
     return tuple(replace(node, rdma=(), explain=(*node.explain, line)) for node in found)
