@@ -10,9 +10,10 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.serving.fit.foreseen import possible_tp
 from clusterctl.serving.fit.hardware import CPU, known_gpus
 from clusterctl.serving.fit.options import ServeOptions
+from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.partition import best_split
 from clusterctl.serving.fit.placement import Placement, Site, seat_ranks
-from clusterctl.serving.fit.plan import FitPlan, fit
+from clusterctl.serving.fit.plan import fit
 from clusterctl.serving.fit.rules import Rules
 from clusterctl.serving.fit.shape import ModelShape
 

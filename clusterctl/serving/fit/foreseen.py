@@ -11,11 +11,11 @@ from typing import Any
 
 from clusterctl.serving.fit.hardware import CPU, Gpu
 from clusterctl.serving.fit.options import AUTO_LENGTH, ServeOptions
+from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.placement import Placement
-from clusterctl.serving.fit.plan import FitPlan
 from clusterctl.serving.fit.quantized import NEEDS_CAPABILITY, requested
 from clusterctl.serving.fit.rules import Rules
-from clusterctl.serving.fit.shape import ModelShape
+from clusterctl.serving.fit.shape import Layer, ModelShape
 from clusterctl.serving.release_flags import removed_flags
 from clusterctl.serving.version import show_version
 from clusterctl.serving.vllm_flags import Argument
@@ -55,6 +55,7 @@ def foresee(
         *_number_formats(shape, options, gpus),
         *_storage(shape, options, rules, gpus),
         *_versions(rules, arguments),
+        *_uncounted(arguments),
         *_memory(plan, shape.context),
         *_surroundings(plan, rules),
     ]
@@ -96,6 +97,7 @@ def _cuts(shape: ModelShape, placement: Placement) -> Iterator[Foreseen]:
 
 def _uneven_parts(shape: ModelShape, tp: int) -> str:
     """The first part of the model that cannot be cut into `tp`, in words; empty when all can."""
+    side = shape.quantization.block if shape.quantization else None
     for layer in shape.layers:
         kv = layer.attention.kv_heads if layer.attention and not layer.attention.latent else tp
         if kv % tp and tp % kv:
@@ -104,7 +106,14 @@ def _uneven_parts(shape: ModelShape, tp: int) -> str:
             return f"the MLP's width of {layer.mlp.width}"
         if layer.experts and layer.experts.width % tp:
             return f"the experts' width of {layer.experts.width}"
+        if side and any(width // tp % side for width in _widths(layer)):
+            return f"the fp8 scale blocks of {side} in widths of {_widths(layer)}"
     return ""
+
+
+def _widths(layer: Layer) -> tuple[int, ...]:
+    """Widths of a layer's feed-forward parts."""
+    return tuple(part.width for part in (layer.mlp, layer.experts) if part)
 
 
 def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
@@ -178,6 +187,21 @@ def _versions(rules: Rules, arguments: Sequence[Argument]) -> Iterator[Foreseen]
     for error in removed_flags(arguments, rules.version):
         if "bitsandbytes" not in error.summary:
             yield Foreseen("unknown-arg", True, error.summary, error.hint or "leave it out")
+
+
+_UNCOUNTED = {
+    "speculative-config": "the drafter's weights and cache",
+    "enable-lora": "LoRA adapters",
+    "enable-expert-parallel": "experts cut by number instead of width",
+    "decode-context-parallel-size": "a KV cache cut along the context",
+}
+
+
+def _uncounted(arguments: Sequence[Argument]) -> Iterator[Foreseen]:
+    for argument in arguments:
+        if argument.key in _UNCOUNTED:
+            text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not counted"
+            yield Foreseen("not-counted", False, text, "leave a few GiB of room for it")
 
 
 def _memory(plan: FitPlan, longest: int) -> Iterator[Foreseen]:

@@ -50,7 +50,7 @@ class Gpu:
 _CATALOGUE: tuple[Gpu, ...] = (
     Gpu("T4", 14.58, 75, 320, 65, 40, "datawhalechina/self-llm#162"),
     Gpu("V100-16GB", 15.77, 70, 900, 125, 80, "16 GB card, scaled from V100-32GB", assumed=True),
-    Gpu("V100-32GB", 31.74, 70, 900, 125, 80, "seed 001:36 (vLLM 0.7.1 worker.py)"),
+    Gpu("V100-32GB", 31.74, 70, 900, 125, 80, "a log of vLLM 0.7.1 (worker.py)"),
     Gpu("A10", 22.09, 86, 600, 125, 72, "public out-of-memory reports"),
     Gpu("A10G", 22.06, 86, 600, 70, 80, "public out-of-memory reports"),
     Gpu("A30", 23.50, 80, 933, 165, 56, "RB-Modulation#5", assumed=True),
@@ -70,7 +70,7 @@ _CATALOGUE: tuple[Gpu, ...] = (
     Gpu("RTX 2080 Ti", 10.75, 75, 616, 54, 68, "11264 MiB card, scaled", assumed=True),
     Gpu("RTX 3080 10GB", 9.77, 86, 760, 119, 68, "10240 MiB card, scaled", assumed=True),
     Gpu("RTX 3080 20GB", 19.58, 86, 760, 119, 68, "public out-of-memory reports"),
-    Gpu("RTX 3090", 23.69, 86, 936, 142, 82, "seed 002:17 (vLLM 0.7.2 worker.py)"),
+    Gpu("RTX 3090", 23.69, 86, 936, 142, 82, "OpenBMB/MiniCPM-V#612"),
     Gpu("RTX 4090", 23.64, 89, 1008, 165, 128, "TMElyralab/MuseTalk#76"),
     Gpu("RTX 5080", 15.48, 120, 960, 113, 84, "vllm-project/vllm#14452"),
     Gpu("RTX 5090", 31.36, 120, 1792, 210, 170, "public out-of-memory reports"),

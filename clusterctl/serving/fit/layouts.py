@@ -9,9 +9,9 @@ from typing import Any
 from clusterctl.errors import ClusterctlError
 from clusterctl.serving.fit.foreseen import possible_tp
 from clusterctl.serving.fit.options import ServeOptions
+from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.partition import best_split
 from clusterctl.serving.fit.placement import Placement, Site, seat_ranks
-from clusterctl.serving.fit.plan import FitPlan
 from clusterctl.serving.fit.rules import Rules
 from clusterctl.serving.fit.shape import ModelShape
 from clusterctl.serving.fit.speed import NETWORK, Link, Speed, speed_of

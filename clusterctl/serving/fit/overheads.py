@@ -25,23 +25,23 @@ class Measured:
 
 _V0_ALONE = 0.09
 _V0_JOINED = 0.40
-"""`non_torch_memory` in the logs of seeds 001 (one V100) and 002 (two 3090s)."""
+"""`non_torch_memory` in logs of vLLM 0.7.1 on one V100 and 0.7.2 on two RTX 3090."""
 
 _ALONE = 0.30
 """CUDA modules, cuBLAS workspaces and buffers of the model runner. 26 public starts of vLLM 0.19
 on an H100 (llm-d-planner's capacity planner validation): 0.25 outside PyTorch and 0.05 in it."""
 
 _JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "nvlink": 2.1}
-"""With NCCL: 0.40 over PCIe (seeds 002, 004); 2.1 over NVLink (the same public H100 starts), of
-which NVLink's own buffers are most; over sockets less was measured than over NVLink."""
+"""With NCCL: 0.40 over PCIe (two RTX 3090, vLLM 0.7.2); 2.1 over NVLink (the same public H100
+starts); over sockets less was measured than over NVLink, how much is not recorded."""
 
 _SPREAD: dict[Fabric, float] = {"none": 0.15, "pcie": 0.4, "network": 0.8, "nvlink": 0.8}
 """How far starts of the same kind lay from these figures."""
 
 _GRAPHS_ALONE = 0.9
 _GRAPHS_JOINED = 1.6
-"""Seeds 000 and 003 print 0.42, 0.86, 0.93 and 1.11 GiB as vLLM's own estimate on one GPU,
-seeds 002 and 004 0.85 and 1.99 with TP 2: the middle of each."""
+"""vLLM 0.18 and 0.19 print 0.42, 0.86, 0.93 and 1.11 GiB as their own estimate on one GPU; 0.7.2
+and 0.8.5 took 0.85 and 1.99 with TP 2: the middle of each."""
 
 _GRAPHS_SPREAD = 0.5
 

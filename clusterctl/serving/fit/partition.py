@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.serving.fit.options import ServeOptions
+from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.placement import Placement, split_layers
-from clusterctl.serving.fit.plan import FitPlan, fit
+from clusterctl.serving.fit.plan import fit
 from clusterctl.serving.fit.rules import Rules
 from clusterctl.serving.fit.shape import ModelShape
 

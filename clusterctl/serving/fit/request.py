@@ -17,9 +17,9 @@ from clusterctl.serving.fit.foreseen import Foreseen, foresee
 from clusterctl.serving.fit.hardware import parse_gpus
 from clusterctl.serving.fit.layouts import Proposal, best_seated, propose
 from clusterctl.serving.fit.options import ServeOptions, parse_options
+from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.overheads import Fabric
 from clusterctl.serving.fit.placement import Site
-from clusterctl.serving.fit.plan import FitPlan
 from clusterctl.serving.fit.rules import Rules, rules_for
 from clusterctl.serving.fit.shape import ModelShape
 from clusterctl.serving.fit.speed import NETWORK, Link, Speed, speed_of

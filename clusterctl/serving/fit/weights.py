@@ -26,6 +26,7 @@ from clusterctl.serving.fit.shape import (
     Quantization,
     Tower,
 )
+from clusterctl.serving.fit.storage import Tensor, matrix
 
 VOCABULARY_STEP = 64
 """DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.py."""
@@ -33,10 +34,6 @@ VOCABULARY_STEP = 64
 _MXFP4_WIDTH_STEP = 128
 _MXFP4_HIDDEN_STEP = 256
 """Padding of mxfp4 experts for Marlin and Triton kernels (fused_moe/oracle/mxfp4.py)."""
-
-_BITSANDBYTES_BLOCK = 64
-_BITSANDBYTES_OUTER_BLOCK = 256
-"""nf4 keeps one byte of scale for 64 weights and one float32 for 256 of these scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +45,6 @@ class Stage:
     tp: int
     has_embedding: bool
     has_head: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One allocation. `movable`: --cpu-offload-gb may take it to the host's memory."""
-
-    size: int
-    movable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +60,7 @@ class _Cut:
         storage = self.quantization
         if storage and storage.experts_only:
             storage = None
-        yield from _matrix(rows * columns, rows, columns, storage)
+        yield from matrix(rows, columns, storage)
         if bias:
             yield Tensor(rows * 2)
 
@@ -82,35 +71,6 @@ class _Cut:
     def whole(self, elements: int) -> Tensor:
         """A replicated tensor in the model's own dtype."""
         return Tensor(elements * 2)
-
-
-def _matrix(
-    elements: int, rows: int, columns: int, storage: Quantization | None
-) -> Iterator[Tensor]:
-    if storage is None:
-        yield Tensor(elements * 2)
-    elif storage.method == "fp8":
-        yield Tensor(elements)
-        side = storage.block
-        yield Tensor(-(-rows // side) * -(-columns // side) * 4 if side else 4)
-    elif storage.method == "bitsandbytes":
-        yield Tensor(elements * storage.bits // 8)
-        scales = elements // _BITSANDBYTES_BLOCK
-        yield Tensor(scales + scales // _BITSANDBYTES_OUTER_BLOCK * 4, movable=False)
-    elif storage.method == "mxfp4":
-        yield Tensor(elements // 2)
-        yield Tensor(elements // storage.group)
-    else:
-        yield from _grouped(elements, columns, storage)
-
-
-def _grouped(elements: int, columns: int, storage: Quantization) -> Iterator[Tensor]:
-    """AWQ and GPTQ: packed integers, an fp16 scale per group, and zero points when asymmetric."""
-    groups = elements // (storage.group or columns)
-    yield Tensor(elements * storage.bits // 8)
-    yield Tensor(groups * 2)
-    if storage.zeros:
-        yield Tensor(groups * storage.bits // 8)
 
 
 @lru_cache(maxsize=1024)
@@ -259,8 +219,8 @@ def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
     if storage and storage.method == "mxfp4":
         width, hidden = round_up(width, _MXFP4_WIDTH_STEP), round_up(hidden, _MXFP4_HIDDEN_STEP)
     up, down = experts.count * 2 * width, experts.count * hidden
-    yield from _matrix(up * hidden, up, hidden, storage)
-    yield from _matrix(down * width, down, width, storage)
+    yield from matrix(up, hidden, storage)
+    yield from matrix(down, width, storage)
     yield cut.whole(experts.count * cut.hidden)
     if experts.bias:
         yield cut.whole(up)

@@ -12,6 +12,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.serving.fit.allocator import GIB
 from clusterctl.serving.fit.describe import describe
 from clusterctl.serving.fit.figures import figures_of, known_models
+from clusterctl.serving.fit.foreseen import possible_tp
 from clusterctl.serving.fit.kv_cache import needs_of, plan_cache
 from clusterctl.serving.fit.shape import ModelShape, Quantization, RotaryTable
 from clusterctl.serving.fit.weights import Stage, weight_bytes, weight_gib
@@ -179,6 +180,12 @@ def test_every_missing_key_is_named_at_once() -> None:
 def test_heads_that_do_not_divide_the_width_are_an_error() -> None:
     with pytest.raises(UsageError, match="30 heads"):
         describe({**LLAMA_8B, "num_attention_heads": 30})
+
+
+def test_scale_blocks_of_fp8_limit_tensor_parallelism() -> None:
+    assert possible_tp(describe(DEEPSEEK_V3), 32) == (1, 2, 4, 8, 16)
+    plain = {key: value for key, value in DEEPSEEK_V3.items() if key != "quantization_config"}
+    assert 32 in possible_tp(describe(plain), 32)
 
 
 def test_mxfp4_applies_to_experts_alone() -> None:

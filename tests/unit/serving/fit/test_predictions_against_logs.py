@@ -18,8 +18,9 @@ from clusterctl.serving.fit.describe import describe
 from clusterctl.serving.fit.figures import figures_of
 from clusterctl.serving.fit.hardware import CPU, parse_gpus
 from clusterctl.serving.fit.options import parse_options
+from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.placement import Site, seat_ranks
-from clusterctl.serving.fit.plan import FitPlan, fit
+from clusterctl.serving.fit.plan import fit
 from clusterctl.serving.fit.rules import rules_for
 
 WEIGHTS_BAR = 0.003
