@@ -54,13 +54,7 @@ def fan_out(
     FanOutInterrupted is raised; a second Ctrl-C leaves at once.
     """
     crew = _Crew(items, work)
-    threads = [
-        threading.Thread(target=crew.labour, name=f"fan-out-{number}", daemon=True)
-        for number in range(min(limit, len(items)))
-    ]
-    for thread in threads:
-        thread.start()
-    interrupted = _join(threads, crew)
+    interrupted = _run(crew, min(limit, len(items)))
     if crew.bug is not None:
         raise crew.bug
     outcomes = {name: crew.outcomes[name] for name in items if name in crew.outcomes}
@@ -80,24 +74,39 @@ def failures(outcomes: Mapping[str, Outcome[R]]) -> list[ClusterctlError]:
 
 
 class _Crew(Generic[T, R]):
-    """Threads that take one item after the other until none is left or one must stop."""
+    """Threads that take one item after the other until none is left or all must stop."""
 
     def __init__(self, items: Mapping[str, T], work: Callable[[T], R]) -> None:
         self._work = work
         self._waiting = deque(items.items())
+        self._running = 0
+        self._changed = threading.Condition()
         self.outcomes: dict[str, Outcome[R]] = {}
         self.bug: BaseException | None = None
 
     def labour(self) -> None:
-        while True:
-            try:
-                name, item = self._waiting.popleft()
-            except IndexError:
-                return
-            self._do(name, item)
+        while taken := self._take():
+            self._do(*taken)
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
 
     def stop(self) -> None:
-        self._waiting.clear()
+        """Start nothing more."""
+        with self._changed:
+            self._waiting.clear()
+
+    def wait(self) -> None:
+        """Until nothing waits and nothing runs."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._running)
+
+    def _take(self) -> tuple[str, T] | None:
+        with self._changed:
+            if not self._waiting:
+                return None
+            self._running += 1
+            return self._waiting.popleft()
 
     def _do(self, name: str, item: T) -> None:
         try:
@@ -111,14 +120,18 @@ class _Crew(Generic[T, R]):
             self.stop()
 
 
-def _join(threads: list[threading.Thread], crew: _Crew[T, R]) -> bool:
-    """Wait for all; True when Ctrl-C came meanwhile. A second KeyboardInterrupt passes."""
+def _run(crew: _Crew[T, R], threads: int) -> bool:
+    """Work it off; True when Ctrl-C came meanwhile. A second KeyboardInterrupt passes.
+
+    Daemon threads, so that a second Ctrl-C need not wait for them to end.
+    """
     try:
-        for thread in threads:
-            thread.join()
+        for number in range(threads):
+            name = f"fan-out-{number}"
+            threading.Thread(target=crew.labour, name=name, daemon=True).start()
+        crew.wait()
     except KeyboardInterrupt:
         crew.stop()
-        for thread in threads:
-            thread.join()
+        crew.wait()
         return True
     return False

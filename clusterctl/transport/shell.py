@@ -19,6 +19,7 @@ from clusterctl.transport.command import START_LIMIT, STDERR_TAIL, Command, NotS
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
 from clusterctl.transport.exchange import Output, Overdue, exchange
 from clusterctl.transport.script import Framed
+from clusterctl.transport.target import target_of
 from clusterctl.transport.wire import Wire
 
 _TIMEOUT_STATUSES = (124, 137)
@@ -157,8 +158,8 @@ class ShellTransport(ABC):
         return ConnectionFailed(
             f"the login shell of {self.user} {how}",
             host=self._host.name,
-            hint=f"look at the shell's start-up files; `ssh {self.user}@{self._host.address} true` "
-            "must print nothing and end with 0",
+            hint="look at the shell's start-up files; this must print nothing and end with 0: "
+            + target_of(self._host).command_line("true"),
             detail=failure.output or None,
         )
 

@@ -105,22 +105,31 @@ class SshTransport(ShellTransport):
             return cast("paramiko.Transport", self._connection.transport)
 
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
-        transport = self._transport()
         if not self._turns.acquire(timeout=TURN_LIMIT):
             raise ConnectionFailed(
                 f"{CHANNELS} commands already run there, and none ended within {TURN_LIMIT:g} s",
                 host=self._host.name,
             )
         try:
-            channel = self._open_session(transport)
+            channel = self._session()
             channel.exec_command(login_shell_line(argv))
         except (paramiko.SSHException, EOFError, OSError) as error:
             self._turns.release()
-            raise self._not_opened(error, lost=not transport.is_active()) from error
+            raise self._not_opened(error) from error
         except BaseException:
             self._turns.release()
             raise
         return SshWire(channel), self._turns.release
+
+    def _session(self) -> paramiko.Channel:
+        """Nothing was started yet, so a connection lost while idle is simply made again."""
+        transport = self._transport()
+        try:
+            return self._open_session(transport)
+        except (paramiko.SSHException, EOFError, OSError):
+            if transport.is_active():
+                raise
+            return self._open_session(self._transport())
 
     def _open_session(self, transport: paramiko.Transport) -> paramiko.Channel:
         """A refused session means that MaxSessions are open: others will end, so try again.
@@ -137,19 +146,20 @@ class SshTransport(ShellTransport):
                     raise
                 time.sleep(random.uniform(0.02, 0.2))  # noqa: S311 - jitter
 
-    def _not_opened(self, error: Exception, *, lost: bool) -> ConnectionFailed:
-        if not lost:
+    def _not_opened(self, error: Exception) -> ConnectionFailed:
+        detail = str(error) or type(error).__name__
+        if self._connection is not None and self._connection.transport.is_active():
             return ConnectionFailed(
                 f"sshd opened no session within {OPEN_LIMIT:g} s",
                 host=self._host.name,
                 hint="raise MaxSessions in /etc/ssh/sshd_config there (default 10)",
-                detail=str(error),
+                detail=detail,
             )
         return ConnectionFailed(
             "the connection was lost before a command could start",
             host=self._host.name,
             hint=self._target.command_line("true"),
-            detail=str(error) or type(error).__name__,
+            detail=detail,
         )
 
 

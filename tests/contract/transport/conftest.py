@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,31 +47,33 @@ def client_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start_sshd(tmp_path_factory: pytest.TempPathFactory, client_key: Path) -> Iterator[StartSshd]:
+def start_sshd(client_key: Path) -> Iterator[StartSshd]:
     """Starts an sshd with further options, ended with the test."""
     with ExitStack() as stack:
 
         def start(options: Mapping[str, str] | None = None) -> Sshd:
-            folder = _open_folder(tmp_path_factory.mktemp("sshd"))
+            folder = stack.enter_context(_open_folder())
             return stack.enter_context(running_sshd(folder, client_key=client_key, options=options))
 
         yield start
 
 
 @pytest.fixture(scope="session")
-def sshd(tmp_path_factory: pytest.TempPathFactory, client_key: Path) -> Iterator[Sshd]:
+def sshd(client_key: Path) -> Iterator[Sshd]:
     """One sshd for tests that leave it as it is; its login shell is noisy."""
-    folder = _open_folder(tmp_path_factory.mktemp("sshd"))
-    with running_sshd(folder, client_key=client_key) as daemon:
+    with _open_folder() as folder, running_sshd(folder, client_key=client_key) as daemon:
         (daemon.home / ".bashrc").write_text(NOISY_BASHRC)
         yield daemon
 
 
-def _open_folder(folder: Path) -> Path:
-    """Let other users in: sshd reads their authorized_keys as themselves."""
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
-    return folder
+@contextmanager
+def _open_folder() -> Iterator[Path]:
+    """A folder that other users may enter: sshd reads their authorized_keys as themselves.
+    pytest's own folders are closed to them by every run of pytest."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-sshd-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 @pytest.fixture

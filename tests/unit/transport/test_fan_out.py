@@ -1,0 +1,139 @@
+"""The same work on many hosts: order, limit, failures, bugs, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.errors import ClusterctlError, CommandFailed, Unreachable
+from clusterctl.transport.fanout import (
+    Done,
+    Failed,
+    FanOutInterrupted,
+    failures,
+    fan_out,
+    values,
+)
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=4), st.integers(), max_size=30), st.integers(1, 8)
+)
+def test_every_item_has_its_outcome_in_order(items: dict[str, int], limit: int) -> None:
+    def work(number: int) -> int:
+        if number % 3 == 0:
+            raise CommandFailed("a multiple of three")
+        return number * 2
+
+    outcomes = fan_out(items, work, limit=limit)
+
+    assert list(outcomes) == list(items)
+    for name, number in items.items():
+        outcome = outcomes[name]
+        if number % 3 == 0:
+            assert isinstance(outcome, Failed)
+            assert outcome.error.host == name
+        else:
+            assert outcome == Done(number * 2)
+    assert len(values(outcomes)) + len(failures(outcomes)) == len(items)
+
+
+def test_an_error_keeps_the_host_it_names() -> None:
+    def work(_: int) -> None:
+        raise Unreachable("down", host="jump host")
+
+    assert [str(error) for error in failures(fan_out({"gpu1": 1}, work))] == ["jump host: down"]
+
+
+def test_no_more_than_the_limit_at_once() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    together = threading.Barrier(3, timeout=5)
+
+    def work(_: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        together.wait()
+        with lock:
+            running -= 1
+
+    outcomes = fan_out({str(n): n for n in range(9)}, work, limit=3)
+
+    assert failures(outcomes) == []
+    assert most == 3
+
+
+def test_a_bug_is_raised_with_the_host_it_struck() -> None:
+    done: list[str] = []
+
+    def work(name: str) -> None:
+        if name == "gpu2":
+            raise ZeroDivisionError("oops")
+        done.append(name)
+
+    names = [f"gpu{n}" for n in range(1, 10)]
+    with pytest.raises(ZeroDivisionError) as caught:
+        fan_out(dict(zip(names, names, strict=True)), work, limit=1)
+
+    assert caught.value.__notes__ == ["while working on host gpu2"]
+    assert done == ["gpu1"], "nothing new is started after a bug"
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Callable[[int], bool]]:
+    """Counts SIGINTs on their way to KeyboardInterrupt; the value waits for the nth."""
+    arrived = threading.Semaphore(0)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        arrived.release()
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, handle)
+    yield lambda seconds: arrived.acquire(timeout=seconds)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_lets_what_runs_finish(interrupts: Callable[[int], bool]) -> None:
+    def work(number: int) -> int:
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts(5)
+        return number
+
+    with pytest.raises(FanOutInterrupted) as caught:
+        fan_out({str(n): n for n in range(1000)}, work, limit=1)
+
+    outcomes = caught.value.outcomes
+    assert outcomes["0"] == Done(0)
+    assert 1 <= len(outcomes) < 1000
+    assert caught.value.summary == f"interrupted after {len(outcomes)} of 1000 hosts"
+    assert caught.value.exit_code == 130
+
+
+def test_a_second_ctrl_c_leaves_at_once(interrupts: Callable[[int], bool]) -> None:
+    left = threading.Event()
+
+    def work(_: int) -> bool:
+        for _attempt in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts(5)
+        return left.wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        fan_out({"gpu1": 1}, work)
+    left.set()
+
+
+def test_nothing_to_do() -> None:
+    def work(_: int) -> None:
+        raise ClusterctlError("never called")
+
+    assert fan_out({}, work) == {}

@@ -1,0 +1,134 @@
+"""From a host of the inventory to a target, a command line, a transport, an answer."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from clusterctl.inventory.model import Host, Ssh
+from clusterctl.transport.connect import Connections
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.ssh import SshTransport
+from clusterctl.transport.target import jump_target, target_of
+
+
+def test_openssh_gets_the_same_options() -> None:
+    ssh = Ssh(
+        user="ada", port=2222, identity_file=Path("/k/a key"), proxy_jump="jump", accept_new=True
+    )
+    target = target_of(Host(name="gpu1", address="10.0.0.1", ssh=ssh))
+
+    assert target.argv("true") == [
+        "ssh", "-p", "2222", "-i", "/k/a key", "-J", "jump",
+        "-o", "StrictHostKeyChecking=accept-new", "ada@10.0.0.1", "true",
+    ]  # fmt: skip
+    assert shlex.split(target.command_line("true")) == target.argv("true")
+
+
+def test_what_the_inventory_leaves_open_is_left_to_ssh() -> None:
+    assert target_of(Host(name="gpu1", address="10.0.0.1")).argv() == ["ssh", "10.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("jump", "user", "address", "port"),
+    [
+        ("bastion", None, "bastion", None),
+        ("ada@bastion:2222", "ada", "bastion", 2222),
+        ("ada@[fe80::1]:2222", "ada", "fe80::1", 2222),
+        ("[fe80::1]", None, "fe80::1", None),
+        ("fe80::1", None, "fe80::1", None),
+    ],
+)
+def test_jump_hosts(jump: str, user: str | None, address: str, port: int | None) -> None:
+    behind = Ssh(user="root", port=22, identity_file=Path("/k"), connect_timeout=3)
+
+    target = jump_target(jump, behind, through="first")
+
+    assert target.address == address
+    assert target.ssh == Ssh(
+        user=user, port=port, identity_file=Path("/k"), proxy_jump="first", connect_timeout=3
+    )
+
+
+def test_localhost_is_this_machine() -> None:
+    with Connections() as connections:
+        assert isinstance(connections.to(Host(name="a", address="localhost")), LocalTransport)
+        assert isinstance(connections.to(Host(name="b", address="127.0.0.1")), SshTransport)
+
+
+def test_a_host_has_one_transport() -> None:
+    host = Host(name="a", address="10.0.0.1")
+    with Connections() as connections, ThreadPoolExecutor(8) as crew:
+        found = set(crew.map(lambda _: id(connections.to(host)), range(32)))
+
+    assert len(found) == 1
+
+
+def test_a_hurried_command_wins_over_the_inventory() -> None:
+    host = Host(name="a", address="10.0.0.1", ssh=Ssh(connect_timeout=60, user="ada"))
+    with Connections(connect_timeout=2) as connections:
+        ssh = connections.to(host).host.ssh
+
+    assert (ssh.connect_timeout, ssh.user) == (2, "ada")
+
+
+def test_fabric_is_not_imported_before_a_host_needs_it() -> None:
+    code = (
+        "import sys; from clusterctl.transport import connect, fanout, lock, tunnel, local; "
+        "sys.exit(sum(name in sys.modules for name in ('fabric', 'paramiko')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_threads_that_need_the_same_answer_wait_for_one_question() -> None:
+    asked: list[str] = []
+    all_here = threading.Barrier(8, timeout=5)
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return "secret"
+
+    credentials = Credentials(environment={}, ask=ask)
+
+    def need(_: int) -> str | None:
+        all_here.wait()
+        return credentials.password("ada", "gpu1")
+
+    with ThreadPoolExecutor(8) as crew:
+        assert set(crew.map(need, range(8))) == {"secret"}
+    assert len(asked) == 1
+
+
+def test_a_person_who_gives_no_answer_is_not_asked_again() -> None:
+    asked: list[str] = []
+    credentials = Credentials(environment={}, ask=lambda question: asked.append(question))
+
+    assert credentials.passphrase(Path("/k")) is None
+    assert credentials.passphrase(Path("/k")) is None
+    assert asked == ["Passphrase of /k: "]
+
+
+def test_the_environment_answers_first() -> None:
+    environment = {
+        "CLUSTERCTL_SSH_PASSWORD": "one",
+        "CLUSTERCTL_SSH_PASSPHRASE": "two",
+        "CLUSTERCTL_SUDO_PASSWORD": "three",
+    }
+    credentials = Credentials(environment=environment)
+
+    assert credentials.password("ada", "gpu1") == "one"
+    assert credentials.passphrase(Path("/k")) == "two"
+    assert credentials.ask_sudo_password("ada", "gpu1") == "three"
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    credentials = Credentials(environment={"CLUSTERCTL_SSH_PASSWORD": "hunter2"})
+
+    assert "hunter2" not in repr(credentials)
