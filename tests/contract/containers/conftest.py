@@ -39,7 +39,8 @@ class Engine:
         return DockerDriver(self.transport, prefix=(*self.prefix, *environment))
 
     def docker(self, *words: str, stdin: bytes = b"") -> str:
-        done = subprocess.run([*self.argv, *words], input=stdin, capture_output=True, check=True)
+        done = subprocess.run([*self.argv, *words], input=stdin, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().strip()
 
 
@@ -127,5 +128,33 @@ def import_busybox(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Engine
     def make(engine: Engine, reference: str) -> str:
         changes = ("--change", "ENV PATH=/bin", "--change", 'CMD ["/bin/sleep", "1000"]')
         return engine.docker("import", *changes, "-", reference, stdin=tar.stdout)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def import_python() -> Callable[[Engine, str], str]:
+    """Makes an image of nothing but this machine's own Python; its ID."""
+    python = "/usr/bin/python3"
+    ask = "import os, _hashlib; print(os.path.dirname(os.__file__), _hashlib.__file__)"
+    told = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+    library, extension = told.stdout.split()
+    paths = {python, library, *map(str, _libraries(python)), *map(str, _libraries(extension))}
+    # --dereference: /usr/bin/python3 and most libraries are symbolic links.
+    tar = subprocess.run(
+        [
+            "tar",
+            "--dereference",
+            "--hard-dereference",
+            "--exclude=*/test",
+            "--exclude=*.pyc",
+            "-c",
+            *sorted(paths),
+        ],
+        capture_output=True,
+    )
+
+    def make(engine: Engine, reference: str) -> str:
+        return engine.docker("import", "-", reference, stdin=tar.stdout)
 
     return make

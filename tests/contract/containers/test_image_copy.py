@@ -66,18 +66,39 @@ def test_through_this_machine_when_the_source_cannot_be_reached(
     assert any("through this machine" in line for line in said)
 
 
-def test_a_receiver_without_python_uses_bash(
-    engine: Engine,
-    second_engine: Engine,
-    image: Image,
-    tmp_path: Path,
-) -> None:
-    """Its PATH holds what the receiving side needs, and no python3."""
+@pytest.fixture
+def no_python(tmp_path: Path) -> str:
+    """A PATH with what hosts have, and no python3."""
     for program in ("sh", "bash", "cat", "docker", "timeout", "env"):
         found = shutil.which(program)
         assert found
         (tmp_path / program).symlink_to(found)
-    receiver = second_engine.driver(f"PATH={tmp_path}")
+    return f"PATH={tmp_path}"
+
+
+def test_a_source_without_python_uses_the_images_own(
+    engine: Engine,
+    second_engine: Engine,
+    import_python: Callable[[Engine, str], str],
+    no_python: str,
+) -> None:
+    identifier = import_python(engine, "clusterctl-test/python:1")
+    second_engine.driver().remove_image(identifier)
+    image = engine.driver().image(identifier)
+    assert image is not None
+    loaded = direct_transfer.transfer(
+        engine.driver(no_python), second_engine.driver(), image, LOCAL, Meter(nothing, None)
+    )
+    arrived = second_engine.driver().image(loaded)
+    assert arrived is not None
+    assert arrived.layers == image.layers
+    assert engine.docker("ps", "-q") == "", "the sender's container is gone"
+
+
+def test_a_receiver_without_python_uses_bash(
+    engine: Engine, second_engine: Engine, image: Image, no_python: str
+) -> None:
+    receiver = second_engine.driver(no_python)
     loaded = direct_transfer.transfer(engine.driver(), receiver, image, LOCAL, Meter(nothing, None))
     assert second_engine.driver().image(loaded) is not None
 
