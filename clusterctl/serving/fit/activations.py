@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clusterctl.serving.fit.allocator import GIB
+from clusterctl.serving.fit.hardware import Gpu
 from clusterctl.serving.fit.rules import Rules
 from clusterctl.serving.fit.shape import Layer, ModelShape
 from clusterctl.serving.fit.weights import Stage
@@ -26,6 +27,10 @@ _PIVOT_COPIES = 3.5
 exponential noise that samples from them (1)."""
 
 
+_TRITON_MXFP4 = 90
+"""Compute capability x 10 from which vLLM prefers Triton to Marlin for mxfp4 experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one step processes at most: `tokens` tokens for `requests` requests."""
@@ -39,16 +44,18 @@ def activation_gib(
     stage: Stage,
     batch: Batch,
     rules: Rules,
+    gpu: Gpu,
     *,
-    multiprocessors: int,
     first_rank: bool = True,
 ) -> float:
     """GiB that one rank needs for a moment. `first_rank`: rank 0 of its TP group."""
-    layers = _layers_peak(shape, stage, batch)
+    kept = _expert_workspace(shape, stage, batch, gpu)
+    layers = _layers_peak(shape, stage, batch) + kept
     sampler = 0
     if stage.has_head and (first_rank or not rules.engine_v0):
         held = batch.tokens * shape.hidden * 2  # the hidden states stay while sampling
-        sampler = held + _sampler_peak(shape, batch, rules, multiprocessors)
+        held += kept if rules.keeps_workspace else 0
+        sampler = held + _sampler_peak(shape, batch, rules, gpu.multiprocessors)
     return max(layers, sampler) / GIB
 
 
@@ -62,27 +69,35 @@ def _sampler_peak(shape: ModelShape, batch: Batch, rules: Rules, multiprocessors
 
 
 def _layers_peak(shape: ModelShape, stage: Stage, batch: Batch) -> int:
-    widest = max(
-        (
-            _layer_elements(layer, shape.hidden, stage.tp)
-            for layer in shape.layers[stage.first : stage.last]
-        ),
-        default=0,
-    )
-    residual = 2 * shape.hidden  # the residual and its normed copy
-    return batch.tokens * 2 * (residual + widest)
+    """The widest layer, beside its input, the residual and the normed copy of both."""
+    layers = set(shape.layers[stage.first : stage.last])
+    widest = max((_layer_elements(layer, stage.tp) for layer in layers), default=0)
+    return batch.tokens * 2 * (3 * shape.hidden + widest)
 
 
-def _layer_elements(layer: Layer, hidden: int, tp: int) -> int:
+def _layer_elements(layer: Layer, tp: int) -> int:
     """bf16 elements per token that a layer's feed-forward or attention keeps at once."""
     found = [0]
     if layer.mlp:
         found.append((3 if layer.mlp.gated else 2) * -(-layer.mlp.width // tp))
-    if layer.experts:
-        width = -(-layer.experts.width // tp)
-        # fused_moe.py: one buffer serves both products, the activation has its own
-        found.append(layer.experts.per_token * (max(2 * width, hidden) + width))
     if layer.attention:
         heads = layer.attention
         found.append((2 * heads.heads + 2 * heads.kv_heads) * heads.head_dim // tp)
     return max(found)
+
+
+def _expert_workspace(shape: ModelShape, stage: Stage, batch: Batch, gpu: Gpu) -> int:
+    """Bytes of the two buffers of fused experts: for each token and expert of its own, the wider
+    of a product and the hidden state (`workspace_shapes` in fused_moe/experts/triton_moe.py and
+    marlin_moe.py). The Triton kernels for mxfp4 on Hopper and newer have none.
+    """
+    storage = shape.quantization
+    if storage and storage.method == "mxfp4" and gpu.capability >= _TRITON_MXFP4:
+        return 0
+    rows = [
+        experts.per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden))
+        for layer in set(shape.layers[stage.first : stage.last])
+        if (experts := layer.experts)
+        for width in [-(-experts.width // stage.tp)]
+    ]
+    return 2 * batch.tokens * max(rows, default=0)

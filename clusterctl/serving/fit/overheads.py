@@ -28,12 +28,17 @@ _V0_JOINED = 0.40
 """`non_torch_memory` in logs of vLLM 0.7.1 on one V100 and 0.7.2 on two RTX 3090."""
 
 _ALONE = 0.30
-"""CUDA modules, cuBLAS workspaces and buffers of the model runner. 26 public starts of vLLM 0.19
-on an H100 (llm-d-planner's capacity planner validation): 0.25 outside PyTorch and 0.05 in it."""
+"""CUDA modules, cuBLAS workspaces and buffers of the model runner: 0.24 to 0.27 GiB outside
+PyTorch in 40 starts of vLLM 0.19 on an H100 (llm-d-planner, accuracy/results/v0.19.0; Granite
+took 0.46), and 0.05 of PyTorch's own beyond the activations."""
 
-_JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "nvlink": 2.1}
-"""With NCCL: 0.40 over PCIe (two RTX 3090, vLLM 0.7.2); 2.1 over NVLink (the same public H100
-starts); over sockets less was measured than over NVLink, how much is not recorded."""
+_JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "nvlink": 2.12}
+"""With NCCL: 0.40 over PCIe (two RTX 3090, vLLM 0.7.2); 2.06 to 2.10 with TP 2 and NVLink in the
+same H100 starts, and the 0.05. Over sockets less was measured than over NVLink, how much less is
+not recorded."""
+
+_NVLINK_MORE = 0.10
+"""TP 4 and NVLink: 2.13 to 2.21 in the same starts."""
 
 _SPREAD: dict[Fabric, float] = {"none": 0.15, "pcie": 0.4, "network": 0.8, "nvlink": 0.8}
 """How far starts of the same kind lay from these figures."""
@@ -52,7 +57,8 @@ def runtime_gib(rules: Rules, tp: int, fabric: Fabric, measured: Measured | None
         return measured.runtime_gib
     if rules.engine_v0:
         return _V0_JOINED if tp > 1 else _V0_ALONE
-    return _JOINED[fabric] if tp > 1 else _ALONE
+    more = _NVLINK_MORE if fabric == "nvlink" and tp > 2 else 0.0
+    return _JOINED[fabric] + more if tp > 1 else _ALONE
 
 
 def graphs_gib(tp: int, *, eager: bool, measured: Measured | None = None) -> float:

@@ -124,7 +124,7 @@ def _activation(case: _Case, seat: Seat) -> float:
         case.stages[seat.stage],
         case.settings.batch,
         case.rules,
-        multiprocessors=seat.gpu.multiprocessors,
+        seat.gpu,
         first_rank=seat.place == 0,
     )
 

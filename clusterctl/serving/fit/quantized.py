@@ -45,8 +45,7 @@ def _count(default: int, *values: object) -> int:
 def _grouped(method: str, given: Mapping[str, Any]) -> Quantization:
     group = _count(128, given.get("group_size"), given.get("q_group_size"))
     bits = _count(4, given.get("bits"), given.get("w_bit"))
-    zeros = method == "awq" or not given.get("sym", True)
-    return Quantization(method, bits, group=max(0, group), zeros=zeros)
+    return Quantization(method, bits, group=max(0, group))  # GPTQ has zeros even when symmetric
 
 
 def _fp8(given: Mapping[str, Any]) -> Quantization:

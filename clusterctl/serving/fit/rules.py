@@ -32,6 +32,8 @@ class Rules:
     """Default of --gpu-memory-utilization."""
     sampler: Sampler
     """Top-k/top-p by sorting the vocabulary, or by pivots (v1/sample/ops/topk_topp_triton.py)."""
+    keeps_workspace: bool
+    """Buffers of fused experts stay allocated after a step (v1/worker/workspace.py)."""
     graphs_charged: bool
     """CUDA graphs are estimated and taken from the KV cache's share."""
     tokens_from_concurrency: bool
@@ -84,6 +86,7 @@ def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
         engine_v0=version < (0, 8, 0),
         utilization=0.92 if version >= (0, 20, 0) else 0.9,
         sampler="pivot" if version >= (0, 17, 0) else "sort",
+        keeps_workspace=version >= (0, 17, 0),
         graphs_charged=version >= (0, 21, 0),
         tokens_from_concurrency=version >= (0, 21, 0),
         in_flight_batches=version >= (0, 26, 0),

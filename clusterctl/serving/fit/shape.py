@@ -97,7 +97,7 @@ class Quantization:
     bits: int
     group: int = 128
     block: int | None = None
-    zeros: bool = True  # AWQ and asymmetric GPTQ keep zero points
+    zeros: bool = True  # zero points: AWQ, GPTQ; not symmetric compressed-tensors
     experts_only: bool = False  # mxfp4 of gpt-oss: everything but the experts stays bf16
 
 

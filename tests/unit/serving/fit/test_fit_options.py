@@ -90,7 +90,7 @@ def test_all_refused_values_come_at_once() -> None:
     ("name", "gib"),
     [("NVIDIA GeForce RTX 3090", 23.69), ("rtx3090", 23.69), ("3090", 23.69), ("H200", 139.80),
      ("NVIDIA A100-SXM4-80GB", 79.25), ("NVIDIA A100 80GB PCIe", 79.25), ("Tesla T4", 14.58),
-     ("NVIDIA H100 80GB HBM3", 79.11), ("NVIDIA H800", 79.11), ("Tesla V100-SXM2-32GB", 31.74),
+     ("NVIDIA H100 80GB HBM3", 79.19), ("NVIDIA H800", 79.19), ("Tesla V100-SXM2-32GB", 31.74),
      ("NVIDIA A100-SXM4-40GB", 39.50), ("nvidia a800-sxm4-80gb", 79.33)],
 )  # fmt: skip
 def test_gpus_by_the_names_in_use(name: str, gib: float) -> None:
