@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.serving.fit.foreseen import possible_tp
-from clusterctl.serving.fit.hardware import CPU, known_gpus
+from clusterctl.serving.fit.hardware import known_gpus
 from clusterctl.serving.fit.options import ServeOptions
 from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.partition import best_split
@@ -80,7 +80,7 @@ def _attempts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> Iter
     options, placement = plan.options, plan.placement
     yield from _shorter(plan)
     flags: tuple[str, ...]
-    if not options.kv_cache_dtype.startswith("fp8") and placement.seats[0].gpu is not CPU:
+    if not options.kv_cache_dtype.startswith("fp8") and not placement.seats[0].gpu.is_cpu:
         smaller = replace(options, kv_cache_dtype="fp8")
         flags = ("--kv-cache-dtype", "fp8")
         yield _Try(flags, "KV cache in fp8 holds twice the tokens", smaller, placement)
@@ -130,7 +130,7 @@ def _other_cuts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> It
 
 def _other_gpus(shape: ModelShape, plan: FitPlan, rules: Rules) -> Iterator[Advice]:
     """The smallest GPU that would do in the same layout."""
-    if plan.placement.seats[0].gpu is CPU:
+    if plan.placement.seats[0].gpu.is_cpu:
         return
     for gpu in sorted(known_gpus(), key=lambda gpu: gpu.memory_gib):
         seats = tuple(replace(seat, gpu=gpu) for seat in plan.placement.seats)

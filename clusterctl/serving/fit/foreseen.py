@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.serving.fit.hardware import CPU, Gpu
+from clusterctl.serving.fit.hardware import Gpu
 from clusterctl.serving.fit.options import AUTO_LENGTH, ServeOptions
 from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.placement import Placement
@@ -168,7 +168,7 @@ def _storage(
             f"{stored.method} needs compute capability {least / 10}, which {weak} has not",
             "use the model's unquantised weights on these GPUs",
         )
-    slow = _names(gpu for gpu in gpus if not gpu.has_native_fp8 and gpu is not CPU)
+    slow = _names(gpu for gpu in gpus if not gpu.has_native_fp8 and not gpu.is_cpu)
     if stored.method == "fp8" and slow and not weak:
         yield Foreseen(
             "fp8-not-native",

@@ -37,6 +37,11 @@ class Gpu:
     assumed: bool = False  # the memory is an estimate, not a reading
 
     @property
+    def is_cpu(self) -> bool:
+        """vLLM on a CPU: no graphs, other defaults, and a cache of the size it is told."""
+        return self.name == "CPU"
+
+    @property
     def has_bfloat16(self) -> bool:
         """bf16 needs compute capability 8.0 (vllm/platforms/cuda.py)."""
         return self.capability >= 80

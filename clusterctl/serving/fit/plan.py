@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from clusterctl.serving.fit.activations import activation_gib
 from clusterctl.serving.fit.allocator import GIB
-from clusterctl.serving.fit.hardware import CPU
 from clusterctl.serving.fit.kv_cache import (
     CachePlan,
     capacity,
@@ -24,6 +23,9 @@ from clusterctl.serving.fit.settings import Settings, settle
 from clusterctl.serving.fit.shape import ModelShape
 from clusterctl.serving.fit.weights import Stage, weight_gib
 from clusterctl.serving.version import show_version
+
+_UNTOLD_CPU_CACHE = 4 * GIB
+_UNTOLD_CPU_NOTE = "VLLM_CPU_KVCACHE_SPACE is not set: a KV cache of 4 GiB is assumed on CPUs"
 
 _ASSUMED_MEMORY_SHARE = 0.02
 """How far a GPU's memory may be off that was not read from PyTorch."""
@@ -47,7 +49,7 @@ class _Case:
 
     def is_eager(self, seat: Seat) -> bool:
         """Whether that rank captures no CUDA graphs."""
-        return self.options.enforce_eager or seat.gpu is CPU
+        return self.options.enforce_eager or seat.gpu.is_cpu
 
 
 def fit(shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules) -> FitPlan:
@@ -59,6 +61,9 @@ def fit(shape: ModelShape, placement: Placement, options: ServeOptions, rules: R
     if options.language_model_only:
         shape = replace(shape, tower=None)
     head = placement.seats[0].gpu
+    if head.is_cpu and options.kv_cache_bytes is None:
+        options = replace(options, kv_cache_bytes=_UNTOLD_CPU_CACHE)
+        shape = replace(shape, assumptions=(*shape.assumptions, _UNTOLD_CPU_NOTE))
     settings = settle(shape, options, rules, head, placement.tp, placement.pp)
     placement = replace(placement, partition=placement.partition or options.partition)
     stages = stages_of(len(shape.layers), placement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clusterctl.serving.fit.activations import Batch
-from clusterctl.serving.fit.hardware import CPU, Gpu
+from clusterctl.serving.fit.hardware import Gpu
 from clusterctl.serving.fit.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
 from clusterctl.serving.fit.options import AUTO_LENGTH, ServeOptions
 from clusterctl.serving.fit.quantized import requested
@@ -61,7 +61,7 @@ def default_batch(rules: Rules, head: Gpu, length: int, ranks: int = 1) -> Batch
 
     0.7 without chunked prefill: as many tokens as the context has, at least 2048.
     """
-    if head is CPU:
+    if head.is_cpu:
         return Batch(2048 * ranks, 128 * ranks)
     if rules.engine_v0:
         return Batch(max(length, _V0_TOKENS), 256)
@@ -83,6 +83,6 @@ def _batch(options: ServeOptions, rules: Rules, head: Gpu, length: int, ranks: i
 def _block_size(shape: ModelShape, options: ServeOptions, head: Gpu) -> int:
     if options.block_size:
         return options.block_size
-    if head is CPU:
+    if head.is_cpu:
         return DEFAULT_BLOCK if shape.is_latent else CPU_BLOCK
     return LATENT_BLOCK if shape.is_latent else DEFAULT_BLOCK

@@ -16,6 +16,8 @@ from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError
 from clusterctl.serving.catalogue import CATALOGUE
 from clusterctl.serving.fit.config_files import checkpoint_bytes, parse_config, read_config
 from clusterctl.serving.fit.figures import figures_of
+from clusterctl.serving.fit.hardware import CPU
+from clusterctl.serving.fit.placement import Site
 from clusterctl.serving.fit.request import FitReport, fit_request
 from clusterctl.serving.fit.weights import weight_bytes
 
@@ -166,6 +168,18 @@ def test_unknown_architectures_have_a_wider_margin(tmp_path: Path) -> None:
 def test_a_newer_vllm_is_planned_by_the_newest_rules_and_said() -> None:
     report = fit_request("qwen3-8b", gpus="H100", tp=1, vllm="0.90.0")
     assert any("newer than the newest version known" in note for note in report.plan.notes)
+
+
+def test_cpus_have_the_cache_they_are_told_or_four_gib() -> None:
+    sites = [Site("a", (CPU,)), Site("b", (CPU,))]
+    untold = fit_request("qwen2.5-1.5b", sites=sites, tp=2, vllm="0.32.0+cpu")
+    assert untold.plan.verdict == "fits"
+    assert any("4 GiB" in note for note in untold.plan.notes)
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    told = fit_request("qwen2.5-1.5b", sites=sites, tp=2, vllm="0.32.0+cpu", env=env)
+    assert told.plan.kv_cache_tokens == 74_880
+    assert [note for note in told.plan.notes if "CPU" in note] == []
+    assert told.plan.settings.batch.requests == 256
 
 
 def test_more_ranks_than_gpus() -> None:
