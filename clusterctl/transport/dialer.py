@@ -26,6 +26,7 @@ from clusterctl.transport.pulse import Pulse
 from clusterctl.transport.target import Target, jump_target
 
 TRIES = 3
+SYSTEM_SSH_CONFIG = Path("/etc/ssh/ssh_config")
 
 # Without a handler, Python prints Paramiko's tracebacks to the terminal; what they say is in
 # the errors raised here.
@@ -41,8 +42,8 @@ class Dialer:
     ) -> None:
         self.credentials = credentials or Credentials()
         self._keys = KeyRing(self.credentials)
-        self._ssh_config = ssh_config
-        self._fabric_config: fabric.Config | None = None
+        self._ssh_config_files = (ssh_config, SYSTEM_SSH_CONFIG)
+        self._parsed: paramiko.SSHConfig | None = None
         self._gateways: dict[tuple[str, str], Future[fabric.Connection]] = {}
         self._lock = threading.Lock()
 
@@ -52,7 +53,9 @@ class Dialer:
             host=target.address,
             user=target.ssh.user,
             port=target.ssh.port,
-            config=self._config(),
+            # Lazy, so that neither /etc/fabric.yml nor FABRIC_* variables have a say; one for
+            # each, since Fabric 3.2 writes to it, and leaves it empty meanwhile.
+            config=fabric.Config(ssh_config=self._ssh_config(), lazy=True),
             gateway=False,
             forward_agent=False,
             connect_timeout=max(1, round(target.connect_timeout)),
@@ -88,18 +91,15 @@ class Dialer:
             if future.done() and future.exception() is None:
                 future.result().close()
 
-    def _config(self) -> fabric.Config:
-        """Lazy, so that neither /etc/fabric.yml nor FABRIC_* variables have a say; one for all,
-        since a Config per connection costs 2 ms each."""
+    def _ssh_config(self) -> paramiko.SSHConfig:
+        """The user's file, then the system's: the first value found counts, as in OpenSSH."""
         with self._lock:
-            if self._fabric_config is None:
-                config = fabric.Config(lazy=True, user_ssh_path=str(self._ssh_config))
-                try:
-                    config.load_ssh_config()
-                except (paramiko.SSHException, OSError) as error:
-                    raise bad_ssh_config(self._ssh_config, error) from error
-                self._fabric_config = config
-            return self._fabric_config
+            if self._parsed is None:
+                parsed = paramiko.SSHConfig()
+                for file in self._ssh_config_files:
+                    _parse_into(parsed, file.expanduser())
+                self._parsed = parsed
+            return self._parsed
 
     def _open(self, endpoint: Endpoint, deadline: float) -> None:
         known = endpoint.known_hosts()
@@ -196,3 +196,13 @@ def _is_lost(future: Future[fabric.Connection]) -> bool:
     return (
         future.done() and future.exception() is None and not future.result().transport.is_active()
     )
+
+
+def _parse_into(config: paramiko.SSHConfig, file: Path) -> None:
+    try:
+        with file.open() as lines:
+            config.parse(lines)
+    except FileNotFoundError:
+        return
+    except (paramiko.SSHException, OSError, UnicodeDecodeError) as error:
+        raise bad_ssh_config(file, error) from error

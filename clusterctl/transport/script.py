@@ -73,6 +73,6 @@ def login_shell_line(argv: Sequence[str]) -> str:
     Single quotes protect everything but the backslash in fish and `!` and newlines in csh, so
     all but plain characters travel as octal escapes for `printf %b`.
     """
-    command = shlex.join(argv) + "; exit $?"
+    command = f"exec {shlex.join(argv)}"
     escaped = "".join(chr(byte) if byte in _SAFE else f"\\0{byte:03o}" for byte in command.encode())
     return f"""exec sh -c 'eval "$(printf %b "$0")"' '{escaped}'"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -118,7 +119,7 @@ def test_a_busy_sshd_is_tried_again(sshd: Sshd, dialer: Dialer) -> None:
 
 
 def _relay(source: socket.socket, target: socket.socket) -> None:
-    with source, target:
+    with source, target, contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
 

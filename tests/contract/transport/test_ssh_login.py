@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.dialer import Dialer
 from clusterctl.transport.ssh import SshTransport
+from clusterctl.transport.target import target_of
 from tests.contract.transport.conftest import MakePerson, Person, StartSshd
 from tests.contract.transport.sshd import Sshd, make_key
 
@@ -205,11 +207,30 @@ def test_the_inventory_wins_over_ssh_config(sshd: Sshd, tmp_path: Path) -> None:
     assert who(sshd.host(), dialer_with(tmp_path, config=config)) == "root"
 
 
+def test_many_threads_share_one_ssh_config(tmp_path: Path) -> None:
+    """What they share must not be written to: each host has its own key file here."""
+    blocks = (f"Host gpu{n}\n  IdentityFile /keys/{n}\n  Port {n + 1}\n" for n in range(20))
+    dialer = dialer_with(tmp_path, config="".join(blocks))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(16) as crew:
+            names = [f"gpu{n % 20}" for n in range(400)]
+            hosts = [Host(name=name, address=name) for name in names]
+            found = list(crew.map(lambda host: dialer.resolve(target_of(host)), hosts))
+    finally:
+        sys.setswitchinterval(before)
+
+    for name, endpoint in zip(names, found, strict=True):
+        assert endpoint.identities() == [Path("/keys") / name[3:]]
+        assert endpoint.connection.authentication.strategy_class is None
+
+
 def test_an_ssh_config_that_cannot_be_read(sshd: Sshd, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="ssh_config cannot be read") as caught:
         who(sshd.host(), dialer_with(tmp_path, config="Host a\n    ???\n"))
 
-    assert "ssh_config" in caught.value.summary
+    assert "???" in (caught.value.detail or "")
 
 
 def test_a_proxy_command_from_ssh_config(sshd: Sshd, tmp_path: Path) -> None:

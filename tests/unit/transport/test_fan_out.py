@@ -23,6 +23,7 @@ from clusterctl.transport.fanout import (
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=4), st.integers(), max_size=30), st.integers(1, 8)
 )
