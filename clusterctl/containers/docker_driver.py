@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import requests
+from docker import APIClient
 from docker.constants import DEFAULT_DOCKER_API_VERSION, MINIMUM_DOCKER_API_VERSION
 from docker.errors import APIError, DockerException, NotFound
 
@@ -23,7 +24,6 @@ from clusterctl.containers.reference import repository_and_tag
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport
-from docker import APIClient
 
 ANSWER_LIMIT = 30.0
 """Seconds that the engine may take for an answer. Inspect and list take milliseconds on an

@@ -19,13 +19,18 @@ _MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
 )  # fmt: skip
 """Substrings of log lines of vLLM 0.7 to 0.33, where they agree."""
 
-_PREFIX = re.compile(
-    r"^(\x1b\[[0-9;]*m|\([^)]*\)\s*|(DEBUG|INFO|WARNING)\s+[\d-]+\s+[\d:.]+\s*|\[[^\]]*\]\s*)+"
-)
+_MISLEADING = ("Enforce eager set",)
+"""Lines about settings that name things which then do not happen."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+_PREFIX = re.compile(r"^(\([^)]*\)\s*|(DEBUG|INFO|WARNING)\s+[\d-]+\s+[\d:.]+\s*|\[[^\]]*\]\s*)+")
 
 
 def stage_of(line: str) -> Optional[str]:
     """The stage that `line` belongs to, if it tells."""
+    if any(words in line for words in _MISLEADING):
+        return None
     for stage, marks in _MARKS:
         if any(mark in line for mark in marks):
             return stage
@@ -41,4 +46,4 @@ def later(current: str, found: str) -> str:
 
 def plain(line: str) -> str:
     """A log line without process, time and colours, at most 160 characters."""
-    return _PREFIX.sub("", line).strip()[:160]
+    return _PREFIX.sub("", _COLOURS.sub("", line)).strip()[:160]

@@ -47,8 +47,10 @@ def _title(status: ClusterStatus) -> Text:
 
 def _hosts(status: ClusterStatus) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in ("HOST", "ROLE", "NODE IP", "ENGINE", "CONTAINER", "RAY", "GPUS USED", "GPU"):
-        table.add_column(heading, no_wrap=heading != "GPU")
+    with_models = any(row.gpus for row in status.hosts)
+    headings = ("HOST", "ROLE", "NODE IP", "ENGINE", "CONTAINER", "RAY", "GPUS USED")
+    for heading in (*headings, "GPU") if with_models else headings:
+        table.add_column(heading, no_wrap=heading != "GPU", overflow="fold")
     for row in status.hosts:
         table.add_row(
             Text(row.name, style="" if row.reachable else "red"),
@@ -58,7 +60,7 @@ def _hosts(status: ClusterStatus) -> Table:
             _word(row.container),
             _word(row.ray),
             _use(row),
-            _models(row),
+            *([_models(row)] if with_models else []),
         )
     return table
 
@@ -70,9 +72,9 @@ def _use(row: HostRow) -> str:
 
 
 def _models(row: HostRow) -> str:
-    """`2 x NVIDIA H200`, or what stands for GPUs where there are none."""
+    """`2 x NVIDIA H200`."""
     kinds = {model: row.gpus.count(model) for model in row.gpus}
-    return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "none (CPU)"
+    return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "-"
 
 
 def _services(status: ClusterStatus) -> Group:

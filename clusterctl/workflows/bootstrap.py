@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from clusterctl.steps.secrets import (
     secret_path,
 )
 from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.lock import ClusterLock
 from clusterctl.workflows.formation import Formed, await_formation, clock_of
 from clusterctl.workflows.prepared import Cluster, look_and_require
@@ -175,6 +177,7 @@ def _head_image(cluster: Cluster, image: NodeImage, engines: Engines) -> tuple[S
         others=tuple(cluster.views.values()),
         node_ip=_node_ip(cluster),
         archive=inventory.image_archive,
+        operator=_operators_engine(),
     )
     with_ray = RayInImage(
         image,
@@ -183,6 +186,14 @@ def _head_image(cluster: Cluster, image: NodeImage, engines: Engines) -> tuple[S
         allow_unauthenticated=inventory.allow_unauthenticated_ray,
     )
     return (present, with_ray)
+
+
+def _operators_engine() -> DockerDriver | None:
+    """Docker on this machine, where there is a client; without a daemon it has no image."""
+    if shutil.which("docker") is None:
+        return None
+    here = Host(name="operator", address="localhost")
+    return DockerDriver(LocalTransport(here), sudo=False)
 
 
 def _node_ip(cluster: Cluster) -> Callable[[HostView], str]:

@@ -6,7 +6,15 @@ import threading
 import time
 from dataclasses import dataclass
 
-from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted, StepFinished
+from clusterctl.engine.events import (
+    EventSink,
+    Note,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+    StepStarted,
+)
+from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
 from clusterctl.node.documents import NodeState
 from clusterctl.node.paths import NodePaths
@@ -60,10 +68,10 @@ def await_formation(
         raise_all(_with_logs(cluster, error))
         raise
     seconds = time.monotonic() - started
-    sink(StepFinished(head, TITLE, "unchanged", seconds))
     formed = _formed(state)
-    gpus = f"{formed.gpus:g} GPUs"
-    sink(Note(f"{formed.nodes} nodes, {gpus}, Ray {formed.ray_version}"))
+    seen = f"{formed.nodes} nodes, {formed.gpus:g} GPUs, Ray {formed.ray_version}"
+    sink(StepStarted(head, TITLE, Change(f"Ray reports {seen}")))
+    sink(StepFinished(head, TITLE, "changed", seconds))
     sink(StageFinished(TITLE, seconds))
     return formed
 

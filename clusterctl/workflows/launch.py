@@ -17,7 +17,6 @@ from clusterctl.serving.endpoint import Endpoint, base_url
 from clusterctl.serving.layout import HostGpus, Layout, plan_layout
 from clusterctl.serving.location import Location, locate
 from clusterctl.serving.model_name import Model
-from clusterctl.serving.model_name import resolve as resolve_model
 from clusterctl.serving.model_probe import look_for
 from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Request
@@ -50,6 +49,7 @@ class Prepared:
 def prepare(
     inventory: Inventory,
     request: Request,
+    model: Model,
     transports: Mapping[str, Transport],
     answers: Mapping[str, Probe],
     state: NodeState,
@@ -61,7 +61,6 @@ def prepare(
     """
     topology = resolve(inventory, {name: answer.facts for name, answer in answers.items()})
     _require_ray(topology, state)
-    model = resolve_model(request.model, inventory.models)
     location = _locate(inventory, request, model, transports)
     names = served_names(request, model)
     name = document_name(request, names)

@@ -17,6 +17,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.serving.config_file import read_config_file
+from clusterctl.serving.model_name import resolve
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.service import difference
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -92,13 +93,14 @@ def run(
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
     """
     request = asked.request()
+    model = resolve(request.model, inventory.models)  # before any host is asked anything
     head_name = inventory.head.name
     with reach(inventory.hosts, credentials) as transports:
         head = transports[head_name]
         answers = _look(inventory, transports)
         state = _state(inventory, answers)
         declared = services_in(inventory.cluster, answers[head_name])
-        prepared = prepare(inventory, request, transports, answers, state, declared)
+        prepared = prepare(inventory, request, model, transports, answers, state, declared)
         changes = _changes(prepared, declared.get(prepared.document.name))
         agree(changes)
         sink(StageStarted(f"Serve {prepared.document.name}", (head_name,)))
