@@ -92,9 +92,11 @@ class LocalWire:
         return os.write(self._stdin.fileno(), data[: select.PIPE_BUF])
 
     def recv(self, size: int) -> bytes:
-        if self._stdout.closed or not _readable(self._stdout.fileno(), self._timeout):
+        try:
+            _readable(self._stdout.fileno(), self._timeout)
+            return os.read(self._stdout.fileno(), size)
+        except ValueError:  # closed meanwhile by another thread
             return b""
-        return os.read(self._stdout.fileno(), size)
 
     def recv_stderr(self, size: int) -> bytes:
         """Closes its end itself, since only the reading thread knows when it is done."""
@@ -140,13 +142,12 @@ def _present(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-def _readable(descriptor: int, seconds: float | None) -> bool:
-    """True once there is something to read; raises TimeoutError."""
+def _readable(descriptor: int, seconds: float | None) -> None:
+    """Returns once there is something to read; raises TimeoutError."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     if not poller.poll(None if seconds is None else max(0, int(seconds * 1000))):
         raise TimeoutError
-    return True
 
 
 def _exit_code(returncode: int) -> int:
