@@ -122,8 +122,7 @@ def two_nodes() -> Iterator[TwoNodes]:
     for running in (worker, head):
         if running.process:
             running.pull_the_plug()
-    if not os.environ.get("KEEP"):
-        shutil.rmtree(directory)
+    shutil.rmtree(directory)
 
 
 def _node(host: str, ip: str) -> Node:
