@@ -6,8 +6,9 @@ cd "$(dirname "$0")/.."
 
 lab_packages=(
     debootstrap systemd-container iproute2 apt-utils dpkg-dev openssh-server openssh-client
-    procps iptables docker.io busybox-static sudo tmux
+    procps iptables sudo
 )
+test_packages=(docker.io busybox-static fish tcsh)
 
 say() { printf '%s\n' "setup: $*" >&2; }
 
@@ -71,7 +72,7 @@ make_venv() {
 
 case "${1:-}" in
     --lab) install_packages "${lab_packages[@]}"; make_venv '' ;;
-    --tests) install_packages "${lab_packages[@]}"; make_venv '[dev]' ;;
+    --tests) install_packages "${lab_packages[@]}" "${test_packages[@]}"; make_venv '[dev]' ;;
     '') make_venv '' ;;
     *) say "usage: scripts/setup.sh [--lab | --tests]"; exit 2 ;;
 esac

@@ -112,10 +112,15 @@ def _load(row: ServiceRow) -> str:
 
 def _problems(status: ClusterStatus) -> list[Text]:
     lines = [Text(f"{count(len(status.problems), 'problem')}:", style="red")]
-    lines += [Text(f"  {problem}") for problem in status.problems]
+    lines += [_whole(f"  {problem}") for problem in status.problems]
     hints = {row.hint for row in status.hosts if row.hint}
-    lines += [Text(f"  fix: {hint}") for hint in sorted(hints)]
+    lines += [_whole(f"  fix: {hint}") for hint in sorted(hints)]
     return lines
+
+
+def _whole(line: str) -> Text:
+    """A line that is never broken: what is to be pasted must stay in one piece."""
+    return Text(line, no_wrap=True, overflow="ignore")
 
 
 def _word(word: str) -> Text:

@@ -20,6 +20,9 @@ done
 """
 
 
+READ = 'if [ -f "$1" ]; then cat "$1"; fi'
+
+
 @dataclass(frozen=True)
 class RemoteFile:
     """A file as it should be. Its directory is another step's work."""
@@ -36,18 +39,31 @@ class RemoteFile:
 
 FilesFor = Callable[[HostView], Sequence[RemoteFile]]
 
+Disrupts = Callable[[RemoteFile, bytes], bool]
+"""Whether replacing what the file holds now by what it should hold restarts something."""
+
 
 class FilesPresent:
     """Each file has its content and mode. Files that are not named are left alone."""
 
-    def __init__(self, title: str, files_for: FilesFor) -> None:
+    def __init__(
+        self, title: str, files_for: FilesFor, *, disrupts: Disrupts | None = None
+    ) -> None:
         self.title = title
         self._files_for = files_for
+        self._disrupts = disrupts
 
     def check(self, view: HostView) -> Change | None:
         differing = self._differing(view)
         names = ", ".join(PurePosixPath(file.path).name for file in differing)
-        return Change(f"write {names}") if differing else None
+        if not differing:
+            return None
+        return Change(f"write {names}", disruptive=self._any_disrupts(view, differing))
+
+    def _any_disrupts(self, view: HostView, differing: Sequence[RemoteFile]) -> bool:
+        if self._disrupts is None:
+            return False
+        return any(self._disrupts(file, _content(view, file.path)) for file in differing)
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
@@ -59,3 +75,8 @@ class FilesPresent:
         paths = [file.path for file in wanted]
         told = root_script(view, LOOK, *paths, doing="looking at files").splitlines()
         return [file for file, seal in zip(wanted, told, strict=True) if seal != file.seal]
+
+
+def _content(view: HostView, path: str) -> bytes:
+    """What the file holds now; nothing where there is none."""
+    return root_script(view, READ, path, doing=f"reading {path}").encode()

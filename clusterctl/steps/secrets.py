@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed
-from clusterctl.steps.node_files import FilesPresent, RemoteFile
+from clusterctl.steps.node_files import READ, FilesPresent, RemoteFile
 from clusterctl.steps.root_script import root_script
 
 RAY_TOKEN = "ray.token"  # noqa: S105 - the file's name
@@ -34,8 +34,6 @@ for path in "$@"; do
   chmod 600 "$path"
 done
 """
-
-READ = 'if [ -s "$1" ]; then cat "$1"; fi'
 
 
 def secret_path(cluster: str, name: str) -> str:

@@ -18,7 +18,7 @@ from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node import package
-from clusterctl.node.documents import config_dir, to_json
+from clusterctl.node.documents import NodeDocument, config_dir, from_json, to_json
 from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
 from clusterctl.ray_cluster.nodes import container_spec, node_document
 from clusterctl.steps.container_engine import ContainerEngine
@@ -165,7 +165,20 @@ def _files(cluster: Cluster) -> FilesPresent:
         path = f"{config_dir(inventory.cluster)}/node.json"
         return (*shared, RemoteFile(path, to_json(document).encode()))
 
-    return FilesPresent("node files", of)
+    return FilesPresent("node files", of, disrupts=_restarts_ray)
+
+
+def _restarts_ray(file: RemoteFile, now: bytes) -> bool:
+    """The supervisor starts Ray anew for another command line, environment or head; it takes
+    another list of expected nodes as it comes."""
+    if not now or not file.path.endswith("/node.json"):
+        return False
+    try:
+        old = from_json(NodeDocument, now.decode())
+    except ValueError:
+        return True
+    new = from_json(NodeDocument, file.data.decode())
+    return (old.ray_argv, old.env, old.head_ip) != (new.ray_argv, new.env, new.head_ip)
 
 
 def _head_image(cluster: Cluster, image: NodeImage, engines: Engines) -> tuple[Step, ...]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.engine.events import EventSink, StageFinished, StageStarted
+from clusterctl.engine.events import (
+    EventSink,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+    StepStarted,
+)
+from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
 from clusterctl.facts.gather import probe
 from clusterctl.facts.parse import Probe
@@ -79,19 +86,22 @@ def stop_service(
 
     Raises StepFailed when it is still there after its own shutdown time and some slack.
     """
-    started = time.monotonic()
-    sink(StageStarted(f"Stop {document.name}", (head.host.name,)))
+    started, host = time.monotonic(), head.host.name
+    title = f"Stop {document.name}"
+    sink(StageStarted(title, (host,)))
+    sink(StepStarted(host, title, Change("let running requests finish, then end vLLM")))
     withdraw(inventory, head, document.name)
     deadline = started + document.shutdown_timeout + STOP_SLACK
     while _still_there(read_head_state(inventory, head), document.name):
         if time.monotonic() > deadline:
             raise StepFailed(
                 f"{document.name} still runs after {deadline - started:.0f} s",
-                host=head.host.name,
+                host=host,
                 hint=f"clusterctl logs {document.name}",
             )
         time.sleep(0.3)
-    sink(StageFinished(f"Stop {document.name}", time.monotonic() - started))
+    sink(StepFinished(host, title, "changed", time.monotonic() - started))
+    sink(StageFinished(title, time.monotonic() - started))
 
 
 def _still_there(state: NodeState | None, name: str) -> bool:

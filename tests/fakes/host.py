@@ -71,7 +71,7 @@ class FakeTransport:
             node_files.LOOK: self._look_at_files,
             secret_files.LOOK: self._look_at_secrets,
             secret_files.MAKE: self._make_secrets,
-            secret_files.READ: self._read,
+            node_files.READ: self._read,
             paths_absent.LOOK: self._look_for_paths,
             paths_absent.REMOVE: self._remove_paths,
             container_engine.LOOK: self._look_for_engine,
