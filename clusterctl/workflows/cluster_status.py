@@ -112,7 +112,12 @@ def assess(inventory: Inventory, reports: Mapping[str, HostReport]) -> ClusterSt
     return ClusterStatus(
         cluster=inventory.cluster,
         hosts=tuple(
-            _host_row(reports[host.name], in_ray.get(host.name), ray_known=state is not None)
+            _host_row(
+                reports[host.name],
+                in_ray.get(host.name),
+                ray_known=state is not None,
+                inventory_file=str(inventory.source),
+            )
             for host in inventory.hosts
         ),
         services=tuple(
@@ -127,7 +132,15 @@ def _fresh(report: HostReport) -> bool:
     return report.state_age is not None and report.state_age < STALE_AFTER
 
 
-def _host_row(report: HostReport, node: RayNode | None, *, ray_known: bool) -> HostRow:
+def _fix(inventory_file: str, report: HostReport) -> str | None:
+    """What brings back a host that answers and is not as bootstrap left it."""
+    gone = report.facts is not None and report.container != "running"
+    return f"clusterctl bootstrap {inventory_file}" if gone or report.drift else None
+
+
+def _host_row(
+    report: HostReport, node: RayNode | None, *, ray_known: bool, inventory_file: str
+) -> HostRow:
     facts, host = report.facts, report.host
     engine = facts.engine if facts else None
     promised = len(host.gpus)
@@ -146,7 +159,7 @@ def _host_row(report: HostReport, node: RayNode | None, *, ray_known: bool) -> H
         gpus_used=node.gpus_used if node else 0.0,
         problems=_host_problems(report, node, ray_known=ray_known),
         drift=report.drift,
-        hint=report.hint,
+        hint=report.hint or _fix(inventory_file, report),
     )
 
 

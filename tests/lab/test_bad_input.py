@@ -66,7 +66,7 @@ def write(bare: Path, tmp_path: Path) -> Write:
         ({"gpu2": {"nics": {"nccl": "ens9"}}}, 5, ["gpu2", "ens9", "ens3"]),
         ({"accelerator": "nvidia"}, 5, ["gpu1", "gpu2", "GPU"]),
         ({"gpu2": {"node_ip": "10.77.0.99"}}, 5, ["gpu2", "10.77.0.99"]),
-        ({"gpu2": {"address": "10.77.0.11"}}, 3, ["gpu1", "10.77.0.11"]),
+        ({"gpu2": {"address": "10.77.0.11"}}, 3, ["gpu1", "address"]),
         ({"gpu2": {"role": "head"}}, 3, ["gpu1", "gpu2", "head"]),
         ({"gpu2": {"adress": "10.77.0.12"}}, 3, ["adress", "address"]),
         ({"gpu2": {"address": "10.77.0.77"}}, 4, ["gpu2", "10.77.0.77"]),
@@ -106,16 +106,19 @@ def test_a_wrong_key_is_refused(
 def test_a_changed_host_key_is_named_with_its_line(
     operator: Operator, write: Write, lab: LabPaths, bare: Path, tmp_path: Path
 ) -> None:
-    known = lab.known_hosts.read_text()
-    first, second = (
-        next(line for line in known.splitlines() if f"10.77.0.1{n}" in line) for n in (1, 2)
-    )
+    lines = [line.split() for line in lab.known_hosts.read_text().splitlines()]
+    others = {kind: key for names, kind, key in lines if "10.77.0.12" in names}
+    swapped = [
+        f"{names} {kind} {others[kind] if '10.77.0.11' in names else key}"
+        for names, kind, key in lines
+    ]
     wrong = tmp_path / "known_hosts"
-    wrong.write_text(known.replace(first.split()[2], second.split()[2]))
+    wrong.write_text("\n".join(swapped) + "\n")
     ssh = yaml.safe_load(bare.read_text())["ssh"]
     ran = operator.run("bootstrap", write(ssh={**ssh, "known_hosts": str(wrong)}))
     assert ran.status == 4, ran.text
-    assert "ssh-keygen -R" in ran.stderr
+    assert "ssh-keygen" in ran.stderr
+    assert f"{wrong}" in ran.stderr
     accepted = operator.run(
         "bootstrap", "--accept-new", write(ssh={**ssh, "known_hosts": str(wrong)})
     )
