@@ -1,0 +1,124 @@
+"""What status makes of hosts' reports: states in, a screen, sentences and a verdict out."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from clusterctl.facts.model import HostFacts
+from clusterctl.facts.parse import parse_probe
+from clusterctl.facts.sections import split_sections
+from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.reporting.status_view import status_document, status_screen
+from clusterctl.workflows.cluster_status import ClusterStatus, HostReport, assess
+
+INVENTORY = Inventory(
+    cluster="demo",
+    image="vllm/vllm-openai:v0.33.0",
+    hosts=(
+        Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),
+        Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
+    ),
+)
+SERVICE = ServiceDocument(
+    name="tiny", model="/data/models/tiny", served_name="tiny", argv=[], env={}, host="10.0.0.1",
+    port=8000, tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="f",
+)  # fmt: skip
+
+
+@pytest.fixture
+def facts() -> HostFacts:
+    captures = Path(__file__).parents[1] / "facts" / "captures"
+    text = (captures / "debian-12-docker-20.10.txt").read_text()
+
+    facts = parse_probe(split_sections(text, "MARK"), sudo_error=None, received=0.0).facts
+    return replace(facts, clock=1000.0, engine=replace(facts.engine, running=True))
+
+
+def ray(name: str, *, alive: bool = True, gpus: float = 1, used: float = 1) -> RayNode:
+    return RayNode(name, f"10.0.0.{name[-1]}", name, alive, name == "gpu1", gpus, used, 8.0)
+
+
+def state(host: str, **more: object) -> NodeState:
+    role = "head" if host == "gpu1" else "worker"
+    made = NodeState(host, role, 999.0, "0.1.0", "up", 0.0, 0, ray_version="2.60.0")
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def healthy(facts: HostFacts) -> dict[str, HostReport]:
+    ranks = [Rank(0, 0, 0, "gpu1", "10.0.0.1", 7), Rank(1, 1, 0, "gpu2", "10.0.0.2", 8)]
+    ready = ServiceState("tiny", "ready", 0.0, "f", running=3, tokens_per_second=41.5, ranks=ranks)
+    head = state("gpu1", nodes=[ray("gpu1"), ray("gpu2")], services=[ready])
+    return {
+        "gpu1": HostReport(INVENTORY.hosts[0], facts, head, "running", services=(SERVICE,)),
+        "gpu2": HostReport(INVENTORY.hosts[1], facts, state("gpu2"), "running"),
+    }
+
+
+def screen(status: ClusterStatus) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(status_screen(status))
+    return out.getvalue()
+
+
+def test_a_healthy_cluster_reads_so(facts: HostFacts) -> None:
+    status = assess(INVENTORY, healthy(facts))
+    assert status.healthy
+    text = screen(status)
+    for words in ("healthy", "Ray 2.60.0", "0 on gpu1, 1 on gpu2", "41.5 tokens/s", "1 of 1"):
+        assert words in text
+    document = json.loads(json.dumps(status_document(status)))
+    assert document["services"][0]["endpoint"] == "http://10.0.0.1:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("host", "change", "sentence"),
+    [
+        ("gpu2", {"facts": None, "state": None, "problem": "timed out"}, "gpu2: timed out"),
+        ("gpu2", {"container": "exited"}, "gpu2: the node container is exited"),
+        ("gpu2", {"container": "missing", "state": None}, "gpu2: the node container is missing"),
+        ("gpu2", {"state": state("gpu2", time=900.0)}, "gpu2: the supervisor last wrote 100 s ago"),
+        ("gpu2", {"state": None}, "gpu2: the supervisor has written no state yet"),
+        ("gpu2", {"drift": ("node.json differs",)}, "gpu2: node.json differs"),
+        ("gpu1", {"state": state("gpu1", nodes=[ray("gpu1")])}, "gpu2: not in Ray"),
+        (
+            "gpu1",
+            {"state": state("gpu1", nodes=[ray("gpu1"), ray("gpu2", gpus=0)])},
+            "gpu2: Ray has 0 of 1 GPUs",
+        ),
+        ("gpu2", {"state": state("gpu2", gpus_visible=0)}, "gpu2: the container sees 0 of 1 GPUs"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_first_cause(
+    facts: HostFacts, host: str, change: dict[str, object], sentence: str
+) -> None:
+    reports = healthy(facts)
+    reports[host] = replace(reports[host], **change)  # type: ignore[arg-type]
+    status = assess(INVENTORY, reports)
+    of_hosts = [text for text in status.problems if text.startswith("gpu2")]
+    assert of_hosts == [sentence]
+    assert not status.healthy
+    assert sentence in screen(status)
+
+
+def test_a_service_that_is_not_ready_degrades_the_cluster(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    head = reports["gpu1"].state
+    assert head is not None
+    waiting = ServiceState("tiny", "waiting", 0.0, "f", detail="gpu2 has not joined Ray")
+    reports["gpu1"] = replace(reports["gpu1"], state=replace(head, services=[waiting]))
+    status = assess(INVENTORY, reports)
+    assert status.problems == ("service tiny: waiting (gpu2 has not joined Ray)",)
+
+
+def test_all_hosts_dead_is_still_an_answer() -> None:
+    dead = {host.name: HostReport(host, problem="timed out") for host in INVENTORY.hosts}
+    status = assess(INVENTORY, dead)
+    assert len(status.problems) == 2
+    assert "no answer" in screen(status)
