@@ -82,8 +82,8 @@ class Nics(_Model):
 
     control: NicName | None = Field(
         default=None,
-        description="Carries Ray and the API: its address becomes the node's, when "
-        "neither node_ip nor network.subnet says which.",
+        description="Carries Ray and the API: its address becomes the node's, unless node_ip "
+        "says another.",
     )
     nccl: NicName | None = Field(
         default=None,
@@ -187,8 +187,8 @@ class Host(_Model):
     )
     node_ip: IpAddress | None = Field(
         default=None,
-        description="Address that Ray uses. Default: the one in network.subnet, else on "
-        "nics.control, else the one that SSH connects to.",
+        description="Address that Ray uses. Default: the one on nics.control, else in "
+        "network.subnet, else the one that SSH connects to.",
     )
     nics: Nics = Field(default=Nics(), description="Interfaces by purpose.")
     gpus: Gpus = Field(

@@ -26,14 +26,15 @@ class Chosen:
 
 
 def choose_address(inventory: Inventory, host: Host, facts: HostFacts) -> Chosen:
-    """The node IP: named, or in the subnet, or on the control NIC, or where SSH connects,
-    or the only candidate. Raises RequirementsNotMet."""
+    """The node IP: named, or on the control NIC, or in the subnet, or where SSH connects,
+    or the only candidate: what is said of one host wins over what is said of all. Raises
+    RequirementsNotMet."""
     if host.node_ip:
         return _held(host, facts, host.node_ip, "node_ip in the inventory")
-    if inventory.network.subnet:
-        return _in_subnet(inventory, host, facts)
     if host.nics.control:
         return _on_nic(host, facts, host.nics.control)
+    if inventory.network.subnet:
+        return _in_subnet(inventory, host, facts)
     if facts.nic_with(host.address):
         return _held(host, facts, host.address, "the address that SSH connects to")
     return _only_candidate(host, facts)

@@ -36,9 +36,14 @@ def test_node_ip_in_the_inventory_comes_first() -> None:
     assert node.explain[0] == "node IP 10.9.0.1 on ens2: node_ip in the inventory"
 
 
-def test_the_subnet_comes_before_the_control_nic() -> None:
-    node = only_node(head(nics=Nics(control="eth0")), TWO_NICS, network={"subnet": "10.9.0.0/24"})
+def test_a_hosts_control_nic_comes_before_the_subnet_of_all() -> None:
+    node = only_node(head(nics=Nics(control="ens2")), TWO_NICS, network={"subnet": "10.0.0.0/24"})
     assert (node.node_ip, node.nccl_nics, node.gloo_nic) == ("10.9.0.1", ("ens2",), "ens2")
+
+
+def test_the_subnet_comes_before_the_ssh_address() -> None:
+    node = only_node(head(address="10.0.0.1"), TWO_NICS, network={"subnet": "10.9.0.0/24"})
+    assert (node.node_ip, node.control_nic) == ("10.9.0.1", "ens2")
 
 
 def test_the_control_nic_comes_before_the_ssh_address() -> None:
