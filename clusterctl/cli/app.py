@@ -11,6 +11,7 @@ from clusterctl.cli import (
     bootstrap,
     down,
     exec_,
+    fit,
     lab,
     logs,
     model,
@@ -50,6 +51,7 @@ def _root(
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("plan")(bootstrap.plan)
 app.command("check")(bootstrap.check)
+app.command("fit")(fit.fit)
 app.command("serve", context_settings={"allow_interspersed_args": True})(serve.serve)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)

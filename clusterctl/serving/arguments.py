@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import raise_all
-from clusterctl.inventory.model import Accelerator
 from clusterctl.serving.catalogue import Entry
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.port import FIRST_PORT
@@ -25,6 +25,9 @@ from clusterctl.serving.vllm_flags import (
     parse_arguments,
     render,
 )
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.model import Accelerator  # loads pydantic, which `fit` goes without
 
 SHUTDOWN_TIMEOUT = 60
 """Seconds that running requests get at a stop; vLLM's own default, 0, aborts them."""
@@ -104,16 +107,18 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
 
     Raises UsageError for flags that this vLLM is known not to have, all at once.
     """
-    entry_tokens = launch.entry.tokens(launch.version) if launch.entry else ()
-    merged = lay_over(
-        _service_flags(launch),
-        _defaults(launch),
-        parse_arguments(entry_tokens, origin="catalogue"),
-        launch.request.given,
-    )
+    merged = lay_over(_service_flags(launch), engine_arguments(launch))
     arguments = drop_idle_negations(merged)
     raise_all(removed_flags(arguments, launch.version))
     return arguments
+
+
+def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
+    """All flags that do not depend on the layout: what a plan of memory is made for."""
+    entry_tokens = launch.entry.tokens(launch.version) if launch.entry else ()
+    return lay_over(
+        _defaults(launch), parse_arguments(entry_tokens, origin="catalogue"), launch.request.given
+    )
 
 
 def serve_argv(launch: Launch) -> list[str]:

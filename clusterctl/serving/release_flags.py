@@ -20,6 +20,9 @@ SHUTDOWN_TIMEOUT_SINCE: Version = (0, 18, 0)
 
 DATA_PARALLEL_BACKEND_SINCE: Version = (0, 9, 2)
 
+BITSANDBYTES_ABSENT_FROM: Version = (0, 28, 0)
+"""Neither the quantisation nor its loader is in the package of 0.28.0; 0.27.1 has both."""
+
 
 @dataclass(frozen=True)
 class Removed:
@@ -62,7 +65,7 @@ REMOVED: tuple[Removed, ...] = (
     Removed("disable-frontend-multiprocessing", (0, 20, 0), _DROP),
     Removed(
         "quantization",
-        (0, 32, 0),
+        BITSANDBYTES_ABSENT_FROM,
         "use a model quantised as AWQ, GPTQ or FP8, or an image of an older vLLM",
         value="bitsandbytes",
     ),

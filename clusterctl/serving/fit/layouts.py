@@ -97,8 +97,10 @@ def best_seated(
     rules: Rules,
 ) -> FitPlan:
     """The plan for TP x PP on the hosts in the order given, or with the largest GPUs first where
-    only that fits. Raises DoesNotFit when there are too few GPUs."""
-    ordered = sorted(sites, key=lambda site: -min(gpu.memory_gib for gpu in site.gpus))
+    only that fits; a head stays first. Raises DoesNotFit when there are too few GPUs."""
+    ordered = sorted(
+        sites, key=lambda site: (not site.head, -min(gpu.memory_gib for gpu in site.gpus))
+    )
     found: list[FitPlan] = []
     for order in (sites, ordered):
         placement = _replicated(seat_ranks(order, tp, pp), order)

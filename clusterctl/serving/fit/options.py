@@ -11,6 +11,11 @@ from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.serving.fit.allocator import GIB
 from clusterctl.serving.vllm_flags import Argument, parse_arguments
 
+
+class UnknownValue(UsageError):
+    """A value that is not known here; a newer vLLM may know it."""
+
+
 AUTO_LENGTH = -1
 """--max-model-len auto: vLLM takes the longest context that fits."""
 
@@ -82,10 +87,14 @@ def _gib(text: str) -> float:
     return value
 
 
+class _NotListedError(ValueError):
+    """The value is none of those known here."""
+
+
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in allowed:
-            raise ValueError(f"one of {', '.join(allowed)}")
+            raise _NotListedError(f"one of {', '.join(allowed)}")
         return text
 
     return check
@@ -128,7 +137,8 @@ def parse_options(
     """The options in an argument list for `vllm serve`; others are passed over.
 
     `env`: variables of vLLM's process; VLLM_CPU_KVCACHE_SPACE (GiB) and VLLM_PP_LAYER_PARTITION
-    are read. Raises UsageError, or Problems, for every value that vLLM would refuse.
+    are read. Raises UsageError, or Problems, for every value that vLLM would refuse; UnknownValue
+    for those that only a newer vLLM may take.
     """
     errors: list[ClusterctlError] = []
     values: dict[str, Any] = _from_env(env or {}, errors)
@@ -177,5 +187,6 @@ def _checked(
     except ValueError as refused:
         reason = str(refused)
         wanted = "a number" if reason.startswith(("could not", "invalid literal")) else reason
-        errors.append(UsageError(f"{flag} {text}: vLLM wants {wanted}", hint=f"{flag} VALUE"))
+        kind = UnknownValue if isinstance(refused, _NotListedError) else UsageError
+        errors.append(kind(f"{flag} {text}: vLLM wants {wanted}", hint=f"{flag} VALUE"))
         return None

@@ -13,12 +13,21 @@ from clusterctl.serving.fit.weights import Stage
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A host with its GPUs. `fabric` joins them; `measured` is what earlier starts reported."""
+    """A host with its GPUs, which `fabric` joins.
+
+    `head`: rank 0 starts here and nowhere else, as it does in a cluster that exists.
+    `measured`: what earlier starts reported, by TP size, since NCCL's share depends on it.
+    """
 
     host: str
     gpus: tuple[Gpu, ...]
     fabric: Fabric = "pcie"
-    measured: Measured | None = None
+    measured: tuple[tuple[int, Measured], ...] = ()
+    head: bool = False
+
+    def measured_at(self, tp: int) -> Measured | None:
+        """What starts with that TP size reported."""
+        return dict(self.measured).get(tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,9 @@ def _groups_inside(sites: Sequence[Site], tp: int, pp: int) -> list[_Group] | No
         for site in sites
         for start in range(0, len(site.gpus) - tp + 1, tp)
     ]
-    return groups[:pp] if len(groups) >= pp else None
+    if len(groups) < pp or (sites[0].head and len(sites[0].gpus) < tp):
+        return None
+    return groups[:pp]
 
 
 def _reason_inside(tp: int, pp: int, groups: Sequence[_Group]) -> str:
@@ -152,7 +163,7 @@ def _placed(
     reason: str,
 ) -> Placement:
     seats = tuple(
-        Seat(site.host, gpu, stage, place, site.measured)
+        Seat(site.host, gpu, stage, place, site.measured_at(tp))
         for stage, group in enumerate(groups)
         for place, (site, gpu) in enumerate(group)
     )

@@ -14,7 +14,7 @@ from clusterctl.serving.fit.config_files import checkpoint_bytes, read_config
 from clusterctl.serving.fit.describe import describe
 from clusterctl.serving.fit.figures import figures_of, known_models
 from clusterctl.serving.fit.foreseen import Foreseen, foresee
-from clusterctl.serving.fit.hardware import parse_gpus
+from clusterctl.serving.fit.hardware import Gpu, parse_gpus
 from clusterctl.serving.fit.layouts import Proposal, best_seated, propose
 from clusterctl.serving.fit.options import ServeOptions, parse_options
 from clusterctl.serving.fit.outcome import FitPlan
@@ -45,6 +45,8 @@ class Question:
     env: Mapping[str, str] = field(default_factory=dict)
     vllm: str | None = None
     network: Link = NETWORK
+    linked: bool = False
+    """`network` is what these hosts have, not an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +143,13 @@ def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
     if not 1 <= hosts <= 1024:
         raise UsageError(f"--hosts {hosts}: from 1 to 1024", hint="--hosts 2")
     each = parse_gpus(gpus)
-    fabric: Fabric = "nvlink" if len(each) > 1 and _has_nvlink(each[0].name) else "pcie"
-    return tuple(Site(f"host{number}", each, fabric) for number in range(1, hosts + 1))
+    return tuple(Site(f"host{number}", each, usual_fabric(each)) for number in range(1, hosts + 1))
 
 
-def _has_nvlink(name: str) -> bool:
-    """Whether servers with that GPU usually join several by NVLink."""
-    return name.startswith(("A100", "A800", "H100", "H800", "H20", "B200", "V100"))
+def usual_fabric(gpus: Sequence[Gpu]) -> Fabric:
+    """What servers with those GPUs usually join them by."""
+    joined = ("A100", "A800", "H100", "H800", "H20", "B200", "V100")
+    return "nvlink" if len(gpus) > 1 and gpus[0].name.startswith(joined) else "pcie"
 
 
 def load_shape(model: str | Path) -> ModelShape:

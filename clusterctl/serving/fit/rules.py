@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from clusterctl.serving.release_flags import BITSANDBYTES_ABSENT_FROM
 from clusterctl.serving.version import Version, parse_version, show_version
 
 Sampler = Literal["sort", "pivot"]
@@ -93,6 +94,6 @@ def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
         null_block_held=version >= (0, 26, 0),
         spares_a100=version >= (0, 9, 0),
         widest_from_160_gib=version >= (0, 26, 0),
-        has_bitsandbytes=version < (0, 29, 0),
+        has_bitsandbytes=version < BITSANDBYTES_ABSENT_FROM,
         notes=notes,
     )

@@ -13,8 +13,10 @@ Compared with five measured rows in tests/unit/serving/fit/test_speed_of_layouts
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from clusterctl.errors import UsageError
 from clusterctl.serving.fit.hardware import Gpu
 from clusterctl.serving.fit.placement import Placement, stages_of
 from clusterctl.serving.fit.shape import ModelShape, Quantization
@@ -47,10 +49,24 @@ NVLINK = Link(200e9, 6e-6)
 """Custom all-reduce over NVLink 4."""
 PCIE = Link(12e9, 15e-6)
 """NCCL through host memory, GeForce cards without peer access."""
-NETWORK = Link(4e9, 40e-6)
+SOCKET_LATENCY = 40e-6
+NETWORK = Link(4e9, SOCKET_LATENCY)
 """NCCL over TCP sockets: 4.0 GB/s measured on a 4 GB/s link, and 40 us for a small message."""
 
+_RATE = re.compile(r"^(\d{1,5}(?:\.\d{1,3})?)\s*(gbit(?:/s)?|gbps|gb/s|g)$", re.IGNORECASE)
+
 _BY_FABRIC = {"nvlink": NVLINK, "pcie": PCIE}
+
+
+def parse_network(text: str) -> Link:
+    """`25Gbit` (bits per second) or `4GB/s` (bytes). Raises UsageError."""
+    match = _RATE.match(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(
+            f"--network {text!r}: not a speed", hint="--network 25Gbit, or in bytes: 4GB/s"
+        )
+    bits = 1 if match[2] in ("GB/s", "gB/s") else 8
+    return Link(float(match[1]) * 1e9 / bits, SOCKET_LATENCY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ SEED_000 = Reported(13.72, 36.56, 0.69, 798_624, 11.99)
 
 
 def plan(measured: Measured | None = None, options: ServeOptions = OPTIONS) -> FitPlan:
-    site = Site("gpu1", parse_gpus("A100"), measured=measured)
+    site = Site("gpu1", parse_gpus("A100"), measured=((1, measured),) if measured else ())
     shape = describe(figures_of("openai/gpt-oss-20b") or {})
     return fit(shape, seat_ranks([site], 1, 1), options, RULES)
 

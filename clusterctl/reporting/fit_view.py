@@ -1,0 +1,136 @@
+"""A memory plan as people read it; what it draws is the document of `fit --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from clusterctl.reporting.text import columns
+
+Document = Mapping[str, Any]
+
+_HEADS = ("rank", "host", "GPU", "weights", "activations", "runtime", "graphs", "KV cache")
+_SIZES = ("weights_gib", "activation_gib", "runtime_gib", "cuda_graphs_gib", "kv_cache_gib")
+_SAME = ("host", "gpu", "layers", *_SIZES)
+
+MOST_PROPOSALS = 6
+
+
+def fit_lines(document: Document) -> list[str]:
+    """The whole answer: a table per rank, what it adds up to, what limits, what else there is."""
+    return [
+        *plan_lines(document),
+        *_foreseen(document),
+        *_proposals(document),
+        *_notes(document["notes"]),
+    ]
+
+
+def plan_lines(document: Document) -> list[str]:
+    """One layout: its table and its sums."""
+    return [_title(document), f"  {document['reason']}", *_table(document), *_sums(document)]
+
+
+def _title(document: Document) -> str:
+    copies = f", {document['dp']} replicas" if document["dp"] > 1 else ""
+    layout = f"TP {document['tp']}, PP {document['pp']}{copies}"
+    return f"{document['model']}: {layout}, vLLM {document['vllm']}"
+
+
+def _table(document: Document) -> list[str]:
+    numbered = list(enumerate(document["ranks"]))
+    split = len(set(document["layer_partition"])) > 1
+    rows = [[*_HEADS, "layers"] if split else list(_HEADS)]
+    for _, group in groupby(numbered, key=lambda pair: [pair[1][key] for key in _SAME]):
+        alike = list(group)
+        rows.append(_row([number for number, _ in alike], alike[0][1], split=split))
+    return [*_right(rows), "  sizes in GiB for each rank"]
+
+
+def _row(numbers: Sequence[int], rank: Document, *, split: bool) -> list[str]:
+    name = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    sizes = [f"{rank[key]:.2f}" for key in _SIZES]
+    return [name, rank["host"], rank["gpu"], *sizes, *([str(rank["layers"])] if split else [])]
+
+
+def _right(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Numbers end where their column ends."""
+    widths = [max(len(row[index]) for row in rows) for index in range(3, len(rows[0]))]
+    return columns(
+        [
+            [*row[:3], *(cell.rjust(w) for cell, w in zip(row[3:], widths, strict=True))]
+            for row in rows
+        ]
+    )
+
+
+def _sums(document: Document) -> list[str]:
+    lines = [
+        f"KV cache: {document['kv_cache_tokens']:,} tokens, {document['max_concurrency']:,.2f} "
+        f"requests of {document['max_model_len']:,} tokens at once",
+        _limit(document),
+        _verdict(document),
+    ]
+    speed = document.get("speed")
+    if speed and document["ranks"][0]["gpu"] != "CPU":
+        one, many = speed["tokens_per_s_1"], speed["tokens_per_s_64"]
+        lines.append(f"speed, an estimate: {one:,.0f} tokens/s alone, {many:,.0f} with 64 requests")
+    return lines
+
+
+def _limit(document: Document) -> str:
+    limit = document["limited_by"]
+    where = f"rank {limit['rank']} ({limit['host']}, {limit['gpu']})"
+    unused = limit["unused_gib"]
+    rest = f"; {unused:.1f} GiB stay unused on others" if unused >= 0.1 else ""
+    return f"limited by {where}: {limit['reason']}{rest}"
+
+
+def _verdict(document: Document) -> str:
+    margin = max(rank["margin_gib"] for rank in document["ranks"])
+    batch = f"{document['max_num_seqs']} requests, {document['max_num_batched_tokens']} tokens"
+    error = f"margin of error {margin:.1f} GiB a rank; " if margin else ""
+    return (
+        f"{document['verdict']} ({error}--gpu-memory-utilization "
+        f"{document['gpu_memory_utilization']:g}; a step takes up to {batch})"
+    )
+
+
+def _foreseen(document: Document) -> list[str]:
+    found = [
+        f"{'error' if item['fatal'] else 'warning'}: {item['text']}; {item['hint']}"
+        for item in document["foreseen"]
+    ]
+    found += [
+        f"would fit: {' '.join(one['flags'])} ({one['text']}; "
+        f"{one['kv_cache_tokens']:,} tokens of KV cache)"
+        for one in document["advice"]
+    ]
+    faster = document.get("faster")
+    if faster:
+        found.append(f"faster, by estimate: {_layout(faster)}: {faster['reason']}")
+    return found
+
+
+def _proposals(document: Document) -> list[str]:
+    proposals = document["proposals"]
+    if not proposals:
+        return []
+    rows = [("layout", "tokens/s at 64", "KV tokens", "why")]
+    for one in proposals[:MOST_PROPOSALS]:
+        speed = f"{one['speed']['tokens_per_s_64']:,.0f}"
+        rows.append((_layout(one), speed, f"{one['kv_cache_tokens']:,}", one["reason"]))
+    return ["layouts that fit, best first (speeds are estimates):", *columns(rows)]
+
+
+def _layout(document: Document) -> str:
+    """As flags of `serve`."""
+    words = [f"--tp {document['tp']}"]
+    words += [f"--pp {document['pp']}"] if document["pp"] > 1 else []
+    words += [f"-- --data-parallel-size {document['dp']}"] if document["dp"] > 1 else []
+    return " ".join(words)
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return [f"note: {note}" for note in notes]

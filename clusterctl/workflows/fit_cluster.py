@@ -1,0 +1,178 @@
+"""What a cluster offers to a plan: GPUs, links and environment from facts; models from hosts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.facts.model import HostFacts
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Accelerator, Inventory
+from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.topology import Node, Topology, resolve
+from clusterctl.serving.fit.config_files import parse_config
+from clusterctl.serving.fit.describe import describe
+from clusterctl.serving.fit.hardware import CPU, Gpu, gpu_of_host
+from clusterctl.serving.fit.placement import Site
+from clusterctl.serving.fit.request import FitReport, load_shape, usual_fabric
+from clusterctl.serving.fit.shape import ModelShape
+from clusterctl.serving.fit.speed import SOCKET_LATENCY, Link
+from clusterctl.serving.model_name import resolve as resolve_model
+from clusterctl.serving.model_probe import ModelDirectory, look_for
+from clusterctl.serving.version import parse_version
+from clusterctl.transport.base import Transport
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import fan_out, values
+from clusterctl.workflows.fit import Asked, Hardware, answer_for, entry_of
+from clusterctl.workflows.measured import Learned, measured_file, measured_in
+from clusterctl.workflows.reach import look_at_all, node_files, reach, read_state
+
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+
+
+def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> FitReport:
+    """The report for the inventory's hosts, all their GPUs free.
+
+    Raises UsageError, DoesNotFit, and what connections raise.
+    """
+    request = asked.request()
+    with reach(inventory.hosts, credentials) as transports:
+        files = (*node_files(inventory.cluster), measured_file(inventory.cluster))
+        answers = look_at_all(inventory, transports, files=files)
+        hardware = hardware_of(inventory, answers, vllm=asked.vllm)
+        if asked.link() is not None:
+            hardware = replace(hardware, network=asked.link())
+        if inventory.accelerator == "cpu":
+            hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
+        shape = _shape(inventory, asked.model, transports)
+    return answer_for(request, shape, entry_of(asked.model), hardware)
+
+
+def hardware_of(
+    inventory: Inventory, answers: Mapping[str, Probe], *, vllm: str | None = None
+) -> Hardware:
+    """All GPUs of the inventory's hosts. Raises UsageError when there are none to plan for, and
+    what `topology.resolve` raises."""
+    facts = {name: answer.facts for name, answer in answers.items()}
+    topology = resolve(inventory, facts)
+    files = answers[inventory.head.name].files
+    learned = measured_in(files.get(measured_file(inventory.cluster)), inventory.image)
+    free = {node.host: node.gpus for node in topology.nodes}
+    sites = sites_in(inventory.accelerator, topology, facts, free, learned)
+    if not sites:
+        raise UsageError(
+            "no host shows a GPU to plan for", hint="clusterctl check, or name them: --gpus 2xH200"
+        )
+    state = read_state(files.get(str(NodePaths(inventory.cluster).state)))
+    version = vllm or (state.vllm_version if state else "") or _tag(inventory.image)
+    network = network_of(topology, facts)
+    return Hardware(sites, network, inventory.accelerator, given_env(inventory), version)
+
+
+def _tag(image: str) -> str | None:
+    """The image's name where its tag is a version."""
+    return image if parse_version(image) else None
+
+
+def given_env(inventory: Inventory) -> dict[str, str]:
+    """What the inventory sets in the head's container, where vLLM starts."""
+    return {**inventory.env, **inventory.head.env}
+
+
+def sites_in(
+    accelerator: Accelerator,
+    topology: Topology,
+    facts: Mapping[str, HostFacts],
+    free: Mapping[str, int],
+    learned: Learned | None = None,
+) -> tuple[Site, ...]:
+    """Hosts with free GPUs, in the order that vLLM's Ray executor seats ranks: the head, then
+    hosts with fewer GPUs first, then by address (`sort_by_driver_then_worker_ip`).
+
+    A GPU whose memory is not known, or that is split by MIG, raises UsageError: nothing can be
+    said of it.
+    """
+    found = []
+    for node in sorted(topology.nodes, key=lambda n: (n.role != "head", free[n.host], n.node_ip)):
+        gpus = _gpus(accelerator, node, facts[node.host], free[node.host])
+        if gpus:
+            names = {(node.host, gpu.name) for gpu in gpus}
+            known = (learned or {}).get(names.pop(), ()) if len(names) == 1 else ()
+            found.append(Site(node.host, gpus, usual_fabric(gpus), known, head=node.role == "head"))
+    return tuple(found)
+
+
+def _gpus(accelerator: Accelerator, node: Node, facts: HostFacts, free: int) -> tuple[Gpu, ...]:
+    if accelerator == "cpu":
+        return (CPU,) * free
+    found = facts.gpus.gpus[:free]
+    for gpu in found:
+        if gpu.memory is None or gpu.mig:
+            why = "is split by MIG" if gpu.mig else "does not tell its memory"
+            raise UsageError(f"{node.host}: {gpu.model} {why}", hint="clusterctl fit --gpus")
+    return tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // 2**20) for gpu in found)
+
+
+def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> Link | None:
+    """The slowest of the links that carry tensors; None where a driver does not tell, as of
+    virtual NICs, or where there is only one host.
+
+    Bytes/s are the line's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA counts with the latency
+    of sockets, since none was measured.
+    """
+    speeds = []
+    for node in topology.nodes:
+        nics = [facts[node.host].nic(name) for name in node.nccl_nics]
+        known = [nic.speed for nic in nics if nic and nic.speed and nic.kind != "virtual"]
+        if len(known) < max(1, len(nics)):
+            return None
+        speeds.append(sum(known))
+    if len(speeds) < 2:
+        return None
+    return Link(min(speeds) * 1e6 / 8, SOCKET_LATENCY)
+
+
+def with_image_env(hardware: Hardware, head: Transport, image: str) -> Hardware:
+    """On CPUs the image may say how large the KV cache is, where the inventory does not."""
+    if CPU_CACHE in hardware.env:
+        return hardware
+    return replace(hardware, env={**image_environment(head, image), **hardware.env})
+
+
+def image_environment(head: Transport, image: str) -> dict[str, str]:
+    """The cache size that the image sets; {} where it sets none or cannot be asked."""
+    argv = ["docker", "image", "inspect", "--format", "{{json .Config.Env}}", image]
+    try:
+        result = head.run(argv, sudo=True, timeout=20)
+        found = json.loads(result.stdout) if result.ok else None
+    except (ClusterctlError, ValueError):
+        return {}
+    pairs = [str(entry).partition("=") for entry in found or ()]
+    return {name: value for name, _, value in pairs if name == CPU_CACHE}
+
+
+def _shape(inventory: Inventory, model: str, transports: Mapping[str, Transport]) -> ModelShape:
+    """From a path here, else from the models directory of the hosts, else from the catalogue."""
+    if model.startswith((".", "~")) or Path(model).exists():
+        return load_shape(Path(model).expanduser())
+    named = resolve_model(model, inventory.models)
+    found = values(fan_out(transports, lambda host: look_for(host, named.candidates)))
+    text = config_on_hosts(found.values())
+    if text is None:
+        return load_shape(named.hub_id or model)
+    return describe(parse_config(text, f"{model}/config.json"), named.hub_id or named.served_name)
+
+
+def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:
+    """The config.json that most hosts have; None where none has one."""
+    configs = Counter(
+        directory.config
+        for found in findings
+        for directory in found[:1]
+        if directory.config is not None
+    )
+    return configs.most_common(1)[0][0] if configs else None
