@@ -33,6 +33,8 @@ class Location:
     """To be served with `--load-format dummy`."""
     chat_template: bool
     tokenizer: bool
+    config: str | None = None
+    """Text of config.json."""
 
     @property
     def note(self) -> str:
@@ -209,4 +211,5 @@ def _location(path: str, present: Sequence[ModelDirectory], random_weights: bool
         random_weights=random_weights or marked,
         chat_template=first.chat_template,
         tokenizer=first.tokenizer,
+        config=first.config,
     )

@@ -7,7 +7,7 @@ What is planned is what `serve` would start: the same flags from the same place
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
@@ -15,7 +15,7 @@ from clusterctl.serving.arguments import Launch, engine_arguments
 from clusterctl.serving.catalogue import Entry, by_alias, by_directory, by_hub_id
 from clusterctl.serving.fit.forecast import Forecast
 from clusterctl.serving.fit.placement import Site
-from clusterctl.serving.fit.request import FitReport, Question, load_shape, sites_of
+from clusterctl.serving.fit.request import FitReport, Question, answer, load_shape, sites_of
 from clusterctl.serving.fit.shape import ModelShape
 from clusterctl.serving.fit.speed import NETWORK, Link, parse_network
 from clusterctl.serving.layout import Layout
@@ -91,11 +91,7 @@ def answer_for(
     request: Request, shape: ModelShape, entry: Entry | None, hardware: Hardware
 ) -> FitReport:
     """The report for a request. Raises UsageError and DoesNotFit as `fit.request.answer`."""
-    from clusterctl.serving.fit.request import answer
-
-    found = forecast_for(request, shape, entry, hardware)
-    tp, pp = request.tensor_parallel, request.pipeline_parallel
-    return answer(replace(found.question, tp=tp, pp=pp))
+    return answer(forecast_for(request, shape, entry, hardware).question)
 
 
 def forecast_for(
@@ -124,6 +120,8 @@ def forecast_of(launch: Launch, shape: ModelShape, hardware: Hardware) -> Foreca
     question = Question(
         shape=shape,
         sites=hardware.sites,
+        tp=request.tensor_parallel,
+        pp=request.pipeline_parallel,
         arguments=(
             *engine_arguments(launch),
             *([copies] if request.data_parallel > 1 else []),

@@ -21,6 +21,7 @@ from clusterctl.serving.fit.placement import Site
 from clusterctl.serving.fit.request import FitReport, load_shape, usual_fabric
 from clusterctl.serving.fit.shape import ModelShape
 from clusterctl.serving.fit.speed import SOCKET_LATENCY, Link
+from clusterctl.serving.layout import HostGpus
 from clusterctl.serving.model_name import resolve as resolve_model
 from clusterctl.serving.model_probe import ModelDirectory, look_for
 from clusterctl.serving.version import parse_version
@@ -57,20 +58,47 @@ def hardware_of(
 ) -> Hardware:
     """All GPUs of the inventory's hosts. Raises UsageError when there are none to plan for, and
     what `topology.resolve` raises."""
-    facts = {name: answer.facts for name, answer in answers.items()}
-    topology = resolve(inventory, facts)
+    topology = resolve(inventory, {name: answer.facts for name, answer in answers.items()})
     files = answers[inventory.head.name].files
-    learned = measured_in(files.get(measured_file(inventory.cluster)), inventory.image)
-    free = {node.host: node.gpus for node in topology.nodes}
-    sites = sites_in(inventory.accelerator, topology, facts, free, learned)
-    if not sites:
+    state = read_state(files.get(str(NodePaths(inventory.cluster).state)))
+    version = vllm or (state.vllm_version if state else "") or _tag(inventory.image)
+    gpus = [HostGpus(node.host, node.gpus) for node in topology.nodes]
+    found = _hardware(inventory, topology, answers, gpus, version)
+    if not found.sites:
         raise UsageError(
             "no host shows a GPU to plan for", hint="clusterctl check, or name them: --gpus 2xH200"
         )
-    state = read_state(files.get(str(NodePaths(inventory.cluster).state)))
-    version = vllm or (state.vllm_version if state else "") or _tag(inventory.image)
+    return found
+
+
+def free_hardware(
+    inventory: Inventory,
+    topology: Topology,
+    answers: Mapping[str, Probe],
+    free: Sequence[HostGpus],
+    vllm: str,
+) -> Hardware:
+    """The GPUs that a service may have; without any where nothing can be said of them."""
+    try:
+        return _hardware(inventory, topology, answers, free, vllm or None)
+    except UsageError:
+        return Hardware((), None, inventory.accelerator, given_env(inventory), vllm or None)
+
+
+def _hardware(
+    inventory: Inventory,
+    topology: Topology,
+    answers: Mapping[str, Probe],
+    free: Sequence[HostGpus],
+    vllm: str | None,
+) -> Hardware:
+    facts = {name: answer.facts for name, answer in answers.items()}
+    data = answers[inventory.head.name].files.get(measured_file(inventory.cluster))
+    counts = {host.host: host.free for host in free}
+    learned = measured_in(data, inventory.image)
+    sites = sites_in(inventory.accelerator, topology, facts, counts, learned)
     network = network_of(topology, facts)
-    return Hardware(sites, network, inventory.accelerator, given_env(inventory), version)
+    return Hardware(sites, network, inventory.accelerator, given_env(inventory), vllm)
 
 
 def _tag(image: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, RayNotFormed, raise_all
 from clusterctl.facts.parse import Probe
@@ -14,7 +14,8 @@ from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology, resolve
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.endpoint import Endpoint, base_url
-from clusterctl.serving.layout import HostGpus, Layout, plan_layout
+from clusterctl.serving.fit.request import FitReport
+from clusterctl.serving.layout import HostGpus, Layout
 from clusterctl.serving.location import Location, locate
 from clusterctl.serving.model_name import Model
 from clusterctl.serving.model_probe import look_for
@@ -24,6 +25,9 @@ from clusterctl.serving.service import build_service, document_name, served_name
 from clusterctl.serving.version import parse_version
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.workflows.fit import UNDECIDED
+from clusterctl.workflows.fit_cluster import free_hardware, given_env, with_image_env
+from clusterctl.workflows.foretell import choose_layout, decide, foretell
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Prepared:
     notes: tuple[str, ...]
     api_key: str | None
     """From the user's config file; None keeps the cluster's own."""
+    fit: FitReport | None = None
+    """What memory and speed are predicted to be; None where that could not be said."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -62,27 +68,41 @@ def prepare(
     topology = resolve(inventory, {name: answer.facts for name, answer in answers.items()})
     _require_ray(topology, state)
     location = _locate(inventory, request, model, transports)
+    launch = _launch(inventory, request, model, topology, answers, state, declared, location)
+    build_service(launch)  # flags that this vLLM does not know are told before all else
+    own = declared.get(document_name(request, launch.served_names))
+    gpus = _free_gpus(topology, state, own)
+    hardware = free_hardware(inventory, topology, answers, gpus, state.vllm_version)
+    if inventory.accelerator == "cpu":
+        hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
+    foretold = foretell(launch, model, location.config if location else None, hardware)
+    same = own if own and own.argv[2:3] == [launch.model_argument] else None
+    layout = choose_layout(launch.shape, gpus, request, foretold.forecast, same)
+    decided = decide(foretold, layout, same, given_env(inventory))
+    document = build_service(replace(launch, layout=layout), env=decided.env)
+    notes = (*_notes(layout, location, model), *decided.notes)
+    return Prepared(document, layout, location, notes, request.api_key, decided.report)
+
+
+def _launch(
+    inventory: Inventory,
+    request: Request,
+    model: Model,
+    topology: Topology,
+    answers: Mapping[str, Probe],
+    state: NodeState,
+    declared: Mapping[str, ServiceDocument],
+    location: Location | None,
+) -> Launch:
+    """All that decides the command line, save the layout."""
     names = served_names(request, model)
-    name = document_name(request, names)
-    own = declared.get(name)
-    layout = plan_layout(
-        location.shape if location else None,
-        _free_gpus(topology, state, own),
-        tensor_parallel=request.tensor_parallel,
-        pipeline_parallel=request.pipeline_parallel,
-        data_parallel=request.data_parallel,
-    )
-    launch = Launch(
+    listening = answers[inventory.head.name].facts.listening_ports
+    return Launch(
         request=request,
         model_argument=location.path if location else request.model,
         served_names=names,
-        layout=layout,
-        port=choose_port(
-            name,
-            request.port,
-            declared.values(),
-            answers[inventory.head.name].facts.listening_ports,
-        ),
+        layout=UNDECIDED,
+        port=choose_port(document_name(request, names), request.port, declared.values(), listening),
         shape=location.shape if location else None,
         host=request.host or _api_address(inventory, topology, answers),
         entry=model.entry,
@@ -91,8 +111,6 @@ def prepare(
         smallest_gpu=_smallest_gpu(answers),
         random_weights=bool(location and location.random_weights),
     )
-    document = build_service(launch)
-    return Prepared(document, layout, location, _notes(layout, location, model), request.api_key)
 
 
 def _require_ray(topology: Topology, state: NodeState) -> None:

@@ -125,7 +125,8 @@ def _other_cuts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> It
             continue
         if not placement.groups_cross_hosts:
             flags = ("--tp", str(tp), "--pp", str(pp))
-            yield _Try(flags, placement.reason, plan.options, placement)
+            options = replace(plan.options, partition=())
+            yield _Try(flags, placement.reason, options, placement)
 
 
 def _other_gpus(shape: ModelShape, plan: FitPlan, rules: Rules) -> Iterator[Advice]:

@@ -21,6 +21,8 @@ from clusterctl.serving.vllm_flags import Argument, lay_over, parse_arguments, r
 
 PARTITION = "VLLM_PP_LAYER_PARTITION"
 
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
 _CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-scaling")
 
 _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
@@ -28,7 +30,7 @@ _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-paralle
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A question whose TP and PP are open, and what makes its answers uncertain."""
+    """A question, answers for any TP and PP, and what makes them uncertain."""
 
     question: Question
     typed: tuple[Argument, ...] = ()
@@ -41,6 +43,8 @@ class Forecast:
         """Why nothing is refused; () when the plan is to be trusted."""
         changed = [a.flag for a in self.question.arguments if a.key in _CHANGES_THE_MODEL]
         overridden = [f"{flag} changes what config.json says" for flag in changed]
+        if self.question.env.get(LONGER, "0") not in ("0", ""):
+            overridden.append(f"{LONGER} lets the context be longer than the model's own")
         return (*self.question.shape.assumptions, *overridden, *self._untold())
 
     def _untold(self) -> tuple[str, ...]:

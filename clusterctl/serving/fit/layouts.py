@@ -72,7 +72,9 @@ def _plans(
     total = sum(len(site.gpus) for site in sites)
     found = 0
     for pp in range(1, min(total // tp, len(shape.layers), _MOST_STAGES) + 1):
-        plan = best_seated(shape, tp, pp, sites, options, rules)
+        # A split that was given is one for as many stages, and no reason to offer no others.
+        given = options if len(options.partition) == pp else replace(options, partition=())
+        plan = best_seated(shape, tp, pp, sites, given, rules)
         if plan.placement.groups_cross_hosts and network.bandwidth < FAST_NETWORK:
             continue
         if plan.verdict != "does not fit":

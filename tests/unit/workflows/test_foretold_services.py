@@ -1,0 +1,253 @@
+"""What `serve` decides from a forecast: layouts, refusals, notes, and when it says nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.inventory.model import Accelerator
+from clusterctl.node.documents import ServiceDocument
+from clusterctl.serving.arguments import Launch, serve_argv
+from clusterctl.serving.fit.figures import figures_of
+from clusterctl.serving.fit.hardware import CPU, parse_gpus
+from clusterctl.serving.fit.overheads import Measured
+from clusterctl.serving.fit.placement import Site
+from clusterctl.serving.fit.speed import parse_network
+from clusterctl.serving.layout import HostGpus, Layout
+from clusterctl.serving.model_name import resolve
+from clusterctl.serving.request import Options, Request, read_request
+from clusterctl.serving.service import build_service
+from clusterctl.serving.shape import shape_of
+from clusterctl.serving.version import parse_version
+from clusterctl.serving.vllm_flags import parse_arguments
+from clusterctl.workflows.fit import UNDECIDED, Hardware
+from clusterctl.workflows.foretell import Decided, Foretold, choose_layout, decide, foretell
+
+TINY = {
+    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 128, "intermediate_size": 384,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 512, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN_1_5B = dict(figures_of("Qwen/Qwen2.5-1.5B-Instruct") or {})
+QWEN3_8B = dict(figures_of("Qwen/Qwen3-8B") or {})
+R1_32B = dict(figures_of("deepseek-ai/deepseek-r1-distill-qwen-32b") or {})
+LAB = Hardware(
+    (Site("gpu1", (CPU,), head=True), Site("gpu2", (CPU,))),
+    accelerator="cpu",
+    env={"VLLM_CPU_KVCACHE_SPACE": "1"},
+    vllm="0.32.0+cpu",
+)
+
+
+def hosts(*gpus: str, network: str | None = None, vllm: str = "0.25.1") -> Hardware:
+    sites = tuple(
+        Site(f"gpu{number}", parse_gpus(each), head=number == 1)
+        for number, each in enumerate(gpus, 1)
+    )
+    return Hardware(sites, parse_network(network) if network else None, vllm=vllm)
+
+
+class Case:
+    """A service asked for on some hardware, up to its decision."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | str | None,
+        hardware: Hardware,
+        *args: str,
+        tp: int | None = None,
+        pp: int | None = None,
+        own: ServiceDocument | None = None,
+        model: str = "/data/models/some",
+    ) -> None:
+        self.own = own
+        self.hardware = hardware
+        self.request: Request = read_request(Options(model, tp, pp), (), parse_arguments(args))
+        self.config = config if isinstance(config, str) or config is None else json.dumps(config)
+        accelerator: Accelerator = hardware.accelerator
+        self.launch = Launch(
+            request=self.request, model_argument=model, served_names=("some",), layout=UNDECIDED,
+            host="10.0.0.1", shape=None if self.config is None else _shape(self.config),
+            accelerator=accelerator, version=parse_version(hardware.vllm or ""),
+            smallest_gpu=hardware.smallest_gpu,
+        )  # fmt: skip
+
+    def foretold(self) -> Foretold:
+        model = resolve(self.request.model, "/data/models")
+        return foretell(self.launch, model, self.config, self.hardware)
+
+    def layout(self) -> Layout:
+        free = [HostGpus(site.host, len(site.gpus)) for site in self.hardware.sites]
+        found = self.foretold()
+        return choose_layout(self.launch.shape, free, self.request, found.forecast, self.own)
+
+    def decided(self, given: Mapping[str, str] | None = None) -> Decided:
+        return decide(self.foretold(), self.layout(), self.own, given)
+
+    def document(self) -> ServiceDocument:
+        launch = replace(self.launch, layout=self.layout())
+        return build_service(launch, env=self.decided().env)
+
+
+def _shape(text: str) -> Any:
+    try:
+        return shape_of(json.loads(text))
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize(("config", "tokens"), [(TINY, 2_097_152), (QWEN_1_5B, 74_880)])
+def test_the_lab_serves_what_it_serves(config: dict[str, Any], tokens: int) -> None:
+    decided = Case(config, LAB, tp=2).decided()
+    assert decided.report is not None
+    assert decided.report.plan.kv_cache_tokens == tokens
+    assert decided.env == {}
+    assert not any("speed" in note for note in decided.notes)
+
+
+def test_on_cpus_of_unknown_cache_nothing_is_refused() -> None:
+    decided = Case(R1_32B, replace(LAB, env={}), tp=2).decided()
+    assert decided.report is not None
+    assert decided.report.refused
+    assert any("nothing is refused" in note for note in decided.notes)
+
+
+def test_a_cache_too_small_for_the_context_is_refused_on_cpus_too() -> None:
+    with pytest.raises(DoesNotFit):
+        Case(R1_32B, LAB, tp=1).decided()
+
+
+def test_what_cannot_fit_names_the_command_that_does() -> None:
+    share = ("--gpu-memory-utilization", "0.85")
+    case = Case(QWEN3_8B, hosts("RTX 4090"), *share, tp=1, model="qwen3-8b")
+    with pytest.raises(DoesNotFit) as caught:
+        Case(R1_32B, hosts("RTX 4090"), tp=1).decided()
+    assert caught.value.exit_code == 11
+    assert "61.1 GiB of weights" in caught.value.summary
+    with pytest.raises(DoesNotFit) as caught:
+        case.decided()
+    hint = caught.value.hint or ""
+    words = "clusterctl serve qwen3-8b --tp 1 -- --gpu-memory-utilization 0.85 --max-model-len"
+    assert hint.startswith(words)
+    again = hint.partition(" -- ")[2].split()
+    assert Case(QWEN3_8B, hosts("RTX 4090"), *again, tp=1).decided().report is not None
+
+
+def test_a_context_beyond_the_models_own_is_refused_before_anything_starts() -> None:
+    with pytest.raises(DoesNotFit, match="max_position_embeddings=4096"):
+        Case(TINY, LAB, "--max-model-len", "100000", tp=1).decided()
+
+
+def test_the_smallest_layout_that_fits_is_chosen() -> None:
+    assert Case(QWEN_1_5B, hosts("2xH200", "2xH200")).layout().ranks == 1
+    layout = Case(R1_32B, hosts("4xRTX 4090"), "--max-model-len", "8192").layout()
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (4, 1)
+    layout = Case(R1_32B, hosts("A100", "A100"), "--gpu-memory-utilization", "0.7").layout()
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (1, 2)
+
+
+def test_nothing_that_fits_is_refused_with_what_would() -> None:
+    with pytest.raises(DoesNotFit, match="cannot run like this") as caught:
+        Case(R1_32B, hosts("T4", "T4")).layout()
+    assert "would hold it" in (caught.value.detail or "")
+
+
+def test_a_layout_that_serves_stays_when_its_service_is_asked_for_again() -> None:
+    first = Case(QWEN_1_5B, hosts("2xH200"), tp=2).document()
+    again = Case(QWEN_1_5B, hosts("2xH200"), own=first)
+    assert again.layout().tensor_parallel == 2
+    assert again.document() == first
+
+
+def test_unlike_gpus_get_layers_by_what_they_hold() -> None:
+    small = ("--max-model-len", "8192", "--max-num-seqs", "256")
+    case = Case(R1_32B, hosts("RTX 3090", "H800", vllm="0.33.0"), *small, pp=2)
+    assert case.decided().env == {"VLLM_PP_LAYER_PARTITION": "13,51"}
+    assert any("13,51" in note for note in case.decided().notes)
+    assert case.document().env["VLLM_PP_LAYER_PARTITION"] == "13,51"
+    assert case.decided({"VLLM_PP_LAYER_PARTITION": "14,50"}).env == {}
+
+
+def test_what_was_learned_does_not_move_layers_of_a_service_that_runs() -> None:
+    small = ("--max-model-len", "8192", "--max-num-seqs", "256")
+    hardware = hosts("RTX 3090", "H800", vllm="0.33.0")
+    first = Case(R1_32B, hardware, *small, pp=2).document()
+    taught = tuple(
+        replace(site, measured=((1, Measured(0.2 if site.head else 1.5, 0.3)),))
+        for site in hardware.sites
+    )
+    later = replace(hardware, sites=taught)
+    assert Case(R1_32B, later, *small, pp=2).document() != first
+    assert Case(R1_32B, later, *small, pp=2, own=first).document() == first
+
+
+def test_gpus_to_spare_leave_the_split_to_vllm() -> None:
+    """Which hosts Ray takes is not known then, and so not which GPU a stage gets."""
+    small = ("--max-model-len", "2048", "--gpu-memory-utilization", "0.9")
+    case = Case(QWEN3_8B, hosts("RTX 3090", "H800", "H800"), *small, pp=2)
+    assert case.decided().env == {}
+
+
+def test_a_slow_link_is_told_and_obeyed() -> None:
+    slow = Case(QWEN_1_5B, hosts("H200", "H200", network="32Gbit"), tp=2)
+    notes = " ".join(slow.decided().notes)
+    assert "--tp 1 -- --data-parallel-size 2 would give" in notes
+    assert slow.layout().tensor_parallel == 2
+    unknown = Case(QWEN_1_5B, hosts("H200", "H200"), tp=2)
+    assert not any("tokens/s" in note for note in unknown.decided().notes)
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "words"),
+    [
+        (None, (), "no figures of this model"),
+        ("{", (), "not JSON"),
+        ({"architectures": ["X"]}, (), "not planned"),
+        (TINY, ("--kv-cache-dtype", "nvfp4"), "nvfp4"),
+    ],
+)
+def test_what_is_not_understood_is_served_with_a_note(
+    config: Any, args: tuple[str, ...], words: str
+) -> None:
+    decided = Case(config, hosts("H100"), *args, tp=1).decided()
+    assert decided.report is None
+    assert words in decided.notes[0]
+    assert decided.env == {}
+
+
+def test_an_unknown_architecture_is_never_refused() -> None:
+    strange = {**R1_32B, "architectures": ["NewForCausalLM"]}
+    for asked in ({"tp": 1}, {}):
+        case = Case(strange, hosts("T4", "T4"), **asked)  # type: ignore[arg-type]
+        assert "NewForCausalLM" in " ".join(case.decided().notes)
+    overridden = Case(TINY, LAB, "--hf-overrides", "{}", "--max-model-len", "9999", tp=1)
+    assert "--hf-overrides" in " ".join(overridden.decided().notes)
+
+
+def test_hosts_whose_gpus_cannot_be_read_serve_unplanned() -> None:
+    decided = decide(
+        Case(TINY, replace(hosts("H100"), sites=())).foretold(),
+        Layout(1, 1, ("a",), 1, keeps_tp_in_host=True, reason=""),
+    )
+    assert "could not be read" in decided.notes[0]
+
+
+@pytest.mark.parametrize("flags", [("--gpu-memory-utilization", "1.2"), ("--max-model-len", "1T")])
+def test_values_that_no_vllm_takes_are_refused(flags: tuple[str, str]) -> None:
+    with pytest.raises(UsageError, match=flags[0]):
+        Case(TINY, hosts("H100"), *flags).foretold()
+
+
+def test_the_plan_is_for_the_flags_that_are_passed() -> None:
+    case = Case(QWEN_1_5B, hosts("H200"), tp=1)
+    argv = serve_argv(replace(case.launch, layout=case.layout()))
+    report = case.decided().report
+    assert report is not None
+    batch = report.plan.settings.batch
+    assert argv[argv.index("--max-num-seqs") + 1] == str(batch.requests)
+    assert argv[argv.index("--max-num-batched-tokens") + 1] == str(batch.tokens)
