@@ -52,7 +52,7 @@ def _sentence(done: Bootstrapped) -> str:
     from clusterctl.reporting.text import count
 
     formed = done.formed
-    size = f"{count(formed.nodes, 'node')}, {formed.gpus:g} GPUs"
+    size = f"{count(formed.nodes, 'node')}, {count(round(formed.gpus), 'GPU')}"
     versions = f"Ray {formed.ray_version}, vLLM {formed.vllm_version}"
     return f"the cluster is up: {size}, {versions}; {count(done.changed, 'change')} made"
 

@@ -24,10 +24,12 @@ def logs(
 ) -> None:
     """Print logs, each line with its host's name."""
     from clusterctl.cli.session import session
+    from clusterctl.reporting.journal_view import by_time, journal_line
     from clusterctl.workflows.logs import read
 
     with session("logs", inventory, limit=limit, quiet=True) as opened:
-        for host, line in read(
+        found = read(
             opened.inventory, opened.hosts, opened.credentials, name, lines=lines, follow=follow
-        ):
-            print(f"{host}  {line}", flush=follow)
+        )
+        for host, line in by_time(found) if name is None and not follow else found:
+            print(f"{host}  {line}" if name else journal_line(host, line), flush=follow)

@@ -45,7 +45,7 @@ def status(
 
         from clusterctl.reporting.status_view import status_screen
 
-        Console(file=sys.stdout, highlight=False).print(status_screen(found))
+        Console(file=sys.stdout, highlight=False).print(status_screen(found), crop=False)
     if not found.healthy:
         raise typer.Exit(ClusterDegraded.exit_code)
 

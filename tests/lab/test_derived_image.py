@@ -1,0 +1,58 @@
+"""One host, and an image without Ray, as vLLM's own are: Ray is added on the host, from the package
+index that the inventory names, and a model is served with what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterctl.lab import lifecycle
+from clusterctl.lab.image_inputs import bare_tag
+from clusterctl.lab.paths import LabPaths
+from tests.lab.cluster import Operator
+from tests.lab.conftest import OnHost
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+]
+
+
+def quiet(_: str) -> None:
+    """Progress nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def inventory(lab: LabPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The lab's first host alone, with the image that has no Ray."""
+    lifecycle.down(say=quiet)
+    made = lifecycle.up(1, say=quiet)
+    document = yaml.safe_load(made.inventory.read_text())
+    document["cluster"] = "alone"
+    document["image"] = bare_tag()
+    document["image_archive"] = str(Path(document["image_archive"]).with_name("lab-bare.tar"))
+    file = tmp_path_factory.mktemp("alone") / "inventory.yaml"
+    file.write_text(yaml.safe_dump(document))
+    yield str(file)
+    lifecycle.down(say=quiet)
+
+
+def test_ray_is_added_once_and_a_model_served_on_one_host(
+    inventory: str, tmp_path: Path, on_host: OnHost
+) -> None:
+    operator = Operator(tmp_path)
+    first = operator.ok("bootstrap", inventory, timeout=700)
+    assert "1 node, 1 GPU," in first.stdout, first.text
+    images = on_host("gpu1", "docker images --format '{{.Repository}}:{{.Tag}}'").stdout
+    assert "-ray2.60.0" in images, images
+    again = operator.ok("bootstrap", inventory)
+    assert "0 changes made" in again.stdout
+    served = operator.ok("serve", "/data/models/tiny", "--name", "tiny", "--json").json
+    assert served["completion"]["tokens"] > 0
+    operator.ok("down", "--purge", "--yes")
+    assert on_host("gpu1", "command -v docker").stdout == ""

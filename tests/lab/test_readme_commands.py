@@ -1,0 +1,56 @@
+"""The README's main command, as a reader would run it: from nothing to a completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.lab import lifecycle, network
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+]
+
+ROOT = Path(__file__).parents[2]
+
+
+def quiet(_: str) -> None:
+    """Progress nobody watches."""
+
+
+@pytest.fixture(autouse=True)
+def no_lab() -> Iterator[None]:
+    lifecycle.down(say=quiet)
+    yield
+    lifecycle.down(say=quiet)
+
+
+def test_the_demo_goes_from_nothing_to_a_completion(tmp_path: Path) -> None:
+    assert "scripts/demo.sh" in (ROOT / "README.md").read_text()
+    done = subprocess.run(
+        ["scripts/demo.sh", "--down"],
+        cwd=ROOT,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    seen = done.stdout + done.stderr
+    assert done.returncode == 0, seen
+    for words in (
+        "$ clusterctl bootstrap inventory/lab.yaml",
+        "$ clusterctl serve qwen2.5-1.5b --tp 2",
+        "rank 0 gpu1 (10.77.0.11), rank 1 gpu2 (10.77.0.12)",
+        "random weights",
+        "healthy",
+        '"object":"text_completion"',
+        "the lab is down",
+    ):
+        assert words in seen, seen
+    assert not network.namespaces()
