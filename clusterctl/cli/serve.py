@@ -56,8 +56,8 @@ def serve(
             if not as_json:
                 print("\n".join(_change_lines(changes)), file=sys.stderr)
             if dry_run:
-                code = ChangesPending.exit_code if changes.lines else 0
-                raise typer.Exit(code)
+                _show_plan(changes, as_json=as_json)
+                raise typer.Exit(ChangesPending.exit_code if changes.lines else 0)
             if changes.restarts and not confirm(
                 "This restarts the service. Go on?", yes=yes, progress=opened.progress
             ):
@@ -74,6 +74,24 @@ def _change_lines(changes: Changes) -> list[str]:
     return [head, *(f"  {line}" for line in changes.lines)]
 
 
+def _show_plan(changes: Changes, *, as_json: bool) -> None:
+    """What is predicted, on stdout; the changes are on stderr, or in the same document."""
+    report = changes.fit.to_json() if changes.fit else None
+    if as_json:
+        document = {
+            "changes": list(changes.lines),
+            "restarts": changes.restarts,
+            "notes": list(changes.notes),
+            "fit": report,
+        }
+        print(json.dumps(document, indent=2))
+        return
+    from clusterctl.reporting.fit_view import plan_lines
+
+    lines = plan_lines(report) if report else []
+    print("\n".join([*lines, *(f"note: {note}" for note in changes.notes)]))
+
+
 def _lines(served: Served) -> list[str]:
     """The result: what answers where, and two lines to paste."""
     from clusterctl.serving.endpoint import curl_line, key_line
@@ -81,12 +99,14 @@ def _lines(served: Served) -> list[str]:
     prepared, proof = served.prepared, served.proof
     completion = proof.completion
     note = prepared.location.note if prepared.location else ""
+    cache = served.outcome.sentence if served.outcome else ""
     return [
         f"{prepared.document.name} is served at {prepared.endpoint.url}/v1",
         *([f"  weights     {note}"] if note else []),
         f"  ranks       {proof.placement}",
         f"  completion  {completion.tokens} tokens in {completion.seconds:.1f} s: "
         f"{_short(completion.text)}",
+        *([f"  KV cache    {cache}"] if cache else []),
         f"  ready       {proof.ready_seconds:.0f} s after vLLM started",
         "",
         "Ask it yourself; the key stays off the screen:",
@@ -111,4 +131,6 @@ def _document(served: Served) -> dict[str, Any]:
         "completion": asdict(served.proof.completion),
         "ready_seconds": served.proof.ready_seconds,
         "random_weights": bool(location and location.random_weights),
+        "predicted": served.prepared.fit.plan.to_json() if served.prepared.fit else None,
+        "reported": served.outcome.to_json() if served.outcome else [],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,9 @@ def _entries(data: bytes | None) -> list[Mapping[str, Any]]:
     except ValueError:
         return []
     starts = found.get("starts") if isinstance(found, dict) else None
-    return [entry for entry in starts or () if isinstance(entry, dict)]
+    if not isinstance(starts, list):
+        return []
+    return [entry for entry in starts if isinstance(entry, dict)]
 
 
 def lessons(plan: FitPlan, reported: Reported, image: str) -> list[dict[str, Any]]:
@@ -142,6 +145,13 @@ def with_lessons(data: bytes | None, new: Sequence[Mapping[str, Any]]) -> bytes 
     if not new or starts == sorted(old, key=lambda entry: repr(_key(entry))):
         return None
     return (json.dumps({"starts": starts}, indent=1) + "\n").encode()
+
+
+def keep(head: Transport, file: str, content: bytes | None) -> None:
+    """Write the file, if there is something new. A full disk costs a lesson, not the service."""
+    if content is not None:
+        with suppress(ClusterctlError):
+            head.put(content, file, mode=0o644, sudo=True)
 
 
 def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.serving.config_file import read_config_file
+from clusterctl.serving.fit.request import FitReport
 from clusterctl.serving.model_name import resolve
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.service import difference
@@ -31,6 +32,14 @@ from clusterctl.workflows.declared import (
     withdraw,
 )
 from clusterctl.workflows.launch import Prepared, prepare
+from clusterctl.workflows.measured import (
+    Outcome,
+    keep,
+    lessons,
+    measured_file,
+    outcome_of,
+    with_lessons,
+)
 from clusterctl.workflows.proof import Proof, prove
 from clusterctl.workflows.reach import (
     look_at_all,
@@ -64,6 +73,8 @@ class Changes:
     restarts: bool
     """A running service is stopped and started anew."""
     notes: tuple[str, ...] = ()
+    fit: FitReport | None = None
+    """What memory and speed are predicted to be."""
 
 
 Agree = Callable[[Changes], None]
@@ -83,6 +94,8 @@ class Served:
     """Path of the API key on it."""
     sudo: bool
     """The key's file is read as root, and the SSH user is not."""
+    outcome: Outcome | None = None
+    """What vLLM reported beside the prediction; None where one of the two is missing."""
 
 
 def run(
@@ -112,6 +125,7 @@ def run(
         else:
             _follow(inventory, head, prepared.document, sink)
         proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)
+        outcome = _outcome(inventory, head, prepared, answers[head_name])
         sink(StageFinished(f"Serve {prepared.document.name}", 0.0))
     return Served(
         prepared=prepared,
@@ -120,11 +134,28 @@ def run(
         head=head_name,
         key_file=str(NodePaths(inventory.cluster).api_key),
         sudo=answers[head_name].facts.user != "root",
+        outcome=outcome,
     )
 
 
+def _outcome(
+    inventory: Inventory, head: Transport, prepared: Prepared, answer: Probe
+) -> Outcome | None:
+    """What the log says beside the prediction; what it teaches is kept on the head."""
+    if prepared.fit is None:
+        return None
+    plan = prepared.fit.plan
+    outcome = outcome_of(head, inventory.cluster, prepared.document.name, plan)
+    if outcome is not None:
+        file = measured_file(inventory.cluster)
+        learned = lessons(plan, outcome.reported, inventory.image)
+        keep(head, file, with_lessons(answer.files.get(file), learned))
+    return outcome
+
+
 def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str, Probe]:
-    files = (*node_files(inventory.cluster), services_pattern(inventory.cluster))
+    cluster = inventory.cluster
+    files = (*node_files(cluster), services_pattern(cluster), measured_file(cluster))
     return look_at_all(inventory, transports, files=files)
 
 
@@ -138,10 +169,10 @@ def _changes(prepared: Prepared, old: ServiceDocument | None) -> Changes:
     new = prepared.document
     if old is None:
         lines: Sequence[str] = (f"start {new.name}: {' '.join(new.argv)}",)
-        return Changes(tuple(lines), restarts=False, notes=prepared.notes)
+        return Changes(tuple(lines), restarts=False, notes=prepared.notes, fit=prepared.fit)
     lines = difference(old, new)
-    restarts = old.fingerprint != new.fingerprint
-    return Changes(tuple(lines), restarts=bool(lines) and restarts, notes=prepared.notes)
+    restarts = bool(lines) and old.fingerprint != new.fingerprint
+    return Changes(tuple(lines), restarts=restarts, notes=prepared.notes, fit=prepared.fit)
 
 
 def _declare(
