@@ -72,9 +72,16 @@ def _report(asked: Asked, inventory: Path | None) -> FitReport:
 
         return without_cluster(asked)
     from clusterctl.cli.session import credentials, load_inventory
+    from clusterctl.errors import UsageError
     from clusterctl.workflows.fit_cluster import run
 
-    return run(load_inventory(inventory), asked, credentials())
+    if asked.hosts != 1:
+        raise UsageError("--hosts counts hosts with the GPUs of --gpus", hint="--gpus 2xH200")
+    try:
+        loaded = load_inventory(inventory)
+    except UsageError as none:
+        raise UsageError(none.summary, hint=f"--gpus 2xH200, or {none.hint}") from none
+    return run(loaded, asked, credentials())
 
 
 def _show(report: FitReport, *, as_json: bool) -> None:

@@ -1,0 +1,126 @@
+"""`clusterctl fit` as users type it, with GPUs that nobody has to have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from clusterctl.cli.app import app
+from clusterctl.serving.fit.figures import figures_of
+
+
+def fit(*words: str) -> Result:
+    return CliRunner().invoke(app, ["fit", *words])
+
+
+def document(*words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(fit(*words, "--json").stdout)
+    return found
+
+
+def test_the_question_of_seed_002_in_its_own_words() -> None:
+    """`--max-model-len 128 --gpu-memory-utilization 0.5` on two RTX 3090: 644,304 tokens."""
+    words = ("qwen2.5-1.5b", "--tp", "2", "--max-model-len", "128",
+             "--gpu-memory-utilization", "0.5", "--gpus", "2xRTX3090",
+             "--vllm", "0.7.2")  # fmt: skip
+    found = document(*words)
+    assert found["fits"]
+    assert found["kv_cache_tokens"] == pytest.approx(644_304, rel=0.015)
+    assert found["limited_by"]["rank"] == 0
+    assert {"host", "gpu", "weights_gib", "activation_gib", "runtime_gib", "cuda_graphs_gib",
+            "kv_cache_gib"} <= set(found["ranks"][0])  # fmt: skip
+    shown = fit(*words)
+    assert shown.exit_code == 0
+    assert "limited by rank 0 (host1, RTX 3090)" in shown.stdout
+    assert f"{found['kv_cache_tokens']:,} tokens" in shown.stdout
+
+
+def test_layouts_are_proposed_best_first_with_their_reasons() -> None:
+    shown = fit("deepseek-r1-32b", "--gpus", "2xA100", "--hosts", "2").stdout
+    rows = shown.partition("layouts that fit, best first")[2].splitlines()
+    assert any("--tp 2" in row for row in rows)
+    found = document("deepseek-r1-32b", "--gpus", "2xA100", "--hosts", "2")
+    speeds = [one["speed"]["tokens_per_s_64"] for one in found["proposals"]]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_what_does_not_fit_ends_with_11_and_the_nearest_settings(json_flag: list[str]) -> None:
+    ran = fit("qwen3-8b", "--gpus", "2xRTX4090", "--tp", "1", "--gpu-memory-utilization", "0.85",
+              *json_flag)  # fmt: skip
+    assert ran.exit_code == 11
+    assert "--max-model-len" in ran.stdout
+    assert "--tp" in ran.stdout
+
+
+def test_a_slow_network_says_what_is_faster() -> None:
+    words = ("qwen2.5-1.5b", "--tp", "2", "--gpus", "H200", "--hosts", "2", "--network", "4GB/s")
+    ran = fit(*words)
+    assert ran.exit_code == 0
+    assert "faster, by estimate: --tp 1 -- --data-parallel-size 2" in ran.stdout
+    slower = document(*words[:-1], "10Gbit")["speed"]["tokens_per_s_64"]
+    assert slower < document(*words)["speed"]["tokens_per_s_64"]
+
+
+def test_flags_of_vllm_follow_two_dashes() -> None:
+    words = ("qwen3-8b", "--gpus", "H100", "--tp", "1")
+    plain = document(*words)["kv_cache_tokens"]
+    ran = CliRunner().invoke(app, ["fit", *words, "--json", "--", "--kv-cache-dtype", "fp8"])
+    assert json.loads(ran.stdout)["kv_cache_tokens"] == pytest.approx(2 * plain, rel=0.001)
+
+
+def test_a_directory_and_a_file_are_models_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(figures_of("qwen/qwen3-8b")))
+    by_name = document("qwen3-8b", "--gpus", "H100")["kv_cache_tokens"]
+    assert document(str(tmp_path), "--gpus", "H100")["kv_cache_tokens"] == by_name
+    assert document(f"{tmp_path}/config.json", "--gpus", "H100")["kv_cache_tokens"] == by_name
+
+
+def test_both_ways_to_write_a_length() -> None:
+    words = ("gemma-4-31b", "--gpus", "B200", "--tp", "1", "--max-model-len")
+    assert document(*words, "256K")["max_model_len"] == 262_144
+    assert document(*words, "131072")["max_model_len"] == 131_072
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("qwen3-8b", "--gpus", "H100", "--gpu-memory-utilization", "1.2"), 2, "between 0 and 1"),
+        (("qwen3-8b", "--gpus", "8xH100", "--tp", "3"), 11, "32 attention heads"),
+        (("qwen3-8b", "--gpus", "H100", "--tp", "4"), 11, "needs 4 GPUs"),
+        (("qwen3-8b", "--gpus", "H999"), 2, "no GPU called"),
+        (("no-such", "--gpus", "H100"), 2, "no such path"),
+        (("qwen3-8b", "--gpus", "H100", "--network", "fast"), 2, "not a speed"),
+        (("qwen3-8b", "--gpus", "H100", "--hosts", "0"), 2, "--hosts 0"),
+        (("qwen3-8b", "--hosts", "2"), 2, "--gpus 2xH200"),
+        (("qwen3-8b", "--gpus", "H100", "--max-model-len", "256Q"), 2, "--max-model-len"),
+    ],
+)
+def test_bad_input_is_said_with_its_exit_code(words: tuple[str, ...], code: int, said: str) -> None:
+    ran = fit(*words)
+    assert ran.exit_code == code
+    assert said in ran.output
+    assert "Traceback" not in ran.output
+
+
+def test_without_gpus_and_without_an_inventory_both_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("CLUSTERCTL_INVENTORY", raising=False)
+    ran = fit("qwen3-8b")
+    assert ran.exit_code == 2
+    assert "--gpus 2xH200" in ran.output
+
+
+def test_ranks_that_are_alike_share_a_line_and_unlike_ones_show_their_layers() -> None:
+    shown = fit("deepseek-r1-70b", "--gpus", "8xH100", "--tp", "8").stdout
+    assert "  0-7 " in shown
+    unlike = fit("deepseek-r1-32b", "--gpus", "RTX3090,H800", "--pp", "2",
+                 "--max-model-len", "8192", "--", "--max-num-seqs", "64").stdout  # fmt: skip
+    assert "layers" in unlike
+    assert "RTX 3090" in unlike

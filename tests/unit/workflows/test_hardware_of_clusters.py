@@ -1,0 +1,173 @@
+"""From what hosts report to what a plan is made for: GPUs in the order of ranks, links, sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import Unreachable, UsageError
+from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.node.documents import NodeState, to_json
+from clusterctl.ray_cluster.topology import resolve
+from clusterctl.serving.fit.overheads import Measured
+from clusterctl.serving.layout import HostGpus
+from clusterctl.serving.model_probe import ModelDirectory
+from clusterctl.workflows.fit_cluster import (
+    config_on_hosts,
+    free_hardware,
+    hardware_of,
+    image_environment,
+    with_image_env,
+)
+from tests.fakes.host_facts import host_facts
+from tests.fakes.transport import FakeTransport, starts
+
+MIB = 2**20
+
+
+def nic(ip: str, speed: int | None, kind: str = "physical") -> NicFacts:
+    address = (Address(ip, 24, "global"),)
+    return NicFacts("eth0", "02:00:00:00:00:01", 9000, "up", speed, kind, None, address)
+
+
+def gpu(model: str, mib: int | None, **more: Any) -> GpuFacts:
+    return GpuFacts(0, "GPU-0", model, None if mib is None else mib * MIB, "580", **more)
+
+
+def probe(
+    ip: str, *gpus: GpuFacts, speed: int | None = 100_000, kind: str = "physical",
+    files: dict[str, bytes | None] | None = None,
+) -> Probe:  # fmt: skip
+    facts = replace(host_facts(nic(ip, speed, kind)), gpus=GpuReport(gpus, None))
+    return Probe(facts, files or {}, (), (), None)
+
+
+def inventory(**changes: Any) -> Inventory:
+    hosts = (
+        Host(name="small", address="10.0.0.2", gpus=(Gpu(),)),
+        Host(name="big", address="10.0.0.1", role="head", gpus=(Gpu(), Gpu())),
+        Host(name="other", address="10.0.0.3", gpus=(Gpu(),)),
+    )
+    base = {"cluster": "demo", "image": "vllm/vllm-openai:v0.25.1", "hosts": hosts}
+    return Inventory(**{**base, **changes})
+
+
+H200 = gpu("NVIDIA H200", 143_771)
+R3090 = gpu("NVIDIA GeForce RTX 3090", 24_576)
+ANSWERS = {
+    "small": probe("10.0.0.2", R3090, speed=25_000),
+    "big": probe("10.0.0.1", H200, H200),
+    "other": probe("10.0.0.3", R3090),
+}
+
+
+def test_the_head_comes_first_since_rank_0_starts_there() -> None:
+    found = hardware_of(inventory(), ANSWERS)
+    assert [site.host for site in found.sites] == ["big", "small", "other"]
+    assert [site.head for site in found.sites] == [True, False, False]
+    assert [gpu.name for gpu in found.sites[0].gpus] == ["H200", "H200"]
+    assert [site.fabric for site in found.sites] == ["nvlink", "pcie", "pcie"]
+    assert found.smallest_gpu == pytest.approx(23.69 * 2**30, rel=0.01)
+
+
+def test_the_slowest_link_counts() -> None:
+    found = hardware_of(inventory(), ANSWERS).network
+    assert found is not None
+    assert found.bandwidth == 25e9 / 8
+
+
+@pytest.mark.parametrize(("speed", "kind"), [(None, "physical"), (10_000, "virtual")])
+def test_a_link_of_unknown_speed_is_unknown(speed: int | None, kind: str) -> None:
+    """A veth pair says 10 Gbit/s whatever is below it."""
+    answers = {**ANSWERS, "small": probe("10.0.0.2", R3090, speed=speed, kind=kind)}
+    assert hardware_of(inventory(), answers).network is None
+
+
+def test_the_version_is_the_running_one_else_the_tags() -> None:
+    assert hardware_of(inventory(), ANSWERS).vllm == "vllm/vllm-openai:v0.25.1"
+    assert hardware_of(inventory(image="local/vllm:latest"), ANSWERS).vllm is None
+    state = NodeState("big", "head", 0.0, "0.1", "up", 0.0, 0, vllm_version="0.32.0+cpu")
+    files: dict[str, bytes | None] = {
+        "/var/log/clusterctl/demo/state.json": to_json(state).encode()
+    }
+    answers = {**ANSWERS, "big": probe("10.0.0.1", H200, H200, files=files)}
+    assert hardware_of(inventory(), answers).vllm == "0.32.0+cpu"
+    assert hardware_of(inventory(), answers, vllm="0.19.0").vllm == "0.19.0"
+
+
+def test_hosts_bring_what_earlier_starts_taught() -> None:
+    text = (
+        b'{"starts": [{"host": "big", "gpu": "H200", "image": "vllm/vllm-openai:v0.25.1",'
+        b' "tp": 2, "runtime_gib": 1.9, "graphs_gib": 0.7}]}'
+    )
+    files: dict[str, bytes | None] = {"/var/log/clusterctl/demo/measured.json": text}
+    answers = {**ANSWERS, "big": probe("10.0.0.1", H200, H200, files=files)}
+    big = hardware_of(inventory(), answers).sites[0]
+    assert big.measured_at(2) == Measured(1.9, 0.7)
+    assert big.measured_at(1) is None
+
+
+@pytest.mark.parametrize(
+    "strange", [gpu("NVIDIA GB10", None), gpu("NVIDIA H200", 143_771, mig=True)]
+)
+def test_gpus_of_which_nothing_can_be_said(strange: GpuFacts) -> None:
+    answers = {**ANSWERS, "small": probe("10.0.0.2", strange)}
+    with pytest.raises(UsageError, match="small"):
+        hardware_of(inventory(), answers)
+    facts = {name: answer.facts for name, answer in answers.items()}
+    free = [HostGpus("big", 2), HostGpus("small", 1), HostGpus("other", 1)]
+    topology = resolve(inventory(), facts)
+    assert free_hardware(inventory(), topology, answers, free, "0.25.1").sites == ()
+
+
+def test_only_free_gpus_are_offered_to_a_service() -> None:
+    topology = resolve(inventory(), {name: answer.facts for name, answer in ANSWERS.items()})
+    free = [HostGpus("big", 1), HostGpus("small", 0), HostGpus("other", 1)]
+    found = free_hardware(inventory(), topology, ANSWERS, free, "0.25.1")
+    assert [(site.host, len(site.gpus)) for site in found.sites] == [("big", 1), ("other", 1)]
+
+
+def test_cpus_stand_for_the_devices_that_are_promised() -> None:
+    cpus = inventory(accelerator="cpu", env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    bare: dict[str, Probe] = {name: probe(f"10.0.0.{ip}") for name, ip in
+                              (("small", 2), ("big", 1), ("other", 3))}  # fmt: skip
+    found = hardware_of(cpus, bare)
+    assert [len(site.gpus) for site in found.sites] == [2, 1, 1]
+    assert found.sites[0].gpus[0].is_cpu
+    assert found.smallest_gpu is None
+    assert found.env["VLLM_CPU_KVCACHE_SPACE"] == "2"
+
+
+def test_no_gpu_anywhere_is_said() -> None:
+    promised = [Host(name=host.name, address=host.address, role=host.role, gpus=())
+                for host in inventory().hosts]  # fmt: skip
+    bare = {name: probe(f"10.0.0.{ip}") for name, ip in (("small", 2), ("big", 1), ("other", 3))}
+    with pytest.raises(UsageError, match="no host shows a GPU"):
+        hardware_of(inventory(hosts=tuple(promised)), bare)
+
+
+def test_the_image_says_how_large_the_cache_is_on_cpus() -> None:
+    head = FakeTransport()
+    head.on(starts("docker", "image"), stdout='["PATH=/bin","VLLM_CPU_KVCACHE_SPACE=1"]\n')
+    assert image_environment(head, "lab") == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    hardware = hardware_of(inventory(), ANSWERS)
+    assert with_image_env(hardware, head, "lab").env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    told = replace(hardware, env={"VLLM_CPU_KVCACHE_SPACE": "4"})
+    assert with_image_env(told, head, "lab").env == {"VLLM_CPU_KVCACHE_SPACE": "4"}
+
+
+def test_an_image_that_cannot_be_asked_sets_nothing() -> None:
+    broken = FakeTransport()
+    broken.on(starts("docker", "image"), stdout="oops", status=0)
+    assert image_environment(broken, "lab") == {}
+    assert image_environment(FakeTransport(down=Unreachable("gone")), "lab") == {}
+
+
+def test_the_config_that_most_hosts_have() -> None:
+    old, new = ModelDirectory("/m", "old"), ModelDirectory("/m", "new")
+    assert config_on_hosts([[old], [new], [new], []]) == "new"
+    assert config_on_hosts([[ModelDirectory("/m")], []]) is None
