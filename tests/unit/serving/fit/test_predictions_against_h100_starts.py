@@ -2,8 +2,9 @@
 
 Source: llm-d-planner on GitHub, accuracy/results/v0.19.0 (results_raw.csv and its logs): H100 of
 79.19 GiB with NVLink, --max-model-len 8192, --gpu-memory-utilization 0.95, defaults otherwise.
-Of these figures only the memory outside PyTorch went into a constant (overheads.py); weights,
-activations and the cache are computed.
+No blind test: the constants of the runtime and of NCCL over NVLink (overheads.py) and the H100's
+memory (hardware.py) were read off these starts, and the buffers of fused experts, the third term
+of the hidden size in the activations and GPTQ's zero points were settled after looking at them.
 """
 
 from __future__ import annotations
