@@ -6,12 +6,13 @@ warns where it would refuse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, DoesNotFit
 from clusterctl.serving.fit.advice import Advice
-from clusterctl.serving.fit.foreseen import possible_tp
+from clusterctl.serving.fit.foreseen import OF_MEMORY, possible_tp
 from clusterctl.serving.fit.layouts import Proposal, best_seated
 from clusterctl.serving.fit.options import parse_options
 from clusterctl.serving.fit.outcome import FitPlan, Verdict
@@ -24,6 +25,8 @@ PARTITION = "VLLM_PP_LAYER_PARTITION"
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 _CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-scaling")
+
+_ONE_FLAG = re.compile(r"^--(?!tp )[a-z-]+ [\w.]+$")
 
 _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
@@ -78,7 +81,9 @@ class Forecast:
         if not fatal or self.doubts:
             return None
         commands = [self.command(one) for one in report.advice]
-        nearest = next((text for text in commands if text), fatal[0].hint)
+        nearest = self._follow(fatal[0].hint)
+        if all(item.name in OF_MEMORY for item in fatal):  # what advice is about
+            nearest = next((text for text in commands if text), nearest)
         lines = [f"{item.name}: {item.text}" for item in fatal]
         lines += [
             f"would fit: {text}   ({one.text}; {one.kv_cache_tokens:,} tokens of KV cache)"
@@ -95,8 +100,13 @@ class Forecast:
     def command(self, advice: Advice) -> str | None:
         """The `clusterctl serve` that follows a piece of advice; None when it needs other GPUs."""
         flags = [flag for flag in advice.flags if not flag.startswith(PARTITION)]
-        if "--gpus" in flags:
-            return None
+        return None if "--gpus" in flags else self._serve(flags)
+
+    def _follow(self, hint: str) -> str:
+        """A hint that is one flag with its value, as the command that has it."""
+        return self._serve(hint.split()) if _ONE_FLAG.match(hint) else hint
+
+    def _serve(self, flags: list[str]) -> str:
         sizes: list[str] = []
         if "--tp" in flags:
             sizes, flags = flags, []

@@ -20,6 +20,9 @@ from clusterctl.serving.release_flags import removed_flags
 from clusterctl.serving.version import show_version
 from clusterctl.serving.vllm_flags import Argument
 
+OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
+"""Names of what more memory would cure."""
+
 _MOST_TP = 16
 
 

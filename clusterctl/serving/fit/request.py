@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.serving.catalogue import by_alias, by_directory
 from clusterctl.serving.fit.advice import Advice, advise
 from clusterctl.serving.fit.config_files import checkpoint_bytes, read_config
@@ -68,26 +68,6 @@ class FitReport:
     def refused(self) -> bool:
         """Whether vLLM surely cannot start like this."""
         return any(item.fatal for item in self.foreseen)
-
-    @property
-    def warnings(self) -> tuple[Foreseen, ...]:
-        """What is foreseen and does not keep vLLM from starting."""
-        return tuple(item for item in self.foreseen if not item.fatal)
-
-    def require_fit(self) -> None:
-        """Raise DoesNotFit with every fatal cause and the nearest settings that would work."""
-        fatal = [item for item in self.foreseen if item.fatal]
-        if not fatal:
-            return
-        nearest = " ".join(self.advice[0].flags) if self.advice else fatal[0].hint
-        lines = [f"{item.name}: {item.text}; {item.hint}" for item in fatal]
-        lines += [f"would fit: {' '.join(one.flags)} ({one.text})" for one in self.advice]
-        raise DoesNotFit(
-            f"{self.plan.model} cannot run like this: {fatal[0].text}",
-            host=self.plan.limited_by.host if len(self.plan.placement.hosts) > 1 else None,
-            hint=nearest,
-            detail="\n".join(lines),
-        )
 
     def to_json(self) -> dict[str, Any]:
         """The stable form of `fit --json`."""
