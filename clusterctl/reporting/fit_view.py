@@ -73,7 +73,7 @@ def _sums(document: Document) -> list[str]:
         _verdict(document),
     ]
     speed = document.get("speed")
-    if speed and document["ranks"][0]["gpu"] != "CPU":
+    if speed and not _on_cpus(document):
         one, many = speed["tokens_per_s_1"], speed["tokens_per_s_64"]
         lines.append(f"speed, an estimate: {one:,.0f} tokens/s alone, {many:,.0f} with 64 requests")
     return lines
@@ -108,7 +108,7 @@ def _foreseen(document: Document) -> list[str]:
         for one in document["advice"]
     ]
     faster = document.get("faster")
-    if faster:
+    if faster and not _on_cpus(document):
         found.append(f"faster, by estimate: {_layout(faster)}: {faster['reason']}")
     return found
 
@@ -117,11 +117,21 @@ def _proposals(document: Document) -> list[str]:
     proposals = document["proposals"]
     if not proposals:
         return []
-    rows = [("layout", "tokens/s at 64", "KV tokens", "why")]
-    for one in proposals[:MOST_PROPOSALS]:
-        speed = f"{one['speed']['tokens_per_s_64']:,.0f}"
-        rows.append((_layout(one), speed, f"{one['kv_cache_tokens']:,}", one["reason"]))
-    return ["layouts that fit, best first (speeds are estimates):", *columns(rows)]
+    timed = not _on_cpus(document)
+    heads = ("layout", "KV tokens", *(["tokens/s at 64"] if timed else []), "why")
+    rows = [heads, *(_proposal(one, timed=timed) for one in proposals[:MOST_PROPOSALS])]
+    estimates = " (speeds are estimates)" if timed else ""
+    return [f"layouts that fit, best first{estimates}:", *columns(rows)]
+
+
+def _proposal(one: Document, *, timed: bool) -> tuple[str, ...]:
+    speed = f"{one['speed']['tokens_per_s_64']:,.0f}"
+    return _layout(one), f"{one['kv_cache_tokens']:,}", *([speed] if timed else []), one["reason"]
+
+
+def _on_cpus(document: Document) -> bool:
+    """The model of speed is one of GPUs."""
+    return any(rank["gpu"] == "CPU" for rank in document["ranks"])
 
 
 def _layout(document: Document) -> str:
