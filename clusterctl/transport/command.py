@@ -17,6 +17,9 @@ START_LIMIT = 30.0
 """Seconds that a login shell and sudo may take before the command itself starts. Slow start-up
 files are common (3.2 s was measured with one version manager in ~/.bashrc)."""
 
+LEAST_START = 3.0
+"""Seconds to start that even a command with a shorter time limit gets."""
+
 STDERR_TAIL = 64 * 1024
 
 
@@ -92,6 +95,12 @@ class ErrorOutput:
         return before.count(self._frame.prompt)
 
 
+def start_limit(seconds: float | None) -> float:
+    """How long a command may take to begin: who gives it little time, as `status` does, does not
+    wait ten times as long for a login shell that hangs."""
+    return START_LIMIT if seconds is None else min(START_LIMIT, max(LEAST_START, seconds))
+
+
 class Command:
     """A running command as a Channel. Making one waits until it has started.
 
@@ -129,7 +138,7 @@ class Command:
 
     def _wait_for_mark(self) -> bytes:
         """Read past the mark; what follows it in the same packet is the command's own."""
-        seen, deadline = b"", time.monotonic() + START_LIMIT
+        seen, deadline = b"", time.monotonic() + start_limit(self._frame.seconds)
         while self._frame.mark not in seen:
             chunk = self._receive_before(deadline)
             if not chunk:

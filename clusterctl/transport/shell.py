@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -15,7 +17,7 @@ from clusterctl.errors import (
 )
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
-from clusterctl.transport.command import START_LIMIT, STDERR_TAIL, Command, NotStarted
+from clusterctl.transport.command import STDERR_TAIL, Command, NotStarted
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
 from clusterctl.transport.exchange import Output, Overdue, exchange
 from clusterctl.transport.script import Framed
@@ -35,6 +37,12 @@ cat >"$new" || exit 1
 chmod "$2" "$new" && mv -f "$new" "$1"
 """
 # The size is checked because a lost connection looks like the end of the data to `cat`.
+
+
+_LOGGED = 300
+"""Characters of a command line that the log gets; scripts are longer."""
+
+_log = logging.getLogger("clusterctl.transport")
 
 
 class ShellTransport(ABC):
@@ -81,6 +89,9 @@ class ShellTransport(ABC):
             except Overdue:
                 raise self._timed_out(argv, timeout, command.stderr_tail()) from None
         result = _result(argv, output)
+        # What goes in by stdin, secrets among it, is never logged.
+        words = shlex.join(argv)[:_LOGGED]
+        _log.debug("%s: %d after %.2f s: %s", self._host.name, output.status, output.seconds, words)
         if output.status in _TIMEOUT_STATUSES and output.seconds >= timeout:
             raise self._timed_out(argv, timeout, result.last_lines())
         return result
@@ -151,7 +162,7 @@ class ShellTransport(ABC):
     def _shell_refused(self, failure: NotStarted) -> ConnectionFailed:
         """The login worked, but no command runs: nologin, a forced command, `exit` in ~/.bashrc."""
         how = (
-            f"started no command within {START_LIMIT:g} s"
+            "started no command in time"
             if failure.status is None
             else f"ended with status {failure.status} before the command began"
         )
@@ -174,7 +185,7 @@ class ShellTransport(ABC):
         if failure.status == 127:
             return self._no_sudo("sudo is not installed", failure)
         if failure.status is None:
-            return self._no_sudo(f"sudo started nothing within {START_LIMIT:g} s", failure)
+            return self._no_sudo("sudo started nothing in time", failure)
         if "password is required" in failure.output:
             return self._no_sudo(f"sudo wants a password for {self.user}", failure)
         return self._no_sudo(f"{self.user} may not use sudo", failure)
