@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
-from clusterctl.errors import ClusterDegraded
+from clusterctl.errors import ClusterDegraded, Interrupted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clusterctl.inventory.model import Inventory
+    from clusterctl.workflows.cluster_status import ClusterStatus
 
 WATCH_EVERY = 2.0
 """Seconds between two looks with --watch."""
@@ -31,35 +34,57 @@ def status(
 
     loaded = load_inventory(inventory)
     if watch:
-        _watch(loaded)
+        _watch(loaded, as_json=as_json)
+        return
     from clusterctl.workflows.status import read
 
     with read(loaded, credentials()) as look:
         found = look()
-    if as_json:
-        from clusterctl.reporting.status_view import status_document
-
-        print(json.dumps(status_document(found), indent=2))
-    else:
-        from rich.console import Console
-
-        from clusterctl.reporting.status_view import status_screen
-
-        Console(file=sys.stdout, highlight=False).print(status_screen(found), crop=False)
+    _print(found, as_json=as_json, indent=2)
     if not found.healthy:
         raise typer.Exit(ClusterDegraded.exit_code)
 
 
-def _watch(loaded: Inventory) -> NoReturn:
-    """Look again and again over the same connections, until Ctrl-C."""
-    from rich.console import Console
-    from rich.live import Live
+def _print(found: ClusterStatus, *, as_json: bool, indent: int | None) -> None:
+    from clusterctl.reporting.status_view import screen, status_document, status_screen
 
+    if as_json:
+        print(json.dumps(status_document(found), indent=indent), flush=True)
+    else:
+        screen(sys.stdout).print(status_screen(found), crop=False)
+        sys.stdout.flush()
+
+
+def _watch(loaded: Inventory, *, as_json: bool) -> None:
+    """Look again and again over the same connections; Ctrl-C is its ordinary end."""
     from clusterctl.cli.session import credentials
-    from clusterctl.reporting.status_view import status_screen
     from clusterctl.workflows.status import read
 
-    with read(loaded, credentials()) as look, Live(console=Console(), auto_refresh=False) as live:
+    try:
+        with read(loaded, credentials()) as look:
+            if as_json or not sys.stdout.isatty():
+                _print_each(look, as_json=as_json)
+            else:
+                _redraw(look)
+    except (KeyboardInterrupt, Interrupted):
+        return
+
+
+def _print_each(look: Callable[[], ClusterStatus], *, as_json: bool) -> None:
+    """A screen, or a line of JSON, for each look: what reads it is a program or a file."""
+    while True:
+        _print(look(), as_json=as_json, indent=None)
+        if not as_json:
+            print(flush=True)
+        time.sleep(WATCH_EVERY)
+
+
+def _redraw(look: Callable[[], ClusterStatus]) -> None:
+    from rich.live import Live
+
+    from clusterctl.reporting.status_view import screen, status_screen
+
+    with Live(console=screen(sys.stdout), auto_refresh=False) as live:
         while True:
             live.update(status_screen(look()), refresh=True)
             time.sleep(WATCH_EVERY)

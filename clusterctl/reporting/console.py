@@ -51,7 +51,9 @@ class Progress:
         self._lock = threading.RLock()
         self._running: dict[tuple[str, str], _Running] = {}
         self._changed = 0
-        self._console = RichConsole(file=stream, highlight=False, soft_wrap=True)
+        self._console = RichConsole(
+            file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
         self._live = Live(
             console=self._console, refresh_per_second=8, transient=True, get_renderable=self._table
         )
@@ -144,9 +146,8 @@ class Progress:
         with self._lock:
             for (host, _), row in self._running.items():
                 elapsed = duration(time.monotonic() - row.since)
-                table.add_row(
-                    "  [cyan]●", Text(host, style="cyan"), Text(row.text or row.title), elapsed
-                )
+                sign, name = Text("  ●", style="cyan"), Text(host, style="cyan")
+                table.add_row(sign, name, Text(row.text or row.title), Text(elapsed))
         return table
 
 

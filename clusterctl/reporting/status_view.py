@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import IO, Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,16 @@ _STYLES = {
     "exited": "red", "missing": "red", "down": "red", "not joined": "red", "stalled": "red",
     "failed": "red", "stopped": "red",
 }  # fmt: skip
+
+
+UNLIMITED = 10_000
+"""Columns where there is no terminal: a pipe or a file has no edge to cut at."""
+
+
+def screen(stream: IO[str]) -> Console:
+    """A console that writes text as it is; only a terminal limits the width of lines."""
+    width = None if stream.isatty() else UNLIMITED
+    return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
 def status_screen(status: ClusterStatus) -> RenderableType:
@@ -46,6 +56,7 @@ def _title(status: ClusterStatus) -> Text:
 
 
 def _hosts(status: ClusterStatus) -> Table:
+    # Cells are Text: plain strings are read as markup, in which ::1 and [fd00::1] mean others.
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     with_models = any(row.gpus for row in status.hosts)
     headings = ("HOST", "ROLE", "NODE IP", "ENGINE", "CONTAINER", "RAY", "GPUS USED")
@@ -54,15 +65,21 @@ def _hosts(status: ClusterStatus) -> Table:
     for row in status.hosts:
         table.add_row(
             Text(row.name, style="" if row.reachable else "red"),
-            row.role,
-            row.node_ip,
-            row.engine or ("-" if row.reachable else Text("no answer", style="red")),
+            Text(row.role),
+            Text(row.node_ip),
+            _engine(row),
             _word(row.container),
             _word(row.ray),
-            _use(row),
-            *([_models(row)] if with_models else []),
+            Text(_use(row)),
+            *([Text(_models(row))] if with_models else []),
         )
     return table
+
+
+def _engine(row: HostRow) -> Text:
+    if row.engine or row.reachable:
+        return Text(row.engine or "-")
+    return Text("no answer", style="red")
 
 
 def _use(row: HostRow) -> str:

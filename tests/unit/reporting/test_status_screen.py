@@ -1,0 +1,43 @@
+"""The status screen shows what hosts and inventories say, to the letter."""
+
+from __future__ import annotations
+
+import io
+
+from clusterctl.reporting.status_view import screen, status_screen
+from clusterctl.workflows.cluster_status import ClusterStatus, HostRow
+
+ADDRESSES = ("fd00:100:1::5", "[fd00::1]")
+
+
+def test_what_looks_like_markup_or_emoji_is_shown_as_it_is_and_not_cut() -> None:
+    stream = io.StringIO()
+    screen(stream).print(status_screen(_status("[bold]" + "n" * 100)), crop=False)
+    shown = stream.getvalue()
+    for text in (*ADDRESSES, "[bold]" + "n" * 100, "2 x [H200]"):
+        assert text in shown
+    assert len([line for line in shown.splitlines() if "worker" in line]) == len(ADDRESSES)
+
+
+def _status(name: str) -> ClusterStatus:
+    rows = tuple(_row(f"{name}{index}", address) for index, address in enumerate(ADDRESSES))
+    return ClusterStatus("c", rows, (), "2.60.0", "0.25.1")
+
+
+def _row(name: str, address: str) -> HostRow:
+    return HostRow(
+        name=name,
+        role="worker",
+        node_ip=address,
+        reachable=True,
+        engine="[docker] 29",
+        container="running",
+        ray="up",
+        gpus=("[H200]", "[H200]"),
+        gpus_promised=2,
+        gpus_in_ray=2.0,
+        gpus_used=0.0,
+        problems=(),
+        drift=(),
+        hint=None,
+    )
