@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +23,7 @@ from clusterctl.cli import (
     stop,
     tunnel,
 )
+from clusterctl.inventory.current import VARIABLE
 
 app = typer.Typer(
     name="clusterctl",
@@ -39,11 +42,26 @@ def _version(wanted: bool) -> None:
         raise typer.Exit(0)
 
 
+def _named(inventory: Path | None) -> None:
+    """Through the environment, where every command looks; its own option wins."""
+    if inventory is not None:
+        os.environ[VARIABLE] = str(inventory)
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
     ] = False,
+    inventory: Annotated[
+        Path | None,
+        typer.Option(
+            "-i",
+            "--inventory",
+            callback=_named,
+            help="Inventory file, for any command; a command's own -i wins.",
+        ),
+    ] = None,
 ) -> None:
     """Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH."""
 

@@ -103,7 +103,7 @@ def _text(path: Path) -> str:
     return _decoded(path, content)
 
 
-_NAME_A_FILE = "name the file: clusterctl -i FILE ...   (to write one: clusterctl init HOST...)"
+_NAME_A_FILE = "name the file: clusterctl -i FILE ...   (how to write one: docs/inventory.md)"
 
 
 def _decoded(path: Path, content: bytes) -> str:

@@ -103,7 +103,7 @@ class ShellTransport(ABC):
             raise CommandFailed(
                 f"{path} could not be written",
                 host=self._host.name,
-                hint=f"clusterctl exec {self._host.name} -- ls -ld {path} && df -h",
+                hint=f"clusterctl exec --limit {self._host.name} -- ls -ld {path}",
                 detail=result.last_lines(),
             )
 
@@ -155,7 +155,7 @@ class ShellTransport(ABC):
         return CommandTimedOut(
             f"`{argv[0]}` ran past its {timeout:g} s and was ended",
             host=self._host.name,
-            hint=f"see what is slow there: clusterctl exec {self._host.name} -- uptime",
+            hint=f"see what is slow there: clusterctl exec --limit {self._host.name} -- uptime",
             detail=detail or None,
         )
 

@@ -80,7 +80,7 @@ class SshTransport(ShellTransport):
             raise ConnectionFailed(
                 f"it cannot reach {address}:{port}",
                 host=self._host.name,
-                hint=f"clusterctl exec {self._host.name} -- ss -ltn",
+                hint=f"clusterctl exec --limit {self._host.name} -- ss -ltn",
                 detail=str(error),
             ) from error
         return SocketChannel(channel, self._host.name)

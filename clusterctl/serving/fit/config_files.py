@@ -15,7 +15,7 @@ _HEADER_LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 100_000_000
 """The safetensors format's own limit."""
 
-_FETCH = "complete the directory: clusterctl model pull MODEL, or copy it again"
+_FETCH = "complete the directory: copy the model again"
 
 
 def read_config(path: Path) -> dict[str, Any]:
