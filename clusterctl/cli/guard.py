@@ -8,6 +8,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -39,7 +42,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort):
             raise
         except Exception:
-            raise _bug() from None
+            raise _bug(as_json=bool(kwargs.get("as_json"))) from None
 
     return run
 
@@ -56,13 +59,27 @@ def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
     return typer.Exit(error.exit_code)
 
 
-def _bug() -> typer.Exit:
+def _bug(*, as_json: bool) -> typer.Exit:
+    text = traceback.format_exc()
+    last = text.strip().splitlines()[-1]
+    path = _kept(text)
+    hint = f"please report it with {path}" if path else "please report it"
+    bug = ClusterctlError(f"a bug in clusterctl: {last}", hint=hint)
+    return _reported(bug, as_json=as_json)
+
+
+def _kept(text: str) -> Path | None:
+    """The file that holds the traceback: in the state directory, else a temporary one."""
     from clusterctl.reporting.run_log import state_directory
 
-    path = state_directory() / "bug.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(traceback.format_exc())
-    last = traceback.format_exc().strip().splitlines()[-1]
-    print(f"error: a bug in clusterctl: {last}", file=sys.stderr)
-    print(f"  fix: please report it with {path}", file=sys.stderr)
-    return typer.Exit(1)
+    with suppress(OSError, RuntimeError):
+        path = state_directory() / "bug.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+    try:
+        with NamedTemporaryFile("w", prefix="clusterctl-bug-", suffix=".log", delete=False) as file:
+            file.write(text)
+        return Path(file.name)
+    except OSError:
+        return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.engine.interrupt import keep_terminal
 from clusterctl.inventory.current import current
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory
@@ -61,9 +62,12 @@ def session(
     inventory = load_inventory(path, accept_new=accept_new)
     hosts = select(inventory, limit) if limit else inventory.hosts
     with run_log(inventory.cluster, command) as log:
-        _logs.append(log)
+        if log:
+            _logs.append(log)
         if not quiet:
-            print(headline(inventory.cluster, len(hosts), str(log)), file=sys.stderr)
+            print(headline(inventory.cluster, len(hosts), log), file=sys.stderr)
+        elif log is None:
+            print("note: no log is kept: its directory cannot be written", file=sys.stderr)
         with Progress(sys.stderr, quiet=quiet) as progress:
             yield Session(inventory, hosts, progress, credentials(progress))
 
@@ -73,16 +77,23 @@ def credentials(progress: Progress | None = None) -> Credentials:
     if not sys.stdin.isatty():
         return Credentials()
 
-    def ask(question: str) -> str:
-        with progress.paused() if progress else nullcontext():
+    def ask(question: str) -> str | None:
+        keep_terminal()
+        with progress.paused() if progress else nullcontext(), suppress(EOFError):
             return getpass.getpass(question)
+        return None
 
     return Credentials(ask=ask)
 
 
 def confirm(question: str, *, yes: bool, progress: Progress) -> bool:
-    """Ask on the terminal; without one, only --yes answers."""
+    """Ask on the terminal; without one, only --yes answers. The end of input means no."""
     if yes or not sys.stdin.isatty():
         return yes
     with progress.paused():
-        return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
+        # `input` would write the question to stdout, where the command's result goes.
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline()
+        if not answer:
+            print(file=sys.stderr)
+        return answer.strip().lower() in {"y", "yes"}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.errors import Interrupted
@@ -15,7 +19,35 @@ from clusterctl.errors import Interrupted
 FIRST = "finishing what is under way; press Ctrl-C again to leave at once"
 
 
+SHOW_CURSOR = "\x1b[?25h"
+"""DECTCEM set: what `tput cnorm` prints on today's terminals."""
+
+_kept: list[tuple[int, list[Any]]] = []
+
+
+def keep_terminal() -> None:
+    """Remember how the terminal is set before echo is turned off; it is set so again at exit.
+
+    A question for a password may be open in another thread when the process ends: that thread
+    does not get to turn the echo on again.
+    """
+    with suppress(OSError, ValueError, termios.error):
+        descriptor = sys.stdin.fileno()
+        if not _kept:
+            _kept.append((descriptor, termios.tcgetattr(descriptor)))
+            atexit.register(_restore_echo)
+
+
+def _restore_echo() -> None:
+    for descriptor, attributes in _kept:
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
+
+
 def _leave() -> None:
+    _restore_echo()
+    if os.isatty(2):  # the live rows hide the cursor; os.write needs none of their locks
+        os.write(2, SHOW_CURSOR.encode() + b"\r\n")
     # Threads that wait for a host would hold up an ordinary exit; the kernel closes the SSH
     # connections, and with them the lock.
     os._exit(Interrupted.exit_code)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
@@ -33,6 +34,9 @@ from clusterctl.reporting.text import count, duration
 PLAIN_EVERY = 5.0
 """Seconds between two progress lines of one host where there is no terminal."""
 
+STILL_EVERY = 30.0
+"""Seconds of silence of a step there, after which a line says that it still runs."""
+
 _log = logging.getLogger("clusterctl.run")
 
 
@@ -45,10 +49,14 @@ class _Running:
 
 
 class Progress:
-    """An EventSink with a face. Safe to call from any thread."""
+    """An EventSink with a face. Safe to call from any thread. Times are in seconds."""
 
-    def __init__(self, stream: IO[str], *, quiet: bool = False) -> None:
+    def __init__(
+        self, stream: IO[str], *, quiet: bool = False, still_every: float = STILL_EVERY
+    ) -> None:
         self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._still_every = still_every
         self._running: dict[tuple[str, str], _Running] = {}
         self._changed = 0
         self._console = RichConsole(
@@ -61,8 +69,12 @@ class Progress:
         self._quiet = quiet
 
     def __enter__(self) -> Self:
-        if self._interactive and not self._quiet:
+        if self._quiet:
+            return self
+        if self._interactive:
             self._live.start()
+        else:
+            threading.Thread(target=self._say_what_still_runs, name="still", daemon=True).start()
         return self
 
     def __exit__(
@@ -71,6 +83,7 @@ class Progress:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._ended.set()
         if self._interactive and not self._quiet:
             self._live.stop()
 
@@ -99,7 +112,7 @@ class Progress:
                 self._print(Text(event.title, style="bold"))
                 self._changed = 0
             case StepStarted():
-                self._running[event.host, event.step] = _Running(event.change.summary)
+                self._started(event)
             case StepProgress():
                 self._progress(event)
             case StepFinished():
@@ -114,6 +127,26 @@ class Progress:
                     self._print(Text("  nothing to change", style="dim"))
             case Note():
                 self._line(event.host or "", "·", "dim", event.text)
+
+    def _started(self, event: StepStarted) -> None:
+        self._running[event.host, event.step] = _Running(event.change.summary)
+        if not self._interactive:
+            self._line(event.host, "·", "dim", event.change.summary)
+
+    def _say_what_still_runs(self) -> None:
+        """Where there are no live rows, a long step must not look like a hang."""
+        while not self._ended.wait(min(1.0, self._still_every)):
+            with self._lock:
+                for (host, _), row in self._running.items():
+                    self._still(host, row)
+
+    def _still(self, host: str, row: _Running) -> None:
+        now = time.monotonic()
+        if now - max(row.printed, row.since) >= self._still_every:
+            row.printed = now
+            self._line(
+                host, "·", "dim", f"still: {row.text or row.title} ({now - row.since:.0f} s)"
+            )
 
     def _progress(self, event: StepProgress) -> None:
         row = self._running.setdefault((event.host, event.step), _Running(event.step))
@@ -151,6 +184,7 @@ class Progress:
         return table
 
 
-def headline(cluster: str, hosts: int, log: str) -> str:
+def headline(cluster: str, hosts: int, log: Path | None) -> str:
     """The first line of a run."""
-    return f"cluster {cluster} · {count(hosts, 'host')} · log {log}"
+    where = f"log {log}" if log else "no log: its directory cannot be written"
+    return f"cluster {cluster} · {count(hosts, 'host')} · {where}"

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 KEPT = 50
@@ -20,24 +20,38 @@ def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 @contextmanager
-def run_log(cluster: str, command: str) -> Iterator[Path]:
-    """Write all that the `clusterctl` loggers say to a new file, for the time of the block."""
-    directory = state_directory() / "logs" / cluster
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = directory / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{command}.log"
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+def run_log(cluster: str, command: str) -> Iterator[Path | None]:
+    """Write all that the `clusterctl` loggers say to a new file, for the time of the block.
+
+    None when no file can be written there: a log is no reason not to do the work.
+    """
     logger = logging.getLogger("clusterctl")
     logger.setLevel(logging.DEBUG)
+    handler = _new_file(cluster, command)
     logger.addHandler(handler)
+    path = Path(handler.baseFilename) if isinstance(handler, logging.FileHandler) else None
     try:
         yield path
     finally:
         logger.removeHandler(handler)
         handler.close()
-        _prune(directory)
+        if path:
+            _prune(path.parent)
+
+
+def _new_file(cluster: str, command: str) -> logging.Handler:
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{command}.log"
+    try:
+        directory = state_directory() / "logs" / cluster
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handler = logging.FileHandler(directory / name, encoding="utf-8")
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+        return logging.NullHandler()  # with no handler at all, warnings would go to stderr
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    return handler
 
 
 def _prune(directory: Path) -> None:
     for old in sorted(directory.glob("*.log"))[:-KEPT]:
-        old.unlink(missing_ok=True)
+        with suppress(OSError):
+            old.unlink()
