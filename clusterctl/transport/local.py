@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import select
 import signal
@@ -14,6 +13,7 @@ from typing import IO
 
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
+from clusterctl.transport.account import account
 from clusterctl.transport.base import Channel
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.shell import ShellTransport
@@ -33,7 +33,7 @@ class LocalTransport(ShellTransport):
 
     @property
     def user(self) -> str:
-        return "root" if os.geteuid() == 0 else getpass.getuser()
+        return "root" if os.geteuid() == 0 else account()
 
     def connect(self) -> None:
         """Nothing to do: it is here."""

@@ -8,7 +8,6 @@ a silent network cut (free after SILENCE).
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import socket
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from clusterctl.errors import ConnectionFailed, LockHeld, RequirementsNotMet, StepFailed
+from clusterctl.transport.account import account
 from clusterctl.transport.base import Channel, Transport, lines
 
 DIRECTORY = "/run/lock"
@@ -69,7 +69,7 @@ class Holder:
 def this_process(command: str) -> Holder:
     """This process as a holder. `command` is shown to others: no secrets in it."""
     now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-    return Holder(getpass.getuser(), socket.gethostname(), os.getpid(), now, command)
+    return Holder(account(), socket.gethostname(), os.getpid(), now, command)
 
 
 class ClusterLock:
