@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.errors import StepFailed, raise_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.transport.base import CommandResult
+    from clusterctl.transport.fanout import Outcome
 
 
 @guarded
@@ -25,11 +32,10 @@ def exec_(
 ) -> None:
     """Run COMMAND on every host at once. Exit 6 when it failed on one of them."""
     from clusterctl.cli.session import session
-    from clusterctl.errors import StepFailed
     from clusterctl.workflows.exec_ import run
 
     with session("exec", inventory, limit=limit, quiet=True) as opened:
-        results = run(
+        outcomes = run(
             opened.inventory,
             opened.hosts,
             opened.credentials,
@@ -39,16 +45,42 @@ def exec_(
             timeout=timeout,
         )
     if as_json:
-        print(json.dumps({host: asdict(result) for host, result in results.items()}, indent=2))
+        _print_document(outcomes)
     else:
-        for host, result in results.items():
-            for line in result.stdout.splitlines():
-                print(f"{host}  {line}")
-            for line in result.stderr.splitlines():
-                print(f"{host}  {line}", file=sys.stderr)
-    failed = {host: result.status for host, result in results.items() if not result.ok}
+        _print_lines(outcomes)
+
+
+def _print_lines(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
+    """What hosts wrote, then what failed. Raises the errors of hosts that were not reached."""
+    from clusterctl.transport.fanout import failures, values
+
+    results = values(outcomes)
+    for host, result in results.items():
+        for line in result.stdout.splitlines():
+            print(f"{host}  {line}")
+        for line in result.stderr.splitlines():
+            print(f"{host}  {line}", file=sys.stderr)
+    failed = [f"{host} ({result.status})" for host, result in results.items() if not result.ok]
     if failed:
-        if not as_json:
-            words = ", ".join(f"{host} ({status})" for host, status in failed.items())
-            print(f"failed on {words}", file=sys.stderr)
+        print(f"failed on {', '.join(failed)}", file=sys.stderr)
+    raise_all(failures(outcomes))
+    if failed:
         raise typer.Exit(StepFailed.exit_code)
+
+
+def _print_document(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
+    """An object per host: the result, or `error` and `hint` where there is none."""
+    from clusterctl.transport.fanout import Done
+
+    document: dict[str, object] = {}
+    codes = []
+    for host, outcome in outcomes.items():
+        if isinstance(outcome, Done):
+            document[host] = asdict(outcome.value)
+            codes += [] if outcome.value.ok else [StepFailed.exit_code]
+        else:
+            document[host] = {"error": outcome.error.summary, "hint": outcome.error.hint}
+            codes.append(outcome.error.exit_code)
+    print(json.dumps(document, indent=2))
+    if codes:
+        raise typer.Exit(min(codes))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.transport.fanout import Outcome, fan_out
 from clusterctl.workflows.reach import reach
 
 
@@ -22,18 +21,16 @@ def run(
     sudo: bool,
     node: bool,
     timeout: float,
-) -> dict[str, CommandResult]:
-    """What `command` did on each host; `node` runs it inside the node container.
+) -> dict[str, Outcome[CommandResult]]:
+    """What `command` did on each host, or why it could not run there to its end.
 
-    Raises ConnectionFailed and CommandTimedOut, those of all hosts together.
+    `node` runs it inside the node container. `timeout` in seconds.
     """
     inside = ("docker", "exec", container_name(inventory.cluster)) if node else ()
     with reach(hosts, credentials) as transports:
-        outcomes = fan_out(
+        return fan_out(
             transports,
             lambda transport: transport.run(
                 [*inside, *command], sudo=sudo or node, timeout=timeout
             ),
         )
-    raise_all(failures(outcomes))
-    return values(outcomes)
