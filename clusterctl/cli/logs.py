@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.reporting.error_view import error_lines
 
 
 @guarded
@@ -24,12 +28,55 @@ def logs(
 ) -> None:
     """Print logs, each line with its host's name."""
     from clusterctl.cli.session import session
-    from clusterctl.reporting.journal_view import by_time, journal_line
     from clusterctl.workflows.logs import read
 
-    with session("logs", inventory, limit=limit, quiet=True) as opened:
-        found = read(
-            opened.inventory, opened.hosts, opened.credentials, name, lines=lines, follow=follow
-        )
-        for host, line in by_time(found) if name is None and not follow else found:
-            print(f"{host}  {line}" if name else journal_line(host, line), flush=follow)
+    told: list[ClusterctlError] = []
+
+    def tell(error: ClusterctlError) -> None:
+        if follow:
+            told.append(error)
+            print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
+
+    try:
+        with session("logs", inventory, limit=limit, quiet=True) as opened:
+            found = read(
+                opened.inventory,
+                opened.hosts,
+                opened.credentials,
+                name,
+                lines=lines,
+                follow=follow,
+                tell=tell,
+            )
+            _print(found, journal=name is None, follow=follow)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        return  # how one ends following
+    except ClusterctlError as error:
+        if not told or isinstance(error, UsageError):
+            raise
+        raise typer.Exit(error.exit_code) from None
+
+
+def _print(found: Iterator[tuple[str, str]], *, journal: bool, follow: bool) -> None:
+    from clusterctl.reporting.journal_view import journal_line
+
+    for host, line in _by_time(found) if journal and not follow else found:
+        print(journal_line(host, line) if journal else f"{host}  {line}", flush=follow)
+
+
+def _by_time(found: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """In the order of time. What failed is raised after the lines of hosts that answered."""
+    from clusterctl.reporting.journal_view import by_time
+
+    arrived: list[tuple[str, str]] = []
+    failed = None
+    try:
+        for pair in found:
+            arrived.append(pair)  # noqa: PERF402 - `extend` would lose them all on an error
+    except ClusterctlError as error:
+        failed = error
+    yield from by_time(arrived)
+    if failed:
+        raise failed
