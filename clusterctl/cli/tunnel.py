@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.errors import ConnectionFailed
+from clusterctl.reporting.error_view import error_lines
 
 
 @guarded
@@ -22,15 +23,19 @@ def tunnel(
 ) -> None:
     """Reach TARGET at 127.0.0.1 until Ctrl-C."""
     from clusterctl.cli.session import session
-    from clusterctl.workflows.tunnel import opened_tunnel
+    from clusterctl.workflows.tunnel import opened_tunnel, wait
 
     with (
         session("tunnel", inventory, quiet=True) as opened,
-        opened_tunnel(opened.inventory, opened.credentials, target, port) as local,
+        opened_tunnel(opened.inventory, opened.credentials, target, port) as way,
     ):
-        print(f"http://127.0.0.1:{local}", flush=True)
+        print(f"http://127.0.0.1:{way.port}", flush=True)
         print("open until Ctrl-C", file=sys.stderr)
         try:
-            threading.Event().wait()
+            wait(way, _tell)
         except KeyboardInterrupt:
             return
+
+
+def _tell(error: ConnectionFailed) -> None:
+    print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
