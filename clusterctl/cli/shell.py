@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.model import Host, Inventory
 
 
 @guarded
@@ -22,14 +25,38 @@ def ssh(
     """Open a shell on HOST."""
     from clusterctl.cli.session import load_inventory
     from clusterctl.errors import RequirementsNotMet
-    from clusterctl.inventory.select import select
-    from clusterctl.transport.target import target_of
 
-    (target, *_) = select(load_inventory(inventory), host)
-    argv = target_of(target).argv(*(command or []))
+    argv = _argv(_host(load_inventory(inventory), host), command or [])
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - a list, no shell
     except FileNotFoundError:
         raise RequirementsNotMet(
-            "there is no ssh on this machine", hint="install your system's OpenSSH client"
+            f"there is no {argv[0]} on this machine",
+            hint="install your system's OpenSSH client" if argv[0] == "ssh" else "set SHELL",
         ) from None
+
+
+def _host(inventory: Inventory, name: str) -> Host:
+    """The host of this very name: a shell is opened on one, not on what a pattern finds."""
+    from clusterctl.errors import UsageError
+    from clusterctl.inventory.values import did_you_mean
+
+    hosts = {host.name: host for host in inventory.hosts}
+    if name in hosts:
+        return hosts[name]
+    known = tuple(hosts)
+    raise UsageError(
+        f"no host is called {name}{did_you_mean(name, known)}",
+        hint=f"clusterctl ssh {known[0]}   (hosts: {', '.join(known[:20])})",
+    )
+
+
+def _argv(host: Host, command: list[str]) -> list[str]:
+    from clusterctl.transport.connect import LOCAL_ADDRESSES
+    from clusterctl.transport.target import target_of
+
+    if host.address not in LOCAL_ADDRESSES:
+        return target_of(host).argv(*command)
+    shell = os.environ.get("SHELL") or "sh"
+    # What sshd does with the words after the host: one line for the user's shell.
+    return [shell, "-c", " ".join(command)] if command else [shell]
