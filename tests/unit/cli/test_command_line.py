@@ -1,0 +1,120 @@
+"""What a user gets from commands on one host that answers and one that does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Run
+
+
+def test_exec_shows_what_hosts_said_and_then_who_was_not_reached(
+    clusterctl: Run, inventory: Path
+) -> None:
+    ran = clusterctl("-i", str(inventory), "exec", "--", "echo", "[bold] fd00::1")
+    assert ran.stdout == "here  [bold] fd00::1\n"
+    assert "error: gone: " in ran.stderr
+    assert "fix: " in ran.stderr
+    assert ran.returncode == 4
+
+
+def test_exec_for_machines_has_every_host(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("exec", "--json", "-i", str(inventory), "--", "sh", "-c", "exit 3")
+    document = json.loads(ran.stdout)
+    assert document["here"]["status"] == 3
+    assert document["gone"]["error"]
+    assert ran.returncode == 4
+
+
+def test_a_failed_command_alone_ends_with_6(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("exec", "--limit", "here", "--", "false", CLUSTERCTL_INVENTORY=str(inventory))
+    assert (ran.returncode, ran.stderr) == (6, "failed on here (1)\n")
+
+
+def test_a_log_that_is_not_there_is_an_error(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("-i", str(inventory), "logs", "chat")
+    assert ran.returncode == 2
+    assert "no log is called chat; there are: none" in ran.stderr
+
+
+def test_every_host_without_its_journal_is_named(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("-i", str(inventory), "logs")
+    assert ran.returncode == 4
+    assert "here: there is no journal there" in ran.stderr
+    assert "error: gone: " in ran.stderr
+
+
+def test_following_tells_errors_once(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("-i", str(inventory), "logs", "-f")
+    assert ran.returncode == 4
+    assert ran.stderr.count("error: gone: ") == 1
+
+
+def test_no_tunnel_to_where_nothing_answers(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("-i", str(inventory), "tunnel", "dashboard", "--port", "0")
+    assert (ran.returncode, ran.stdout) == (4, "")
+    assert "error: here: " in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(("echo", "a  b"), "a  b"), (("echo $((1 + 1))",), "2")]
+)
+def test_ssh_to_this_machine_needs_no_ssh(
+    clusterctl: Run, inventory: Path, words: tuple[str, ...], said: str
+) -> None:
+    ran = clusterctl("ssh", "-i", str(inventory), "here", *words, SHELL="/bin/sh")
+    assert ran.stdout.split() == said.split()
+
+
+@pytest.mark.parametrize("name", ["*", "here,gone", "her"])
+def test_ssh_goes_to_one_host_by_its_name(clusterctl: Run, inventory: Path, name: str) -> None:
+    ran = clusterctl("ssh", "-i", str(inventory), name, "true")
+    assert ran.returncode == 2
+    assert "no host is called" in ran.stderr
+
+
+def test_status_in_a_pipe_is_one_uncoloured_screen(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("status", "-i", str(inventory))
+    assert ran.returncode == 8
+    assert "\x1b" not in ran.stdout + ran.stderr
+    assert "no answer" in ran.stdout
+
+
+def test_status_for_machines_is_json_alone(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("status", "--json", "-i", str(inventory))
+    assert [host["name"] for host in json.loads(ran.stdout)["hosts"]] == ["here", "gone"]
+    assert (ran.returncode, ran.stderr) == (8, "")
+
+
+@pytest.mark.parametrize("command", ["status", "check", "plan", "down", "stop"])
+def test_errors_for_machines_are_json_on_stdout(clusterctl: Run, command: str) -> None:
+    words = [command, "--json", *(["x"] if command == "stop" else [])]
+    ran = clusterctl("-i", "missing.yaml", *words)
+    assert json.loads(ran.stdout)["error"]["exit_code"] == 3
+    assert (ran.returncode, ran.stderr) == (3, "")
+
+
+def test_no_inventory_is_a_usage_error_with_a_fix(clusterctl: Run) -> None:
+    ran = clusterctl("status")
+    assert ran.returncode == 2
+    assert "fix: clusterctl bootstrap FILE" in ran.stderr
+
+
+def test_the_option_of_the_command_wins(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("-i", "missing.yaml", "exec", "-i", str(inventory), "--limit", "here", "true")
+    assert ran.returncode == 0
+
+
+def test_no_place_for_a_log_is_one_note(clusterctl: Run, inventory: Path) -> None:
+    words = ("exec", "-i", str(inventory), "--limit", "here", "echo", "done")
+    ran = clusterctl(*words, XDG_STATE_HOME="/proc/nowhere")
+    assert (ran.returncode, ran.stdout) == (0, "here  done\n")
+    assert ran.stderr == "note: no log is kept: its directory cannot be written\n"
+
+
+def test_what_stdout_cannot_hold_is_no_crash(clusterctl: Run, inventory: Path) -> None:
+    words = ("exec", "-i", str(inventory), "--limit", "here", "echo", "héllo")
+    ran = clusterctl(*words, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (ran.returncode, ran.stdout) == (0, "here  h?llo\n")
