@@ -1,0 +1,99 @@
+"""Questions and Ctrl-C on a terminal, which is a pseudo-terminal here."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CONFIRM = """
+import sys
+from clusterctl.cli.session import confirm
+from clusterctl.reporting.console import Progress
+print("answer", confirm("Go on?", yes=False, progress=Progress(sys.stderr, quiet=True)))
+"""
+PASSWORD = """
+from clusterctl.cli.session import credentials
+print("answer", credentials().password("ann", "gpu1"))
+"""
+LEAVE = """
+import os, sys, termios
+from clusterctl.engine import interrupt
+interrupt.keep_terminal()
+quiet = termios.tcgetattr(0)
+quiet[3] &= ~termios.ECHO
+termios.tcsetattr(0, termios.TCSANOW, quiet)
+interrupt._leave() if sys.argv[1:] == ["at once"] else None
+"""
+
+
+@dataclass
+class Terminal:
+    """`ours` is what a person sees and types on, `theirs` what the program has."""
+
+    ours: int
+    theirs: int
+
+    def start(self, program: str, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, *words],
+            stdin=self.theirs,
+            stdout=subprocess.PIPE,
+            stderr=self.theirs,
+            text=True,
+            start_new_session=True,  # no controlling terminal: getpass asks on stdin and stderr
+            cwd=Path(__file__).parents[3],
+        )
+
+    def read_until(self, text: str) -> str:
+        seen = ""
+        while text not in seen:
+            assert select.select([self.ours], [], [], 20)[0], f"{text!r} did not come: {seen!r}"
+            seen += os.read(self.ours, 4096).decode()
+        return seen
+
+    @property
+    def echoes(self) -> bool:
+        return bool(termios.tcgetattr(self.theirs)[3] & termios.ECHO)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    ours, theirs = os.openpty()
+    yield Terminal(ours, theirs)
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize(("typed", "answer"), [(b"y\n", True), (b"\n", False), (b"\x04", False)])
+def test_questions_are_on_stderr_and_the_end_of_input_is_no(
+    terminal: Terminal, typed: bytes, answer: bool
+) -> None:
+    with terminal.start(CONFIRM) as process:
+        terminal.read_until("Go on? [y/N] ")
+        os.write(terminal.ours, typed)
+        assert process.communicate(timeout=20)[0] == f"answer {answer}\n"
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_end_of_input_is_no_password(terminal: Terminal) -> None:
+    with terminal.start(PASSWORD) as process:
+        terminal.read_until("SSH password of ann")
+        os.write(terminal.ours, b"\x04")
+        assert process.communicate(timeout=20)[0] == "answer None\n"
+
+
+@pytest.mark.parametrize(("words", "status"), [(["at once"], 130), ([], 0)])
+def test_the_terminal_is_left_as_it_was(terminal: Terminal, words: list[str], status: int) -> None:
+    with terminal.start(LEAVE, *words) as process:
+        assert process.wait(20) == status
+    assert terminal.echoes
+    if words:
+        terminal.read_until("\x1b[?25h")
