@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -55,16 +55,18 @@ def execute(
     sink: EventSink,
     *,
     cancelled: Cancelled | None = None,
+    before_stage: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
     """Run `stages` in order, each to its end on all its hosts before the next begins.
 
     Every step is checked again when its turn comes, so a plan that went stale does no harm.
-    `sink` is never called by two threads at once.
+    `sink` is never called by two threads at once. `before_stage` is called before each stage
+    and raises what is to end the run there, as when the cluster's lock was lost.
 
     Raises the errors of a stage whose policy is STOP, all hosts' together, after its running
     hosts have come to their end; Interrupted when `cancelled` was set before the last step.
     """
-    run = _Run(views, one_at_a_time(sink), cancelled or threading.Event())
+    run = _Run(views, one_at_a_time(sink), cancelled or threading.Event(), before_stage)
     for stage in stages:
         run.stage(stage)
     return RunOutcome(run.changed, run.set_aside)
@@ -75,6 +77,7 @@ class _Run:
     views: Mapping[str, HostView]
     sink: EventSink
     cancelled: Cancelled
+    before_stage: Callable[[], None]
     changed: int = 0
     set_aside: dict[str, ClusterctlError] = field(default_factory=dict)
 
@@ -84,6 +87,7 @@ class _Run:
             return
         if self.cancelled.is_set():
             raise _interrupted(stage.title)
+        self.before_stage()
         started = time.monotonic()
         self.sink(StageStarted(stage.title, hosts))
         at_work = {name: self.views[name] for name in hosts}

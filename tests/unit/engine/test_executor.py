@@ -18,7 +18,7 @@ from clusterctl.engine.events import (
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import HostView, Unknown
-from clusterctl.errors import Interrupted, Problems, StepFailed, Unreachable
+from clusterctl.errors import ConnectionFailed, Interrupted, Problems, StepFailed, Unreachable
 from tests.unit.engine.switch import Record, Switch, views
 
 HOSTS = ("gpu1", "gpu2")
@@ -205,3 +205,16 @@ def test_a_stage_without_hosts_says_nothing() -> None:
     record = Record()
     execute([Stage("Workers", (), (Switch(),))], views("gpu1"), record)
     assert record.events == []
+
+
+def test_a_lock_lost_on_the_way_ends_the_run_before_the_next_stage() -> None:
+    first, second = Switch("first"), Switch("second")
+
+    def ensure_held() -> None:
+        if first.applied:
+            raise ConnectionFailed("the lock was lost")
+
+    stages = [Stage("First", HOSTS, (first,)), Stage("Second", HOSTS, (second,))]
+    with pytest.raises(ConnectionFailed, match="the lock was lost"):
+        execute(stages, views(*HOSTS), Record(), before_stage=ensure_held)
+    assert (len(first.applied), second.applied) == (2, [])

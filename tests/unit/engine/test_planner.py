@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.engine.plan import Plan, Stage
-from clusterctl.engine.planner import plan
+from clusterctl.engine.plan import OnFailure, Plan, Stage
+from clusterctl.engine.planner import plan, plan_apart
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import Problems, RequirementsNotMet, StepFailed
 from tests.unit.engine.switch import Switch, views
@@ -86,3 +86,22 @@ def test_a_bug_in_a_check_is_not_dressed_up() -> None:
 
     with pytest.raises(ZeroDivisionError):
         plan([Stage("Engine", ("gpu1",), (Switch(on_check=bug),))], views("gpu1"))
+
+
+def fails_on_gpu2(view: HostView) -> Change | None:
+    if view.host.name == "gpu2":
+        raise StepFailed("the engine is not running")
+    return Change("remove it")
+
+
+def test_a_host_that_cannot_be_looked_at_does_not_keep_the_others_from_a_plan() -> None:
+    aside = OnFailure.SET_HOST_ASIDE
+    step = Switch(on_check=fails_on_gpu2)
+    found = plan_apart([Stage("Down", HOSTS, (step,), aside)], views(*HOSTS))
+    assert lines(found.plan) == [("Down", "gpu1", "switch")]
+    assert [str(error) for error in found.set_aside.values()] == ["gpu2: the engine is not running"]
+
+
+def test_a_stage_that_stops_for_a_failed_host_is_not_planned_without_it() -> None:
+    with pytest.raises(StepFailed, match="gpu2"):
+        plan_apart([Stage("Up", HOSTS, (Switch(on_check=fails_on_gpu2),))], views(*HOSTS))
