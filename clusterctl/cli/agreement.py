@@ -4,42 +4,65 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import typer
 
-from clusterctl.cli.session import confirm
+from clusterctl.cli.session import confirm, current_log
 from clusterctl.engine.plan import Plan
-from clusterctl.errors import ChangesPending, UsageError
+from clusterctl.errors import ChangesPending, ClusterctlError, Problems, UsageError, raise_all
 from clusterctl.reporting.console import Progress
-from clusterctl.reporting.plan_view import plan_document, plan_lines
+from clusterctl.reporting.error_view import error_document
+from clusterctl.reporting.plan_view import NOTHING, plan_document, plan_lines
 
 
 def agreement(
-    progress: Progress, *, yes: bool, dry_run: bool, as_json: bool
+    progress: Progress, *, yes: bool, as_json: bool, agreed: Callable[[], object] = lambda: None
 ) -> Callable[[Plan], None]:
-    """What a workflow calls with its plan; it raises to stop there."""
+    """What a workflow calls with its plan; it raises to stop there. `agreed` is called once
+    nothing is left to ask. With `as_json` nobody is asked: a program reads the answer."""
 
     def agree(plan: Plan) -> None:
-        if dry_run:
-            raise show_plan(plan, as_json=as_json)
-        if plan.empty:
-            return
-        if not as_json:
+        if not plan.empty and not as_json:
             print("\n".join(plan_lines(plan)), file=sys.stderr)
-        if plan.disruptive and not confirm(
-            "Lines with ! stop what serves now. Go on?", yes=yes, progress=progress
-        ):
+        if plan.disruptive and not _confirmed(progress, yes=yes, as_json=as_json):
             raise UsageError(
                 "not confirmed: some changes stop what serves now",
                 hint="add --yes to go on, or --dry-run to look only",
             )
+        agreed()
 
     return agree
 
 
-def show_plan(plan: Plan, *, as_json: bool) -> typer.Exit:
-    """Print the plan; the exit that a dry run ends with."""
-    text = json.dumps(plan_document(plan), indent=2) if as_json else "\n".join(plan_lines(plan))
-    print(text)
+def _confirmed(progress: Progress, *, yes: bool, as_json: bool) -> bool:
+    if yes or as_json:
+        return yes
+    return confirm("Lines with ! stop what serves now. Go on?", yes=yes, progress=progress)
+
+
+def show_plan(
+    plan: Plan,
+    *,
+    as_json: bool,
+    nothing: str = NOTHING,
+    errors: Collection[ClusterctlError] = (),
+) -> typer.Exit:
+    """Print the plan; the exit that a dry run ends with.
+
+    `nothing` is said of an empty plan. Raises the `errors` of hosts that could not be looked
+    at, after the plan of the others; in JSON they are part of the one document.
+    """
+    if as_json:
+        print(json.dumps({**plan_document(plan), **_error(errors)}, indent=2))
+    elif plan.changes or not errors:
+        print("\n".join(plan_lines(plan, nothing)))
+    if errors and as_json:
+        return typer.Exit(min(error.exit_code for error in errors))
+    raise_all(errors)
     return typer.Exit(0 if plan.empty else ChangesPending.exit_code)
+
+
+def _error(errors: Collection[ClusterctlError]) -> dict[str, object]:
+    """As `guard` words it for a run that ends with an error."""
+    return {"error": error_document(Problems(errors), current_log())} if errors else {}

@@ -40,8 +40,8 @@ def bootstrap(
     from clusterctl.workflows.bootstrap import run
 
     with session("bootstrap", file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
-        remember(file)
-        agree = agreement(opened.progress, yes=yes, dry_run=False, as_json=as_json)
+        # Not before: a file whose hosts never answered must not become the next `down`'s.
+        agree = agreement(opened.progress, yes=yes, as_json=as_json, agreed=lambda: remember(file))
         done = run(
             opened.inventory, opened.hosts, opened.credentials, agree=agree, sink=opened.progress
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+
+NOTHING = "Nothing to take down: no container or file of the cluster is there."
 
 
 @guarded
@@ -17,7 +20,7 @@ def down(
     purge: Annotated[
         bool,
         typer.Option(
-            "--purge", help="Also remove what bootstrap installed: engine, image, caches, logs."
+            "--purge", help="Also remove what bootstrap brought: engine, image, caches, logs."
         ),
     ] = False,
     dry_run: options.DryRun = False,
@@ -25,21 +28,34 @@ def down(
     limit: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
-    """Stop all services and Ray, remove containers and files: hosts are left as found."""
+    """Stop all services and Ray; remove containers and node files. Engine, image, logs stay."""
     from clusterctl.cli.agreement import agreement
     from clusterctl.cli.session import session
     from clusterctl.reporting.text import count
     from clusterctl.workflows.down import run
 
+    if dry_run:
+        _plan(inventory, purge=purge, limit=limit, as_json=as_json)
     with session("down", inventory, limit=limit, quiet=as_json) as opened:
-        agree = agreement(opened.progress, yes=yes, dry_run=dry_run, as_json=as_json)
         taken = run(
             opened.inventory,
             opened.hosts,
             opened.credentials,
             purge=purge,
-            agree=agree,
+            agree=agreement(opened.progress, yes=yes, as_json=as_json),
             sink=opened.progress,
         )
     done = f"the cluster is down; {count(taken.changed, 'change')} made"
     print(json.dumps({"changed": taken.changed}) if as_json else done)
+
+
+def _plan(inventory: Path | None, *, purge: bool, limit: str | None, as_json: bool) -> NoReturn:
+    """Show what would go; takes no lock, so that it can look on while another run is on."""
+    from clusterctl.cli.agreement import show_plan
+    from clusterctl.cli.session import session
+    from clusterctl.workflows.down import make_plan
+
+    with session("down", inventory, limit=limit, quiet=as_json) as opened:
+        planned = make_plan(opened.inventory, opened.hosts, opened.credentials, purge=purge)
+    errors = tuple(planned.set_aside.values())
+    raise show_plan(planned.plan, as_json=as_json, nothing=NOTHING, errors=errors)

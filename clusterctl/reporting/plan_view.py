@@ -9,11 +9,13 @@ from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.reporting.text import columns, count
 
+NOTHING = "Nothing to change: every host is as the inventory says."
 
-def plan_lines(plan: Plan) -> list[str]:
-    """What would change, stage by stage; one line when nothing would."""
+
+def plan_lines(plan: Plan, nothing: str = NOTHING) -> list[str]:
+    """What would change, stage by stage; the one line `nothing` when nothing would."""
     if plan.empty:
-        return ["Nothing to change: every host is as the inventory says."]
+        return [nothing]
     hosts = {planned.host for planned in plan.changes}
     lines = [f"{count(len(plan.changes), 'change')} on {count(len(hosts), 'host')}:"]
     for stage, changes in groupby(plan.changes, key=lambda planned: planned.stage):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from clusterctl.containers.docker_driver import DockerDriver
-from clusterctl.engine.events import EventSink
+from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.executor import execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
-from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.planner import Planned, plan_apart
 from clusterctl.engine.step import HostView
-from clusterctl.errors import ClusterctlError, raise_all
+from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import config_dir, log_dir
 from clusterctl.node.package import ROOT
@@ -30,14 +30,6 @@ from clusterctl.workflows.prepared import views
 from clusterctl.workflows.reach import look, reach
 
 
-def _locked(inventory: Inventory, ready: Mapping[str, HostView]) -> AbstractContextManager[object]:
-    """The cluster's lock; none to be had where the head is gone."""
-    head = ready.get(inventory.head.name)
-    if head is None:
-        return nullcontext()
-    return ClusterLock(head.transport, inventory.cluster, "down")
-
-
 @dataclass(frozen=True)
 class Taken:
     """A cluster that is down."""
@@ -46,12 +38,12 @@ class Taken:
 
 
 def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tuple[Stage, ...]:
-    """What goes, in order: workers before the head, so that no worker looks for it in vain."""
+    """What goes, in order. The head comes first: with its container go the services and what
+    starts them anew, and workers without a head start nothing."""
     head = inventory.head.name
     engines = Engines(DockerDriver)
     containers = (ContainersAbsent(inventory.cluster, engines),)
     aside = OnFailure.SET_HOST_ASIDE
-    # The services' documents go first: nothing may start a service anew.
     files = PathsAbsent("node files", (config_dir(inventory.cluster),))
     common = (
         Stage("Services and Ray", (head,) if head in names else (), containers, aside),
@@ -69,6 +61,19 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     )
 
 
+def make_plan(
+    inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, purge: bool
+) -> Planned:
+    """What `run` would change, and what keeps hosts from being looked at. Changes nothing."""
+    hosts = tuple(hosts)
+    with reach(hosts, credentials) as transports:
+        found = look(inventory, transports)
+        ready = views(inventory, transports, values(found))
+        planned = plan_apart(stages(inventory, tuple(ready), purge=purge), ready)
+    silent = {error.host or "": error for error in failures(found)}
+    return Planned(planned.plan, {**silent, **planned.set_aside})
+
+
 def run(
     inventory: Inventory,
     hosts: Iterable[Host],
@@ -80,18 +85,39 @@ def run(
 ) -> Taken:
     """Take it down on `hosts`; hosts that do not answer do not keep the others up.
 
-    Raises the errors of all hosts together, after the others are done.
+    The head is reached in any case, for the cluster's lock. Raises the errors of all hosts
+    together, after the others are done.
     """
-    with reach(hosts, credentials) as transports:
+    limited = {host.name for host in hosts}
+    involved = [h for h in inventory.hosts if h.name in limited or h.role == "head"]
+    with reach(involved, credentials) as transports:
         found = look(inventory, transports)
-        answers = values(found)
-        ready = views(inventory, transports, answers)
-        ordered = stages(inventory, tuple(ready), purge=purge)
-        with _locked(inventory, ready):
-            plan = plan_stages(ordered, ready)
-            agree(plan)
+        ready = views(inventory, transports, values(found))
+        mine = {name: view for name, view in ready.items() if name in limited}
+        with _locked(inventory, ready, sink) as ensure_held:
+            planned = plan_apart(stages(inventory, tuple(mine), purge=purge), mine)
+            agree(planned.plan)
+            fit = tuple(name for name in mine if name not in planned.set_aside)
+            ordered = stages(inventory, fit, purge=purge) if planned.plan.changes else ()
             with interruptible(sink) as cancelled:
-                outcome = execute(ordered if plan.changes else (), ready, sink, cancelled=cancelled)
-    problems: list[ClusterctlError] = [*failures(found), *outcome.set_aside.values()]
-    raise_all(problems)
+                outcome = execute(
+                    ordered, mine, sink, cancelled=cancelled, before_stage=ensure_held
+                )
+    silent = [error for error in failures(found) if error.host in limited]
+    raise_all([*silent, *planned.set_aside.values(), *outcome.set_aside.values()])
     return Taken(outcome.changed)
+
+
+@contextmanager
+def _locked(
+    inventory: Inventory, ready: Mapping[str, HostView], sink: EventSink
+) -> Iterator[Callable[[], None]]:
+    """Hold the cluster's lock; yields what raises once it is lost. There is none to be had, and
+    that is said, where the head does not answer: what is left must come down all the same."""
+    head = ready.get(inventory.head.name)
+    if head is None:
+        sink(Note("does not answer: going on without the cluster's lock", inventory.head.name))
+        yield lambda: None
+        return
+    with ClusterLock(head.transport, inventory.cluster, "down") as lock:
+        yield lock.ensure_held
