@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.spec import ContainerSpec
-from clusterctl.engine.events import EventSink
-from clusterctl.engine.executor import execute
+from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
@@ -89,8 +89,9 @@ def _all_stages(cluster: Cluster, hosts: tuple[Host, ...]) -> tuple[Stage, ...]:
 def make_plan(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> Plan:
     """What bootstrap would change on `hosts`. Changes nothing."""
     with reach(inventory.hosts, credentials) as transports:
-        cluster = look_and_require(inventory, transports)
-        return plan_stages(_all_stages(cluster, tuple(hosts)), cluster.views)
+        hosts = tuple(hosts)
+        cluster = look_and_require(inventory, transports, hosts)
+        return plan_stages(_all_stages(cluster, hosts), cluster.views)
 
 
 def run(
@@ -101,46 +102,60 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> Bootstrapped:
-    """Make it so, then prove that Ray holds every host.
+    """Make it so, then prove that Ray holds `hosts` and the head.
+
+    Hosts left out are asked nothing but their place in the cluster, and need not answer.
 
     `agree` is shown the plan and raises when the user does not want it. Raises the errors of
     all hosts together; RayNotFormed when Ray does not come to hold what the inventory promises.
     """
     hosts = tuple(hosts)
     with reach(inventory.hosts, credentials) as transports:
-        cluster = look_and_require(inventory, transports)
-        with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap"):
+        cluster = look_and_require(inventory, transports, hosts)
+        for text in _left_out(cluster):
+            sink(Note(text))
+        with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
             plan = plan_stages(_all_stages(cluster, hosts), cluster.views)
             agree(plan)
             with interruptible(sink) as cancelled:
-                return _carry_out(cluster, hosts, plan, sink, cancelled)
+                changed, since = 0, None
+                if not plan.empty:
+                    carry_out = partial(
+                        execute, sink=sink, cancelled=cancelled, before_stage=lock.ensure_held
+                    )
+                    cluster, changed = _carry_out(cluster, hosts, carry_out)
+                    since = clock_of(cluster.head.transport)
+                formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
+    return Bootstrapped(changed, formed)
 
 
 def _carry_out(
-    cluster: Cluster,
-    hosts: tuple[Host, ...],
-    plan: Plan,
-    sink: EventSink,
-    cancelled: threading.Event,
-) -> Bootstrapped:
-    changed, since = 0, None
-    if not plan.empty:
-        changed = execute(engine_stages(hosts), cluster.views, sink, cancelled=cancelled).changed
-        if changed:
-            cluster = _look_again(cluster)
-        rest = execute(node_stages(cluster, hosts), cluster.views, sink, cancelled=cancelled)
-        raise_all(rest.set_aside.values())
-        changed += rest.changed
-        since = clock_of(cluster.head.transport)
-    return Bootstrapped(
-        changed, await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
-    )
+    cluster: Cluster, hosts: tuple[Host, ...], carry_out: Callable[..., RunOutcome]
+) -> tuple[Cluster, int]:
+    """Run all stages; the cluster as it was seen last, and how many changes were made."""
+    changed = carry_out(engine_stages(hosts), cluster.views).changed
+    if changed:
+        cluster = _look_again(cluster)
+    rest = carry_out(node_stages(cluster, hosts), cluster.views)
+    raise_all(rest.set_aside.values())
+    return cluster, changed + rest.changed
 
 
 def _look_again(cluster: Cluster) -> Cluster:
     """Facts anew: what a container may ask for depends on the engine that has just come."""
     transports = {name: view.transport for name, view in cluster.views.items()}
-    return look_and_require(cluster.inventory, transports)
+    held = [cluster.inventory.host(name) for name in cluster.held]
+    return look_and_require(cluster.inventory, transports, held)
+
+
+def _left_out(cluster: Cluster) -> Iterator[str]:
+    """What a run with --limit does not vouch for."""
+    answered = [name for name in cluster.left_out if name in cluster.views]
+    silent = [name for name in cluster.left_out if name not in cluster.views]
+    if answered:
+        yield f"left out by --limit, neither changed nor waited for: {', '.join(answered)}"
+    if silent:
+        yield f"left out by --limit, and does not answer: {', '.join(silent)}"
 
 
 def _directories(cluster: Cluster) -> tuple[Directory, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 
 from clusterctl.engine.events import (
     EventSink,
@@ -45,7 +46,7 @@ class Formed:
 def await_formation(
     cluster: Cluster, *, since: float | None, sink: EventSink, cancelled: threading.Event
 ) -> Formed:
-    """Wait for the Ray contract.
+    """Wait for the Ray contract, of the hosts that --limit left and the head.
 
     `since`: Unix seconds on the head's clock; a state written before says nothing, as it may be
     the former container's. Raises RayNotFormed for every host that is not as promised, with the
@@ -53,17 +54,20 @@ def await_formation(
     """
     started = time.monotonic()
     head = cluster.inventory.head.name
-    sink(StageStarted(TITLE, tuple(cluster.views)))
+    sink(StageStarted(TITLE, cluster.held))
 
     def read() -> NodeState | None:
         if cancelled.is_set():
             raise Interrupted("stopped on request while waiting for Ray")
         state = state_of(cluster, cluster.views[head].transport)
-        return None if state and since is not None and state.time <= since else state
+        if state is None or (since is not None and state.time <= since):
+            return None
+        return _without(state, cluster.left_out)
 
+    expected = [node for node in expected_nodes(cluster.topology) if node.host in cluster.held]
     wait = Wait(say=lambda text: sink(Note(text)))
     try:
-        state = await_formed(expected_nodes(cluster.topology), read, WITHIN, wait)
+        state = await_formed(expected, read, WITHIN, wait)
     except (RayNotFormed, Problems) as error:
         raise_all(_with_logs(cluster, error))
         raise
@@ -74,6 +78,11 @@ def await_formation(
     sink(StepFinished(head, TITLE, "changed", seconds))
     sink(StageFinished(TITLE, seconds))
     return formed
+
+
+def _without(state: NodeState, left_out: Container[str]) -> NodeState:
+    """Nothing is asked of hosts that were left out, whether they are in Ray or not."""
+    return replace(state, nodes=[node for node in state.nodes if node.name not in left_out])
 
 
 def state_of(cluster: Cluster, transport: Transport) -> NodeState | None:
