@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.arguments import SHUTDOWN_TIMEOUT, Launch, serve_argv
 from clusterctl.serving.model_name import Model
 from clusterctl.serving.request import Request, service_name
-from clusterctl.serving.vllm_flags import Argument, last_value, parse_arguments
+from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
 
 READY_TIMEOUT = 1800.0
 """Seconds from start to first completion. vLLM's own limit is 600 (VLLM_ENGINE_READY_TIMEOUT_S),
@@ -56,24 +56,33 @@ def build_service(
 
 
 def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
-    """sha256 over what the process is started with: the same process needs no restart."""
-    canonical = json.dumps([argv, dict(env)], sort_keys=True, separators=(",", ":"))
+    """sha256 over what the process is started with: the same process needs no restart.
+
+    The order of flags does not count, nor what a later one overrides.
+    """
+    flags = {name: [(one.values, one.negated) for one in given] for name, given in _flags(argv)}
+    canonical = json.dumps([argv[:3], flags, dict(env)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     """What changes from `old` to `new`, a line each; nothing when they are the same."""
     lines = _changed("model", _model(old), _model(new))
-    lines += _flag_changes(_flags(old), _flags(new))
+    lines += _flag_changes(dict(_flags(old.argv)), dict(_flags(new.argv)))
     for key in sorted({*old.env, *new.env}):
         lines += _changed(key, old.env.get(key), new.env.get(key))
     lines += _changed("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
+    if not lines and needs_restart(old, new):
+        return ["command line: the same values, which vLLM may read otherwise"]
     return lines
 
 
 def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
-    """Whether the running process has to be replaced to follow `new`."""
-    return old.fingerprint != new.fingerprint
+    """Whether the running process has to be replaced to follow `new`.
+
+    Made anew from both: the fingerprint in a document may be that of another release.
+    """
+    return fingerprint(old.argv, old.env) != fingerprint(new.argv, new.env)
 
 
 def _environment(launch: Launch, ready_timeout: float) -> dict[str, str]:
@@ -96,19 +105,27 @@ def _model(document: ServiceDocument) -> str | None:
     return document.argv[2] if len(document.argv) > 2 else None
 
 
-def _flags(document: ServiceDocument) -> dict[str, Argument]:
-    return {argument.name: argument for argument in parse_arguments(document.argv[3:])}
+def _flags(argv: list[str]) -> Iterator[tuple[str, tuple[Argument, ...]]]:
+    """Each flag by name with what of it counts: the last one, or all where vLLM collects them."""
+    given: dict[str, tuple[Argument, ...]] = {}
+    for argument in parse_arguments(argv[3:]):
+        earlier = given.get(argument.name, ()) if is_collected(argument.name) else ()
+        given[argument.name] = (*earlier, argument)
+    yield from given.items()
 
 
-def _flag_changes(old: Mapping[str, Argument], new: Mapping[str, Argument]) -> list[str]:
+def _flag_changes(
+    old: Mapping[str, tuple[Argument, ...]], new: Mapping[str, tuple[Argument, ...]]
+) -> list[str]:
     lines = []
     for name in dict.fromkeys((*new, *old)):
-        before, after = old.get(name), new.get(name)
         flag = name if name.startswith("-") else f"--{name}"
-        lines += _changed(
-            flag, before.shown() if before else None, after.shown() if after else None
-        )
+        lines += _changed(flag, _shown(old.get(name)), _shown(new.get(name)))
     return lines
+
+
+def _shown(given: tuple[Argument, ...] | None) -> str | None:
+    return " ".join(argument.shown() for argument in given) if given else None
 
 
 def _changed(what: str, before: str | None, after: str | None) -> list[str]:

@@ -132,6 +132,12 @@ def normal_name(name: str) -> str:
     return key.replace("_", "-") + dot + rest
 
 
+def is_collected(name: str) -> bool:
+    """Whether a flag given several times counts each time: `--middleware` appends, and so does
+    a dotted part that ends in `+` (vllm/utils/argparse_utils.py). Of all others the last counts."""
+    return name == "middleware" or name.endswith("+")
+
+
 def lay_over(*layers: Iterable[Argument]) -> tuple[Argument, ...]:
     """The layers as one, the weakest first: what a later layer says of a flag replaces all that
     the earlier ones said of it, and stands where the flag first stood."""

@@ -20,7 +20,7 @@ from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.fit.request import FitReport
 from clusterctl.serving.model_name import resolve
 from clusterctl.serving.request import Options, Request, read_request
-from clusterctl.serving.service import difference
+from clusterctl.serving.service import difference, needs_restart
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -114,16 +114,17 @@ def run(
         state = _state(inventory, answers)
         declared = services_in(inventory.cluster, answers[head_name])
         prepared = prepare(inventory, request, model, transports, answers, state, declared)
-        changes = _changes(prepared, declared.get(prepared.document.name))
+        old = declared.get(prepared.document.name)
+        changes = _changes(prepared, old)
         agree(changes)
         sink(StageStarted(f"Serve {prepared.document.name}", (head_name,)))
         for note in prepared.notes:
             sink(Note(note))
         if changes.lines:
             with ClusterLock(head, inventory.cluster, "serve"):
-                _declare(inventory, head, prepared, declared.get(prepared.document.name), sink)
+                _declare(inventory, head, prepared, old, sink)
         else:
-            _follow(inventory, head, prepared.document, sink)
+            _follow(inventory, head, old or prepared.document, sink)
         proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)
         outcome = _outcome(inventory, head, prepared, answers[head_name])
         sink(StageFinished(f"Serve {prepared.document.name}", 0.0))
@@ -171,7 +172,7 @@ def _changes(prepared: Prepared, old: ServiceDocument | None) -> Changes:
         lines: Sequence[str] = (f"start {new.name}: {' '.join(new.argv)}",)
         return Changes(tuple(lines), restarts=False, notes=prepared.notes, fit=prepared.fit)
     lines = difference(old, new)
-    restarts = bool(lines) and old.fingerprint != new.fingerprint
+    restarts = needs_restart(old, new)
     return Changes(tuple(lines), restarts=restarts, notes=prepared.notes, fit=prepared.fit)
 
 

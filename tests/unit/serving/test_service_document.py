@@ -63,6 +63,44 @@ def test_spelling_a_flag_otherwise_changes_nothing() -> None:
     assert not needs_restart(document("--max_model_len=9"), document("--max-model-len", "9"))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("--seed", "1", "--max-model-len", "5"), ("--max-model-len", "5", "--seed", "1")),
+        (("--seed", "1", "--seed", "2"), ("--seed", "2")),
+        (("--enforce-eager", "--no-enforce-eager"), ("--no-enforce-eager",)),
+    ],
+)
+def test_the_order_of_flags_and_what_is_overridden_change_nothing(
+    one: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    old, new = document(*one), document(*other)
+
+    assert difference(old, new) == []
+    assert not needs_restart(old, new)
+    assert old.fingerprint == new.fingerprint
+
+
+def test_a_flag_that_vllm_collects_counts_each_time() -> None:
+    old, new = document("--middleware", "a", "--middleware", "b"), document("--middleware", "b")
+
+    assert difference(old, new) == ["--middleware: a b → b"]
+    assert needs_restart(old, new)
+
+
+def test_no_restart_goes_without_a_line_that_says_so() -> None:
+    old, new = document("--enforce-eager"), document("--enforce-eager=on")
+
+    assert needs_restart(old, new)
+    assert difference(old, new)
+
+
+def test_a_fingerprint_of_another_release_is_no_change() -> None:
+    old = replace(document(), fingerprint="made otherwise")
+
+    assert not needs_restart(old, document())
+
+
 def test_other_flags_are_told_one_by_one() -> None:
     old = document("--max-model-len", "4096", "--seed", "1")
     new = document("--max-model-len", "8192", "--enforce-eager", "--no-enable-prefix-caching", tp=1)
