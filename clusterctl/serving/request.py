@@ -72,7 +72,7 @@ class Request:
     given: tuple[Argument, ...] = ()
     """All other flags, from the config file and the command line."""
     api_key: str | None = field(default=None, repr=False)
-    """From a config file only. It belongs in a 0600 file on the head, never in `given`."""
+    """From a config file only, never in `given`: compared with the cluster's own, and no more."""
 
     @property
     def random_weights(self) -> bool:

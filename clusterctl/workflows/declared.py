@@ -1,4 +1,4 @@
-"""The services declared on the head, and taking one away."""
+"""The services declared on the head: adding one, following it, and taking one away."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import time
 
 from clusterctl.engine.events import (
     EventSink,
+    Note,
     StageFinished,
     StageStarted,
     StepFinished,
     StepStarted,
 )
 from clusterctl.engine.step import Change
-from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, UsageError
 from clusterctl.facts.gather import probe
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import NodeState, ServiceDocument, from_json
+from clusterctl.node.documents import NodeState, ServiceDocument, from_json, to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.transport.base import Transport
 from clusterctl.workflows.reach import node_files, read_state
+from clusterctl.workflows.service_watch import OutOfSight, PatientLook, StageEvents, await_ready
 
 STOP_SLACK = 30.0
 """Seconds beyond a service's own shutdown time until a stop counts as failed."""
@@ -77,6 +79,53 @@ def withdraw(inventory: Inventory, head: Transport, name: str) -> None:
         raise StepFailed(
             f"{file} cannot be removed", host=head.host.name, detail=result.last_lines()
         )
+
+
+def declare(
+    inventory: Inventory,
+    head: Transport,
+    document: ServiceDocument,
+    old: ServiceDocument | None,
+    sink: EventSink,
+) -> None:
+    """Write the document and follow it; when the service fails, put `old` back.
+
+    A head that cannot be watched is no failure of the service: it goes on loading. Raises
+    OutOfSight then, else as `await_ready`.
+    """
+    _write(inventory, head, document)
+    try:
+        follow(inventory, head, document, sink)
+    except OutOfSight:
+        raise
+    except ClusterctlError:
+        sink(Note(_put_back(inventory, head, document.name, old)))
+        raise
+
+
+def follow(
+    inventory: Inventory, head: Transport, document: ServiceDocument, sink: EventSink
+) -> None:
+    """Tell the stages of a declared service until it is ready. Raises as `declare`."""
+    events = StageEvents(head.host.name, sink)
+    await_ready(document, PatientLook(lambda: read_head_state(inventory, head)), events)
+
+
+def _put_back(inventory: Inventory, head: Transport, name: str, old: ServiceDocument | None) -> str:
+    """What was done about a service that failed, in words; the failure is what gets raised."""
+    try:
+        if old is None:
+            withdraw(inventory, head, name)
+            return f"{name} is withdrawn: it would fail again"
+        _write(inventory, head, old)
+    except ClusterctlError as error:
+        return f"{name} stays declared, and is tried again: {error}; end it: clusterctl stop {name}"
+    return f"{name} goes back to what it was served with before"
+
+
+def _write(inventory: Inventory, head: Transport, document: ServiceDocument) -> None:
+    target = NodePaths(inventory.cluster).services / f"{document.name}.json"
+    head.put(to_json(document).encode(), str(target), mode=0o600, sudo=True)
 
 
 def stop_service(

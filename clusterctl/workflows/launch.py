@@ -39,8 +39,6 @@ class Prepared:
     location: Location | None
     """None for a model that every host downloads from the Hub."""
     notes: tuple[str, ...]
-    api_key: str | None
-    """From the user's config file; None keeps the cluster's own."""
     fit: FitReport | None = None
     """What memory and speed are predicted to be; None where that could not be said."""
 
@@ -81,7 +79,7 @@ def prepare(
     decided = decide(foretold, layout, same, given_env(inventory))
     document = build_service(replace(launch, layout=layout), env=decided.env)
     notes = (*_notes(layout, location, model), *decided.notes)
-    return Prepared(document, layout, location, notes, request.api_key, decided.report)
+    return Prepared(document, layout, location, notes, decided.report)
 
 
 def _launch(

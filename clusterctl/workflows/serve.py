@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import UsageError
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import NodeState, ServiceDocument, to_json
+from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.fit.request import FitReport
@@ -26,10 +26,11 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 from clusterctl.workflows.declared import (
+    declare,
+    follow,
     read_head_state,
     services_in,
     services_pattern,
-    withdraw,
 )
 from clusterctl.workflows.launch import Prepared, prepare
 from clusterctl.workflows.measured import (
@@ -40,7 +41,7 @@ from clusterctl.workflows.measured import (
     outcome_of,
     with_lessons,
 )
-from clusterctl.workflows.proof import Proof, prove
+from clusterctl.workflows.proof import Proof, prove, read_key
 from clusterctl.workflows.reach import (
     look_at_all,
     node_files,
@@ -48,7 +49,6 @@ from clusterctl.workflows.reach import (
     read_state,
     require_bootstrapped,
 )
-from clusterctl.workflows.service_watch import StageEvents, await_ready
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def run(
     head_name = inventory.head.name
     with reach(inventory.hosts, credentials) as transports:
         head = transports[head_name]
+        _require_same_key(inventory, head, request)
         answers = _look(inventory, transports)
         state = _state(inventory, answers)
         declared = services_in(inventory.cluster, answers[head_name])
@@ -122,9 +123,9 @@ def run(
             sink(Note(note))
         if changes.lines:
             with ClusterLock(head, inventory.cluster, "serve"):
-                _declare(inventory, head, prepared, old, sink)
+                declare(inventory, head, prepared.document, old, sink)
         else:
-            _follow(inventory, head, old or prepared.document, sink)
+            follow(inventory, head, old or prepared.document, sink)
         proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)
         outcome = _outcome(inventory, head, prepared, answers[head_name])
         sink(StageFinished(f"Serve {prepared.document.name}", 0.0))
@@ -136,6 +137,18 @@ def run(
         key_file=str(NodePaths(inventory.cluster).api_key),
         sudo=answers[head_name].facts.user != "root",
         outcome=outcome,
+    )
+
+
+def _require_same_key(inventory: Inventory, head: Transport, request: Request) -> None:
+    """One key protects all services of the cluster: none may change it for the others."""
+    if request.api_key is None or request.api_key == read_key(inventory, head):
+        return
+    raise UsageError(
+        "the api-key in the config file is not the key of this cluster",
+        host=head.host.name,
+        hint=f"take api-key out of the file; the key in {NodePaths(inventory.cluster).api_key} "
+        "counts for every service",
     )
 
 
@@ -174,42 +187,3 @@ def _changes(prepared: Prepared, old: ServiceDocument | None) -> Changes:
     lines = difference(old, new)
     restarts = needs_restart(old, new)
     return Changes(tuple(lines), restarts=restarts, notes=prepared.notes, fit=prepared.fit)
-
-
-def _declare(
-    inventory: Inventory,
-    head: Transport,
-    prepared: Prepared,
-    old: ServiceDocument | None,
-    sink: EventSink,
-) -> None:
-    """Write the document and follow it; when it fails, put back what was there before."""
-    document = prepared.document
-    _write(inventory, head, document, prepared.api_key)
-    try:
-        _follow(inventory, head, document, sink)
-    except ClusterctlError:
-        if old is None:
-            withdraw(inventory, head, document.name)
-            sink(Note(f"{document.name} is withdrawn: it would fail again"))
-        else:
-            _write(inventory, head, old, None)
-            sink(Note(f"{document.name} goes back to what it was served with before"))
-        raise
-
-
-def _write(
-    inventory: Inventory, head: Transport, document: ServiceDocument, api_key: str | None
-) -> None:
-    paths = NodePaths(inventory.cluster)
-    if api_key is not None:
-        head.put(api_key.encode(), str(paths.api_key), mode=0o600, sudo=True)
-    target = paths.services / f"{document.name}.json"
-    head.put(to_json(document).encode(), str(target), mode=0o600, sudo=True)
-
-
-def _follow(
-    inventory: Inventory, head: Transport, document: ServiceDocument, sink: EventSink
-) -> None:
-    events = StageEvents(head.host.name, sink)
-    await_ready(document, lambda: read_head_state(inventory, head), events)

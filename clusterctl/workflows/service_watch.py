@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 from clusterctl.engine.events import EventSink, StepFinished, StepProgress, StepStarted
 from clusterctl.engine.step import Change
-from clusterctl.errors import RayNotFormed, StepFailed
+from clusterctl.errors import (
+    AuthenticationRejected,
+    ClusterctlError,
+    CommandTimedOut,
+    ConnectionFailed,
+    HostKeyProblem,
+    RayNotFormed,
+    StepFailed,
+)
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import Wait
 from clusterctl.serving.diagnose import explain
@@ -18,6 +26,13 @@ POLL = 0.3
 
 NOTICE_LIMIT = 30.0
 """Seconds for the supervisor to take notice of a new document; it looks twice a second."""
+
+OUT_OF_SIGHT_LIMIT = 60.0
+"""Seconds that looks at the head may fail on the way before watching is given up: enough for a
+network that blinks or a host under the load of weights being read."""
+
+RETRY = 2.0
+"""Seconds until the next look after one that failed on the way."""
 
 WAIT_FOR_RAY = 120.0
 """Seconds a service may wait for the Ray contract before that is a failure worth reporting."""
@@ -68,6 +83,48 @@ class StageEvents:
             self._title = ""
 
 
+class OutOfSight(ConnectionFailed):
+    """The head cannot be watched any more; that says nothing about the service."""
+
+
+@dataclass
+class PatientLook:
+    """A look at the head's state that outlasts a short failure of the way there.
+
+    It is None while looks fail. Raises OutOfSight after `OUT_OF_SIGHT_LIMIT` of them, or at once
+    where another try cannot help (a refused key, sudo): the head's service goes on without us.
+    """
+
+    read: Callable[[], NodeState | None]
+    wait: Wait = field(default_factory=Wait)
+    _failing_since: float | None = None
+
+    def __call__(self) -> NodeState | None:
+        try:
+            state = self.read()
+        except ClusterctlError as error:
+            self._bear(error)
+            return None
+        self._failing_since = None
+        return state
+
+    def _bear(self, error: ClusterctlError) -> None:
+        now = self.wait.clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        passing = isinstance(error, ConnectionFailed | CommandTimedOut) and not isinstance(
+            error, AuthenticationRejected | HostKeyProblem
+        )
+        if not passing or now - self._failing_since >= OUT_OF_SIGHT_LIMIT:
+            raise OutOfSight(
+                f"the service goes on loading, out of sight: {error.summary}",
+                host=error.host,
+                hint="clusterctl status",
+                detail=error.detail,
+            ) from error
+        self.wait.sleep(RETRY)
+
+
 def await_ready(
     document: ServiceDocument,
     read: Callable[[], NodeState | None],
@@ -76,25 +133,28 @@ def await_ready(
 ) -> ServiceState:
     """The state of the service once it is ready.
 
-    `read` gives the head's state anew. Raises StepFailed with what the log says when an attempt
-    fails or time runs out, RayNotFormed when Ray does not come to hold what it needs.
+    `read` gives the head's state anew; what it raises is passed on. Raises StepFailed with what
+    the log says when an attempt fails or time runs out, RayNotFormed when Ray does not come to
+    hold what it needs.
     """
     wait = wait or Wait()
-    started = wait.clock()
+    seen = wait.clock()
     waiting_since: float | None = None
-    deadline = started + document.ready_timeout + document.shutdown_timeout + NOTICE_LIMIT
+    deadline = seen + document.ready_timeout + document.shutdown_timeout + NOTICE_LIMIT
     while (now := wait.clock()) < deadline:
         state = _service(read(), document)
         if state is None:
-            if now - started > NOTICE_LIMIT + document.shutdown_timeout:
+            if now - seen > NOTICE_LIMIT + document.shutdown_timeout:
                 raise _unnoticed(document, events.host)
-        elif state.state == "ready":
+            wait.sleep(POLL)
+            continue
+        seen = now
+        if state.state == "ready":
             events.finish()
             return state
-        else:
-            events.see(state)
-            _raise_if_over(state, document, events.host)
-            waiting_since = _waiting(state, waiting_since, now, events.host)
+        events.see(state)
+        _raise_if_over(state, document, events.host)
+        waiting_since = _waiting(state, waiting_since, now, events.host)
         wait.sleep(POLL)
     raise StepFailed(
         f"no completion within {document.ready_timeout:.0f} s",

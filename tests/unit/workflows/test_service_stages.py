@@ -8,10 +8,16 @@ from itertools import count
 import pytest
 
 from clusterctl.engine.events import Event, StepFinished, StepProgress, StepStarted
-from clusterctl.errors import RayNotFormed, StepFailed
+from clusterctl.errors import (
+    AuthenticationRejected,
+    CommandTimedOut,
+    RayNotFormed,
+    StepFailed,
+    Unreachable,
+)
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import Wait
-from clusterctl.workflows.service_watch import StageEvents, await_ready
+from clusterctl.workflows.service_watch import OutOfSight, PatientLook, StageEvents, await_ready
 
 DOCUMENT = ServiceDocument(
     name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
@@ -76,3 +82,42 @@ def test_a_wait_for_ray_ends() -> None:
 def test_a_supervisor_that_takes_no_notice_is_named() -> None:
     with pytest.raises(StepFailed, match="took no notice"):
         follow([None] * 20, seconds_per_look=50)
+
+
+def looks(outcomes: list[NodeState | Exception], clock: Iterator[int]) -> PatientLook:
+    remaining = iter(outcomes)
+
+    def read() -> NodeState:
+        found = next(remaining)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return PatientLook(read, Wait(clock=lambda: float(next(clock)), sleep=lambda _: None))
+
+
+def test_a_way_that_fails_for_a_while_is_borne() -> None:
+    blinks = [Unreachable("no route"), CommandTimedOut("cat took 20 s")]
+    look = looks([*blinks, node("loading"), *blinks], count(0, 40))
+
+    assert [look() is None for _ in range(3)] == [True, True, False]
+    assert [look() for _ in range(2)] == [None, None]  # its time begins anew
+
+
+def test_a_way_that_stays_broken_is_no_verdict_on_the_service() -> None:
+    look = looks([Unreachable("no route", host="gpu1")] * 5, count(0, 31))
+
+    with pytest.raises(OutOfSight, match="goes on loading, out of sight: no route") as caught:
+        [look() for _ in range(5)]
+    assert (caught.value.host, caught.value.exit_code) == ("gpu1", 4)
+    assert caught.value.hint == "clusterctl status"
+
+
+def test_a_refused_key_is_not_tried_again() -> None:
+    with pytest.raises(OutOfSight):
+        looks([AuthenticationRejected("no")], count())()
+
+
+def test_one_look_without_a_state_late_in_the_start_is_no_end() -> None:
+    found, _ = follow([*[node("loading")] * 200, None, node("ready")])
+    assert found.state == "ready"
