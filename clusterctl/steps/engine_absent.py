@@ -22,11 +22,15 @@ FORGET = 'rm -f "$1"; rmdir "${1%/*}" 2>/dev/null; true'
 class EngineAbsent:
     """The engine is gone, if it was clusterctl that brought it.
 
-    What lies in /var/lib/docker stays, as the packages' own purge leaves it. Raises
-    RequirementsNotMet when somebody else's containers are there.
+    It stays where another cluster has containers. What lies in /var/lib/docker stays, as the
+    packages' own purge leaves it. Raises RequirementsNotMet when somebody else's containers
+    are there.
     """
 
     title = "container engine"
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
 
     def check(self, view: HostView) -> Change | Unknown | None:
         packages = _ours(view)
@@ -37,6 +41,8 @@ class EngineAbsent:
         foreign = [name for cluster, name in left if not cluster]
         if foreign:
             raise _still_used(view, foreign)
+        if any(cluster != self._cluster for cluster, _ in left):
+            return None
         if left:
             return Unknown(f"{', '.join(name for _, name in left)} must go first")
         return Change(f"remove {', '.join(packages)}", disruptive=True)

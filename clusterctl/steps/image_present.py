@@ -13,6 +13,7 @@ from clusterctl.containers.meter import Meter
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ConnectionFailed, RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.image_marks import mark
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The kernel's word for a processor to that of image configurations."""
@@ -55,6 +56,8 @@ class ImagePresent:
     def apply(self, view: HostView, change: Change) -> None:
         del change
         driver, archive = self._engines(view), self._archive()
+        if driver.image(self._reference) is None:
+            mark(view, self._reference)
         found = next(self._elsewhere(view, archive), None)
         if found:
             source, image, address = found

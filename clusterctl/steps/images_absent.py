@@ -5,31 +5,41 @@ from __future__ import annotations
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.engine.step import Change, HostView
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.image_marks import MARKER, brought, unmark
 from clusterctl.steps.node_image import REFERENCE_LABEL
+from clusterctl.steps.paths_absent import beside
 
 
 class ImagesAbsent:
-    """Neither the inventory's image nor a node image made from it is on the host."""
+    """Neither a node image made from the inventory's image is on the host, nor that image, if
+    it was clusterctl that brought it. One that was there before stays, and all of them while
+    another cluster has a directory beside `own`, this one's: it may use the same image."""
 
     title = "image"
 
-    def __init__(self, reference: str, engines: Engines) -> None:
+    def __init__(self, reference: str, engines: Engines, own: str) -> None:
         self._reference = reference
         self._engines = engines
+        self._own = own
 
     def check(self, view: HostView) -> Change | None:
-        if not view.facts.engine.installed:
+        if not view.facts.engine.installed or beside(view, self._own):
             return None
-        names = self._names(self._engines(view))
-        return Change(f"remove {', '.join(names)}") if names else None
+        names = self._names(view, self._engines(view))
+        if names:
+            return Change(f"remove {', '.join(names)}")
+        return Change(f"clear {MARKER}") if brought(view, self._reference) else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
         driver = self._engines(view)
-        for name in self._names(driver):
+        for name in self._names(view, driver):
             driver.remove_image(name)
+        unmark(view, self._reference)
 
-    def _names(self, driver: ContainerDriver) -> list[str]:
+    def _names(self, view: HostView, driver: ContainerDriver) -> list[str]:
         made = driver.images({REFERENCE_LABEL: self._reference})
-        tags = [name for image in made for name in image.tags or (image.id,)]
-        return [*tags, *([self._reference] if driver.image(self._reference) else [])]
+        names = [name for image in made for name in image.tags or (image.id,)]
+        if brought(view, self._reference) and driver.image(self._reference):
+            names.append(self._reference)
+        return names

@@ -12,6 +12,12 @@ OURS = ("/etc/clusterctl", "/var/log/clusterctl", "/var/cache/clusterctl", "/opt
 
 LOOK = 'for path in "$@"; do if [ -e "$path" ]; then echo "$path"; fi; done'
 
+BESIDE = """\
+for other in "${1%/*}"/*; do
+  if [ -e "$other" ] && [ "$other" != "$1" ]; then echo "${other##*/}"; fi
+done
+"""
+
 # The directory of ours above goes too, once nothing of another cluster is in it.
 REMOVE = """\
 set -e
@@ -23,21 +29,40 @@ done
 
 
 class PathsAbsent:
-    """Each path is gone, with all below it. Only paths in clusterctl's own directories."""
+    """Each path is gone, with all below it. Only paths in clusterctl's own directories.
 
-    def __init__(self, title: str, paths: Sequence[str], *, within: Sequence[str] = OURS) -> None:
+    `last_of`: a cluster's own directory, for paths that clusters share: they stay while another
+    cluster has a directory beside it.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        paths: Sequence[str],
+        *,
+        last_of: str | None = None,
+        within: Sequence[str] = OURS,
+    ) -> None:
         for path in paths:
             _insist_ours(path, within)
         self.title = title
         self._paths = tuple(paths)
+        self._last_of = last_of
 
     def check(self, view: HostView) -> Change | None:
+        if self._last_of and beside(view, self._last_of):
+            return None
         found = root_script(view, LOOK, *self._paths, doing="looking at files").splitlines()
         return Change(f"remove {', '.join(found)}") if found else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
         root_script(view, REMOVE, *self._paths, doing="removing files", timeout=300)
+
+
+def beside(view: HostView, own: str) -> list[str]:
+    """Other clusters of the host: directories beside `own`, the cluster's, there or gone."""
+    return root_script(view, BESIDE, own, doing="looking for other clusters").split()
 
 
 def _insist_ours(path: str, within: Sequence[str]) -> None:

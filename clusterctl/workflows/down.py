@@ -52,12 +52,14 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     )
     if not purge:
         return common
-    logs = PathsAbsent("logs and caches", (log_dir(inventory.cluster), CACHE_DIR, ROOT))
-    image = ImagesAbsent(inventory.image, engines)
+    own = config_dir(inventory.cluster)
+    logs = PathsAbsent("logs", (log_dir(inventory.cluster),))
+    shared = PathsAbsent("caches and programs", (CACHE_DIR, ROOT), last_of=own)
+    image = ImagesAbsent(inventory.image, engines, own)
     return (
         *common,
-        Stage("Image, logs, caches", names, (image, logs), aside),
-        Stage("Container engine", names, (EngineAbsent(),), aside),
+        Stage("Image, logs, caches", names, (image, logs, shared), aside),
+        Stage("Container engine", names, (EngineAbsent(inventory.cluster),), aside),
     )
 
 

@@ -7,15 +7,7 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
-from clusterctl.engine.events import (
-    EventSink,
-    Note,
-    StageFinished,
-    StageStarted,
-    StepFinished,
-    StepStarted,
-)
-from clusterctl.engine.step import Change
+from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
 from clusterctl.node.documents import NodeState
 from clusterctl.node.paths import NodePaths
@@ -74,9 +66,7 @@ def await_formation(
     seconds = time.monotonic() - started
     formed = _formed(state)
     seen = f"{formed.nodes} nodes, {formed.gpus:g} GPUs, Ray {formed.ray_version}"
-    sink(StepStarted(head, TITLE, Change(f"Ray reports {seen}")))
-    sink(StepFinished(head, TITLE, "changed", seconds))
-    sink(StageFinished(TITLE, seconds))
+    sink(Note(f"Ray reports {seen}, after {seconds:.0f} s", head))
     return formed
 
 

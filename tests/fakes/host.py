@@ -15,7 +15,14 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
-from clusterctl.steps import container_engine, directories, engine_absent, node_files, paths_absent
+from clusterctl.steps import (
+    container_engine,
+    directories,
+    engine_absent,
+    image_marks,
+    node_files,
+    paths_absent,
+)
 from clusterctl.steps import secrets as secret_files
 from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
@@ -73,11 +80,14 @@ class FakeTransport:
             secret_files.MAKE: self._make_secrets,
             node_files.READ: self._read,
             paths_absent.LOOK: self._look_for_paths,
+            paths_absent.BESIDE: self._other_clusters,
             paths_absent.REMOVE: self._remove_paths,
             container_engine.LOOK: self._look_for_engine,
             container_engine.START: self._start_engine,
             container_engine.WHY_NOT: lambda *_: "",
             container_engine.REMEMBER: self._remember,
+            image_marks.READ: self._read,
+            image_marks.FORGET: self._unmark,
             engine_absent.READ_MARKER: self._read,
             engine_absent.LEFT: self._container_names,
             engine_absent.STOP: self._stop_engine,
@@ -158,6 +168,12 @@ class FakeTransport:
     def _look_for_paths(self, paths: list[str], _: bytes) -> str:
         return "".join(f"{path}\n" for path in paths if self._below(path))
 
+    def _other_clusters(self, arguments: list[str], _: bytes) -> str:
+        parent, _slash, own = arguments[0].rpartition("/")
+        below = [path.removeprefix(f"{parent}/") for path in self._below(parent)]
+        found = {path.partition("/")[0] for path in below if not path.startswith("/")}
+        return "".join(f"{name}\n" for name in sorted(found - {own}))
+
     def _remove_paths(self, paths: list[str], _: bytes) -> str:
         for path in paths:
             self.state.about_to_change()
@@ -206,6 +222,16 @@ class FakeTransport:
     def _forget(self, arguments: list[str], _: bytes) -> str:
         self.state.about_to_change()
         self.state.files.pop(arguments[0], None)
+        return ""
+
+    def _unmark(self, arguments: list[str], _: bytes) -> str:
+        path, gone = arguments
+        kept = [line for line in self._read([path], b"").split() if line != gone]
+        if path in self.state.files:
+            self.state.about_to_change()
+            self.state.files[path] = ("".join(f"{line}\n" for line in kept).encode(), 0o644)
+            if not kept:
+                del self.state.files[path]
         return ""
 
     def _packages(self, argv: Sequence[str], words: list[str]) -> CommandResult:

@@ -14,6 +14,7 @@ from clusterctl.steps.directories import DirectoriesPresent, node_directories
 from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_copied import ImageCopied
+from clusterctl.steps.image_marks import MARKER as IMAGES
 from clusterctl.steps.image_present import ImagePresent
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
@@ -179,7 +180,12 @@ def _all_of_it(made: Cluster) -> None:
     _node_image_on_head(made)
     made.head.directories |= {ETC: 0o700, f"{ETC}/services": 0o700}
     made.head.files |= {TOKEN: (b"1", 0o600), f"{ETC}/node.json": (b"{}", 0o644)}
+    made.head.files[IMAGES] = (f"{REFERENCE}\n".encode(), 0o644)
     made.head.files[MARKER] = ("\n".join(DOCKER_PACKAGES).encode(), 0o644)
+
+
+def _shared(made: Cluster) -> None:
+    made.head.directories["/var/cache/clusterctl"] = 0o755
 
 
 def _files(_: HostView) -> tuple[RemoteFile, ...]:
@@ -232,7 +238,12 @@ CASES = (
     Case("node image on a worker", _node_image_on_head, _image_copied, on_head=False),
     Case("another node image on a worker", _other_node_image_on_worker, _image_copied, False),
     Case("containers gone", _other_container, lambda made: ContainersAbsent("demo", made.engines)),
-    Case("images gone", _all_of_it, lambda made: ImagesAbsent(REFERENCE, made.engines)),
+    Case("images gone", _all_of_it, lambda made: ImagesAbsent(REFERENCE, made.engines, ETC)),
+    Case(
+        "shared paths gone",
+        _shared,
+        lambda _: PathsAbsent("caches", ["/var/cache/clusterctl"], last_of=ETC),
+    ),
     Case("paths gone", _all_of_it, lambda _: PathsAbsent("node files", [ETC])),
-    Case("engine gone", _all_of_it, lambda _: EngineAbsent()),
+    Case("engine gone", _all_of_it, lambda _: EngineAbsent("demo")),
 )

@@ -53,8 +53,8 @@ def test_what_was_added_is_noted_before_and_taken_back_by_purge(
     host.packages.add("runc")
     apply(view)
     assert host.files[MARKER][0] == b"containerd\ndocker.io\n"
-    assert EngineAbsent().check(view) is not None
-    EngineAbsent().apply(view, Change(""))
+    assert EngineAbsent("demo").check(view) is not None
+    EngineAbsent("demo").apply(view, Change(""))
     assert host.packages == {"runc"}
     assert MARKER not in host.files
 
@@ -64,27 +64,33 @@ def test_an_installation_cut_short_can_be_taken_back_too(host: FakeHost, view: H
     with pytest.raises(Exception, match="connection was lost"):
         apply(view)
     assert host.packages == {"containerd"}
-    EngineAbsent().apply(view, Change(""))
+    EngineAbsent("demo").apply(view, Change(""))
     assert host.packages == set()
 
 
 def test_an_engine_of_the_users_is_never_removed(host: FakeHost, view: HostView) -> None:
     host.packages.add("docker.io")
-    assert EngineAbsent().check(view) is None
+    assert EngineAbsent("demo").check(view) is None
 
 
 def test_purge_stops_at_containers_of_others(host: FakeHost, view: HostView) -> None:
     apply(view)
     host.engine.containers["x"] = foreign("database")
     with pytest.raises(RequirementsNotMet, match="database"):
-        EngineAbsent().check(view)
+        EngineAbsent("demo").check(view)
 
 
 def test_purge_waits_for_the_clusters_own_containers(host: FakeHost, view: HostView) -> None:
     """They are there when `down --purge` is planned, and gone when its turn comes."""
     apply(view)
     host.engine.containers["x"] = foreign("clusterctl-demo", cluster="demo")
-    assert EngineAbsent().check(view) == Unknown("clusterctl-demo must go first")
+    assert EngineAbsent("demo").check(view) == Unknown("clusterctl-demo must go first")
+
+
+def test_purge_leaves_the_engine_to_another_cluster(host: FakeHost, view: HostView) -> None:
+    apply(view)
+    host.engine.containers["x"] = foreign("clusterctl-other", cluster="other")
+    assert EngineAbsent("demo").check(view) is None
 
 
 def test_a_lock_is_waited_for(host: FakeHost, view: HostView) -> None:

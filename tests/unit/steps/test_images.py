@@ -19,6 +19,7 @@ from clusterctl.steps.derived_image import RayInImage, dockerfile, index_argumen
 from clusterctl.steps.image_copied import ImageCopied
 from clusterctl.steps.image_holders import ImageHolders
 from clusterctl.steps.image_present import ImagePresent
+from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_image import REFERENCE_LABEL, content, tag_for
 from clusterctl.steps.ray_pin import has_tokens, ray_for
 from tests.fakes.container_engine import image
@@ -265,3 +266,30 @@ def test_content_is_the_same_wherever_the_image_is() -> None:
         image("id-on-another", layers=("a", "b"))
     )
     assert content(image("x", layers=("a",))) != content(image("x", layers=("b",)))
+
+
+def gone(made: Cluster) -> ImagesAbsent:
+    return ImagesAbsent(REFERENCE, made.engines, "/etc/clusterctl/demo")
+
+
+def test_purge_keeps_an_image_that_was_there_before_bootstrap(made: Cluster) -> None:
+    give_base(made.head)
+    ray_step(made).apply(made.head_view, Change(""))
+    gone(made).apply(made.head_view, Change(""))
+    assert [found.tags for found in made.head.engine.images.values()] == [(REFERENCE,)]
+
+
+def test_purge_takes_what_bootstrap_brought_and_nothing_that_comes_later(made: Cluster) -> None:
+    made.head.engine.registry[REFERENCE] = image("base", REFERENCE)
+    present(made).apply(made.head_view, Change(""))
+    assert gone(made).check(made.head_view) == Change(f"remove {REFERENCE}")
+    gone(made).apply(made.head_view, Change(""))
+    assert made.head.engine.images == {}
+    give_base(made.head)  # by somebody else
+    assert gone(made).check(made.head_view) is None
+
+
+def test_purge_leaves_images_to_another_cluster_of_the_host(made: Cluster) -> None:
+    give_node_image(made.head)
+    made.head.directories["/etc/clusterctl/other"] = 0o700
+    assert gone(made).check(made.head_view) is None

@@ -14,6 +14,7 @@ import pytest
 from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
+from clusterctl.steps import image_marks
 from clusterctl.steps.directories import DirectoriesPresent, Directory
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.paths_absent import PathsAbsent
@@ -100,6 +101,31 @@ def test_paths_are_removed_with_all_below_and_nothing_else(view: HostView, tmp_p
     assert do(step, view) == Change(f"remove {tmp_path}/go")
     kept = RemoteFile(f"{tmp_path}/keep", b"x")
     assert FilesPresent("", lambda _: [kept]).check(view) is None
+
+
+@needs_root
+def test_what_clusters_share_stays_for_the_other(view: HostView, tmp_path: Path) -> None:
+    etc, cache = f"{tmp_path}/etc", f"{tmp_path}/cache"
+    do(DirectoriesPresent([Directory(p, 0o700) for p in (etc, f"{etc}/other", cache)]), view)
+    within = [str(tmp_path)]
+    step = PathsAbsent("caches", [cache], last_of=f"{etc}/demo", within=within)
+    assert do(step, view) is None
+    do(PathsAbsent("other", [f"{etc}/other"], within=within), view)
+    do(DirectoriesPresent([Directory(f"{etc}/demo", 0o700)]), view)
+    assert do(step, view) == Change(f"remove {cache}")
+
+
+@needs_root
+def test_a_mark_of_an_image_goes_and_leaves_the_others(view: HostView, tmp_path: Path) -> None:
+    marker = f"{tmp_path}/marks/images"
+    for reference in ("a/b:1", "a/b:10"):
+        image_marks.mark(view, reference, marker=marker)
+    image_marks.unmark(view, "a/b:1", marker=marker)
+    assert not image_marks.brought(view, "a/b:1", marker=marker)
+    assert image_marks.brought(view, "a/b:10", marker=marker)
+    image_marks.unmark(view, "a/b:10", marker=marker)
+    image_marks.unmark(view, "a/b:10", marker=marker)
+    assert not (tmp_path / "marks").exists()
 
 
 @pytest.mark.parametrize("path", ["/etc", "/", "/etc/clusterctl/../passwd", "/var/lib/docker"])
