@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,19 @@ class Operator:
             stdout, stderr = process.communicate()
             stderr += f"\n(killed by the test after {timeout} s)"
         return Ran(process.returncode, stdout, stderr, time.monotonic() - started)
+
+    def cut_short(self, *words: str, stage: str, fault: signal.Signals) -> Ran:
+        """Start clusterctl, and send it `fault` once it is at work in `stage`, which it must
+        reach. `stderr` is what came from there on."""
+        started = time.monotonic()
+        process = self.start(*words)
+        assert process.stderr is not None
+        before = list(takewhile(lambda line: not line.startswith(stage), process.stderr))
+        first = process.stderr.readline()
+        assert first.startswith("  "), f"{stage} was not reached:\n{''.join(before)}{first}"
+        process.send_signal(fault)
+        stdout, stderr = process.communicate(timeout=600)
+        return Ran(process.returncode, stdout, first + stderr, time.monotonic() - started)
 
     def ok(self, *words: str, timeout: float = 600) -> Ran:
         """Run clusterctl, which must end well."""

@@ -94,18 +94,23 @@ def test_a_dry_run_changes_nothing(operator: Operator, inventory: str, on_host: 
         assert left.stdout == ""
 
 
-@pytest.mark.parametrize("moment", ["Container engine", "Image on the head", "Image on workers"])
-def test_a_killed_bootstrap_leaves_nothing_that_a_second_run_cannot_finish(
-    operator: Operator, inventory: str, moment: str
+@pytest.mark.parametrize(
+    ("moment", "fault", "status"),
+    [
+        ("Container engine", signal.SIGKILL, -signal.SIGKILL),
+        ("Image on the head", signal.SIGKILL, -signal.SIGKILL),
+        ("Image on the head", signal.SIGINT, 130),
+        ("Image on workers", signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_bootstrap_cut_short_ends_at_once_or_at_the_next_step(
+    operator: Operator, inventory: str, moment: str, fault: signal.Signals, status: int
 ) -> None:
-    process = operator.start("bootstrap", inventory)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith(moment):
-            break
-    time.sleep(3)  # into the stage: this is the fault, not a wait for something
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    """That nothing is left which a later run cannot finish, the next test shows."""
+    ran = operator.cut_short("bootstrap", inventory, stage=moment, fault=fault)
+    assert ran.status == status, ran.text
+    assert ("stopped on request before" in ran.stderr) == (fault == signal.SIGINT), ran.text
+    assert "Traceback" not in ran.stderr
 
 
 def test_bootstrap_makes_a_cluster_that_ray_holds(operator: Operator, inventory: str) -> None:
@@ -137,8 +142,10 @@ def test_two_operators_do_not_meet(operator: Operator, inventory: str, tmp_path:
     with Connections() as connections:
         with ClusterLock(connections.to(loaded.head), loaded.cluster, "a long bootstrap"):
             ran = Operator(tmp_path).run("bootstrap", inventory)
+            looked = operator.run("down", "--dry-run")
         assert ran.status == 7, ran.text
         assert "a long bootstrap" in ran.stderr
+        assert looked.status == 10, looked.text
         assert operator.run("bootstrap", inventory).status == 0
 
 
