@@ -140,10 +140,10 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
         if _knows(launch.version, DATA_PARALLEL_BACKEND_SINCE):
             # The default, mp, hangs with ranks on several hosts (vllm#44878).
             flags.append(Argument("data-parallel-backend", ("ray",)))
-    if layout.ranks > 1:
-        # Left to itself vLLM stays on one host whenever that has GPUs enough, and says so in one
-        # line of its log only.
-        flags.append(Argument("distributed-executor-backend", ("ray",)))
+    # Left to itself vLLM stays on one host whenever that has GPUs enough, and says so in one line
+    # of its log only. A single rank goes through Ray too (vLLM takes `uni` for it only where no
+    # backend is named, config/parallel.py): else Ray counts its GPU as free and gives it away.
+    flags.append(Argument("distributed-executor-backend", ("ray",)))
     return tuple(flags)
 
 

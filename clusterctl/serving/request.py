@@ -12,6 +12,9 @@ from clusterctl.serving.vllm_flags import Argument, last_value, lay_over, withou
 
 _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
 
+RESERVED_NAMES = frozenset({"ray", "journal", "supervisor", "state", "dashboard"})
+"""What logs (`ray.log`), files of the node and targets of `tunnel` are called."""
+
 _SERVICE_FLAGS = (
     "model",
     "tensor-parallel-size",
@@ -157,6 +160,8 @@ class _Reader:
                 f"{option!r} cannot be a service's name",
                 "lower case letters, digits, and . _ - between them; at most 63",
             )
+        if option in RESERVED_NAMES:
+            self.fail(f"the name {option} is taken by clusterctl itself", "--name OTHER")
         return option
 
     def values(self, flag: str) -> tuple[str, ...]:
@@ -203,4 +208,6 @@ def service_name(served_name: str) -> str:
     """A service's name made from what it serves: `Qwen/Qwen3-8B` becomes `qwen3-8b`."""
     last = served_name.rstrip("/").rpartition("/")[2].lower()
     cleaned = re.sub(r"[^a-z0-9._-]+|\.{2,}", "-", last).strip("._-")[:63].rstrip("._-")
+    if cleaned in RESERVED_NAMES:
+        return f"{cleaned}-model"
     return cleaned or "model"

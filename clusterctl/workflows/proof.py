@@ -84,7 +84,7 @@ def _ranks(
         service = (
             next((s for s in state.services if s.name == document.name), None) if state else None
         )
-        if state and service and (len(service.ranks) >= document.gpus or document.gpus == 1):
+        if state and service and len(service.ranks) >= document.gpus:
             return state, service.ranks
         if time.monotonic() > deadline:
             seen = len(service.ranks) if service else 0
@@ -96,8 +96,6 @@ def _ranks(
 
 
 def _place(prepared: Prepared, state: NodeState, ranks: Sequence[Rank], host: str) -> str:
-    if prepared.document.gpus == 1 and not ranks:
-        return f"rank 0 {host}"  # one rank runs in vLLM's own process, beside the raylet
     addresses = {node.name: node.node_ip for node in state.nodes if node.alive}
     placement = check_placement(prepared.layout, addresses, ranks)
     if not placement.proven:

@@ -110,7 +110,6 @@ def test_other_flags_are_told_one_by_one() -> None:
         "--max-model-len: 4096 → 8192",
         "--enforce-eager: on (new)",
         "--enable-prefix-caching: off (new)",
-        "--distributed-executor-backend: no longer given (was ray)",
         "--seed: no longer given (was 1)",
     ]
     assert needs_restart(old, new)

@@ -96,8 +96,10 @@ def test_on_a_cpu_nothing_is_compiled_and_little_runs_at_once() -> None:
     assert argv[argv.index("--max-num-seqs") + 1] == "32"
 
 
-def test_one_rank_needs_no_executor_backend() -> None:
-    assert "--distributed-executor-backend" not in serve_argv(launch(layout=ONE))
+def test_one_rank_goes_through_ray_too_which_else_gives_its_gpu_away() -> None:
+    argv = serve_argv(launch(layout=ONE))
+
+    assert argv[argv.index("--distributed-executor-backend") + 1] == "ray"
 
 
 def test_data_parallel_over_ray_names_its_backend() -> None:
@@ -241,6 +243,13 @@ def test_an_option_and_a_flag_that_contradict_each_other_are_refused() -> None:
         read_request(Options("m", tensor_parallel=2), extra=parse_arguments(["-tp", "4"]))
     with pytest.raises(UsageError, match="contradict"):
         read_request(Options("m", port=1), extra=parse_arguments(["--port", "2"]))
+
+
+@pytest.mark.parametrize("name", ["ray", "journal", "supervisor", "state", "dashboard"])
+def test_names_of_the_nodes_own_files_and_ports_are_no_service(name: str) -> None:
+    with pytest.raises(UsageError, match="is taken by clusterctl itself"):
+        read_request(Options("m", name=name))
+    assert service_name(f"/models/{name}") == f"{name}-model"
 
 
 def test_all_that_is_wrong_with_a_request_is_said_at_once() -> None:
