@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from clusterctl.containers.docker_driver import DockerDriver
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import EventSink, HostSetAside, Note
 from clusterctl.engine.executor import execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -98,6 +98,8 @@ def run(
         mine = {name: view for name, view in ready.items() if name in limited}
         with _locked(inventory, ready, sink) as ensure_held:
             planned = plan_apart(stages(inventory, tuple(mine), purge=purge), mine)
+            for name, error in planned.set_aside.items():
+                sink(HostSetAside(name, error.summary))
             agree(planned.plan)
             fit = tuple(name for name in mine if name not in planned.set_aside)
             ordered = stages(inventory, fit, purge=purge) if planned.plan.changes else ()
