@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
@@ -17,11 +18,24 @@ if TYPE_CHECKING:
     from clusterctl.workflows.serve import Changes, Served
 
 
+class ServeCommand(TyperCommand):
+    """Words after `--` are vLLM's, all of them: click alone would take the first for MODEL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does it, on the words before `--`."""
+        at = args.index("--") if "--" in args else len(args)
+        after = args[at + 1 :]
+        left = super().parse_args(ctx, args[:at])
+        ctx.params["arguments"] = [*(ctx.params.get("arguments") or ()), *after]
+        return left
+
+
 @guarded
 def serve(
     model: Annotated[
-        str, typer.Argument(help="Alias (qwen2.5-1.5b), Hub id (org/name), or path on the hosts.")
-    ],
+        str | None,
+        typer.Argument(help="Alias, Hub id, path on the hosts; else `model` of the --config file."),
+    ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(help="After --: passed to `vllm serve` as they are.")
     ] = None,
