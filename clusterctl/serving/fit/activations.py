@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from clusterctl.serving.fit.allocator import GIB
 from clusterctl.serving.fit.hardware import Gpu
-from clusterctl.serving.fit.rules import Rules
+from clusterctl.serving.fit.rules import Rules, Sampler
 from clusterctl.serving.fit.shape import Layer, ModelShape
-from clusterctl.serving.fit.weights import Stage
+from clusterctl.serving.fit.weights import Stage, vocabulary_rows
 
 _SORTED_COPIES = 9.5
 """Copies of float32[requests, vocabulary] alive while PyTorch sorts the logits: the bf16 logits
@@ -27,6 +27,14 @@ _PIVOT_COPIES = 3.5
 exponential noise that samples from them (1)."""
 
 
+_GUMBEL_COPIES = 1.5
+_GUMBEL_BLOCK = 1024
+_GUMBEL_BLOCK_BYTES = 12
+"""The second runner, which profiles sampling without top-k and top-p: bf16 logits (1/2) and their
+float32 copy (1); noise is drawn inside the kernel, which leaves an int64 and a float32 for every
+1024 logits (v1/worker/gpu/sample/gumbel.py). From 0.26 on requests without parameters of their
+own are spared the copy, which counts one copy too many here."""
+
 _TRITON_MXFP4 = 90
 """Compute capability x 10 from which vLLM prefers Triton to Marlin for mxfp4 experts."""
 
@@ -39,12 +47,21 @@ class Batch:
     requests: int
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How the profiling run samples, and whether it compiles the model first."""
+
+    sampler: Sampler
+    compiles: bool
+
+
 def activation_gib(
     shape: ModelShape,
     stage: Stage,
     batch: Batch,
     rules: Rules,
     gpu: Gpu,
+    profile: Profile,
     *,
     first_rank: bool = True,
 ) -> float:
@@ -55,17 +72,36 @@ def activation_gib(
     if stage.has_head and (first_rank or not rules.engine_v0):
         held = batch.tokens * shape.hidden * 2  # the hidden states stay while sampling
         held += kept if rules.keeps_workspace else 0
-        sampler = held + _sampler_peak(shape, batch, rules, gpu.multiprocessors)
-    return max(layers, sampler) / GIB
+        sampler = held + _sampler_peak(shape, batch, profile.sampler, gpu.multiprocessors)
+    tuning = _tuning_peak(shape, stage, batch) if profile.compiles else 0
+    return max(layers, sampler, tuning) / GIB
 
 
-def _sampler_peak(shape: ModelShape, batch: Batch, rules: Rules, multiprocessors: int) -> int:
+def _sampler_peak(shape: ModelShape, batch: Batch, sampler: Sampler, multiprocessors: int) -> int:
     row = shape.vocab * 4
     requests = min(batch.requests, batch.tokens)
-    if rules.sampler == "sort":
+    if sampler == "sort":
         return int(_SORTED_COPIES * requests * row)
+    if sampler == "gumbel":
+        blocks = -(-shape.vocab // _GUMBEL_BLOCK) * _GUMBEL_BLOCK_BYTES
+        chosen = shape.hidden * 2  # the hidden state of its last token, copied out
+        return int(requests * (_GUMBEL_COPIES * row + blocks + chosen))
     # the kernel's scratch: one row of the vocabulary for each program, one program per SM
     return int(_PIVOT_COPIES * requests * row) + min(multiprocessors, requests) * row
+
+
+def _tuning_peak(shape: ModelShape, stage: Stage, batch: Batch) -> int:
+    """What compiling takes the first time: PyTorch tunes each kernel on arguments that it makes
+    up in full size (torch/_inductor/standalone_compile.py sets triton.autotune_at_compile_time).
+    The largest is the embedding table, with the embeddings and, in the same kernel unless an
+    all-reduce comes between, the first norm of them. A start that finds the compiled model in
+    its cache does without: 1.19 GiB became 0.27 for Qwen3-8B, 256 requests and 2048 tokens on
+    an H200 (vLLM 0.25.1). With a vision tower embeddings are looked up outside the compiled part.
+    """
+    if not stage.has_embedding or shape.tower:
+        return 0
+    made = 1 if stage.tp > 1 else 2
+    return 2 * shape.hidden * (vocabulary_rows(shape.vocab, stage.tp) + made * batch.tokens)
 
 
 def _layers_peak(shape: ModelShape, stage: Stage, batch: Batch) -> int:

@@ -6,7 +6,7 @@ c10/cuda/CUDACachingAllocator.cpp: sizes are rounded up to 512 bytes; up to 1 Mi
 2 MiB segments, up to 10 MiB out of 20 MiB segments, larger ones get a segment of their own in
 steps of 2 MiB; the smallest free block that is large enough is used first; and the rest of a
 large block is split off only when more than 1 MiB is left, else it counts as allocated. On a 7B
-model this is 57 MiB.
+model this is 57 MiB. With max_split_size_mb:20 blocks of 20 MiB and more are never split.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _SMALL_SEGMENT = 2 * MIB
 _OWN_SEGMENT_FROM = 10 * MIB
 _SHARED_SEGMENT = 20 * MIB
 _SEGMENT_STEP = 2 * MIB
+_UNSPLIT_FROM = 20 * MIB
 
 
 def round_up(value: int, step: int) -> int:
@@ -31,15 +32,21 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def allocated_bytes(sizes: Iterable[int]) -> int:
-    """What `torch.cuda.memory_allocated` counts after tensors of these sizes, made in order."""
+def allocated_bytes(sizes: Iterable[int], *, unsplit: bool = False) -> int:
+    """What `torch.cuda.memory_allocated` counts after tensors of these sizes, made in order.
+
+    `unsplit`: max_split_size_mb:20 is set, as vLLM 0.22 and newer do while they load.
+    """
     free_small: list[int] = []
     free_large: list[int] = []
     total = 0
     for size in sizes:
         wanted = round_up(max(size, 1), _SMALLEST_BLOCK)
         small = wanted <= _LARGEST_SMALL
-        total += _allocate(wanted, free_small if small else free_large, small=small)
+        if unsplit and wanted >= _UNSPLIT_FROM:
+            total += _segment(wanted)
+        else:
+            total += _allocate(wanted, free_small if small else free_large, small=small)
     return total
 
 

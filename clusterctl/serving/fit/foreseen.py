@@ -241,11 +241,12 @@ def _surroundings(plan: FitPlan, rules: Rules) -> Iterator[Foreseen]:
             f"--tp 1 --pp {plan.placement.tp * plan.placement.pp}, or one replica per host",
         )
     over = [rank for rank in plan.ranks if rank.usable_gib + rank.cuda_graphs_gib > rank.memory_gib]
-    if over and not rules.graphs_charged and over[0].memory_gib:
+    charged = rules.charges_graphs(second_runner=plan.settings.second_runner)
+    if over and not charged and over[0].memory_gib:
         yield Foreseen(
             "cuda-oom",
             False,
-            f"before vLLM 0.21 CUDA graphs come on top: {over[0].cuda_graphs_gib:.1f} GiB find no "
-            f"room beside {over[0].usable_gib:.1f} of {over[0].memory_gib:.1f} GiB",
+            f"vLLM {plan.vllm} leaves CUDA graphs out of the sum: {over[0].cuda_graphs_gib:.1f} "
+            f"GiB find no room beside {over[0].usable_gib:.1f} of {over[0].memory_gib:.1f} GiB",
             "--gpu-memory-utilization 0.9, or --enforce-eager",
         )

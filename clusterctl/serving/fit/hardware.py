@@ -47,6 +47,11 @@ class Gpu:
         return self.capability >= 80
 
     @property
+    def is_hopper(self) -> bool:
+        """H100, H200, H20: capability 9.0."""
+        return self.capability == 90
+
+    @property
     def has_native_fp8(self) -> bool:
         """fp8 arithmetic needs 8.9; below, vLLM decompresses weights with Marlin kernels."""
         return self.capability >= 89

@@ -38,6 +38,7 @@ class ServeOptions:
     async_scheduling: bool = True
     hybrid_cache: bool = True
     language_model_only: bool = False
+    second_runner: bool | None = None
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
@@ -136,9 +137,9 @@ def parse_options(
 ) -> ServeOptions:
     """The options in an argument list for `vllm serve`; others are passed over.
 
-    `env`: variables of vLLM's process; VLLM_CPU_KVCACHE_SPACE (GiB) and VLLM_PP_LAYER_PARTITION
-    are read. Raises UsageError, or Problems, for every value that vLLM would refuse; UnknownValue
-    for those that only a newer vLLM may take.
+    `env`: variables of vLLM's process; VLLM_CPU_KVCACHE_SPACE (GiB), VLLM_PP_LAYER_PARTITION
+    and VLLM_USE_V2_MODEL_RUNNER are read. Raises UsageError, or Problems, for every value that
+    vLLM would refuse; UnknownValue for those that only a newer vLLM may take.
     """
     errors: list[ClusterctlError] = []
     values: dict[str, Any] = _from_env(env or {}, errors)
@@ -163,6 +164,9 @@ def _from_env(env: Mapping[str, str], errors: list[ClusterctlError]) -> dict[str
     layers = env.get("VLLM_PP_LAYER_PARTITION")
     if layers:
         values["partition"] = _checked("VLLM_PP_LAYER_PARTITION", layers, _partition, errors) or ()
+    runner = env.get("VLLM_USE_V2_MODEL_RUNNER")
+    if runner in ("0", "1"):
+        values["second_runner"] = runner == "1"
     return values
 
 

@@ -71,19 +71,19 @@ def graphs_gib(tp: int, *, eager: bool, measured: Measured | None = None) -> flo
 
 
 def margin_gib(
-    rules: Rules,
     fabric: Fabric,
     *,
-    eager: bool,
+    charged: bool,
     unknown: bool,
     weights_gib: float,
     measured: Measured | None = None,
 ) -> float:
     """How far the free memory of a rank may be off, in GiB.
 
-    `unknown`: something about the model was assumed, which adds a tenth of its weights.
+    `charged`: CUDA graphs are part of the sum. `unknown`: something about the model was
+    assumed, which adds a tenth of its weights.
     """
     spread = 0.05 if measured and measured.runtime_gib is not None else _SPREAD[fabric]
-    if rules.graphs_charged and not eager and not (measured and measured.graphs_gib is not None):
+    if charged and not (measured and measured.graphs_gib is not None):
         spread += _GRAPHS_SPREAD
     return spread + (0.1 * weights_gib if unknown else 0.003 * weights_gib)

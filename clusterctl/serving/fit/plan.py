@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from clusterctl.serving.fit.activations import activation_gib
+from clusterctl.serving.fit.activations import Profile, activation_gib
 from clusterctl.serving.fit.allocator import GIB
 from clusterctl.serving.fit.kv_cache import (
     CachePlan,
@@ -51,6 +51,11 @@ class _Case:
         """Whether that rank captures no CUDA graphs."""
         return self.options.enforce_eager or seat.gpu.is_cpu
 
+    @property
+    def charges_graphs(self) -> bool:
+        """Whether vLLM takes CUDA graphs out of the cache's share."""
+        return self.rules.charges_graphs(second_runner=self.settings.second_runner)
+
 
 def fit(shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules) -> FitPlan:
     """Predict what vLLM will report with this model on these ranks.
@@ -94,13 +99,17 @@ def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:
 def _rank(case: _Case, seat: Seat) -> RankMemory:
     stage, tp = case.stages[seat.stage], case.placement.tp
     weights = weight_gib(
-        case.shape, stage, case.settings.quantization, case.options.cpu_offload_gib
+        case.shape,
+        stage,
+        case.settings.quantization,
+        case.options.cpu_offload_gib,
+        unsplit=case.rules.unsplit_weights,
     )
     activation = _activation(case, seat)
     runtime = runtime_gib(case.rules, tp, case.placement.fabric, seat.measured)
     graphs = graphs_gib(tp, eager=case.is_eager(seat), measured=seat.measured)
     usable = seat.gpu.memory_gib * case.settings.utilization
-    charged = graphs if case.rules.graphs_charged else 0.0
+    charged = graphs if case.charges_graphs else 0.0
     left = usable - weights - activation - runtime - charged
     if case.options.kv_cache_bytes is not None:
         left = case.options.kv_cache_bytes / GIB
@@ -130,6 +139,10 @@ def _activation(case: _Case, seat: Seat) -> float:
         case.settings.batch,
         case.rules,
         seat.gpu,
+        Profile(
+            case.settings.sampler,
+            compiles=case.rules.tunes_kernels and not case.is_eager(seat),
+        ),
         first_rank=seat.place == 0,
     )
 
@@ -138,9 +151,8 @@ def _margin(case: _Case, seat: Seat, weights: float) -> float:
     if case.options.kv_cache_bytes is not None:
         return 0.0
     found = margin_gib(
-        case.rules,
         case.placement.fabric,
-        eager=case.is_eager(seat),
+        charged=case.charges_graphs and not case.is_eager(seat),
         unknown=bool(case.shape.assumptions),
         weights_gib=weights,
         measured=seat.measured,
@@ -176,8 +188,9 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
 
 
 def _graphs_find_room(case: _Case, ranks: Sequence[RankMemory]) -> bool:
-    """Before 0.21 graphs come on top of what vLLM may use, and must find room there."""
-    if case.rules.graphs_charged or case.options.kv_cache_bytes is not None:
+    """Graphs that vLLM leaves out of the sum come on top of what it may use, and must find
+    room there."""
+    if case.charges_graphs or case.options.kv_cache_bytes is not None:
         return True
     return all(rank.usable_gib + rank.cuda_graphs_gib <= rank.memory_gib for rank in ranks)
 

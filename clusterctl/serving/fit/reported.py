@@ -60,13 +60,16 @@ def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Mea
 
     What vLLM may use, less the weights and the cache it printed and the activations computed
     here, is the runtime's. Nothing is learned from a cache whose size was given, or where the
-    log says too little.
+    log says too little; nor from less than nothing: such a start found its model compiled and
+    was spared the peak of that, which the next one may have to pay.
     """
     memory = plan.ranks[rank]
     if reported.kv_cache_gib is None or plan.options.kv_cache_bytes is not None:
         return Measured(graphs_gib=reported.graphs_gib)
     weights = memory.weights_gib if reported.weights_gib is None else reported.weights_gib
     graphs = memory.cuda_graphs_gib if reported.graphs_gib is None else reported.graphs_gib
-    charged = graphs if rules.graphs_charged else 0.0
+    counted = rules.charges_graphs(second_runner=plan.settings.second_runner)
+    charged = graphs if counted else 0.0
     used = weights + memory.activation_gib + charged + reported.kv_cache_gib
-    return Measured(runtime_gib=memory.usable_gib - used, graphs_gib=reported.graphs_gib)
+    runtime = memory.usable_gib - used
+    return Measured(runtime_gib=runtime if runtime > 0 else None, graphs_gib=reported.graphs_gib)

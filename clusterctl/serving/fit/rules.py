@@ -1,7 +1,7 @@
 """Which arithmetic a vLLM version uses for memory.
 
 Read in the sources of 0.7.2, 0.8.5.post1, 0.9.2, 0.10.2, 0.12.0, 0.15.1, 0.17.1, 0.18.0, 0.20.0,
-0.25.1, 0.29.0, 0.32.0 and 0.33.0 (config/cache.py, engine/arg_utils.py, config/vllm.py,
+0.22.0 to 0.26.0, 0.29.0, 0.32.0 and 0.33.0 (config/cache.py, engine/arg_utils.py, config/vllm.py,
 v1/core/kv_cache_utils.py). A rule that changed between two of these starts where the source or
 the log says; else at the first version it was seen in.
 """
@@ -14,7 +14,7 @@ from typing import Literal
 from clusterctl.serving.release_flags import BITSANDBYTES_ABSENT_FROM
 from clusterctl.serving.version import Version, parse_version, show_version
 
-Sampler = Literal["sort", "pivot"]
+Sampler = Literal["sort", "pivot", "gumbel"]
 
 NEWEST: Version = (0, 33, 0)
 """The newest version whose source was read for this."""
@@ -37,6 +37,16 @@ class Rules:
     """Buffers of fused experts stay allocated after a step (v1/worker/workspace.py)."""
     graphs_charged: bool
     """CUDA graphs are estimated and taken from the KV cache's share."""
+    second_charges_graphs: bool
+    """So does the second runner (`profile_cudagraph_memory` in v1/worker/gpu/)."""
+    second_samples_plainly: bool
+    """The second runner profiles sampling without top-k and top-p (`_dummy_sampler_run`)."""
+    tunes_kernels: bool
+    """Compiled kernels are tuned on arguments made up for it (activations.py)."""
+    unsplit_weights: bool
+    """Weights are loaded with max_split_size_mb:20 (v1/worker/gpu_worker.py, `load_model`)."""
+    triton_mxfp4: bool
+    """On Hopper mxfp4 experts are not padded, only their scales (weights.py)."""
     tokens_from_concurrency: bool
     """"KV cache size" is concurrency x max_model_len (hybrid models: differs from before)."""
     in_flight_batches: bool
@@ -49,6 +59,10 @@ class Rules:
     """GPUs of 160 GiB and more get 16384 batched tokens."""
     has_bitsandbytes: bool
     notes: tuple[str, ...] = ()
+
+    def charges_graphs(self, *, second_runner: bool) -> bool:
+        """Whether CUDA graphs are part of the sum on that runner."""
+        return self.graphs_charged and (self.second_charges_graphs or not second_runner)
 
 
 def rules_for(version: str | None) -> Rules:
@@ -89,6 +103,11 @@ def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
         sampler="pivot" if version >= (0, 17, 0) else "sort",
         keeps_workspace=version >= (0, 17, 0),
         graphs_charged=version >= (0, 21, 0),
+        second_charges_graphs=version >= (0, 29, 0),
+        second_samples_plainly=version < (0, 33, 0),
+        tunes_kernels=version >= (0, 15, 0),
+        unsplit_weights=version >= (0, 22, 0),
+        triton_mxfp4=version >= (0, 25, 0),
         tokens_from_concurrency=version >= (0, 21, 0),
         in_flight_batches=version >= (0, 26, 0),
         null_block_held=version >= (0, 26, 0),

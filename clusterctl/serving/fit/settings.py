@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.serving.fit.activations import Batch
 from clusterctl.serving.fit.hardware import Gpu
 from clusterctl.serving.fit.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
 from clusterctl.serving.fit.options import AUTO_LENGTH, ServeOptions
 from clusterctl.serving.fit.quantized import requested
-from clusterctl.serving.fit.rules import Rules
+from clusterctl.serving.fit.rules import Rules, Sampler
+from clusterctl.serving.fit.runner import has_second_runner
 from clusterctl.serving.fit.shape import ModelShape, Quantization
 
 _LARGE_GPU_GIB = 70
@@ -30,6 +31,8 @@ class Settings:
     in_flight: int
     quantization: Quantization | None
     whole_windows: bool
+    second_runner: bool
+    sampler: Sampler
 
 
 def settle(
@@ -40,9 +43,8 @@ def settle(
     length = options.max_model_len
     wanted = shape.context if length is None or length == AUTO_LENGTH else length
     batch = _batch(options, rules, head, wanted, tp * pp)
-    batches = 1
-    if rules.in_flight_batches:
-        batches = pp if pp > 1 else (2 if options.async_scheduling else 1)
+    storage = _storage(shape, options, rules, head)
+    second = _runs_second(shape, options, rules, quantized=storage is not None)
     return Settings(
         max_model_len=wanted,
         automatic_length=length == AUTO_LENGTH,
@@ -50,10 +52,39 @@ def settle(
         batch=batch,
         block_size=_block_size(shape, options, head),
         element_bytes=1 if options.kv_cache_dtype.startswith("fp8") else 2,
-        in_flight=batch.tokens * batches,
-        quantization=requested(options.quantization, shape.quantization),
+        in_flight=batch.tokens * _batches(options, rules, pp, second_runner=second),
+        quantization=storage,
         whole_windows=rules.engine_v0 or not options.hybrid_cache or rules.version < (0, 9, 2),
+        second_runner=second,
+        sampler="gumbel" if second and rules.second_samples_plainly else rules.sampler,
     )
+
+
+def _storage(
+    shape: ModelShape, options: ServeOptions, rules: Rules, head: Gpu
+) -> Quantization | None:
+    """How weights are stored on this GPU."""
+    storage = requested(options.quantization, shape.quantization)
+    if storage and storage.method == "mxfp4" and rules.triton_mxfp4 and head.is_hopper:
+        return replace(storage, padded=False)
+    return storage
+
+
+def _runs_second(
+    shape: ModelShape, options: ServeOptions, rules: Rules, *, quantized: bool
+) -> bool:
+    if options.second_runner is not None:
+        return options.second_runner
+    return has_second_runner(shape, rules.version, quantized=quantized)
+
+
+def _batches(options: ServeOptions, rules: Rules, pp: int, *, second_runner: bool) -> int:
+    """Batches in flight (`max_concurrent_batches` in config/vllm.py)."""
+    if not rules.in_flight_batches:
+        return 1
+    if options.async_scheduling and (second_runner or pp == 1):
+        return pp + 1
+    return pp
 
 
 def default_batch(rules: Rules, head: Gpu, length: int, ranks: int = 1) -> Batch:

@@ -99,6 +99,7 @@ class Quantization:
     block: int | None = None
     zeros: bool = True  # zero points: AWQ, GPTQ; not symmetric compressed-tensors
     experts_only: bool = False  # mxfp4 of gpt-oss: everything but the experts stays bf16
+    padded: bool = True  # mxfp4: experts padded for Marlin; Triton on Hopper takes them as they are
 
 
 @dataclass(frozen=True)

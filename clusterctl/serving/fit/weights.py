@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import chain
 
 from clusterctl.serving.fit.allocator import GIB, allocated_bytes, round_up
+from clusterctl.serving.fit.experts import expert_tensors
 from clusterctl.serving.fit.shape import (
     Attention,
     Experts,
@@ -30,10 +31,6 @@ from clusterctl.serving.fit.storage import Tensor, matrix
 
 VOCABULARY_STEP = 64
 """DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.py."""
-
-_MXFP4_WIDTH_STEP = 128
-_MXFP4_HIDDEN_STEP = 256
-"""Padding of mxfp4 experts for Marlin and Triton kernels (fused_moe/oracle/mxfp4.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +72,14 @@ class _Cut:
 
 @lru_cache(maxsize=1024)
 def weight_bytes(
-    shape: ModelShape, stage: Stage, quantization: Quantization | None, offload: int = 0
+    shape: ModelShape,
+    stage: Stage,
+    quantization: Quantization | None,
+    offload: int = 0,
+    *,
+    unsplit: bool = False,
 ) -> int:
-    """Bytes that "model loading took" will say for a rank.
+    """Bytes that "model loading took" will say for a rank. `unsplit`: as `allocated_bytes`.
 
     `offload`: --cpu-offload-gb in bytes. vLLM moves parameters of decoder layers in the order in
     which they are made until that much is moved; embeddings stay (models/utils.py,
@@ -87,7 +89,7 @@ def weight_bytes(
     kept = _kept(_decoder(shape, stage, cut), offload)
     before, after = _tables(shape, stage), _head(shape, stage)
     tensors = chain(before, kept, after)
-    return allocated_bytes(tensor.size for tensor in tensors)
+    return allocated_bytes((tensor.size for tensor in tensors), unsplit=unsplit)
 
 
 def _kept(tensors: Iterable[Tensor], offload: int) -> Iterator[Tensor]:
@@ -101,10 +103,15 @@ def _kept(tensors: Iterable[Tensor], offload: int) -> Iterator[Tensor]:
 
 
 def weight_gib(
-    shape: ModelShape, stage: Stage, quantization: Quantization | None, offload_gib: float = 0
+    shape: ModelShape,
+    stage: Stage,
+    quantization: Quantization | None,
+    offload_gib: float = 0,
+    *,
+    unsplit: bool = False,
 ) -> float:
     """As `weight_bytes`, in GiB."""
-    return weight_bytes(shape, stage, quantization, int(offload_gib * GIB)) / GIB
+    return weight_bytes(shape, stage, quantization, int(offload_gib * GIB), unsplit=unsplit) / GIB
 
 
 def read_per_token_bytes(
@@ -118,7 +125,7 @@ def read_per_token_bytes(
     cut = _Cut(shape.hidden, stage.tp, quantization)
     kinds = Counter(shape.layers[stage.first : stage.last])
     read = sum(count * _read_of(layer, cut, batch) for layer, count in kinds.items())
-    head = _vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
+    head = vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
     return read + head
 
 
@@ -148,6 +155,10 @@ def _layer(layer: Layer, cut: _Cut) -> Iterator[Tensor]:
     if layer.per_layer_input:
         yield cut.whole(cut.hidden * layer.per_layer_input)
         yield cut.whole(cut.hidden * layer.per_layer_input)
+
+
+def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
+    return expert_tensors(experts, cut.hidden, cut.part(experts.width), cut.quantization)
 
 
 def _attention_of(layer: Layer, cut: _Cut) -> Iterable[Tensor]:
@@ -212,22 +223,6 @@ def _mlp(mlp: Mlp, cut: _Cut) -> Iterator[Tensor]:
         yield cut.whole(cut.hidden)
 
 
-def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
-    """All experts of a layer as two stacked tensors, and the router."""
-    storage = cut.quantization
-    width, hidden = cut.part(experts.width), cut.hidden
-    if storage and storage.method == "mxfp4":
-        width, hidden = round_up(width, _MXFP4_WIDTH_STEP), round_up(hidden, _MXFP4_HIDDEN_STEP)
-    up, down = experts.count * 2 * width, experts.count * hidden
-    yield from matrix(up, hidden, storage)
-    yield from matrix(down, width, storage)
-    yield cut.whole(experts.count * cut.hidden)
-    if experts.bias:
-        yield cut.whole(up)
-        yield cut.whole(down)
-        yield cut.whole(experts.count)
-
-
 def _tables(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
     """What is made before the layers: vision tower, embeddings, rotary tables."""
     if stage.has_embedding:
@@ -236,7 +231,7 @@ def _tables(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
         yield _vocabulary(shape, stage)
         if shape.per_layer_vocab:
             width = sum(layer.per_layer_input for layer in shape.layers)
-            yield Tensor(_vocabulary_rows(shape.per_layer_vocab, stage.tp) * width * 2)
+            yield Tensor(vocabulary_rows(shape.per_layer_vocab, stage.tp) * width * 2)
     elif stage.has_head and shape.tied:
         yield _vocabulary(shape, stage)
     for rotary in shape.rotary:
@@ -251,10 +246,11 @@ def _head(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
 
 
 def _vocabulary(shape: ModelShape, stage: Stage) -> Tensor:
-    return Tensor(_vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2)
+    return Tensor(vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2)
 
 
-def _vocabulary_rows(vocab: int, tp: int) -> int:
+def vocabulary_rows(vocab: int, tp: int) -> int:
+    """Rows of the embedding table on one of `tp` ranks."""
     return round_up(vocab, VOCABULARY_STEP) // tp
 
 

@@ -178,7 +178,7 @@ def test_what_was_learned_does_not_move_layers_of_a_service_that_runs() -> None:
     hardware = hosts("RTX 3090", "H800", vllm="0.33.0")
     first = Case(R1_32B, hardware, *small, pp=2).document()
     taught = tuple(
-        replace(site, measured=((1, Measured(0.2 if site.head else 1.5, 0.3)),))
+        replace(site, measured=((1, Measured(1.5 if site.head else 0.2, 0.3)),))
         for site in hardware.sites
     )
     later = replace(hardware, sites=taught)
