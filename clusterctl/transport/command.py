@@ -17,6 +17,9 @@ START_LIMIT = 30.0
 """Seconds that a login shell and sudo may take before the command itself starts. Slow start-up
 files are common (3.2 s was measured with one version manager in ~/.bashrc)."""
 
+LAST_WORDS = 0.5
+"""Seconds for the end of stderr to arrive, once a command has ended."""
+
 LEAST_START = 3.0
 """Seconds to start that even a command with a shorter time limit gets."""
 
@@ -205,6 +208,9 @@ class Command:
         status = self._wire.wait(timeout)
         if status is None:
             raise TimeoutError(f"`{self._frame.argv[0]}` still runs after {timeout} s")
+        # Its last words may still be on their way through the reading thread; a child that it
+        # left behind may hold stderr open for ever.
+        self._errors.join(LAST_WORDS)
         return status
 
     def stderr_tail(self) -> str:
