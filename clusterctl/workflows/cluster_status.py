@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState
-
-STALE_AFTER = 15.0
-"""Seconds without a new state before a supervisor counts as hung; it writes every 3 s."""
+from clusterctl.ray_cluster.contract import STALE
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def assess(inventory: Inventory, reports: Mapping[str, HostReport]) -> ClusterSt
 
 
 def _fresh(report: HostReport) -> bool:
-    return report.state_age is not None and report.state_age < STALE_AFTER
+    return report.state_age is not None and report.state_age < STALE
 
 
 def _fix(inventory_file: str, report: HostReport) -> str | None:

@@ -20,7 +20,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, from_json, to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.transport.base import Transport
-from clusterctl.workflows.reach import node_files, read_state
+from clusterctl.workflows.reach import node_files, read_state, require_bootstrapped
 from clusterctl.workflows.service_watch import OutOfSight, PatientLook, StageEvents, await_ready
 
 STOP_SLACK = 30.0
@@ -51,10 +51,24 @@ def look_at_head(
     inventory: Inventory, head: Transport
 ) -> tuple[NodeState | None, dict[str, ServiceDocument]]:
     """What runs and what is declared, in one round trip."""
-    files = (*node_files(inventory.cluster), services_pattern(inventory.cluster))
-    answer = probe(head, files=files)
-    state = read_state(answer.files.get(str(NodePaths(inventory.cluster).state)))
-    return state, services_in(inventory.cluster, answer)
+    answer = _ask(inventory, head)
+    return _state_in(inventory, answer), services_in(inventory.cluster, answer)
+
+
+def look_at_supervised(inventory: Inventory, head: Transport) -> dict[str, ServiceDocument]:
+    """What is declared on a head whose supervisor works. Raises RequirementsNotMet when it
+    does not: nobody there would follow a change."""
+    answer = _ask(inventory, head)
+    require_bootstrapped(head.host.name, _state_in(inventory, answer), answer.facts.clock)
+    return services_in(inventory.cluster, answer)
+
+
+def _ask(inventory: Inventory, head: Transport) -> Probe:
+    return probe(head, files=(*node_files(inventory.cluster), services_pattern(inventory.cluster)))
+
+
+def _state_in(inventory: Inventory, answer: Probe) -> NodeState | None:
+    return read_state(answer.files.get(str(NodePaths(inventory.cluster).state)))
 
 
 def require_service(name: str, declared: dict[str, ServiceDocument]) -> ServiceDocument:

@@ -11,6 +11,7 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, from_json
 from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.contract import STALE
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
@@ -77,11 +78,20 @@ def read_state(data: bytes | None) -> NodeState | None:
         return None
 
 
-def require_bootstrapped(host: str, state: NodeState | None) -> NodeState:
-    """The state, or an error that says how to get one."""
+def require_bootstrapped(host: str, state: NodeState | None, clock: float) -> NodeState:
+    """The state, or RequirementsNotMet that says how to get one that is of now.
+
+    `clock`: Unix seconds on that host, whose clock the supervisor writes by.
+    """
     if state is None:
         raise RequirementsNotMet(
             "no node container reports from there: the cluster is not up",
+            host=host,
+            hint="clusterctl bootstrap FILE",
+        )
+    if clock - state.time > STALE:
+        raise RequirementsNotMet(
+            f"the supervisor last wrote {clock - state.time:.0f} s ago: it has ended, or hangs",
             host=host,
             hint="clusterctl bootstrap FILE",
         )

@@ -18,7 +18,7 @@ from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.fit.request import FitReport
-from clusterctl.serving.model_name import resolve
+from clusterctl.serving.model_name import Model, resolve
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.service import difference, needs_restart
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -82,6 +82,18 @@ Agree = Callable[[Changes], None]
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What one look at the hosts came to."""
+
+    prepared: Prepared
+    old: ServiceDocument | None
+    """The service of that name as it is declared now."""
+    changes: Changes
+    answer: Probe
+    """Of the head."""
+
+
+@dataclass(frozen=True)
 class Served:
     """A service that answered."""
 
@@ -107,35 +119,62 @@ def run(
     """
     request = asked.request()
     model = resolve(request.model, inventory.models)  # before any host is asked anything
-    head_name = inventory.head.name
     with reach(inventory.hosts, credentials) as transports:
-        head = transports[head_name]
-        _require_same_key(inventory, head, request)
-        answers = _look(inventory, transports)
-        state = _state(inventory, answers)
-        declared = services_in(inventory.cluster, answers[head_name])
-        prepared = prepare(inventory, request, model, transports, answers, state, declared)
-        old = declared.get(prepared.document.name)
-        changes = _changes(prepared, old)
-        agree(changes)
-        sink(StageStarted(f"Serve {prepared.document.name}", (head_name,)))
-        for note in prepared.notes:
-            sink(Note(note))
-        if changes.lines:
+        head = transports[inventory.head.name]
+
+        def look() -> Decision:
+            return _decide(inventory, request, model, transports)
+
+        first = look()
+        agree(first.changes)
+        if first.changes.lines:
             with ClusterLock(head, inventory.cluster, "serve"):
-                declare(inventory, head, prepared.document, old, sink)
-        else:
-            follow(inventory, head, old or prepared.document, sink)
-        proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)
-        outcome = _outcome(inventory, head, prepared, answers[head_name])
-        sink(StageFinished(f"Serve {prepared.document.name}", 0.0))
+                return _bring_up(inventory, head, settle(first, look, agree), sink)
+        return _bring_up(inventory, head, first, sink)
+
+
+def settle(first: Decision, look: Callable[[], Decision], agree: Agree) -> Decision:
+    """What holds under the lock: another run may have taken the port or the GPUs since `first`
+    was decided. Asks again only for changes that were not shown yet."""
+    again = look()
+    if again.changes.lines and again.changes.lines != first.changes.lines:
+        agree(again.changes)
+    return again
+
+
+def _decide(
+    inventory: Inventory, request: Request, model: Model, transports: Mapping[str, Transport]
+) -> Decision:
+    answers = _look(inventory, transports)
+    answer = answers[inventory.head.name]
+    state = _state(inventory, answer)
+    _require_same_key(inventory, transports[inventory.head.name], request)
+    declared = services_in(inventory.cluster, answer)
+    prepared = prepare(inventory, request, model, transports, answers, state, declared)
+    old = declared.get(prepared.document.name)
+    return Decision(prepared, old, _changes(prepared, old), answer)
+
+
+def _bring_up(inventory: Inventory, head: Transport, decision: Decision, sink: EventSink) -> Served:
+    prepared, old = decision.prepared, decision.old
+    title = f"Serve {prepared.document.name}"
+    sink(StageStarted(title, (head.host.name,)))
+    for note in prepared.notes:
+        sink(Note(note))
+    if decision.changes.lines:
+        declare(inventory, head, prepared.document, old, sink)
+    else:
+        follow(inventory, head, old or prepared.document, sink)
+    proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)
+    outcome = _outcome(inventory, head, prepared, decision.answer)
+    sink(StageFinished(title, 0.0))
     return Served(
         prepared=prepared,
         proof=proof,
-        changed=bool(changes.lines),
-        head=head_name,
+        changed=bool(decision.changes.lines),
+        head=head.host.name,
         key_file=str(NodePaths(inventory.cluster).api_key),
-        sudo=answers[head_name].facts.user != "root",
+        sudo=decision.answer.facts.user != "root",
         outcome=outcome,
     )
 
@@ -173,10 +212,9 @@ def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str
     return look_at_all(inventory, transports, files=files)
 
 
-def _state(inventory: Inventory, answers: Mapping[str, Probe]) -> NodeState:
-    paths = NodePaths(inventory.cluster)
-    name = inventory.head.name
-    return require_bootstrapped(name, read_state(answers[name].files.get(str(paths.state))))
+def _state(inventory: Inventory, answer: Probe) -> NodeState:
+    state = read_state(answer.files.get(str(NodePaths(inventory.cluster).state)))
+    return require_bootstrapped(inventory.head.name, state, answer.facts.clock)
 
 
 def _changes(prepared: Prepared, old: ServiceDocument | None) -> Changes:

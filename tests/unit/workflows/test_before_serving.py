@@ -1,0 +1,43 @@
+"""What `serve` and `stop` make sure of before they change anything."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.node.documents import NodeState
+from clusterctl.workflows.reach import require_bootstrapped
+from clusterctl.workflows.serve import Changes, Decision, settle
+
+STATE = NodeState("gpu1", "head", 1000.0, "1", "up", 0.0, 0)
+
+
+def decision(*lines: str) -> Decision:
+    return Decision(cast("Any", None), None, Changes(lines, restarts=False), cast("Any", None))
+
+
+def test_a_supervisor_that_wrote_just_now_is_believed() -> None:
+    assert require_bootstrapped("gpu1", STATE, clock=1003.0) is STATE
+
+
+def test_a_supervisor_that_has_ended_is_told_at_once() -> None:
+    with pytest.raises(RequirementsNotMet, match="last wrote 40 s ago") as caught:
+        require_bootstrapped("gpu1", STATE, clock=1040.0)
+    assert caught.value.hint == "clusterctl bootstrap FILE"
+    assert caught.value.host == "gpu1"
+
+
+@pytest.mark.parametrize(
+    ("under_lock", "asked"),
+    [(("start --port 8000",), 0), (("start --port 8001",), 1), ((), 0)],
+)
+def test_what_was_decided_before_the_lock_is_decided_anew_under_it(
+    under_lock: tuple[str, ...], asked: int
+) -> None:
+    shown: list[Changes] = []
+    again = decision(*under_lock)
+
+    assert settle(decision("start --port 8000"), lambda: again, shown.append) is again
+    assert [changes.lines for changes in shown] == [under_lock] * asked
