@@ -32,8 +32,8 @@ _GUMBEL_BLOCK = 1024
 _GUMBEL_BLOCK_BYTES = 12
 """The second runner, which profiles sampling without top-k and top-p: bf16 logits (1/2) and their
 float32 copy (1); noise is drawn inside the kernel, which leaves an int64 and a float32 for every
-1024 logits (v1/worker/gpu/sample/gumbel.py). From 0.26 on requests without parameters of their
-own are spared the copy, which counts one copy too many here."""
+1024 logits (v1/worker/gpu/sample/gumbel.py). 0.26, and 0.28 to 0.32 for requests without
+parameters of their own, do without the copy: one too many is counted for them."""
 
 _TRITON_MXFP4 = 90
 """Compute capability x 10 from which vLLM prefers Triton to Marlin for mxfp4 experts."""
