@@ -50,19 +50,23 @@ def test_tensor_parallel_on_unlike_gpus_is_decided_by_the_smaller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "layers"), [(("RTX 3090", "H800"), (13, 51)), (("H800", "RTX 3090"), (51, 13))]
+    ("gpus", "layers", "tokens"),
+    [(("RTX 3090", "H800"), (13, 51), 117_280), (("H800", "RTX 3090"), (51, 13), 114_944)],
 )
 def test_layers_are_split_by_what_unlike_gpus_hold(
-    gpus: tuple[str, str], layers: tuple[int, int]
+    gpus: tuple[str, str], layers: tuple[int, int], tokens: int
 ) -> None:
-    """61 GiB of weights on 24 + 80 GB: halves do not fit, 13 and 51 layers do."""
+    """61 GiB of weights on 24 + 80 GB: halves do not fit, 13 and 51 layers do.
+
+    The tokens are what the rules give: 120,192 by those of before the second model runner, less
+    the tuning of a first compile, which the stage with the embedding table pays for.
+    """
     placement = seat_ranks(unlike(*gpus), tp=1, pp=2)
     assert fit(R1_32B, placement, SMALL_STEPS, NEWEST).verdict == "does not fit"
     plan = best_split(R1_32B, placement, SMALL_STEPS, NEWEST)
     assert plan.partition == layers
     assert plan.verdict == "fits"
-    # 120,192 without what compiling takes where the embedding table is
-    assert plan.kv_cache_tokens == pytest.approx(120_192, rel=0.05)
+    assert plan.kv_cache_tokens == pytest.approx(tokens, rel=0.001)
 
 
 def test_no_other_split_holds_more() -> None:
