@@ -96,3 +96,7 @@ def until(
         assert time.monotonic() - started < within, f"not within {within:g} s: {what}"
         time.sleep(pause)
     return time.monotonic() - started
+
+
+def quiet(_: str) -> None:
+    """Progress nobody watches."""

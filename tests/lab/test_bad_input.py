@@ -13,7 +13,7 @@ import yaml
 
 from clusterctl.lab import faults, lifecycle, mirror
 from clusterctl.lab.paths import LabPaths
-from tests.lab.cluster import Operator
+from tests.lab.cluster import Operator, quiet
 from tests.lab.conftest import OnHost
 
 pytestmark = [
@@ -23,10 +23,6 @@ pytestmark = [
 ]
 
 Write = Callable[..., str]
-
-
-def quiet(_: str) -> None:
-    """Progress nobody watches."""
 
 
 @pytest.fixture(scope="module", autouse=True)

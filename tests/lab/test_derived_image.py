@@ -13,7 +13,7 @@ import yaml
 from clusterctl.lab import lifecycle
 from clusterctl.lab.image_inputs import bare_tag
 from clusterctl.lab.paths import LabPaths
-from tests.lab.cluster import Operator
+from tests.lab.cluster import Operator, quiet
 from tests.lab.conftest import OnHost
 
 pytestmark = [
@@ -21,10 +21,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
-
-
-def quiet(_: str) -> None:
-    """Progress nobody watches."""
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from clusterctl.lab.layout import CONTROL, PREFIX, lab_host
 from clusterctl.lab.lock import exclusive
 from clusterctl.lab.mounts import mounts_under
 from clusterctl.lab.paths import LabPaths
+from tests.lab.cluster import quiet
 from tests.lab.conftest import OnHost
 
 pytestmark = [
@@ -25,10 +26,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
-
-
-def quiet(_: str) -> None:
-    """Progress nobody watches."""
 
 
 @pytest.fixture(scope="module", autouse=True)

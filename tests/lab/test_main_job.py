@@ -18,7 +18,7 @@ from clusterctl.lab import faults, lifecycle
 from clusterctl.lab.paths import LabPaths
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.lock import ClusterLock
-from tests.lab.cluster import Operator, until
+from tests.lab.cluster import Operator, quiet, until
 from tests.lab.conftest import OnHost
 
 pytestmark = [
@@ -29,10 +29,6 @@ pytestmark = [
 
 RECOVERY = 240.0
 """Seconds within which a service must answer again after a fault, on two slow cores."""
-
-
-def quiet(_: str) -> None:
-    """Progress nobody watches."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -259,6 +255,32 @@ def test_stop_ends_a_service_and_leaves_the_cluster(operator: Operator) -> None:
     assert operator.ok("status", "--json").json["services"] == []
     again = operator.run("stop", "tiny")
     assert again.status == 2, again.text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--tp", "4"), 11, "2 free"),
+        (("--tp", "3"), 2, "attention heads"),
+        (("--tp", "1", "--port", "22"), 2, "port 22 is taken"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_starts(
+    operator: Operator, words: tuple[str, ...], status: int, said: str
+) -> None:
+    ran = operator.run("serve", "/data/models/tiny", *words)
+    assert ran.status == status, ran.text
+    assert said in ran.stderr
+
+
+def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHost) -> None:
+    on_host("gpu2", "mv /data/models/tiny /data/models/away")
+    try:
+        ran = operator.run("serve", "/data/models/tiny", "--tp", "2")
+    finally:
+        on_host("gpu2", "mv /data/models/away /data/models/tiny")
+    assert ran.status == 5, ran.text
+    assert "gpu2: the model is not there" in ran.stderr
 
 
 def test_down_leaves_hosts_as_found(operator: Operator, on_host: OnHost) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab import lifecycle, network
+from tests.lab.cluster import quiet
 
 pytestmark = [
     pytest.mark.lab,
@@ -18,10 +19,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-
-
-def quiet(_: str) -> None:
-    """Progress nobody watches."""
 
 
 @pytest.fixture(autouse=True)
