@@ -15,8 +15,8 @@ from clusterctl.ray_cluster.contract import Wait, await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
+from clusterctl.workflows.declared import read_head_state
 from clusterctl.workflows.prepared import Cluster
-from clusterctl.workflows.reach import read_state
 
 WITHIN = 180.0
 """Seconds for all nodes to join: 12 to 30 s on two slow cores, and the image's first start may
@@ -51,7 +51,7 @@ def await_formation(
     def read() -> NodeState | None:
         if cancelled.is_set():
             raise Interrupted("stopped on request while waiting for Ray")
-        state = state_of(cluster, cluster.views[head].transport)
+        state = read_head_state(cluster.inventory, cluster.views[head].transport)
         if state is None or (since is not None and state.time <= since):
             return None
         return _without(state, cluster.left_out)
@@ -73,12 +73,6 @@ def await_formation(
 def _without(state: NodeState, left_out: Container[str]) -> NodeState:
     """Nothing is asked of hosts that were left out, whether they are in Ray or not."""
     return replace(state, nodes=[node for node in state.nodes if node.name not in left_out])
-
-
-def state_of(cluster: Cluster, transport: Transport) -> NodeState | None:
-    """The state that the host's supervisor wrote last."""
-    file = str(NodePaths(cluster.inventory.cluster).state)
-    return read_state(transport.run(["cat", file], sudo=True, timeout=20).stdout.encode())
 
 
 def _formed(state: NodeState) -> Formed:

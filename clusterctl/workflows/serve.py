@@ -6,6 +6,7 @@ and keeps on following it when this run is long gone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +157,7 @@ def _decide(
 
 
 def _bring_up(inventory: Inventory, head: Transport, decision: Decision, sink: EventSink) -> Served:
-    prepared, old = decision.prepared, decision.old
+    prepared, old, started = decision.prepared, decision.old, time.monotonic()
     title = f"Serve {prepared.document.name}"
     sink(StageStarted(title, (head.host.name,)))
     for note in prepared.notes:
@@ -167,7 +168,7 @@ def _bring_up(inventory: Inventory, head: Transport, decision: Decision, sink: E
         follow(inventory, head, old or prepared.document, sink)
     proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)
     outcome = _outcome(inventory, head, prepared, decision.answer)
-    sink(StageFinished(title, 0.0))
+    sink(StageFinished(title, time.monotonic() - started))
     return Served(
         prepared=prepared,
         proof=proof,
