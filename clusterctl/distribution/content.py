@@ -1,0 +1,71 @@
+"""What is to reach hosts: blobs, and the image that is made of them.
+
+A blob is known by its digest wherever it is, so it can come from anybody: whoever receives it
+checks it. Blobs are passed on byte for byte, as their first source had them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+CHUNK = 1 << 20
+"""Bytes that are read, hashed and passed on at a time."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One run of bytes."""
+
+    digest: str
+    """`sha256:` and 64 hexadecimal digits."""
+    size: int
+    """Bytes."""
+    media_type: str = "application/octet-stream"
+
+    @property
+    def hex(self) -> str:
+        return self.digest.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class ImageContent:
+    """An image for one platform: the manifest, byte for byte, and what it names."""
+
+    reference: str
+    """What users call it: vllm/vllm-openai:v0.33.0."""
+    manifest: bytes
+    media_type: str
+    """Of the manifest."""
+    config: Blob
+    layers: tuple[Blob, ...]
+    """As the manifest lists them, the base first."""
+    diff_ids: tuple[str, ...]
+    """Digests of the unpacked layers, in the same order: RootFS.Layers on every host."""
+    platform: str
+    """As the image config says it: linux/amd64."""
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        return (self.config, *self.layers)
+
+    @property
+    def size(self) -> int:
+        """Bytes to bring to a host that has nothing of it."""
+        return sum(blob.size for blob in self.blobs)
+
+
+class BlobSource(Protocol):
+    """Somewhere blobs can be read from: a registry, an archive, a directory, an engine."""
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        """The blob's bytes from `offset` on, in pieces of at most CHUNK. Raises StepFailed
+        when the source fails, with what to do."""
+
+
+class ImageSource(BlobSource, Protocol):
+    """A source of one image."""
+
+    @property
+    def content(self) -> ImageContent: ...
