@@ -1,0 +1,206 @@
+"""Blobs on the operator's machine, each in a file named by its digest.
+
+    blobs/sha256/<64 digits>         complete, and its digest was checked
+    blobs/sha256/<64 digits>.part    on its way; its lock is held by whoever writes it
+    refs/<name>.json                 what is known of an image, so that it is not found out twice
+
+Several processes may share a store: one writes a blob, the others wait for it or go on where
+it left off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from clusterctl.distribution.content import CHUNK, Blob
+from clusterctl.distribution.location import Location
+from clusterctl.errors import RequirementsNotMet, StepFailed
+
+Fetch = Callable[[int], Iterator[bytes]]
+"""The blob's bytes from an offset on."""
+
+Arrived = Callable[[int], None]
+"""Told how many bytes of the blob are there, each time that more are."""
+
+WRITER_SILENCE = 120.0
+"""Seconds after which another process that writes a blob, and makes no progress, is given up."""
+
+LOOK_EVERY = 0.1
+
+
+def store_directory() -> Path:
+    """`$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "clusterctl"
+
+
+class WrongBytes(StepFailed):
+    """A source delivered bytes that are not the blob's."""
+
+
+class BlobStore:
+    """A directory of blobs. Raises RequirementsNotMet when its disk is full or not ours."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory or store_directory()
+
+    def path(self, digest: str) -> Path:
+        """Where the blob is, once it is there."""
+        return self.directory / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def part(self, digest: str) -> Path:
+        """Where it is on its way."""
+        return self.path(digest).with_suffix(".part")
+
+    def holds(self, blob: Blob) -> bool:
+        try:
+            return self.path(blob.digest).stat().st_size == blob.size
+        except FileNotFoundError:
+            return False
+
+    def location(self, blob: Blob) -> Location | None:
+        return Location(self.path(blob.digest), 0, blob.size) if self.holds(blob) else None
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        """A complete blob's bytes. Raises StepFailed when it is not there."""
+        try:
+            with self.path(blob.digest).open("rb") as file:
+                file.seek(offset)
+                while chunk := file.read(CHUNK):
+                    yield chunk
+        except FileNotFoundError as error:
+            raise StepFailed(
+                f"{blob.digest} is gone from {self.directory}", hint="run the same command again"
+            ) from error
+
+    def keep(self, data: bytes) -> Path:
+        """Put a small blob that is here already, such as a manifest; its file."""
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        return self.fill(Blob(digest, len(data)), lambda offset: iter((data[offset:],)))
+
+    def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived = lambda count: None) -> Path:
+        """Get the blob by `fetch`, from where an earlier attempt stopped; its file.
+
+        Raises WrongBytes when they are not the blob's: nothing is kept of them. Whatever
+        `fetch` raises passes, and what came until then is kept.
+        """
+        path = self.path(blob.digest)
+        with _disk_errors(self.directory), self._writing(blob) as file:
+            if file is not None:
+                self._receive(blob, file, fetch, arrived)
+                file.flush()
+                self.part(blob.digest).rename(path)
+        arrived(blob.size)
+        return path
+
+    def _receive(self, blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> None:
+        hashed, count = hashlib.sha256(), 0
+        while chunk := file.read(CHUNK):
+            hashed.update(chunk)
+            count += len(chunk)
+        if count < blob.size:
+            for chunk in fetch(count):
+                hashed.update(chunk)
+                file.write(chunk)
+                file.flush()
+                count += len(chunk)
+                arrived(count)
+        _insist_whole(blob, count)
+        if hashed.hexdigest() != blob.hex or count != blob.size:
+            self.part(blob.digest).unlink()
+            raise WrongBytes(f"{blob.digest} arrived with other bytes than its digest promises")
+
+    @contextmanager
+    def _writing(self, blob: Blob) -> Iterator[BinaryIO | None]:
+        """The part file, locked; None once the blob is there, from whomever it came."""
+        part = self.part(blob.digest)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        watch = _Watch(blob, part)
+        while not self.holds(blob):
+            with part.open("a+b") as file:
+                if _locked(file) and _same_file(file, part):
+                    file.seek(0)
+                    yield file
+                    return
+            watch.look()
+        yield None
+
+    def remember(self, name: str, document: Any) -> None:
+        """Keep a JSON document under `name`: letters, digits, and `-`."""
+        path = self.directory / "refs" / f"{name}.json"
+        with _disk_errors(self.directory):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(document))
+            fresh.rename(path)
+
+    def recall(self, name: str) -> Any:
+        """What was kept under `name`; None when nothing was, or it cannot be read."""
+        try:
+            return json.loads((self.directory / "refs" / f"{name}.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+
+class _Watch:
+    """Looks at a part file that another process writes."""
+
+    def __init__(self, blob: Blob, part: Path) -> None:
+        self._blob, self._part = blob, part
+        self._size, self._moved = -1, time.monotonic()
+
+    def look(self) -> None:
+        """Wait a moment; raises StepFailed when nothing has moved for WRITER_SILENCE."""
+        time.sleep(LOOK_EVERY)
+        size = self._part.stat().st_size if self._part.exists() else 0
+        if size != self._size:
+            self._size, self._moved = size, time.monotonic()
+        elif time.monotonic() - self._moved > WRITER_SILENCE:
+            raise StepFailed(
+                f"another clusterctl fetches {self._blob.digest} and makes no progress",
+                hint=f"see who: fuser -v {self._part}",
+            )
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _same_file(file: BinaryIO, path: Path) -> bool:
+    """Whether `path` is still the file that was opened: its writer may have just renamed it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _insist_whole(blob: Blob, count: int) -> None:
+    if count < blob.size:
+        raise StepFailed(
+            f"{blob.digest} ends after {count} of {blob.size} bytes",
+            hint="run the same command again: it goes on from there",
+        )
+
+
+@contextmanager
+def _disk_errors(directory: Path) -> Iterator[None]:
+    """What the disk says, as words. Sources map their own errors before they get here."""
+    try:
+        yield
+    except OSError as error:
+        raise RequirementsNotMet(
+            f"the cache of image layers cannot be written: {error.strerror}: {directory}",
+            hint="make room, or set XDG_CACHE_HOME to a directory on a larger disk",
+        ) from error
