@@ -41,12 +41,35 @@ class NicFacts:
     speed: int | None
     """Mbit/s; None where the driver does not know (virtual NICs)."""
     kind: str
-    """`physical`, `virtual`, `bridge`, `bond`, `vlan`, `loopback`."""
+    """`physical`, `wlan`, `virtual`, `bridge`, `bond`, `vlan`, `loopback`."""
     numa_node: int | None
     addresses: tuple[Address, ...]
     lower: tuple[str, ...] = ()
     """NICs under this one: the members of a bond or bridge, the parent of a VLAN."""
     upper: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of a port's table of addresses that is not all zero."""
+
+    index: int
+    gid: str
+    type: str
+    """`RoCE v2`, `IB/RoCE v1`; empty where the kernel does not tell."""
+    nic: str
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    number: int
+    """From 1."""
+    active: bool
+    link_layer: str
+    """`InfiniBand`, `Ethernet` (RoCE)."""
+    rate: float | None
+    """Mbit/s."""
+    gids: tuple[Gid, ...]
 
 
 @dataclass(frozen=True)
@@ -61,6 +84,8 @@ class RdmaDevice:
     """A port of it is up."""
     rate: str
     """In the kernel's words: `200 Gb/sec (4X HDR)`."""
+    ports: tuple[RdmaPort, ...] = ()
+    """By number; `link_layer` and `rate` are those of the first."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +236,12 @@ class HostFacts:
     rdma_nodes: tuple[str, ...] = ()
     """Such as /dev/infiniband/uverbs0. Some kernels have /dev/infiniband/rdma_cm without any
     device: ask `rdma` whether there is one."""
+    memlock_hard: int | None = None
+    """Bytes that a process may lock in memory; None where the shell does not tell."""
+    peer_memory: bool = False
+    """The module nvidia_peermem is loaded: RDMA devices reach GPU memory by themselves."""
+    gpu_numa_nodes: tuple[int, ...] = ()
+    """Where the GPUs are; empty on a host with one NUMA node, or without NVIDIA's driver."""
     cdi_specs: tuple[str, ...] = ()
     """Files in /etc/cdi and /var/run/cdi."""
     nvidia_ctk: str | None = None

@@ -124,7 +124,7 @@ def _subnet_problems(
 
 def _rdma_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
     devices = {device.name: device for device in facts.rdma}
-    for name in host.nics.rdma:
+    for name in host.nics.rdma or ():
         if name not in devices:
             yield RequirementsNotMet(
                 f"has no RDMA device {name} (nics.rdma); it has {', '.join(devices) or 'none'}",

@@ -1,4 +1,4 @@
-"""Network interfaces, routes, ports and RDMA devices, out of a probe's text."""
+"""Network interfaces, routes and ports, out of a probe's text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from typing import Any
 
-from clusterctl.facts.model import Address, NicFacts, RdmaDevice
+from clusterctl.facts.model import Address, NicFacts
 from clusterctl.facts.sections import Section
 from clusterctl.facts.system import Files, first_line
 
@@ -59,7 +59,7 @@ def _kind(name: str, files: Files, paths: Sequence[str]) -> str:
     directory = f"/sys/class/net/{name}"
     if name == "lo" or first_line(files, f"{directory}/type") == _LOOPBACK_TYPE:
         return "loopback"
-    for kind in ("bond", "bridge", "vlan"):
+    for kind in ("bond", "bridge", "vlan", "wlan"):
         if f"DEVTYPE={kind}" in files.get(f"{directory}/uevent", ()):
             return kind
     return "physical" if f"{directory}/device" in paths else "virtual"
@@ -188,20 +188,12 @@ def parse_names(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def parse_rdma(files: Files, paths: Sequence[str]) -> tuple[RdmaDevice, ...]:
-    devices = "/sys/class/infiniband/"
-    names = [path.removeprefix(devices) for path in paths if path.startswith(devices)]
-    return tuple(_rdma_device(name, files, paths) for name in names if "/" not in name)
-
-
-def _rdma_device(name: str, files: Files, paths: Sequence[str]) -> RdmaDevice:
-    directory = f"/sys/class/infiniband/{name}"
-    ports = sorted(path for path in files if path.startswith(f"{directory}/ports/"))
-    states = [files[path][0] for path in ports if path.endswith("/state")]
-    return RdmaDevice(
-        name=name,
-        nics=_linked(paths, f"{directory}/device/net/"),
-        link_layer=first_line(files, *(path for path in ports if path.endswith("/link_layer"))),
-        active=any("ACTIVE" in state for state in states),
-        rate=first_line(files, *(path for path in ports if path.endswith("/rate"))),
+def parse_gpu_numa_nodes(files: Files) -> tuple[int, ...]:
+    """NUMA nodes of the devices that NVIDIA's driver holds, each once; -1 means there is one."""
+    prefix, suffix = "/sys/bus/pci/drivers/nvidia/", "/numa_node"
+    words = (
+        first_line(files, path)
+        for path in files
+        if path.startswith(prefix) and path.endswith(suffix)
     )
+    return tuple(sorted({node for word in words if (node := _natural(word)) is not None}))

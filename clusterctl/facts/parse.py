@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusterctl.facts import docker_report, gpus, nics, system
+from clusterctl.facts import docker_report, gpus, nics, rdma, system
 from clusterctl.facts.model import (
     ContainerFacts,
     Disk,
@@ -69,7 +69,7 @@ class _Reader:
         read, files, paths = self._answer.read, self._files, self._paths
         python, _, python_version = self._shell.get("python3", "").partition(" ")
         disks = self._disks()
-        rdma = read("RDMA devices", (), nics.parse_rdma, files, paths)
+        devices = read("RDMA devices", (), rdma.parse_rdma, files, paths)
         clock = read("the clock", 0.0, self._clock)
         return HostFacts(
             hostname=system.first_line(files, "/proc/sys/kernel/hostname"),
@@ -85,7 +85,7 @@ class _Reader:
             disks=tuple(disk for path, disk in disks.items() if path != _SHM),
             nics=read("NICs", (), nics.parse_nics, files, self._section("addresses"), paths),
             default_nic=read("the default route", None, nics.parse_default_nic, files),
-            rdma_devices=tuple(device.name for device in rdma),
+            rdma_devices=tuple(device.name for device in devices),
             gpus=self._gpus(),
             engine=self._engine(),
             cgroup_version=2 if CGROUP_V2 in files else 1,
@@ -100,8 +100,11 @@ class _Reader:
             uid=self._uid,
             memory_available=read("free memory", None, system.parse_memory, files, "MemAvailable"),
             python3_version=python_version,
-            rdma=rdma,
+            rdma=devices,
             rdma_nodes=tuple(path for path in paths if path.startswith("/dev/infiniband/")),
+            memlock_hard=read("locked memory", None, system.parse_memlock, self._shell),
+            peer_memory="/sys/module/nvidia_peermem" in paths,
+            gpu_numa_nodes=read("the GPUs' place", (), nics.parse_gpu_numa_nodes, files),
             cdi_specs=tuple(path for path in paths if "/cdi/" in path),
             nvidia_ctk=self._shell.get("nvidia-ctk"),
             unknown=tuple(self._answer.unknown),

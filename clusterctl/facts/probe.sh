@@ -62,17 +62,22 @@ whole_files() {
     /sys/class/net/*/device/numa_node \
     /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/link_layer \
     /sys/class/infiniband/*/ports/*/rate \
+    /sys/class/infiniband/*/ports/*/gid_attrs/types/* \
+    /sys/class/infiniband/*/ports/*/gid_attrs/ndevs/* \
+    /sys/bus/pci/drivers/nvidia/*/numa_node \
     /sys/fs/cgroup/cgroup.controllers
 }
 
-# Listening sockets (state 0A), the default IPv6 route, NVIDIA's and display devices on PCI.
+# Listening sockets (state 0A), the default IPv6 route, NVIDIA's and display devices on PCI, and
+# the GIDs that are not all zero: a port has up to 256, most of them unused.
 chosen_lines() {
   section lines
   grep -s -H -e '^MemTotal:' -e '^MemAvailable:' -e '^Uid:' -e '^Cpus_allowed_list:' \
     -e ' 0A [0-9A-F]*:' -e '^00000000000000000000000000000000 00 ' \
-    -e '^0x10de$' -e '^0x030[02]' \
+    -e '^0x10de$' -e '^0x030[02]' -e '^[0:]*[1-9a-f][0-9a-f:]*$' \
     /proc/meminfo /proc/self/status /proc/net/tcp /proc/net/tcp6 /proc/net/ipv6_route \
-    /sys/bus/pci/devices/*/vendor /sys/bus/pci/devices/*/class
+    /sys/bus/pci/devices/*/vendor /sys/bus/pci/devices/*/class \
+    /sys/class/infiniband/*/ports/*/gids/*
 }
 
 # Names alone say enough here, and the shell lists them without a fork.
@@ -80,6 +85,7 @@ paths() {
   section paths
   printf '%s\n' /sys/class/net/*/device /sys/class/net/*/lower_* /sys/class/net/*/upper_* \
     /sys/class/infiniband/* /sys/class/infiniband/*/device/net/* /dev/infiniband/* \
+    /sys/module/nvidia_peermem \
     /etc/cdi/* /var/run/cdi/*
 }
 
@@ -91,6 +97,9 @@ shell_facts() {
   printf 'nofile '
   # shellcheck disable=SC3045  # -H and -n are in all three shells
   ulimit -Hn
+  printf 'memlock '
+  # shellcheck disable=SC3045
+  ulimit -Hl
   printf 'user %s\n' "${SUDO_USER:-${LOGNAME:-${USER:-}}}"
   found nvidia-ctk && { printf 'nvidia-ctk '; command -v nvidia-ctk; }
   found python3 && python

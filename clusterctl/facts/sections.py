@@ -82,7 +82,7 @@ def split_sections(text: str, marker: str) -> Answer:
     return Answer(tuple(Section(name, rest, body) for name, rest, body in sections))
 
 
-_NAMED_LINE = re.compile(r"(/sys/bus/pci/devices/[^/]*/[a-z]+|/[^:]*):(.*)")
+_NAMED_LINE = re.compile(r"(/sys/bus/pci/(?:devices|drivers/nvidia)/[^/]*/[a-z_]+|/[^:]*):(.*)")
 """grep's `path:line`; of all paths asked for, only those of PCI devices have colons inside."""
 
 

@@ -74,6 +74,14 @@ def parse_nofile(word: str) -> int:
     return sys.maxsize if word == "unlimited" else int(word)
 
 
+def parse_memlock(shell: Mapping[str, str]) -> int | None:
+    """Bytes, from `ulimit -Hl`, which counts in KiB; None where the probe did not ask."""
+    word = shell.get("memlock", "")
+    if not word:
+        return None
+    return sys.maxsize if word == "unlimited" else int(word) * 1024
+
+
 def parse_disks(section: Section) -> dict[str, Disk]:
     """Disks by the path asked for, less those that `df` complains about. Raises ValueError when
     it is not clear which answer belongs to which path.

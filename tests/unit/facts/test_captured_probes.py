@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterctl.facts.model import Address, RdmaDevice
+from clusterctl.facts.model import Address, Gid, RdmaPort
 from clusterctl.facts.parse import Probe
 
 Captured = Callable[[str], Probe]
@@ -114,11 +114,30 @@ def test_a_real_host_with_two_gpus_and_no_ip_command(captured: Captured) -> None
 def test_rdma_devices_say_which_nic_they_drive(captured: Captured) -> None:
     facts = captured("ubuntu-24.04-8-gpus").facts
     assert facts.rdma_devices == ("mlx5_0", "mlx5_1")
-    assert facts.rdma == (
-        RdmaDevice("mlx5_0", ("ens5f0np0",), "Ethernet", True, "200 Gb/sec (4X HDR)"),
-        RdmaDevice("mlx5_1", (), "InfiniBand", False, "10 Gb/sec (4X SDR)"),
-    )
+    with_port, without_link = facts.rdma
+    assert (with_port.name, with_port.nics, with_port.active) == ("mlx5_0", ("ens5f0np0",), True)
+    assert (with_port.link_layer, with_port.rate) == ("Ethernet", "200 Gb/sec (4X HDR)")
+    assert (without_link.name, without_link.nics, without_link.active) == ("mlx5_1", (), False)
     assert facts.rdma_nodes == ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")
+
+
+def test_rdma_ports_say_their_gids_less_the_zeros(captured: Captured) -> None:
+    active, down = (device.ports[0] for device in captured("ubuntu-24.04-8-gpus").facts.rdma)
+    assert (active.number, active.rate, active.link_layer) == (1, 200_000.0, "Ethernet")
+    assert active.gids[0] == Gid(
+        0, "fe80:0000:0000:0000:ba3f:d2ff:fe00:0020", "IB/RoCE v1", "ens5f0np0"
+    )
+    assert [(gid.index, gid.type) for gid in active.gids[1:]] == [(1, "RoCE v2"), (3, "RoCE v2")]
+    assert down == RdmaPort(1, active=False, link_layer="InfiniBand", rate=10_000.0, gids=())
+
+
+def test_what_rdma_needs_besides_devices(captured: Captured) -> None:
+    facts = captured("ubuntu-24.04-8-gpus").facts
+    assert facts.memlock_hard == sys.maxsize
+    assert facts.peer_memory
+    assert facts.gpu_numa_nodes == (0, 1)
+    older = captured("debian-12-docker-20.10").facts
+    assert (older.memlock_hard, older.peer_memory, older.gpu_numa_nodes) == (None, False, ())
 
 
 def test_the_gpu_toolkit_and_its_device_specs(captured: Captured) -> None:
