@@ -1,0 +1,161 @@
+"""What hosts hold of models: one round trip a host, and the reading of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+
+from clusterctl.distribution.weights.manifest import FILE_NAME, Manifest, WeightFile, parse
+from clusterctl.errors import CommandFailed
+from clusterctl.transport.base import Transport
+
+LOOK_TIMEOUT = 60.0
+"""Seconds; directory entries and manifests are read, no weights."""
+
+INCOMING = ".clusterctl-incoming"
+"""Below the models directory: trees on their way. On its file system, so that the finished one
+only has to be renamed, and where neither vLLM nor a user looks for a model."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A file as the host tells of it: size in bytes, time of its last change in Unix seconds."""
+
+    size: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class HostTree:
+    """One model directory of a host."""
+
+    path: str
+    """Below the models directory."""
+    files: Mapping[str, Seen]
+    links: frozenset[str] = frozenset()
+    manifest: Manifest | None = None
+    sealed: int = 0
+    """When the manifest was written, in Unix seconds: after all files."""
+
+    @property
+    def size(self) -> int:
+        return sum(seen.size for seen in self.files.values())
+
+    @property
+    def intact(self) -> bool:
+        """All is there as the manifest says, and was not written to since."""
+        return self.manifest is not None and not self.lacking
+
+    @cached_property
+    def lacking(self) -> tuple[str, ...]:
+        """Paths of the manifest that are gone or changed."""
+        if self.manifest is None:
+            return ()
+        files = [file.path for file in self.manifest.files if not self.holds(file)]
+        return (*files, *(link.path for link in self.manifest.links if link.path not in self.links))
+
+    def holds(self, file: WeightFile) -> bool:
+        """Whether that file of its own manifest is still what it was."""
+        seen = self.files.get(file.path)
+        return seen is not None and seen.size == file.size and seen.changed <= self.sealed
+
+
+@dataclass(frozen=True)
+class HostModels:
+    """The models directory of one host."""
+
+    directory: str
+    """Absolute."""
+    free: int
+    """Bytes that can be written."""
+    trees: tuple[HostTree, ...] = ()
+    incoming: Mapping[str, int] = field(default_factory=dict)
+    """Trees on their way: the name of each below INCOMING, and the bytes that it takes up."""
+    read_only: str | None = None
+    """The directory that cannot be written to."""
+
+    def tree(self, path: str) -> HostTree | None:
+        return next((tree for tree in self.trees if tree.path == path), None)
+
+    @cached_property
+    def contents(self) -> Mapping[str, str]:
+        """sha256 of every file that a manifest vouches for: its absolute path."""
+        return {
+            file.sha256: f"{self.directory}/{tree.path}/{file.path}"
+            for tree in self.trees
+            if tree.manifest is not None
+            for file in tree.manifest.files
+            if tree.holds(file)
+        }
+
+
+def look_at_models(transport: Transport, directory: str) -> HostModels:
+    """What is under `directory`, as root. Changes nothing.
+
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
+    """
+    script = resources.files(__package__).joinpath("look.sh").read_text(encoding="utf-8")
+    argv = ["sh", "-c", script, "look-at-models", directory]
+    result = transport.run(argv, sudo=True, timeout=LOOK_TIMEOUT)
+    if not result.ok:
+        raise CommandFailed(
+            f"{directory} could not be read",
+            host=transport.host.name,
+            detail=result.last_lines(),
+        )
+    return read_answer(result.stdout, directory)
+
+
+def read_answer(text: str, directory: str) -> HostModels:
+    """The records of look.sh; one that was cut short is left out."""
+    free, read_only, trees, incoming = 0, None, [], {}
+    record: list[str] = []
+    for line in text.splitlines():
+        word, _, rest = line.partition("\t")
+        if record:
+            record.append(line)
+            if line == "end":
+                trees.append(_tree(record))
+                record = []
+        elif word == "tree":
+            record = [line]
+        elif word == "free":
+            free = int(rest) * 1024
+        elif word == "readonly":
+            read_only = rest
+        elif word == "incoming":
+            name, _, used = rest.partition("\t")
+            incoming[name] = int(used) * 1024
+    return HostModels(directory, free, tuple(trees), incoming, read_only)
+
+
+def _tree(record: Sequence[str]) -> HostTree:
+    files: dict[str, Seen] = {}
+    links: set[str] = set()
+    sealed = 0
+    for line in record:
+        word, _, rest = line.partition("\t")
+        if word == "file":
+            size, changed, path = rest.split("\t", 2)
+            files[path.removeprefix("./")] = Seen(int(size), int(changed))
+        elif word == "link":
+            links.add(rest.removeprefix("./"))
+        elif word == "sealed":
+            sealed = int(rest)
+    return HostTree(record[0].partition("\t")[2], files, frozenset(links), _sealed(record), sealed)
+
+
+def _sealed(record: Sequence[str]) -> Manifest | None:
+    """The manifest; None when there is none that this version reads."""
+    text = "\n".join(line[1:] for line in record if line.startswith("|"))
+    try:
+        return parse(text) if text else None
+    except ValueError:
+        return None
+
+
+def manifest_path(directory: str, name: str) -> str:
+    """Where the manifest of the model `name` is on a host."""
+    return f"{directory}/{name}/{FILE_NAME}"

@@ -1,0 +1,54 @@
+#!/bin/sh
+# The tree that grew in "$1" becomes the model directory "$2", in one rename. On stdin, fields
+# parted by tabs:
+#   same PATH PATH   the second file has the content of the first
+#   link TARGET PATH a symbolic link
+#   file SIZE PATH   what must be there by now
+#   manifest         and then its text, to the end
+
+set -e
+umask 022
+TAB=$(printf '\t')
+MANIFEST=.clusterctl-model.json
+cd "$1"
+while IFS=$TAB read -r word first second; do
+    case $word in
+    same)
+        mkdir -p "$(dirname "./$second")"
+        ln -f "./$first" "./$second" 2>/dev/null || cp -p "./$first" "./$second"
+        ;;
+    link)
+        mkdir -p "$(dirname "./$second")"
+        ln -sfn "$first" "./$second"
+        ;;
+    file)
+        size=$(stat -c %s "./$second" 2>/dev/null || echo none)
+        [ "$size" = "$first" ] && continue
+        echo "$second is not all there: $size of $first bytes" >&2
+        exit 1
+        ;;
+    manifest)
+        cat >"$MANIFEST.new"
+        break
+        ;;
+    esac
+done
+
+# A Hugging Face cache keeps its other snapshots, and the blobs that they point to.
+if [ -d snapshots ] && [ -d "$2/snapshots" ]; then
+    (cd "$2" && find . \( -type f -o -type l \) ! -name "$MANIFEST") | while IFS= read -r path; do
+        [ -e "$path" ] || [ -L "$path" ] && continue
+        mkdir -p "$(dirname "$path")"
+        cp -al "$2/$path" "$path" 2>/dev/null || cp -a "$2/$path" "$path"
+    done
+fi
+
+# The manifest says that all is there: not before it is on the disk.
+sync -f . 2>/dev/null || sync
+mv "$MANIFEST.new" "$MANIFEST"
+chmod 755 .
+mkdir -p "$(dirname "$2")"
+rm -rf "$1.old"
+if [ -e "$2" ] || [ -L "$2" ]; then mv "$2" "$1.old"; fi
+mv "$1" "$2"
+rm -rf "$1.old"

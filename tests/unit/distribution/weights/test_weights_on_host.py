@@ -1,0 +1,191 @@
+"""The scripts that look at, begin and finish a model on a host, on this machine's own disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.distribution.weights import placing
+from clusterctl.distribution.weights.hashing import HashCache, hash_file, manifest_of
+from clusterctl.distribution.weights.manifest import Manifest
+from clusterctl.distribution.weights.need import Need, need, no_room, staging_path
+from clusterctl.distribution.weights.on_host import HostModels, look_at_models
+from clusterctl.distribution.weights.tree import Tree, read_tree
+from clusterctl.errors import CommandFailed
+from clusterctl.transport.local import LocalTransport
+from tests.unit.distribution.weights.conftest import MakeModel
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hosts are worked on as root")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    """The models directory of the host; it does not exist yet."""
+    return f"{tmp_path}/data/models"
+
+
+def hashed(directory: Path, tmp_path: Path) -> tuple[Tree, Manifest]:
+    tree = read_tree(directory)
+    return tree, manifest_of(tree, cache=HashCache(tmp_path / "hashes"))
+
+
+def bring(tree: Tree, manifest: Manifest, found: Need, models: str) -> None:
+    """What a chain does: each content to its place."""
+    sources = {file.path: file.source for file in tree.files}
+    spots = placing.places(manifest, models)
+    wanted = {blob.digest for blob in found.brought}
+    for file in manifest.files:
+        if file.blob.digest in wanted:
+            shutil.copyfile(sources[file.path], spots[file.blob.digest].path)
+
+
+def deliver(tree: Tree, manifest: Manifest, here: LocalTransport, models: str) -> HostModels:
+    found = need(manifest, look_at_models(here, models))
+    placing.prepare(here, manifest, found, models)
+    bring(tree, manifest, found, models)
+    placing.settle(here, manifest, models)
+    return look_at_models(here, models)
+
+
+def test_a_model_arrives_and_is_known_at_the_next_look(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    tree, manifest = hashed(make_model(), tmp_path)
+    before = look_at_models(here, models)
+    assert before.trees == ()
+    assert before.free > 0
+    assert need(manifest, before).state == "absent"
+    after = deliver(tree, manifest, here, models)
+    assert need(manifest, after).complete
+    assert after.incoming == {}
+    assert (Path(models) / "Tiny-1B" / "model-2.safetensors").read_bytes() == (
+        tmp_path / "here" / "Tiny-1B" / "model-2.safetensors"
+    ).read_bytes()
+
+
+def test_an_unfinished_tree_is_never_in_its_place(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    tree, manifest = hashed(make_model(), tmp_path)
+    found = need(manifest, look_at_models(here, models))
+    placing.prepare(here, manifest, found, models)
+    with pytest.raises(CommandFailed, match=r"is not all there"):
+        placing.settle(here, manifest, models)
+    assert not (Path(models) / manifest.name).exists()
+    assert list(look_at_models(here, models).incoming) == [staging_path(manifest, "").split("/")[2]]
+    assert need(manifest, deliver(tree, manifest, here, models)).complete
+
+
+def test_a_file_that_was_written_to_or_is_gone_is_missed(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    tree, manifest = hashed(make_model(), tmp_path)
+    deliver(tree, manifest, here, models)
+    shard = Path(models) / "Tiny-1B" / "model-1.safetensors"
+    shard.write_bytes(b"short")
+    (Path(models) / "Tiny-1B" / "tokenizer.json").unlink()
+    found = need(manifest, look_at_models(here, models))
+    assert found.state == "partial"
+    wanted = {file.blob for file in manifest.files if file.path in {shard.name, "tokenizer.json"}}
+    assert set(found.brought) == wanted
+    same_size = (tmp_path / "here" / "Tiny-1B" / "model-1.safetensors").read_bytes()[::-1]
+    deliver(tree, manifest, here, models)
+    shard.write_bytes(same_size)
+    later = (Path(models) / "Tiny-1B").stat().st_mtime + 5
+    os.utime(shard, (later, later))
+    assert need(manifest, look_at_models(here, models)).state == "partial"
+
+
+def test_equal_files_of_another_version_are_hard_links(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    deliver(*hashed(make_model("Tiny-1B"), tmp_path), here, models)
+    tree, second = hashed(make_model("Tiny-1B-v2", **{"tokenizer.json": b'{"new": 1}'}), tmp_path)
+    found = need(second, look_at_models(here, models))
+    assert [blob.size for blob in found.brought] == [len(b'{"new": 1}')]
+    after = deliver(tree, second, here, models)
+    first, other = (Path(models) / name / "model-2.safetensors" for name in (
+        "Tiny-1B", "Tiny-1B-v2"
+    ))  # fmt: skip
+    assert first.samefile(other)
+    assert after.tree("Tiny-1B") is not None
+    assert all(tree.intact for tree in after.trees)
+
+
+def test_equal_files_within_a_model_are_brought_once(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    tree, manifest = hashed(make_model(**{"generation_config.json": b"{}"}), tmp_path)
+    after = deliver(tree, manifest, here, models)
+    assert need(manifest, after).complete
+    assert (Path(models) / "Tiny-1B" / "generation_config.json").read_bytes() == b"{}"
+
+
+def test_what_someone_else_copied_is_hashed_there_and_not_sent(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    tree, manifest = hashed(make_model(), tmp_path)
+    copied = Path(models) / "Tiny-1B"
+    shutil.copytree(tmp_path / "here" / "Tiny-1B", copied)
+    shard = copied / "model-1.safetensors"
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
+    found = need(manifest, look_at_models(here, models))
+    assert found.state == "unproven"
+    assert found.least == 0
+    told = placing.hashes(here, list(found.unproven), manifest.size)
+    settled = found.proven(placing.sums(told))
+    assert [blob.size for blob in settled.brought] == [shard.stat().st_size]
+    placing.prepare(here, manifest, settled, models)
+    bring(tree, manifest, settled, models)
+    placing.settle(here, manifest, models)
+    assert need(manifest, look_at_models(here, models)).complete
+
+
+def test_pieces_are_hashed_on_the_host_as_here(
+    here: LocalTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.distribution.weights.placing.PIECE", 1000)
+    monkeypatch.setattr("clusterctl.distribution.weights.hashing.PIECE", 1000)
+    file = tmp_path / "it's $HOME; a file"
+    file.write_bytes(os.urandom(2500))
+    told = placing.hashes(here, [str(file), f"{tmp_path}/none"], 2500, pieces=True)
+    assert told == {str(file): hash_file(file)}
+
+
+def test_a_cache_entry_gets_a_second_snapshot_and_keeps_the_first(
+    here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    entry = tmp_path / "models--Org--Tiny"
+    for commit, text in (("one", "first"), ("two", "second")):
+        for part in ("blobs", f"snapshots/{commit}", "refs"):
+            (entry / part).mkdir(parents=True, exist_ok=True)
+        (entry / "blobs" / text).write_text(text)
+        link = entry / "snapshots" / commit / "config.json"
+        link.symlink_to(f"../../blobs/{text}")
+        (entry / "refs" / "main").write_text(commit)
+        tree, manifest = hashed(entry, tmp_path)
+        assert need(manifest, deliver(tree, manifest, here, models)).complete
+    there = Path(models) / entry.name
+    assert (there / "snapshots" / "one" / "config.json").read_text() == "first"
+    assert (there / "snapshots" / "two" / "config.json").read_text() == "second"
+    assert (there / "refs" / "main").read_text() == "two"
+
+
+def test_space_and_permission_are_said_before_anything_is_sent(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    _, manifest = hashed(make_model(), tmp_path)
+    host = look_at_models(here, models)
+    found = need(manifest, host)
+    assert no_room(manifest, found, host) is None
+    full = no_room(manifest, found, replace(host, free=1000))
+    assert full is not None
+    assert "0.0 GiB are free" in full.summary
+    assert str(full.hint).startswith("make room")
+    locked = no_room(manifest, found, replace(host, read_only="/data"))
+    assert locked is not None
+    assert locked.summary == "/data cannot be written to"
