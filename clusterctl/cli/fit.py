@@ -13,8 +13,18 @@ from clusterctl.cli.guard import guarded
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from clusterctl.serving.fit.exact import Exact
     from clusterctl.serving.fit.request import FitReport
     from clusterctl.workflows.fit import Asked
+
+
+_Probe = Annotated[
+    bool,
+    typer.Option(
+        "--probe",
+        help="Ask the vLLM in the running nodes' image too, and say what differs (20 s).",
+    ),
+]
 
 
 @guarded
@@ -48,6 +58,7 @@ def fit(
     utilization: Annotated[
         str | None, typer.Option("--gpu-memory-utilization", help="Share of each GPU: 0.9.")
     ] = None,
+    probe: _Probe = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
@@ -62,17 +73,23 @@ def fit(
         *(["--gpu-memory-utilization", utilization] if utilization is not None else []),
         *(arguments or ()),
     ]
-    asked = Asked(model, tp, pp, gpus, hosts, vllm, network, tuple(given))
-    _show(_report(asked, inventory), as_json=as_json)
+    asked = Asked(model, tp, pp, gpus, hosts, vllm, network, tuple(given), probe)
+    _show(*_answers(asked, inventory), as_json=as_json)
 
 
-def _report(asked: Asked, inventory: Path | None) -> FitReport:
+def _answers(asked: Asked, inventory: Path | None) -> tuple[FitReport, Exact | None]:
+    from clusterctl.errors import UsageError
+
     if asked.gpus is not None:
         from clusterctl.workflows.fit import without_cluster
 
-        return without_cluster(asked)
+        if asked.probe:
+            raise UsageError(
+                "--probe asks hosts, and --gpus means hosts that are not there",
+                hint="leave one of them out",
+            )
+        return without_cluster(asked), None
     from clusterctl.cli.session import credentials, load_inventory
-    from clusterctl.errors import UsageError
     from clusterctl.workflows.fit_cluster import run
 
     if asked.hosts != 1:
@@ -81,14 +98,15 @@ def _report(asked: Asked, inventory: Path | None) -> FitReport:
         loaded = load_inventory(inventory)
     except UsageError as none:
         raise UsageError(none.summary, hint=f"--gpus 2xH200, or {none.hint}") from none
-    return run(loaded, asked, credentials())
+    fitted = run(loaded, asked, credentials())
+    return fitted.report, fitted.exact
 
 
-def _show(report: FitReport, *, as_json: bool) -> None:
+def _show(report: FitReport, exact: Exact | None, *, as_json: bool) -> None:
     """The report on stdout; what keeps it from fitting ends the command."""
     from clusterctl.errors import DoesNotFit
 
-    document = report.to_json()
+    document = report.to_json() | ({"probe": exact.to_json()} if exact else {})
     if as_json:
         print(json.dumps(document, indent=2))
         if report.refused:

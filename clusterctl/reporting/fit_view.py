@@ -21,6 +21,7 @@ def fit_lines(document: Document) -> list[str]:
     """The whole answer: a table per rank, what it adds up to, what limits, what else there is."""
     return [
         *plan_lines(document),
+        *_probe(document),
         *_foreseen(document),
         *_proposals(document),
         *_notes(document["notes"]),
@@ -95,6 +96,25 @@ def _verdict(document: Document) -> str:
         f"{document['verdict']} ({error}--gpu-memory-utilization "
         f"{document['gpu_memory_utilization']:g}; a step takes up to {batch})"
     )
+
+
+def _probe(document: Document) -> list[str]:
+    """What the image's own vLLM says, and where it differs."""
+    probe = document.get("probe")
+    if probe is None:
+        return []
+    lines = [
+        f"asked vLLM {probe['vllm']} on {', '.join(probe['hosts'])}: "
+        f"{probe['kv_cache_tokens']:,} tokens of KV cache, "
+        f"{probe['max_concurrency']:,.2f} requests at once; predicted "
+        f"{document['kv_cache_tokens']:,} and {document['max_concurrency']:,.2f}"
+    ]
+    differences = [
+        f"  differs: {one['what']}, predicted {one['predicted']:,.2f}, vLLM says "
+        f"{one['asked']:,.2f} ({one['off']:+.1%})"
+        for one in probe["differences"]
+    ]
+    return lines + (differences or ["  weights, memory and cache agree within 1 %"])
 
 
 def _foreseen(document: Document) -> list[str]:

@@ -45,6 +45,8 @@ class Asked:
     vllm: str | None = None
     network: str | None = None
     arguments: tuple[str, ...] = ()
+    probe: bool = False
+    """Ask the image's own vLLM as well."""
 
     def request(self) -> Request:
         """The same request that `serve` would read. Raises UsageError."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
@@ -14,11 +15,12 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Accelerator, Inventory
 from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.topology import Node, Topology, resolve
-from clusterctl.serving.fit.config_files import parse_config
+from clusterctl.serving.fit.config_files import parse_config, read_config
 from clusterctl.serving.fit.describe import describe
+from clusterctl.serving.fit.exact import Exact
 from clusterctl.serving.fit.hardware import CPU, Gpu, gpu_of_host
 from clusterctl.serving.fit.placement import Site
-from clusterctl.serving.fit.request import FitReport, load_shape, usual_fabric
+from clusterctl.serving.fit.request import FitReport, answer, load_shape, usual_fabric
 from clusterctl.serving.fit.shape import ModelShape
 from clusterctl.serving.fit.speed import SOCKET_LATENCY, Link
 from clusterctl.serving.layout import HostGpus
@@ -28,17 +30,27 @@ from clusterctl.serving.version import parse_version
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
-from clusterctl.workflows.fit import Asked, Hardware, answer_for, entry_of
+from clusterctl.workflows.fit import Asked, Hardware, entry_of, forecast_for
+from clusterctl.workflows.fit_probe import ask_images
 from clusterctl.workflows.measured import Learned, measured_file, measured_in
 from clusterctl.workflows.reach import look_at_all, node_files, reach, read_state
 
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
 
-def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> FitReport:
+@dataclass(frozen=True)
+class Fitted:
+    """A report, and where it was asked for what the image's own vLLM says."""
+
+    report: FitReport
+    exact: Exact | None = None
+
+
+def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> Fitted:
     """The report for the inventory's hosts, all their GPUs free.
 
-    Raises UsageError, DoesNotFit, and what connections raise.
+    Raises UsageError, DoesNotFit, what connections raise, and with `asked.probe` what
+    `fit_probe.ask_images` raises.
     """
     request = asked.request()
     with reach(inventory.hosts, credentials) as transports:
@@ -49,8 +61,12 @@ def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> FitRepo
             hardware = replace(hardware, network=asked.link())
         if inventory.accelerator == "cpu":
             hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
-        shape = _shape(inventory, asked.model, transports)
-    return answer_for(request, shape, entry_of(asked.model), hardware)
+        shape, config = _described(inventory, asked.model, transports)
+        forecast = forecast_for(request, shape, entry_of(asked.model), hardware)
+        report = answer(forecast.question)
+        if not asked.probe:
+            return Fitted(report)
+        return Fitted(report, ask_images(inventory, transports, forecast.question, report, config))
 
 
 def hardware_of(
@@ -183,16 +199,21 @@ def image_environment(head: Transport, image: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name == CPU_CACHE}
 
 
-def _shape(inventory: Inventory, model: str, transports: Mapping[str, Transport]) -> ModelShape:
-    """From a path here, else from the models directory of the hosts, else from the catalogue."""
+def _described(
+    inventory: Inventory, model: str, transports: Mapping[str, Transport]
+) -> tuple[ModelShape, dict[str, Any] | None]:
+    """From a path here, else from the models directory of the hosts, else from the catalogue,
+    which has no whole config.json."""
     if model.startswith((".", "~")) or Path(model).exists():
-        return load_shape(Path(model).expanduser())
+        path = Path(model).expanduser()
+        return load_shape(path), read_config(path)
     named = resolve_model(model, inventory.models)
     found = values(fan_out(transports, lambda host: look_for(host, named.candidates)))
     text = config_on_hosts(found.values())
     if text is None:
-        return load_shape(named.hub_id or model)
-    return describe(parse_config(text, f"{model}/config.json"), named.hub_id or named.served_name)
+        return load_shape(named.hub_id or model), None
+    config = parse_config(text, f"{model}/config.json")
+    return describe(config, named.hub_id or named.served_name), config
 
 
 def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:

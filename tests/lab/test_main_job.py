@@ -273,6 +273,12 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
     assert said in ran.stderr
 
 
+def test_the_images_own_vllm_says_what_was_predicted(operator: Operator) -> None:
+    asked = operator.ok("fit", "qwen2.5-1.5b", "--tp", "2", "--probe", "--json").json
+    assert asked["probe"]["kv_cache_tokens"] == asked["kv_cache_tokens"] == 74880
+    assert (asked["probe"]["hosts"], asked["probe"]["differences"]) == (["gpu1"], [])
+
+
 def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHost) -> None:
     on_host("gpu2", "mv /data/models/tiny /data/models/away")
     try:

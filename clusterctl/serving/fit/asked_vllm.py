@@ -1,0 +1,171 @@
+"""Runs inside the image: asks the vLLM that is there what a model takes, and starts nothing.
+
+The model is built on the meta device, so that it has sizes and no memory, once for each pipeline
+stage, as rank 0 of its tensor parallel group would. vLLM's own planner then cuts a KV cache.
+`docker exec` runs this text as it stands, so it imports nothing of clusterctl.
+
+Most of what it calls is private to vLLM, and changes with it: what fails here is told as such,
+and the formulas keep the last word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+POOL = 1 << 40
+"""Bytes of the KV cache that is cut for the answer: the larger, the less rounding hides."""
+
+
+def main() -> None:
+    """Question on stdin, answer on stdout, as JSON; what vLLM logs goes to stderr."""
+    question = json.load(sys.stdin)
+    os.environ.update(question["env"])
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(question["config"]))
+        answer = ask(question, directory)
+    json.dump(answer, stdout)
+
+
+def ask(question: dict[str, Any], directory: str) -> dict[str, Any]:
+    """`question`: config (the model's config.json), arguments (flags of `vllm serve`), env, tp,
+    pp."""
+    import vllm
+
+    config = engine_config(question, directory)
+    groups = one_process_groups(config, directory)
+    built = []
+    for stage in range(question["pp"]):
+        take_place(groups, question["tp"], question["pp"], stage)
+        built.append(build(config))
+    return {
+        "vllm": vllm.__version__,
+        "memory": device_memory(),
+        "stages": [sizes for sizes, _ in built],
+        **cut_cache(config, [specs for _, specs in built]),
+    }
+
+
+def engine_config(question: dict[str, Any], directory: str) -> Any:
+    """What `vllm serve` would decide. The layout is set afterwards: vLLM would ask for GPUs."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    try:
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ImportError:  # before 0.12
+        from vllm.utils import FlexibleArgumentParser
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    fixed = ["--model", directory, "--skip-tokenizer-init", "--load-format", "dummy"]
+    parsed = parser.parse_args([*question["arguments"], *fixed])
+    config = EngineArgs.from_cli_args(parsed).create_engine_config()
+    parallel = config.parallel_config
+    parallel.tensor_parallel_size = question["tp"]
+    parallel.pipeline_parallel_size = question["pp"]
+    parallel.world_size = question["tp"] * question["pp"]
+    return config
+
+
+def one_process_groups(config: Any, directory: str) -> tuple[Any, Any]:
+    """vLLM's groups of tensor and pipeline ranks, with this process alone in them."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    with set_current_vllm_config(config):
+        store = f"file://{directory}/ranks"
+        parallel_state.init_distributed_environment(1, 0, store, 0, "gloo")
+        parallel_state.initialize_model_parallel(1, 1)
+    return parallel_state.get_tp_group(), parallel_state.get_pp_group()
+
+
+def take_place(groups: tuple[Any, Any], tp: int, pp: int, stage: int) -> None:
+    """Make layers believe that this process is the first of `tp` ranks of that stage."""
+    for group, size, rank in zip(groups, (tp, pp), (0, stage), strict=True):
+        group.ranks = list(range(size))
+        group.world_size = size
+        group.rank = group.rank_in_group = rank
+
+
+def build(config: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    """A stage: runs of equal tensors in the order they are made, as [bytes, count], and what
+    its layers say of their KV cache."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    config.compilation_config.static_forward_context.clear()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(config.model_config.dtype)
+    try:
+        with torch.device("meta"), set_current_vllm_config(config):
+            model = initialize_model(config)
+    finally:
+        torch.set_default_dtype(before)
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    runs = [[size, len(list(run))] for size, run in itertools.groupby(sizes)]
+    with set_current_vllm_config(config):
+        return runs, cache_specs(config)
+
+
+def cache_specs(config: Any) -> dict[str, Any]:
+    """Layer name to its KVCacheSpec; layers that use another's cache have none."""
+    found = {}
+    for name, layer in config.compilation_config.static_forward_context.items():
+        if getattr(layer, "kv_sharing_target_layer_name", None):
+            continue
+        spec = layer.get_kv_cache_spec(config) if hasattr(layer, "get_kv_cache_spec") else None
+        if spec is not None:
+            found[name] = spec
+    return found
+
+
+def cut_cache(config: Any, specs: list[dict[str, Any]]) -> dict[str, Any]:
+    """POOL bytes a rank, cut by vLLM: blocks, tokens, requests at once, bytes of a block."""
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.core import kv_cache_utils as planner
+
+    with set_current_vllm_config(config):
+        settle_layout(config, specs)
+        whole = planner.get_kv_cache_configs(config, specs, [POOL] * len(specs))
+        alone = [planner.get_kv_cache_configs(config, [one], [POOL])[0] for one in specs]
+        requests = planner.get_max_concurrency_for_kv_cache_config(config, whole[0])
+    return {
+        "blocks": whole[0].num_blocks,
+        "block_bytes": [POOL / one.num_blocks for one in alone],
+        "concurrency": requests,
+        "max_model_len": config.model_config.max_model_len,
+    }
+
+
+def settle_layout(config: Any, specs: list[dict[str, Any]]) -> None:
+    """What the engine's core does first, in the releases that know of kinds and layouts."""
+    from vllm.v1.attention.backends import utils as backends
+    from vllm.v1.core import single_type_kv_cache_manager as kinds
+
+    if hasattr(kinds, "register_all_kvcache_specs"):
+        kinds.register_all_kvcache_specs(config)
+    if hasattr(backends, "resolve_kv_cache_layout"):
+        from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+        offered = backends.get_supported_kv_cache_layouts(get_current_attn_backends(config))
+        every = [spec for one in specs for spec in one.values()]
+        backends.resolve_kv_cache_layout(config, [[each.name for each in offered]], every)
+
+
+def device_memory() -> int | None:
+    """Bytes of the first GPU as PyTorch counts them; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+if __name__ == "__main__":
+    main()
