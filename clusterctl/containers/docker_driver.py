@@ -125,15 +125,17 @@ class DockerDriver:
     def exec(
         self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
     ) -> CommandResult:
-        return self._command(
-            "exec", "--interactive", container, *argv, stdin=stdin, timeout=timeout
-        )
+        words = ("docker", "exec", "--interactive", container, *argv)
+        return self.command(words, stdin=stdin, timeout=timeout)
 
-    def run_once(self, image: str, argv: Sequence[str], *, timeout: float = 120) -> CommandResult:
+    def run_once(
+        self, image: str, argv: Sequence[str], *, timeout: float = 120, init: bool = False
+    ) -> CommandResult:
         name = f"clusterctl-once-{secrets.token_hex(6)}"
-        options = ("--rm", "--network", "none", "--name", name, "--entrypoint", argv[0])
+        options = ["--rm", "--network", "none", "--name", name, "--entrypoint", argv[0]]
+        options += ["--init"] if init else []
         try:
-            return self._command("run", *options, image, *argv[1:], timeout=timeout)
+            return self.command(["docker", "run", *options, image, *argv[1:]], timeout=timeout)
         except CommandTimedOut:
             self.remove(name)  # what was ended is the client, not the container
             raise
@@ -170,12 +172,14 @@ class DockerDriver:
         with self._engine() as engine, contextlib.suppress(NotFound):
             engine.remove_image(reference)
 
+    def command(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+    ) -> CommandResult:
+        words = [*self._prefix, *argv]
+        return self._transport.run(words, stdin=stdin, sudo=self._sudo, timeout=timeout)
+
     def open(self, argv: Sequence[str]) -> Channel:
         return self._transport.open_channel([*self._prefix, *argv], sudo=self._sudo)
-
-    def _command(self, *words: str, stdin: bytes = b"", timeout: float) -> CommandResult:
-        argv = [*self._prefix, "docker", *words]
-        return self._transport.run(argv, stdin=stdin, sudo=self._sudo, timeout=timeout)
 
     @contextlib.contextmanager
     def _engine(self) -> Iterator[Any]:

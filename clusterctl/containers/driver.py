@@ -137,8 +137,11 @@ class ContainerDriver(Protocol):
     ) -> CommandResult:
         """Run `argv` in a running container."""
 
-    def run_once(self, image: str, argv: Sequence[str], *, timeout: float = 120) -> CommandResult:
-        """Run `argv` in a throw-away container without network; it is gone afterwards."""
+    def run_once(
+        self, image: str, argv: Sequence[str], *, timeout: float = 120, init: bool = False
+    ) -> CommandResult:
+        """Run `argv` in a throw-away container without network; it is gone afterwards. `init`
+        puts the engine's own /sbin/docker-init into it, whatever the image holds."""
 
     def tag(self, image: str, reference: str) -> None: ...
 
@@ -152,6 +155,11 @@ class ContainerDriver(Protocol):
 
     def remove_image(self, reference: str) -> None:
         """Remove or untag. Removing what is gone is no error."""
+
+    def command(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+    ) -> CommandResult:
+        """Run a command on the host with the engine's client in reach."""
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Start a command on the host with the engine's client in reach, for streams such as

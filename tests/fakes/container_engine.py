@@ -103,7 +103,11 @@ class FakeDriver:
     ) -> CommandResult:
         raise AssertionError(f"no step uses exec: {argv}")
 
-    def run_once(self, image: str, argv: Sequence[str], *, timeout: float = 120) -> CommandResult:
+    def run_once(
+        self, image: str, argv: Sequence[str], *, timeout: float = 120, init: bool = False
+    ) -> CommandResult:
+        if argv[0] == "/sbin/docker-init" and init:
+            return CommandResult(tuple(argv), 0, "tini version 0.19.0\n", "")
         assert argv[0] == "python3"
         return CommandResult(tuple(argv), 0, json.dumps(self._engine.contents) + "\n", "")
 
@@ -149,6 +153,13 @@ class FakeDriver:
         else:
             del self._engine.images[found.id]
 
+    def command(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+    ) -> CommandResult:
+        self._answer()
+        assert argv[3] == "stock", f"unknown command: {argv}"
+        return CommandResult(tuple(argv), 0, _stock(self._engine), "")
+
     def open(self, argv: Sequence[str]) -> Channel:
         if list(argv[:2]) == ["docker", "save"]:
             found = self.image(argv[2])
@@ -190,6 +201,20 @@ class FakeDriver:
     def _change(self) -> None:
         self._answer()
         self._about_to_change()
+
+
+def _stock(engine: FakeEngine) -> str:
+    """What distribution/engine_stock.sh says of such an engine."""
+    told = {"version": "20.10.24", "os": "linux", "machine": "x86_64", "driver": [], "security": []}
+    images = [
+        {"id": i.id, "tags": i.tags, "layers": i.layers, "size": i.size,
+         "config": {"Labels": dict(i.labels)}}
+        for i in engine.images.values()
+    ]  # fmt: skip
+    lines = ["root\t/var/lib/docker", f"engine\t{json.dumps(told)}", "python\tpython3"]
+    lines += [f"image\t{json.dumps(image)}" for image in images]
+    lines += [f"disk\t{engine.free // 1024}\t/dev/sda1"] * 2
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _container(identifier: str, spec: ContainerSpec) -> Container:
