@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import time
@@ -105,7 +106,8 @@ class RayKeeper:
     def _start(self, now: float) -> None:
         self._marked = False
         self._losses = self._probe.losses if self._probe else 0
-        argv = [*self._document.ray_argv, *self._extra]
+        has_client = importlib.util.find_spec("grpc") is not None
+        argv = [*understood(self._document.ray_argv, has_client=has_client), *self._extra]
         env = {**os.environ, **self._document.env}
         try:
             self._child = Child(argv, env, self._paths.log("ray"), self._read)
@@ -149,6 +151,14 @@ class RayKeeper:
         if state != self.state:
             self.since = time.time()
         self.state, self.detail = state, detail
+
+
+def understood(argv: List[str], *, has_client: bool) -> List[str]:
+    """`ray start` refuses the port of its client where that part (it needs grpc) is missing,
+    as it is after a plain `pip install ray`."""
+    if has_client:
+        return argv
+    return [word for word in argv if not word.startswith("--ray-client-server-port")]
 
 
 def _last_words(child: Child) -> str:

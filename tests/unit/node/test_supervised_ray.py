@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from clusterctl.node.children import session_members
+from clusterctl.node.ray_keeper import understood
 from tests.fakes.node_bench import Bench, await_value
 
 
@@ -127,3 +128,9 @@ def test_a_worker_reads_no_services(worker: Bench, tmp_path: Path) -> None:
     with listening(worker.gcs_port):
         worker.start()
         assert worker.await_ray("up").services == []
+
+
+def test_ray_without_its_client_is_given_no_port_for_it() -> None:
+    argv = ["ray", "start", "--head", "--ray-client-server-port=10001", "--block"]
+    assert understood(argv, has_client=True) == argv
+    assert understood(argv, has_client=False) == ["ray", "start", "--head", "--block"]
