@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import List, Optional
 
-from clusterctl.node import ray_watch, versions
+from clusterctl.node import fabric_rank, fabric_ray, ray_watch, versions
 from clusterctl.node.declared import Declared
 from clusterctl.node.documents import NodeDocument
 from clusterctl.node.journal import Journal
@@ -22,11 +22,15 @@ from clusterctl.node.timing import Timing
 DOCUMENT_TIMEOUT = 60.0
 """Seconds to wait for node.json; then the container ends, and Docker starts it again."""
 
+_FABRIC = {"fabric": fabric_ray.main, "fabric-rank": fabric_rank.main}
+
 
 def main(argv: Optional[List[str]] = None) -> int:
     options = _parser().parse_args(argv)
     if options.command == "supervise":
         return _supervise(NodePaths(options.cluster, options.root))
+    if options.command in _FABRIC:
+        return _FABRIC[options.command]()
     if options.command == "ray-watch":
         ray_watch.watch(options.address, options.interval)
     else:
@@ -44,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument("--address", required=True)
     watch.add_argument("--interval", type=float, default=1.0)
     commands.add_parser("probe-versions", help="print the versions of ray, python and vllm")
+    commands.add_parser("fabric", help="prove with all-reduces that the nodes reach each other")
+    commands.add_parser("fabric-rank", help="one process of that proof")
     return parser
 
 

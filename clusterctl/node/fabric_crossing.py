@@ -1,0 +1,121 @@
+"""TCP connections between nodes, to ephemeral ports, as Gloo, NCCL and vLLM's queues make them.
+
+None of them binds its own side: which interface a connection leaves by is the routes' choice, so
+it is theirs here too, and told. A listener answers with its own host's name, so that an address
+that leads back to the caller, or to somebody else, is not taken for the peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import List, Sequence
+
+from clusterctl.node.fabric_documents import Crossing
+
+WITHIN = 3.0
+"""Seconds for a connection and its answer: TCP repeats a lost SYN after one and after three."""
+
+_ROUNDS = 10
+
+
+class Echo:
+    """A listener on one address and an ephemeral port: says its host's name, then echoes."""
+
+    def __init__(self, host: str, ip: str) -> None:
+        """Raises OSError when the address cannot be bound."""
+        self._greeting = host.encode() + b"\n"
+        self._socket = socket.create_server((ip, 0), family=_family(ip), backlog=512)
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        # close() alone would leave the thread in accept().
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = self._socket.accept()
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError):
+            peer.settimeout(2 * WITHIN)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.sendall(self._greeting)
+            while data := peer.recv(64):
+                peer.sendall(data)
+
+
+def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
+    """Try them all at once; the same, each with how it went."""
+    found: List[Crossing] = list(targets)
+
+    def one(index: int) -> None:
+        found[index] = cross(targets[index])
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(targets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WITHIN)
+    return found
+
+
+def cross(target: Crossing) -> Crossing:
+    """One connection: reached, refused, silent, or somebody else."""
+    left_by, trip, error = "", 0.0, ""
+    try:
+        with socket.create_connection((target.ip, target.port), WITHIN) as connection:
+            left_by = connection.getsockname()[0]
+            error, trip = _talk(connection, target.target)
+    except socket.timeout:  # noqa: UP041 - Python 3.9 has it as a class of its own
+        error = f"no answer within {WITHIN:g} s"
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    return _told(target, error, left_by, trip)
+
+
+def _told(target: Crossing, error: str, left_by: str, trip: float) -> Crossing:
+    return Crossing(
+        source=target.source,
+        target=target.target,
+        purpose=target.purpose,
+        nic=target.nic,
+        ip=target.ip,
+        port=target.port,
+        error=error,
+        left_by=left_by,
+        round_trip=trip,
+    )
+
+
+def _talk(connection: socket.socket, expected: str) -> tuple[str, float]:
+    """What is wrong with who answers, and the shortest round trip in seconds."""
+    connection.settimeout(WITHIN)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    name = b""
+    while not name.endswith(b"\n"):
+        part = connection.recv(256)
+        if not part:
+            return "the connection was closed without an answer", 0.0
+        name += part
+    if name.decode().strip() != expected:
+        return f"{name.decode().strip()} answers there", 0.0
+    return "", min(_round_trip(connection) for _ in range(_ROUNDS))
+
+
+def _round_trip(connection: socket.socket) -> float:
+    began = time.perf_counter()
+    connection.sendall(b".")
+    connection.recv(1)
+    return time.perf_counter() - began
+
+
+def _family(ip: str) -> int:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET

@@ -1,0 +1,181 @@
+"""The ranks of one all-reduce, over all nodes or some of them: started, led, waited for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+
+from clusterctl.node.fabric_agents import Agents, Limits
+from clusterctl.node.fabric_documents import Collective, FabricSpec, RankReport
+
+Heard = Dict[int, List[Dict[str, Any]]]
+
+_ORDER = ("started", "imported", "store", "joined", "correct", "measured", "done")
+
+
+class RanksFailed(Exception):
+    """Ranks did not come as far as they must in time, or said why they cannot."""
+
+    def __init__(self, step: str, error: str) -> None:
+        super().__init__(error)
+        self.step = step
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Seat:
+    rank: int
+    host: str
+    node_ip: str
+    device: int
+
+
+def seats(spec: FabricSpec) -> List[Seat]:
+    """One for each GPU, and one for a node without any; on CPUs one for each node."""
+    found: List[Seat] = []
+    for node in spec.nodes:
+        gpus = node.gpus if spec.accelerator == "nvidia" else 0
+        for device in range(gpus) if gpus else (-1,):
+            found.append(Seat(len(found), node.host, node.node_ip, device))
+    return found
+
+
+class Ranks:
+    def __init__(self, spec: FabricSpec, agents: Agents, limits: Limits) -> None:
+        self._agents = agents
+        self._limits = limits
+        self._seats = seats(spec)
+        self._gpus = [seat.rank for seat in self._seats if seat.device >= 0]
+        self._heard: Heard = {}
+        self._stopped: List[RankReport] = []
+        self._port = 0
+
+    @property
+    def world(self) -> int:
+        return len(self._seats)
+
+    @property
+    def backends(self) -> Tuple[str, ...]:
+        return ("gloo", "nccl") if len(self._gpus) > 1 else ("gloo",)
+
+    def launch(self) -> None:
+        self._ask("launch", {seat.rank: seat.device for seat in self._seats})
+
+    def await_imported(self) -> None:
+        self._await("import", self._reached("imported", ""), self._limits.importing)
+
+    def open_store(self) -> None:
+        """Rank 0 opens it; the others learn its port with the order to join."""
+        self._ask("order", {0: {"do": "store", "ip": self._seats[0].node_ip}})
+        self._await("store", lambda heard: self._has(heard[0], "store", ""), self._limits.answer)
+        (event,) = [event for event in self._heard[0] if event["phase"] == "store"]
+        self._port = event["port"]
+
+    def join(self) -> None:
+        self._ask("order", {seat.rank: self._joining(seat) for seat in self._seats})
+
+    def _joining(self, seat: Seat) -> Dict[str, Any]:
+        return {
+            "do": "join",
+            "ip": self._seats[0].node_ip,
+            "port": self._port,
+            "rank": seat.rank,
+            "world": self.world,
+            "device": seat.device,
+            "gpus": self._gpus if len(self._gpus) > 1 else [],
+            "within": self._limits.join,
+        }
+
+    def await_measured(self, backend: str) -> Collective:
+        """Joined within one limit, measured within another."""
+        self._await(backend, self._reached("joined", backend), self._limits.join)
+        self._await(backend, self._reached("measured", backend), self._limits.measure)
+        members = self._members(backend)
+        event = next(
+            event
+            for event in self._heard[members[0].rank]
+            if event["phase"] == "measured" and event["backend"] == backend
+        )
+        return Collective(
+            backend=backend,
+            ranks=len(members),
+            hosts=len({seat.host for seat in members}),
+            bandwidth=event["bandwidth"],
+            latency=event["latency"],
+            size=event["size"],
+        )
+
+    def stop(self) -> List[RankReport]:
+        """End all processes; what is to say of each rank. A second call says the same again."""
+        if not self._stopped:
+            hosts = {seat.host: () for seat in self._seats}
+            answers = self._agents.ask("stop_ranks", hosts, self._limits.answer)
+            told = [one for answer in answers.values() for one in answer.value or ()]
+            self._stopped = [self._report(one) for one in sorted(told, key=lambda one: one.rank)]
+        return self._stopped
+
+    def _report(self, told: RankReport) -> RankReport:
+        events = self._heard.get(told.rank, [])
+        phase, backend, error = _furthest(events)
+        ended = any(event["phase"] == "ended" for event in events)
+        return replace(told, phase=phase, backend=backend, error=error, ended=ended)
+
+    def _members(self, backend: str) -> List[Seat]:
+        return [seat for seat in self._seats if backend == "gloo" or seat.device >= 0]
+
+    def _reached(self, phase: str, backend: str) -> Callable[[Heard], bool]:
+        members = [seat.rank for seat in self._members(backend or "gloo")]
+        return lambda heard: all(self._has(heard.get(rank, []), phase, backend) for rank in members)
+
+    @staticmethod
+    def _has(events: Sequence[Mapping[str, Any]], phase: str, backend: str) -> bool:
+        return any(e["phase"] == phase and e.get("backend", "") == backend for e in events)
+
+    def _await(self, step: str, reached: Callable[[Heard], bool], within: float) -> None:
+        """Poll until it holds; an error, an end or the deadline before that raises."""
+        deadline = time.monotonic() + within
+        while True:
+            self._hear(step)
+            broken = [
+                f"rank {rank}: {event.get('text') or 'its process ended'}"
+                for rank, events in sorted(self._heard.items())
+                for event in events
+                if event["phase"] in {"error", "ended"}
+            ]
+            if broken:
+                raise RanksFailed(step, "; ".join(broken)[:2000])
+            if reached(self._heard):
+                return
+            if time.monotonic() > deadline:
+                raise RanksFailed(step, f"not within {within:g} s")
+            time.sleep(self._limits.poll)
+
+    def _hear(self, step: str) -> None:
+        hosts = {seat.host: () for seat in self._seats}
+        for host, answer in self._agents.ask("hear", hosts, self._limits.answer).items():
+            if answer.error:
+                raise RanksFailed(step, f"{host}: {answer.error}")
+            self._heard.update(answer.value)
+
+    def _ask(self, method: str, by_rank: Mapping[int, Any]) -> None:
+        by_host: Dict[str, Dict[int, Any]] = {}
+        for rank, value in by_rank.items():
+            by_host.setdefault(self._seats[rank].host, {})[rank] = value
+        arguments = {host: (values,) for host, values in by_host.items()}
+        for host, answer in self._agents.ask(method, arguments, self._limits.answer).items():
+            if answer.error:
+                raise RanksFailed("arrive", f"{host}: {answer.error}")
+
+
+def _furthest(events: Sequence[Mapping[str, Any]]) -> Tuple[str, str, str]:
+    """Phase, backend and error of a rank that told these."""
+    phase, backend, error = "started", "", ""
+    for event in events:
+        if event["phase"] in _ORDER:
+            phase, backend = event["phase"], event.get("backend", backend)
+        elif event["phase"] == "error":
+            error = str(event.get("text", ""))
+        elif not error:
+            error = f"its process ended with status {event.get('status')}"
+    return phase, backend, error

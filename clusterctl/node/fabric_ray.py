@@ -1,0 +1,128 @@
+"""The gate's way to the nodes: an actor on each, started by Ray as vLLM's workers are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence
+
+from clusterctl.node.documents import ExpectedNode, from_json
+from clusterctl.node.fabric_agents import Answer
+from clusterctl.node.fabric_documents import FabricReport, FabricSpec
+from clusterctl.node.fabric_gate import Gate
+
+LONGEST = 300.0
+"""Seconds after which this process ends whatever hangs: more than all limits of the gate."""
+
+
+def main() -> int:
+    """A FabricSpec on stdin, a line of JSON; JSON lines on stdout. The end of stdin ends it: what
+    asked has gone."""
+    spec = from_json(FabricSpec, sys.stdin.readline())
+    for work in (_end_with_stdin, _end_in_time):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        agents = RayAgents(spec.nodes)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        _tell({"report": asdict(FabricReport(0.0, failed="gate", error=text[:2000]))})
+        return 0
+    report = Gate(spec, agents, say=lambda text: _tell({"say": text})).run()
+    _tell({"report": asdict(report)})
+    sys.stdout.flush()
+    os._exit(0)  # Ray's own goodbye takes a second, and its actors end with this process
+
+
+def _tell(line: Mapping[str, Any]) -> None:
+    print(json.dumps(line), flush=True)  # noqa: T201
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(3)
+
+
+def _end_in_time() -> None:
+    time.sleep(LONGEST)
+    os._exit(4)
+
+
+class RayAgents:
+    """An `Agent` in an actor on every node. They reserve nothing, so that a cluster whose GPUs
+    serve can be asked too."""
+
+    def __init__(self, nodes: Sequence[ExpectedNode]) -> None:
+        """Raises what Ray raises when the cluster cannot be joined."""
+        self._ray: Any = importlib.import_module("ray")
+        self._ray.init(
+            address=os.environ.get("RAY_ADDRESS", "auto"),
+            log_to_driver=False,
+            logging_level="error",
+            include_dashboard=False,
+        )
+        ids = {row["NodeName"]: row["NodeID"] for row in self._ray.nodes() if row["Alive"]}
+        self._absent = {node.host: "it is not in Ray" for node in nodes if node.host not in ids}
+        self._actors = {
+            node.host: self._actor(node.host, ids[node.host]) for node in nodes if node.host in ids
+        }
+
+    def _actor(self, host: str, node_id: str) -> Any:
+        strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+        return (
+            self._ray.remote(_envoy())
+            .options(
+                num_cpus=0,
+                num_gpus=0,
+                max_concurrency=8,
+                scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote(_program(), host)
+        )
+
+    def ask(
+        self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
+    ) -> Dict[str, Answer]:
+        """See `Agents`."""
+        asked = {
+            host: self._actors[host].call.remote(method, list(given))
+            for host, given in arguments.items()
+            if host in self._actors
+        }
+        self._ray.wait(list(asked.values()), num_returns=max(1, len(asked)), timeout=within)
+        found = {host: self._answer(ref, within) for host, ref in asked.items()}
+        return {host: found.get(host) or Answer(error=self._absent[host]) for host in arguments}
+
+    def _answer(self, ref: Any, within: float) -> Answer:
+        try:
+            return Answer(self._ray.get(ref, timeout=0.01))
+        except self._ray.exceptions.GetTimeoutError:
+            return Answer(error=f"a process that Ray starts there does not answer in {within:g} s")
+        except Exception as error:
+            return Answer(error=f"{type(error).__name__}: {error}"[:1000])
+
+
+def _program() -> str:
+    """The file or directory that this package is imported from."""
+    return str(Path(__file__).parents[2])
+
+
+def _envoy() -> Any:
+    """The actor's class, made inside a function: Ray then sends its code along, and the node
+    needs nothing but this package's file in the place where every node has it."""
+
+    class Envoy:
+        def __init__(self, program: str, host: str) -> None:
+            sys.path.insert(0, program)
+            agents: Any = importlib.import_module("clusterctl.node.fabric_agent")
+            self._agent = agents.Agent(host)
+
+        def call(self, method: str, given: List[Any]) -> Any:
+            return getattr(self._agent, method)(*given)
+
+    return Envoy

@@ -1,0 +1,69 @@
+"""The gate's agents in this process, each with a loopback address of its own, without Ray."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterctl.node.documents import ExpectedNode
+from clusterctl.node.fabric_agent import Agent
+from clusterctl.node.fabric_agents import Answer
+from clusterctl.node.fabric_documents import Crossing, FabricSpec, Place
+from clusterctl.node.fabric_nics import Interface
+
+FAKE_RANK = Path(__file__).parent / "node_programs" / "fake_rank.py"
+
+
+def spec(*hosts: str, gpus: int = 0) -> FabricSpec:
+    """Nodes at 127.0.0.11, .12, ..."""
+    nodes = [ExpectedNode(host, f"127.0.0.{11 + n}", gpus) for n, host in enumerate(hosts)]
+    return FabricSpec(nodes, accelerator="nvidia" if gpus else "cpu")
+
+
+def agent(node: ExpectedNode, kind: type[Agent] = Agent, **env: str) -> Agent:
+    """One whose only NIC is `fab0` with the node's address."""
+    found = [Interface("fab0", (node.node_ip,), running=True)]
+    return kind(
+        node.host,
+        argv=[sys.executable, str(FAKE_RANK)],
+        found=lambda: found,
+        env={"GLOO_SOCKET_IFNAME": "fab0", "NCCL_SOCKET_IFNAME": "=fab0", **env},
+    )
+
+
+class Deaf(Agent):
+    """Its ports are closed as soon as they are known: as behind a firewall that rejects."""
+
+    def listen(self, wanted: Sequence[Place]) -> list[Crossing]:
+        offered = super().listen(wanted)
+        self.close()
+        return offered
+
+
+class LocalAgents:
+    """Fulfils `Agents`; a host in `silent` never answers."""
+
+    def __init__(self, agents: Mapping[str, Agent], silent: Sequence[str] = ()) -> None:
+        self.agents = agents
+        self.asked: list[str] = []
+        self._silent = silent
+
+    def ask(
+        self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
+    ) -> dict[str, Answer]:
+        self.asked.append(method)
+        found: dict[str, Answer] = {}
+
+        def one(host: str) -> None:
+            found[host] = Answer(getattr(self.agents[host], method)(*arguments[host]))
+
+        asked = [host for host in arguments if host not in self._silent]
+        threads = [threading.Thread(target=one, args=(host,)) for host in asked]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(within)
+        return {host: found.get(host, Answer(error="does not answer")) for host in arguments}

@@ -1,0 +1,140 @@
+"""The gate's steps with real agents, real sockets on loopback addresses and real processes; only
+Ray and torch are stood in for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from clusterctl.node.fabric_agent import Agent
+from clusterctl.node.fabric_agents import Limits
+from clusterctl.node.fabric_documents import FabricReport, FabricSpec
+from clusterctl.node.fabric_gate import Gate
+from tests.fakes.fabric_agents import Deaf, LocalAgents, agent, spec
+
+QUICK = Limits(arrive=10, answer=10, importing=20, join=2, measure=5, pairs=20, poll=0.02)
+
+
+@contextmanager
+def agents(
+    asked: FabricSpec, silent: tuple[str, ...] = (), **odd: Agent | None
+) -> Iterator[LocalAgents]:
+    """Sound agents for all nodes, but those that are given."""
+    made = {node.host: odd.get(node.host) or agent(node) for node in asked.nodes}
+    yield LocalAgents(made, silent)
+    for one in made.values():
+        one.close()
+
+
+def gate(asked: FabricSpec, found: LocalAgents) -> FabricReport:
+    return Gate(asked, found, limits=QUICK).run()
+
+
+@pytest.mark.parametrize(("gpus", "backends"), [(0, ["gloo"]), (2, ["gloo", "nccl"])])
+def test_three_nodes_that_reach_each_other(gpus: int, backends: list[str]) -> None:
+    asked = spec("a", "b", "c", gpus=gpus)
+    with agents(asked) as found:
+        report = gate(asked, found)
+    assert (report.failed, report.error) == ("", "")
+    assert len(report.crossings) == 6
+    assert all(crossing.round_trip > 0 for crossing in report.crossings)
+    assert [one.backend for one in report.collectives] == backends
+    assert report.collectives[-1].ranks == 3 * max(gpus, 1)
+    assert {rank.phase for rank in report.ranks} == {"done"}
+    assert report.ranks[0].tail == ["a line for people"]
+
+
+def test_one_rank_has_nobody_to_reach() -> None:
+    asked = spec("a")
+    with agents(asked) as found:
+        report = gate(asked, found)
+    assert not report.failed
+    assert not report.collectives
+    assert found.asked.count("launch") == 0
+
+
+def test_one_host_with_two_gpus_is_measured_without_crossings() -> None:
+    asked = spec("a", gpus=2)
+    with agents(asked) as found:
+        report = gate(asked, found)
+    assert [(one.backend, one.ranks, one.hosts) for one in report.collectives] == [
+        ("gloo", 2, 1),
+        ("nccl", 2, 1),
+    ]
+    assert not report.crossings
+
+
+def test_an_interface_that_does_not_exist_is_told_before_anything_starts() -> None:
+    asked = spec("a", "b")
+    with agents(asked, b=agent(asked.nodes[1], GLOO_SOCKET_IFNAME="eth7")) as found:
+        report = gate(asked, found)
+    assert report.failed == "places"
+    places = {node.host: node.places for node in report.seen}
+    (wrong,) = [place for place in places["b"] if place.problem]
+    assert (wrong.purpose, wrong.nic, wrong.problem) == ("gloo", "eth7", "missing")
+    assert "launch" not in found.asked
+
+
+def test_a_node_that_takes_no_connection_is_named_by_everybody_else() -> None:
+    asked = spec("a", "b", "c")
+    with agents(asked, c=agent(asked.nodes[2], Deaf)) as found:
+        report = gate(asked, found)
+    assert report.failed == "crossings"
+    broken = [(one.source, one.target, one.error) for one in report.crossings if one.error]
+    assert broken == [("a", "c", "Connection refused"), ("b", "c", "Connection refused")]
+
+
+def test_a_node_on_which_ray_starts_nothing() -> None:
+    asked = spec("a", "b")
+    with agents(asked, silent=("b",)) as found:
+        report = Gate(asked, found, limits=Limits(arrive=0.5)).run()
+    assert report.failed == "arrive"
+    assert report.absent == {"b": "does not answer"}
+
+
+def test_a_rank_that_never_joins_ends_in_time_and_pairs_name_its_node() -> None:
+    asked = spec("a", "b", "c")
+    with agents(asked, b=agent(asked.nodes[1], FAKE_RANK="hang")) as found:
+        report = gate(asked, found)
+    assert (report.failed, report.error) == ("gloo", "not within 2 s")
+    assert [(rank.host, rank.phase) for rank in report.ranks] == [
+        ("a", "done"),
+        ("b", "imported"),
+        ("c", "done"),
+    ]
+    failed = {frozenset((pair.first, pair.second)) for pair in report.pairs if not pair.ok}
+    assert failed == {frozenset("ab"), frozenset("bc")}
+    assert report.seconds < 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("wrong", "gave 7 wrong elements"), ("die", "its process ended with status 9")],
+)
+def test_a_rank_that_goes_wrong_is_told_at_once(fault: str, told: str) -> None:
+    asked = spec("a", "b")
+    with agents(asked, b=agent(asked.nodes[1], FAKE_RANK=fault)) as found:
+        report = gate(asked, found)
+    assert report.failed == "gloo"
+    assert told in report.ranks[1].error
+    assert report.seconds < 2 + QUICK.join
+
+
+def test_no_process_outlives_the_gate() -> None:
+    asked = spec("a", "b")
+    with agents(asked, b=agent(asked.nodes[1], FAKE_RANK="hang")) as found:
+        started = []
+        launch = Agent._start
+
+        def remember(self: Agent, rank: int, device: int) -> object:
+            process = launch(self, rank, device)
+            started.append(process.process)
+            return process
+
+        for one in found.agents.values():
+            one._start = remember.__get__(one)  # type: ignore[method-assign]
+        gate(asked, found)
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)

@@ -1,0 +1,71 @@
+"""Which interfaces an environment chooses, by the libraries' own grammars; what real ones have."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.node.fabric_documents import Place
+from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
+
+FOUND = [
+    Interface("lo", ("127.0.0.1",), running=True),
+    Interface("eth0", ("10.0.0.1", "fd00::1"), running=True),
+    Interface("eth1", ("10.1.0.1",), running=True),
+    Interface("eth10", ("10.2.0.1",), running=True),
+    Interface("eth2", ("10.3.0.1",), running=False),
+    Interface("eth3", (), running=True),
+]
+
+
+def chosen(node_ip: str = "10.0.0.1", **env: str) -> list[tuple[str, str, str, str]]:
+    return [
+        (place.purpose, place.nic, place.ip, place.problem) for place in places(env, node_ip, FOUND)
+    ]
+
+
+def test_without_variables_only_the_node_ip_counts() -> None:
+    assert chosen() == [("control", "eth0", "10.0.0.1", "")]
+
+
+def test_one_interface_for_two_purposes_is_one_place() -> None:
+    found = chosen(GLOO_SOCKET_IFNAME="eth1", NCCL_SOCKET_IFNAME="=eth1")
+    assert found[1:] == [("gloo, nccl", "eth1", "10.1.0.1", "")]
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("=eth1", ["eth1"]),
+        ("eth1", ["eth1", "eth10"]),
+        ("=eth1,eth10", ["eth1", "eth10"]),
+        ("^lo", []),
+        ("=ib0", ["ib0"]),
+        ("ib", ["ib"]),
+    ],
+)
+def test_nccls_grammar(value: str, names: list[str]) -> None:
+    assert [place[1] for place in chosen(NCCL_SOCKET_IFNAME=value)[1:]] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("eth7", "missing"), ("eth2", "down"), ("eth3", "no address"), ("eth1", "")],
+)
+def test_what_an_interface_lacks(name: str, problem: str) -> None:
+    assert chosen(GLOO_SOCKET_IFNAME=name)[1][3] == problem
+
+
+def test_an_ipv6_node_is_reached_by_ipv6() -> None:
+    found = places({"GLOO_SOCKET_IFNAME": "eth0"}, "fd00::1", FOUND)
+    assert found == [Place("control, gloo", "eth0", "fd00::1")]
+
+
+def test_only_variables_of_the_fabric_are_told() -> None:
+    env = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "secret", "VLLM_HOST_IP": "10.0.0.1", "PATH": "/bin"}
+    assert telling(env) == {"NCCL_DEBUG": "INFO", "VLLM_HOST_IP": "10.0.0.1"}
+
+
+def test_this_machines_loopback_is_found() -> None:
+    (loopback,) = [one for one in interfaces() if one.name == "lo"]
+    assert "127.0.0.1" in loopback.addresses
+    assert loopback.running
