@@ -7,7 +7,7 @@ image's size, on either side: before the first byte when saving, before unpackin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 from clusterctl.containers.driver import ContainerDriver, Image
 from clusterctl.containers.failures import engine_error
@@ -27,7 +27,7 @@ def silence_limit(size: int) -> float:
     return 300.0 + size / SLOWEST_UNPACK
 
 
-def saved(driver: ContainerDriver, image: Image) -> Iterator[bytes]:
+def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
     """The image as `docker save` writes it. Raises StepFailed, CommandTimedOut."""
     with driver.open(["docker", "save", image.id]) as channel:
         channel.settimeout(silence_limit(image.size))

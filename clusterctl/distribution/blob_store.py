@@ -52,9 +52,13 @@ class BlobStore:
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or store_directory()
 
+    @property
+    def blobs(self) -> Path:
+        return self.directory / "blobs" / "sha256"
+
     def path(self, digest: str) -> Path:
         """Where the blob is, once it is there."""
-        return self.directory / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        return self.blobs / digest.removeprefix("sha256:")
 
     def part(self, digest: str) -> Path:
         """Where it is on its way."""
@@ -86,19 +90,20 @@ class BlobStore:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         return self.fill(Blob(digest, len(data)), lambda offset: iter((data[offset:],)))
 
-    def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived = lambda count: None) -> Path:
+    def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived | None = None) -> Path:
         """Get the blob by `fetch`, from where an earlier attempt stopped; its file.
 
         Raises WrongBytes when they are not the blob's: nothing is kept of them. Whatever
         `fetch` raises passes, and what came until then is kept.
         """
         path = self.path(blob.digest)
-        with _disk_errors(self.directory), self._writing(blob) as file:
+        with disk_errors(self.directory), self._writing(blob) as file:
             if file is not None:
-                self._receive(blob, file, fetch, arrived)
-                file.flush()
+                self._receive(blob, file, fetch, arrived or _nobody)
+                os.fsync(file.fileno())
                 self.part(blob.digest).rename(path)
-        arrived(blob.size)
+        if arrived:
+            arrived(blob.size)
         return path
 
     def _receive(self, blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> None:
@@ -136,7 +141,7 @@ class BlobStore:
     def remember(self, name: str, document: Any) -> None:
         """Keep a JSON document under `name`: letters, digits, and `-`."""
         path = self.directory / "refs" / f"{name}.json"
-        with _disk_errors(self.directory):
+        with disk_errors(self.directory):
             path.parent.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(f".{os.getpid()}")
             fresh.write_text(json.dumps(document))
@@ -170,6 +175,10 @@ class _Watch:
             )
 
 
+def _nobody(count: int) -> None:
+    del count
+
+
 def _locked(file: BinaryIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,7 +204,7 @@ def _insist_whole(blob: Blob, count: int) -> None:
 
 
 @contextmanager
-def _disk_errors(directory: Path) -> Iterator[None]:
+def disk_errors(directory: Path) -> Iterator[None]:
     """What the disk says, as words. Sources map their own errors before they get here."""
     try:
         yield

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
 
+from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver, Image, Say
+from clusterctl.containers.failures import engine_error
+from clusterctl.containers.meter import MIB, Meter
+from clusterctl.distribution.archives.contents import read_archive
+from clusterctl.distribution.archives.members import SplitMembers
+from clusterctl.distribution.archives.split_store import split_into
+from clusterctl.distribution.archives.tar_stream import Broken, Read
 from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.content import ImageContent
 from clusterctl.distribution.location import LocalImage
+from clusterctl.distribution.manifests import NotAnImage
+from clusterctl.distribution.stored_image import StoredImage
+from clusterctl.errors import CommandTimedOut, RequirementsNotMet, StepFailed
+from clusterctl.transport.base import Channel, lines
 
 
 @dataclass(frozen=True)
@@ -27,7 +41,29 @@ def engine_image(
 
     Raises StepFailed, with the engine's words.
     """
-    raise NotImplementedError(driver, image, reference, store, say)
+    name = f"save-{image.id.removeprefix('sha256:')}"
+    meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
+    with _words(driver.host):
+        members = split_into(store, name, lambda: _saving(driver, image), meter)
+        found = read_archive(members, None, None)
+    return StoredImage(replace(found.content, reference=reference), store)
+
+
+@contextmanager
+def _saving(driver: ContainerDriver, image: Image) -> Iterator[Read]:
+    chunks = image_stream.saved(driver, image)
+    pending = b""
+
+    def read(size: int) -> bytes:
+        nonlocal pending
+        pending = pending or next(chunks, b"")
+        data, pending = pending[:size], pending[size:]
+        return data
+
+    try:
+        yield read
+    finally:
+        chunks.close()
 
 
 def save_on_host(
@@ -39,9 +75,81 @@ def save_on_host(
     say: Say,
     keep: Collection[str] | None = None,
 ) -> HostImage:
-    """Save `image` on its host into `directory`/sha256/<digits>; not again while it is there.
+    """Save `image` on its host into `directory`/<64 digits>; not again while it is there.
 
     `keep`: diff IDs of the layers to keep, None for all; the others are only measured. Needs
     python3 >= 3.6 there. Raises RequirementsNotMet (room, Python), StepFailed.
     """
-    raise NotImplementedError(driver, image, reference, directory, say, keep)
+    with _words(driver.host):
+        told = _told(driver, image, directory, keep, say)
+        members = SplitMembers(told, Path(directory))
+        found = read_archive(members, None, None)
+    places = {digest: members.location(name) for digest, name in found.files.items()}
+    paths = {digest: str(place.path) for digest, place in places.items() if place}
+    return HostImage(replace(found.content, reference=reference), paths)
+
+
+def _told(
+    driver: ContainerDriver,
+    image: Image,
+    directory: str,
+    keep: Collection[str] | None,
+    say: Say,
+) -> str:
+    meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
+    argv = ["python3", "-c", program(), image.id, directory, str(image.size), "docker"]
+    with driver.open(argv) as channel:
+        channel.settimeout(image_stream.silence_limit(image.size))
+        channel.send("\n".join(["*"] if keep is None else keep).encode())
+        channel.close_stdin()
+        told = []
+        for line in _lines(channel, driver.host):
+            kind, _, count = line.partition("\t")
+            if kind == "at":
+                meter.reached(int(count))
+            else:
+                told.append(line)
+        if channel.wait(timeout=60) != 0:
+            raise _failure(channel.stderr_tail(), image, driver.host)
+    return "\n".join(told)
+
+
+def program() -> str:
+    """What a host runs: two modules of `archives` in one text."""
+    package = resources.files("clusterctl.distribution.archives")
+    stream = package.joinpath("tar_stream.py").read_text("utf-8")
+    split = package.joinpath("split.py").read_text("utf-8")
+    before, _, after = split.partition("from clusterctl.distribution.archives.tar_stream import (")
+    return f"{stream}\n{before}{after.partition(')')[2]}"
+
+
+def _lines(channel: Channel, host: str) -> Iterator[str]:
+    try:
+        yield from lines(channel)
+    except TimeoutError as error:
+        raise CommandTimedOut("docker save came to a stop", host=host) from error
+
+
+def _failure(said: str, image: Image, host: str) -> StepFailed | RequirementsNotMet:
+    if "not enough free space" in said:
+        return RequirementsNotMet(
+            f"docker save of {image.size / MIB:.0f} MiB has no room on this host",
+            host=host,
+            hint="make room: docker system df; docker image prune",
+            detail=said.strip()[-2000:],
+        )
+    if "python3" in said and "not found" in said:
+        return RequirementsNotMet("this host has no python3", host=host, detail=said.strip())
+    return engine_error(said or "docker save failed", host)
+
+
+@contextmanager
+def _words(host: str) -> Iterator[None]:
+    try:
+        yield
+    except (Broken, NotAnImage) as error:
+        raise StepFailed(
+            f"docker save wrote what is no whole image: {error}",
+            host=host,
+            hint="see what the engine says: journalctl -u docker -n 50",
+        ) from error
