@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Network, ip_address
 
 from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.candidates import candidates
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
-
-_PRIVATE_TO_THE_HOST = (
-    "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "podman",
-    "tailscale", "wg", "zt", "tun",
-)  # fmt: skip
-"""Name prefixes of interfaces that container engines, hypervisors and VPNs make: they have
-addresses, and no other host of the cluster is reached through them at full speed."""
+from clusterctl.ray_cluster.shared_subnets import Place
 
 
 @dataclass(frozen=True)
@@ -25,19 +20,56 @@ class Chosen:
     reason: str
 
 
-def choose_address(inventory: Inventory, host: Host, facts: HostFacts) -> Chosen:
-    """The node IP: named, or on the control NIC, or in the subnet, or where SSH connects,
-    or the only candidate: what is said of one host wins over what is said of all. Raises
-    RequirementsNotMet."""
+def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> Chosen | None:
+    """The node IP as far as the inventory says it: by itself, by the control NIC, or by the
+    subnet; what is said of one host wins over what is said of all. None when nothing is said.
+    Raises RequirementsNotMet when the host contradicts."""
     if host.node_ip:
         return _held(host, facts, host.node_ip, "node_ip in the inventory")
     if host.nics.control:
         return _on_nic(host, facts, host.nics.control)
     if inventory.network.subnet:
         return _in_subnet(inventory, host, facts)
+    return None
+
+
+def ssh_addresses(hosts: Mapping[str, Host], facts: Mapping[str, HostFacts]) -> dict[str, Chosen]:
+    """The addresses that SSH connects to, where they serve as node IPs: each is on an interface
+    that hosts can use, and all are in one subnet. Users reach the API there. Else none."""
+    places = {name: _ssh_place(host, facts[name]) for name, host in hosts.items()}
+    found = {name: place for name, place in places.items() if place is not None}
+    if len(found) < len(hosts) or len({subnet for _, subnet in found.values()}) > 1:
+        return {}
+    return {name: chosen for name, (chosen, _) in found.items()}
+
+
+def _ssh_place(host: Host, facts: HostFacts) -> tuple[Chosen, IPv4Network] | None:
+    for nic in candidates(facts):
+        for address in nic.addresses:
+            if str(address.ip) == host.address:
+                reason = "the address that SSH connects to"
+                return Chosen(host.address, nic.nic, reason), address.network
+    return None
+
+
+def fabric_address(place: Place) -> Chosen:
+    return Chosen(place.ip, place.nic.nic, "its address in the subnet of NCCL")
+
+
+def lone_address(host: Host, facts: HostFacts) -> Chosen:
+    """The node IP of the only host: nobody else needs to reach it. Raises RequirementsNotMet."""
     if facts.nic_with(host.address):
         return _held(host, facts, host.address, "the address that SSH connects to")
-    return _only_candidate(host, facts)
+    offered = candidates(facts)
+    best = [nic for nic in offered if nic.default_route or len(offered) == 1]
+    if not best:
+        raise RequirementsNotMet(
+            f"its node IP is not clear: {_listed(_addresses(facts)) or 'no address'}",
+            host=host.name,
+            hint=f"set network.subnet, or hosts.{host.name}.node_ip",
+        )
+    reason = "its only usable interface" if len(offered) == 1 else "the default route"
+    return Chosen(str(best[0].addresses[0].ip), best[0].nic, reason)
 
 
 def host_port(ip: str, port: int) -> str:
@@ -85,22 +117,6 @@ def _on_nic(host: Host, facts: HostFacts, name: str) -> Chosen:
             hint=f"it has {_listed(_addresses(facts))}; correct hosts.{host.name}.nics.control",
         )
     return Chosen(min(addresses, key=_is_ipv6), name, "nics.control in the inventory")
-
-
-def _only_candidate(host: Host, facts: HostFacts) -> Chosen:
-    candidates = [
-        (nic, ip)
-        for nic, ip in _addresses(facts)
-        if nic.state != "down" and ":" not in ip and not nic.name.startswith(_PRIVATE_TO_THE_HOST)
-    ]
-    if len(candidates) != 1:
-        raise RequirementsNotMet(
-            f"its node IP is not clear: {_listed(candidates) or 'no address'}",
-            host=host.name,
-            hint=f"set network.subnet, or hosts.{host.name}.node_ip",
-        )
-    nic, ip = candidates[0]
-    return Chosen(ip, nic.name, "its only global IPv4 address")
 
 
 def _addresses(facts: HostFacts) -> list[tuple[NicFacts, str]]:

@@ -8,13 +8,18 @@ forever for GPUs (vllm issues 7815 and 13521).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, Role
-from clusterctl.ray_cluster.addresses import choose_address
+from clusterctl.ray_cluster.addresses import Chosen, named_address
+from clusterctl.ray_cluster.network_choice import NetworkChoice, choose_network
+from clusterctl.ray_cluster.rdma_choice import RdmaChoice, choose_rdma
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Node:
     nccl_nics: tuple[str, ...]
     gloo_nic: str
     rdma: tuple[str, ...]
-    """RDMA devices with an active port; empty on every node unless every node has some."""
+    """Ports of RDMA devices, such as mlx5_0:1; empty on every node unless every node has some."""
     gpus: int
     explain: tuple[str, ...] = ()
     """How each of these was chosen, a line each."""
@@ -55,49 +60,66 @@ class Topology:
 
 def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
     """The topology of all hosts. Raises RequirementsNotMet, or Problems with several."""
+    named = _each(inventory, lambda host: _named(inventory, host, facts.get(host.name)))
+    known = {host.name: facts[host.name] for host in inventory.hosts}
+    network = choose_network(inventory, known, named)
+    rdma = choose_rdma(inventory, known)
+    nodes = _each(inventory, lambda host: _node(inventory, host, known[host.name], network, rdma))
+    raise_all(_shared_addresses(nodes.values()))
+    return Topology(tuple(nodes.values()))
+
+
+def _each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:
+    """`work` of every host, by name. Raises the problems of all of them together."""
+    found: dict[str, T] = {}
     problems: list[ClusterctlError] = []
-    nodes: list[Node] = []
     for host in inventory.hosts:
         try:
-            nodes.append(_node(inventory, host, facts.get(host.name)))
+            found[host.name] = work(host)
         except RequirementsNotMet as problem:
             problems.append(problem)
-    problems.extend(_shared_addresses(nodes))
     raise_all(problems)
-    return Topology(_with_common_rdma(nodes))
+    return found
 
 
-def _node(inventory: Inventory, host: Host, facts: HostFacts | None) -> Node:
+def _named(inventory: Inventory, host: Host, facts: HostFacts | None) -> Chosen | None:
+    """The node IP that the inventory says; what it names must be there."""
     if facts is None:
         raise RequirementsNotMet(
             "its interfaces are not known, since it could not be probed",
             host=host.name,
             hint=f"clusterctl check --limit {host.name}",
         )
-    address = choose_address(inventory, host, facts)
-    nccl, gloo = host.nics.nccl or address.nic, host.nics.gloo or address.nic
-    for purpose, nic in (("nccl", nccl), ("gloo", gloo)):
-        _require_usable(host, facts, purpose, nic)
+    for purpose, nic in (("nccl", host.nics.nccl), ("gloo", host.nics.gloo)):
+        if nic:
+            _require_usable(host, facts, purpose, nic)
     _require_rdma(host, facts)
+    return named_address(inventory, host, facts)
+
+
+def _node(
+    inventory: Inventory, host: Host, facts: HostFacts, network: NetworkChoice, rdma: RdmaChoice
+) -> Node:
+    address = network.control[host.name]
+    nccl, gloo = network.nccl[host.name], network.gloo[host.name]
+    for purpose, nic in (("nccl", nccl.nic), ("gloo", gloo.nic)):
+        _require_usable(host, facts, purpose, nic)
     return Node(
         host=host.name,
         role=host.role,
         node_ip=address.ip,
         control_nic=address.nic,
-        nccl_nics=(nccl,),
-        gloo_nic=gloo,
-        rdma=host.nics.rdma or tuple(device.name for device in facts.rdma if device.active),
+        nccl_nics=(nccl.nic,),
+        gloo_nic=gloo.nic,
+        rdma=rdma.ports[host.name],
         gpus=len(host.gpus) or _gpus_found(inventory, facts),
         explain=(
             f"node IP {address.ip} on {address.nic}: {address.reason}",
-            f"NCCL on {nccl}: {_nic_reason(host.nics.nccl)}",
-            f"Gloo on {gloo}: {_nic_reason(host.nics.gloo)}",
+            f"NCCL on {nccl.nic}: {nccl.reason}",
+            f"Gloo on {gloo.nic}: {gloo.reason}",
+            rdma.reasons[host.name],
         ),
     )
-
-
-def _nic_reason(named: str | None) -> str:
-    return "named in the inventory" if named else "the interface that holds the node IP"
 
 
 def _gpus_found(inventory: Inventory, facts: HostFacts) -> int:
@@ -123,7 +145,7 @@ def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> No
 
 def _require_rdma(host: Host, facts: HostFacts) -> None:
     found = [device.name for device in facts.rdma]
-    missing = [name for name in host.nics.rdma if name not in found]
+    missing = [name for name in host.nics.rdma or () if name not in found]
     if missing:
         raise RequirementsNotMet(
             f"nics.rdma names {', '.join(missing)}, and there is no such RDMA device",
@@ -151,18 +173,3 @@ def _shared_addresses(nodes: Iterable[Node]) -> list[ClusterctlError]:
                 )
             )
     return problems
-
-
-def _with_common_rdma(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """RDMA on every node or on none: NCCL cannot join InfiniBand to sockets."""
-    found = tuple(nodes)
-    lacking = [node.host for node in found if not node.rdma]
-    if not lacking:
-        return tuple(
-            replace(node, explain=(*node.explain, f"RDMA over {', '.join(node.rdma)}"))
-            for node in found
-        )
-    line = "RDMA off: no active device"
-    if len(lacking) < len(found):
-        line = f"RDMA off: no active device on {', '.join(lacking)}"
-    return tuple(replace(node, rdma=(), explain=(*node.explain, line)) for node in found)

@@ -103,7 +103,7 @@ def _insist_on_own_address(nodes: Sequence[Node]) -> None:
 
 
 def _address(inventory: Inventory, host: Host) -> str | None:
-    """What SSH connects to, where that is the node IP by `addresses.choose_address`."""
+    """What SSH connects to, where that is the node IP: see `network_choice`."""
     try:
         address = ip_address(host.address)
     except ValueError:

@@ -23,17 +23,20 @@ ENGINE = EngineFacts(
 )  # fmt: skip
 
 
-def nic(name: str, *ips: str, state: str = "up", kind: str = "physical") -> NicFacts:
+def nic(
+    name: str, *ips: str, state: str = "up", kind: str = "physical", **changes: Any
+) -> NicFacts:
     """An interface with global addresses, each `IP` or `IP/PREFIX`."""
     addresses = tuple(
         Address(ip, int(prefix or 24), "global")
         for ip, _, prefix in (text.partition("/") for text in ips)
     )
-    return NicFacts(name, "02:00:00:00:00:01", 1500, state, 10_000, kind, None, addresses)
+    base = NicFacts(name, "02:00:00:00:00:01", 1500, state, 10_000, kind, None, addresses)
+    return replace(base, **changes)
 
 
-def rdma(name: str, *, active: bool = True) -> RdmaDevice:
-    return RdmaDevice(name, (), "Ethernet", active, "100 Gb/sec (4X EDR)")
+def rdma(name: str, *, active: bool = True, nics: tuple[str, ...] = ()) -> RdmaDevice:
+    return RdmaDevice(name, nics, "Ethernet", active, "100 Gb/sec (4X EDR)")
 
 
 def gpus(count: int) -> GpuReport:
@@ -54,5 +57,6 @@ def host_facts(*nics: NicFacts, **changes: Any) -> HostFacts:
         rdma_devices=(), gpus=GpuReport((), None), engine=ENGINE, cgroup_version=2,
         nofile_hard=1_048_576, clock=0.0, clock_offset=0.0, user="root", root=True,
         sudo_error=None, python3="/usr/bin/python3", listening_ports=(),
+        rdma_nodes=("/dev/infiniband/uverbs0",),
     )  # fmt: skip
     return replace(base, **changes)

@@ -111,7 +111,9 @@ def test_a_chosen_nic_that_is_down() -> None:
 def test_problems_of_all_hosts_come_at_once() -> None:
     hosts = (head(), Host(name="b", address="b"), Host(name="c", address="c"))
     with pytest.raises(Problems) as caught:
-        resolve(inventory(*hosts), {"a": TWO_NICS, "b": TWO_NICS})
+        resolve(
+            inventory(*hosts, network={"subnet": "10.7.0.0/24"}), {"a": TWO_NICS, "b": TWO_NICS}
+        )
     assert [error.host for error in caught.value.errors] == ["a", "b", "c"]
     assert "could not be probed" in str(caught.value.errors[2])
 
@@ -119,7 +121,7 @@ def test_problems_of_all_hosts_come_at_once() -> None:
 def test_two_hosts_with_one_node_ip() -> None:
     hosts = (head(address="10.0.0.1"), Host(name="b", address="10.0.0.1"))
     with pytest.raises(RequirementsNotMet, match=r"10\.0\.0\.1 is also the one of a"):
-        resolve(inventory(*hosts), {"a": TWO_NICS, "b": TWO_NICS})
+        resolve(inventory(*hosts), dict.fromkeys("ab", host_facts(nic("eth0", "10.0.0.1"))))
 
 
 def test_promised_gpus_count_and_without_a_promise_those_found() -> None:
