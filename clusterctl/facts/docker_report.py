@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from clusterctl.facts.model import ContainerFacts, EngineFacts, ImageFacts
@@ -64,6 +65,10 @@ def _running(client: str, info: dict[str, Any], api: Section | None) -> EngineFa
         rootless="name=rootless" in (info.get("SecurityOptions") or ()),
         error=None,
         client=client,
+        live_restore=bool(info.get("LiveRestoreEnabled")),
+        default_runtime=info.get("DefaultRuntime", ""),
+        remapped="name=userns" in (info.get("SecurityOptions") or ()),
+        desktop=info.get("OperatingSystem", "") == "Docker Desktop",
         containerd_store=any("io.containerd.snapshotter" in str(entry) for entry in status),
     )
 
@@ -127,4 +132,10 @@ def parse_image(section: Section | None) -> ImageFacts | None:
         size=int(value["size"]),
         architecture=value["architecture"],
         labels=dict(value["labels"] or {}),
+        cuda=_pairs(value.get("cuda") or ()),
     )
+
+
+def _pairs(lines: Iterable[str | None]) -> dict[str, str]:
+    split = (line.partition("=") for line in lines if line)
+    return {name: value for name, _, value in split}

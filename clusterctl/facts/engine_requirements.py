@@ -18,13 +18,16 @@ STORE_FACTOR = 1.5
 """The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB
 for 25 GB of vLLM's."""
 
+USUAL_RUNTIMES = frozenset({"", "runc", "crun", "nvidia"})
+"""Default runtimes that can start a node; gVisor and Kata keep the host's devices away."""
+
 SLACK = 1 * _GIB
 """For the engine's own files and the container's."""
 
 
 def engine_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
     """Engines that are there and cannot be used, and hosts where none can be installed."""
-    reason = _unusable(facts.engine, facts)
+    reason = _unusable(facts.engine, facts) or _no_control_groups(facts)
     if reason:
         summary, hint = reason
         yield RequirementsNotMet(summary, host=host.name, hint=hint, detail=facts.engine.error)
@@ -33,7 +36,7 @@ def engine_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet
 def _unusable(engine: EngineFacts, facts: HostFacts) -> tuple[str, str] | None:
     """Cause and fix."""
     if not engine.installed:
-        return None if _is_debian(facts) else _no_engine(facts)
+        return None if _is_known(facts) else _no_engine(facts)
     if engine.podman:
         remove = "apt-get remove" if _is_debian(facts) else "dnf remove"
         return "its `docker` is Podman under another name", f"sudo {remove} podman-docker"
@@ -47,22 +50,55 @@ def _unusable(engine: EngineFacts, facts: HostFacts) -> tuple[str, str] | None:
             "its Docker runs rootless: `--network host` is not the host's network there",
             "dockerd-rootless-setuptool.sh uninstall; sudo systemctl enable --now docker",
         )
+    if engine.desktop:
+        return (
+            "its Docker is Docker Desktop, whose containers run in a virtual machine without the "
+            "host's network and GPUs",
+            "sudo apt-get remove docker-desktop; bootstrap then installs the engine itself",
+        )
+    if engine.remapped:
+        return (
+            "its Docker remaps users (userns-remap), which host networking and IPC exclude",
+            'remove "userns-remap" from /etc/docker/daemon.json; sudo systemctl restart docker',
+        )
+    if engine.default_runtime not in USUAL_RUNTIMES:
+        return (
+            f"its Docker starts containers by {engine.default_runtime}, which does not give them "
+            "the host's devices",
+            'remove "default-runtime" from /etc/docker/daemon.json; sudo systemctl restart docker',
+        )
     if engine.hung:
         return "its Docker daemon does not answer", "sudo systemctl restart docker"
     return None
 
 
+def _no_control_groups(facts: HostFacts) -> tuple[str, str] | None:
+    if facts.device_cgroup:
+        return None
+    return (
+        "has no control groups for devices, without which no container engine starts (neither "
+        "cgroup v2 nor the v1 controller `devices` is mounted)",
+        "mount -t cgroup2 none /sys/fs/cgroup; or a kernel with CONFIG_CGROUP_DEVICE and "
+        "CONFIG_CGROUP_BPF",
+    )
+
+
 def _is_debian(facts: HostFacts) -> bool:
-    """Debian and what is made from it; an unknown system is given the benefit of the doubt."""
+    return bool({facts.os.id, *facts.os.like} & {"debian", "ubuntu"})
+
+
+def _is_known(facts: HostFacts) -> bool:
+    """Debian, RHEL and what is made from them; an unknown system is given the benefit of the
+    doubt."""
     names = {facts.os.id, *facts.os.like}
-    return not facts.os.id or bool(names & {"debian", "ubuntu"})
+    return not facts.os.id or _is_debian(facts) or bool(names & {"rhel", "centos", "fedora"})
 
 
 def _no_engine(facts: HostFacts) -> tuple[str, str]:
     return (
-        f"has no container engine, and clusterctl installs one only on Debian and Ubuntu, not on "
-        f"{facts.os.pretty or facts.os.id}",
-        "install Docker there: sudo dnf install docker-ce; sudo systemctl enable --now docker",
+        "has no container engine, and clusterctl installs one only where there is apt-get or dnf, "
+        f"not on {facts.os.pretty or facts.os.id}",
+        "install Docker there and start it: systemctl enable --now docker",
     )
 
 
@@ -95,5 +131,10 @@ def engine_notes(facts: HostFacts) -> Iterator[str]:
     engine = facts.engine
     if engine.installed and not (engine.running or engine.podman or engine.hung):
         yield f"Docker is installed and does not run: {engine.error}"
+    if facts.runtimes:
+        yield (
+            f"{', '.join(facts.runtimes)} is there too: what runs there is out of Docker's sight, "
+            "its use of GPUs and ports included"
+        )
     if facts.cgroup_version == 1:
         yield "cgroup version 1: Docker and Ray work with it, their newer versions will not"

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files as resource_files
 
 from clusterctl.errors import CommandFailed, CommandTimedOut, RequirementsNotMet
-from clusterctl.facts.model import ENGINE_ROOT, GpuReport
+from clusterctl.facts.model import ENGINE_ROOT
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.transport.base import CommandResult, Transport
@@ -18,7 +18,9 @@ from clusterctl.transport.base import CommandResult, Transport
 
 @cache
 def probe_script() -> bytes:
-    return resource_files("clusterctl.facts").joinpath("probe.sh").read_bytes()
+    """Both parts; only the last line of the second one runs anything."""
+    here = resource_files("clusterctl.facts")
+    return b"".join(here.joinpath(name).read_bytes() for name in ("probe_gpus.sh", "probe.sh"))
 
 
 def probe(
@@ -57,9 +59,8 @@ def probe(
         # `timeout` cannot end a command that hangs in the kernel, as nvidia-smi does on a GPU
         # that fell off the bus.
         rest = replace(question, arguments=(*question.arguments, "skip=gpus")).ask(sudo=sudo)
-    gpus = GpuReport(
-        (), f"nvidia-smi does not answer (waited {timeout:g} s)", rest.facts.gpus.pci_devices
-    )
+    silent = f"nvidia-smi does not answer (waited {timeout:g} s)"
+    gpus = replace(rest.facts.gpus, gpus=(), error=silent)
     return replace(rest, facts=replace(rest.facts, gpus=gpus))
 
 

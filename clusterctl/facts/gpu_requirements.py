@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.cuda import needed_driver, too_old
+from clusterctl.facts.gpu_faults import describe_processes, foreign, gpu_faults
 from clusterctl.facts.gpus import NOT_FOUND
-from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
+from clusterctl.facts.xid import CATALOG
 from clusterctl.inventory.model import Gpu, Host
 
 MEMORY_TOLERANCE = 0.10
@@ -20,16 +23,41 @@ TELLING_WORDS = frozenset({"ti", "super", "laptop", "max", "mobile", "ada", "d"}
 _GIB = 2**30
 
 
-def gpu_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
-    """Nothing for a host that promises no GPU."""
-    promised, report = host.gpus, facts.gpus
-    if not promised:
+NOUVEAU_GONE = (
+    "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' | "
+    "sudo tee /etc/modprobe.d/blacklist-nouveau.conf; {rebuild}; sudo reboot"
+)
+
+
+def gpu_problems(
+    host: Host, facts: HostFacts, image_env: Mapping[str, str] | None = None
+) -> Iterator[RequirementsNotMet]:
+    """Nothing for a host that promises no GPU. `image_env`: the image's environment, where a
+    host has the image."""
+    if not host.gpus:
         return
+    yield from _promise_problems(host, facts)
+    yield from _driver_problems(host, facts.gpus.gpus, image_env or {})
+    yield from gpu_faults(host, facts.gpus)
+
+
+def _promise_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    promised, report = host.gpus, facts.gpus
     if not report.gpus:
+        why = "the kernel's nouveau driver holds them" if report.nouveau else report.error
         yield RequirementsNotMet(
-            f"promises {_count(len(promised))}, and none can be used: {report.error}",
+            f"promises {_count(len(promised))}, and none can be used: {why}",
             host=host.name,
             hint=_driver_hint(facts),
+            detail=report.error if report.nouveau else None,
+        )
+    elif len(report.gpus) < min(len(promised), report.pci_devices):
+        yield RequirementsNotMet(
+            f"promises {_count(len(promised))}, and nvidia-smi shows {len(report.gpus)} of the "
+            f"{report.pci_devices} on its PCI bus: one fell off the bus",
+            host=host.name,
+            hint="sudo dmesg | grep -i xid; then sudo reboot, or power it off and on",
+            detail=report.error,
         )
     elif len(report.gpus) < len(promised):
         yield RequirementsNotMet(
@@ -47,6 +75,31 @@ def gpu_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
         )
 
 
+def _driver_problems(
+    host: Host, gpus: Sequence[GpuFacts], image_env: Mapping[str, str]
+) -> Iterator[RequirementsNotMet]:
+    driver = gpus[0].driver if gpus else ""
+    if wanted := too_old(driver, image_env):
+        branch = needed_driver(image_env)
+        yield RequirementsNotMet(
+            f"its driver {driver} is too old for the image, which needs {wanted}",
+            host=host.name,
+            hint=f"clusterctl bootstrap --install-driver FILE.run with driver {branch or 'newer'} "
+            "or later; or an image for an older CUDA",
+        )
+
+
+def driver_notes(facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    """Drivers that differ between hosts: NCCL and CUDA take it, and each behaves in its own way."""
+    found: dict[str, list[str]] = {}
+    for name, of in facts.items():
+        for driver in {gpu.driver for gpu in of.gpus.gpus}:
+            found.setdefault(driver, []).append(name)
+    if len(found) > 1:
+        each = "; ".join(f"{driver} on {', '.join(names)}" for driver, names in found.items())
+        yield f"NVIDIA drivers differ: {each}"
+
+
 def gpu_notes(host: Host, facts: HostFacts) -> Iterator[str]:
     report = facts.gpus
     if not host.gpus:
@@ -57,9 +110,27 @@ def gpu_notes(host: Host, facts: HostFacts) -> Iterator[str]:
         yield f"nvidia-smi says: {report.error}"
     if len(report.gpus) > len(host.gpus):
         yield f"has {_count(len(report.gpus))} and promises {len(host.gpus)}"
-    if any(gpu.mig for gpu in report.gpus):
-        yield "MIG is on: vLLM sees the instances, and tensor parallelism does not span them"
-    if any(gpu.memory is None for gpu in report.gpus):
+    yield from _condition(report)
+    yield from _memory_notes(report.gpus)
+
+
+def _condition(report: GpuReport) -> Iterator[str]:
+    if any(gpu.persistence is False for gpu in report.gpus):
+        yield (
+            "persistence mode is off: GPUs are set up anew by each program that finds them idle "
+            "(sudo systemctl enable --now nvidia-persistenced)"
+        )
+    if strangers := foreign(report):
+        yield f"computes for others: {describe_processes(strangers)}"
+    for xid in report.xids:
+        if xid.code in CATALOG and CATALOG[xid.code].waits:
+            yield f"the GPU at {xid.bus} reported Xid {xid.code}: {CATALOG[xid.code].what}"
+
+
+def _memory_notes(gpus: Sequence[GpuFacts]) -> Iterator[str]:
+    if any(gpu.unified for gpu in gpus):
+        yield "its GPU has no memory of its own: the host's memory was taken for it"
+    if any(gpu.memory is None for gpu in gpus):
         yield "nvidia-smi does not say how much memory a GPU has: the promise was not compared"
 
 
@@ -120,18 +191,42 @@ def _count(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
+_COMPLAINTS = (
+    ("version mismatch", "the driver was upgraded under the running kernel module: sudo reboot"),
+    ("does not answer", "a GPU hangs: sudo dmesg | grep -i xid; then sudo reboot"),
+    (
+        "unknown error",
+        "NVML may not open /dev/nvidia*: sudo systemctl restart nvidia-persistenced; if that does "
+        "not help: sudo reboot (a host that is a container itself must be made anew)",
+    ),
+    ("insufficient permissions", "run as root: set ssh.user: root, or give the user sudo"),
+    ("no devices were found", "sudo dmesg | grep -i nvrm; then sudo reboot"),
+)
+"""What nvidia-smi says, in small letters, and what helps."""
+
+
 def _driver_hint(facts: HostFacts) -> str:
     error = facts.gpus.error or ""
-    if "version mismatch" in error:
-        return "the driver was upgraded under the running kernel module: sudo reboot"
-    if "does not answer" in error:
-        return "a GPU hangs: sudo dmesg | grep -i xid; then sudo reboot"
+    if facts.gpus.nouveau:
+        return _without_nouveau(facts)
+    if hint := next((hint for words, hint in _COMPLAINTS if words in error.lower()), None):
+        return hint
     if error != NOT_FOUND:
         return "sudo modprobe nvidia; if that fails: sudo dmesg | grep -i nvrm"
     if facts.gpus.pci_devices == 0:
         return "no NVIDIA GPU is on its PCI bus: lspci -d 10de:; set gpus: 0 in the inventory"
+    return f"{_install_driver(facts)}; or: clusterctl bootstrap --install-driver FILE.run"
+
+
+def _install_driver(facts: HostFacts) -> str:
     if facts.os.id == "ubuntu":
         return "install the driver: sudo ubuntu-drivers install --gpgpu; sudo reboot"
     if "debian" in (facts.os.id, *facts.os.like):
         return "install the driver: sudo apt-get install nvidia-driver; sudo reboot"
     return "install the NVIDIA driver, then: sudo reboot; nvidia-smi -L"
+
+
+def _without_nouveau(facts: HostFacts) -> str:
+    debian = {"debian", "ubuntu"} & {facts.os.id, *facts.os.like}
+    rebuild = "sudo update-initramfs -u" if debian else "sudo dracut --force"
+    return NOUVEAU_GONE.format(rebuild=rebuild)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from clusterctl.facts.model import GpuFacts, GpuReport
+from clusterctl.facts.gpu_model import GpuFacts, GpuProcess, GpuReport
 from clusterctl.facts.sections import Section
 from clusterctl.facts.system import Files
 
 FIELDS = (
     "index", "uuid", "name", "memory.total", "driver_version",
     "memory.used", "mig.mode.current", "compute_cap", "pci.bus_id",
+    "ecc.errors.uncorrected.volatile.total", "persistence_mode", "fabric.state",
+    "gpu_recovery_action",
 )  # fmt: skip
-"""In the order of probe.sh; a driver that does not know the later ones gives the first five."""
+"""In the order of probe_gpus.sh; older drivers give the first nine or five."""
 
 NOT_FOUND = "nvidia-smi is not installed"
+SHARING_MODELS = frozenset({"gb10", "orin", "thor"})
+"""GPUs that use the CPU's memory, for which nvidia-smi says [N/A] (skypilot #10177)."""
+
 _GPU_LINE = re.compile(r"\d+, *GPU-")
+_NODE = re.compile(r"/dev/nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)")
 _NVIDIA_VENDOR = "0x10de"
 _TIMED_OUT = 124
 """Exit status of `timeout` when it had to end its command."""
@@ -39,6 +47,7 @@ def parse_gpus(section: Section | None, files: Files) -> GpuReport:
 
 def _gpu(line: str) -> GpuFacts:
     value = dict(zip(FIELDS, (word.strip() for word in line.split(",")), strict=False))
+    persistence = _known(value.get("persistence_mode", ""))
     return GpuFacts(
         index=int(value["index"]),
         uuid=value["uuid"],
@@ -49,18 +58,26 @@ def _gpu(line: str) -> GpuFacts:
         mig=value.get("mig.mode.current", "") == "Enabled",
         compute_capability=_known(value.get("compute_cap", "")),
         pci_bus=_known(value.get("pci.bus_id", "")),
+        uncorrected_ecc=_count(value.get("ecc.errors.uncorrected.volatile.total", "")),
+        persistence=persistence == "Enabled" if persistence else None,
+        fabric_state=_known(value.get("fabric.state", "")),
+        recovery=_known(value.get("gpu_recovery_action", "")),
     )
 
 
 def _mebibytes(word: str) -> int | None:
-    """[N/A] and [Not Supported] are None: a GB10 shares its memory with the CPU and has no
-    figure of its own (skypilot #10177)."""
+    """[N/A] and [Not Supported] are None."""
+    number = _count(word)
+    return number * 2**20 if number is not None else None
+
+
+def _count(word: str) -> int | None:
     digits = re.match(r"\d+", word)
-    return int(digits[0]) * 2**20 if digits else None
+    return int(digits[0]) if digits else None
 
 
 def _known(word: str) -> str:
-    return "" if word.startswith("[") else word
+    return "" if word.startswith("[") or word == "N/A" else word
 
 
 def _pci_devices(files: Files) -> int:
@@ -70,3 +87,50 @@ def _pci_devices(files: Files) -> int:
         for path, lines in files.items()
         if path.startswith("/sys/bus/pci/") and path.endswith("/vendor")
     )
+
+
+def with_rows(gpus: Sequence[GpuFacts], section: Section) -> tuple[GpuFacts, ...]:
+    """With what nvidia-smi says of bad rows of memory: `bus, pending, failure` lines."""
+    told = {}
+    for line in section.lines:
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 3:
+            told[words[0]] = (words[1] == "Yes", words[2] == "Yes")
+    return tuple(
+        replace(gpu, remap_pending=told[gpu.pci_bus][0], remap_failed=told[gpu.pci_bus][1])
+        if gpu.pci_bus in told
+        else gpu
+        for gpu in gpus
+    )
+
+
+def with_shared_memory(gpus: Sequence[GpuFacts], memory: int) -> tuple[GpuFacts, ...]:
+    """A GPU without memory of its own has the host's, `memory` bytes."""
+    return tuple(
+        replace(gpu, memory=memory, unified=True)
+        if gpu.memory is None and memory and set(gpu.model.lower().split()) & SHARING_MODELS
+        else gpu
+        for gpu in gpus
+    )
+
+
+def parse_processes(section: Section) -> tuple[GpuProcess, ...]:
+    """`container TAB uuid, pid, name, MiB` lines; a name may have commas."""
+    rows = (line.partition("\t") for line in section.lines if "\tGPU-" in line)
+    return tuple(_process(container, line.split(", ")) for container, _, line in rows)
+
+
+def _process(container: str, words: Sequence[str]) -> GpuProcess:
+    name = ", ".join(words[2:-1])
+    return GpuProcess(words[0], int(words[1]), name, _mebibytes(words[-1]), container.strip())
+
+
+def with_clusters(report: GpuReport, clusters: Mapping[str, str]) -> GpuReport:
+    """`clusters`: IDs of our containers to the names of their clusters."""
+    owned = (replace(p, cluster=clusters.get(p.container, "")) for p in report.processes)
+    return replace(report, processes=tuple(owned))
+
+
+def device_nodes(paths: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that a container needs, among `paths`; those of MIG and NVSwitches it does not."""
+    return tuple(sorted(path for path in paths if _NODE.fullmatch(path)))

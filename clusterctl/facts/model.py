@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from clusterctl.facts.gpu_model import GpuFacts as GpuFacts
+from clusterctl.facts.gpu_model import GpuReport as GpuReport
 
 ENGINE_ROOT = "/var/lib/docker"
 """Where Docker keeps images unless told otherwise: always measured, since the host may have no
@@ -89,30 +92,6 @@ class RdmaDevice:
 
 
 @dataclass(frozen=True)
-class GpuFacts:
-    index: int
-    uuid: str
-    model: str
-    memory: int | None
-    """Bytes; None where nvidia-smi says [N/A]."""
-    driver: str
-    memory_used: int | None = None
-    mig: bool = False
-    """Split into MIG instances."""
-    compute_capability: str = ""
-    pci_bus: str = ""
-
-
-@dataclass(frozen=True)
-class GpuReport:
-    gpus: tuple[GpuFacts, ...]
-    error: str | None
-    """Why nvidia-smi gave none: not found, or its own words. With GPUs, what it says besides."""
-    pci_devices: int = 0
-    """NVIDIA GPUs that the PCI bus shows, with or without a driver."""
-
-
-@dataclass(frozen=True)
 class EngineFacts:
     """The Docker engine; `error` is set when the client is there and the daemon is not."""
 
@@ -137,6 +116,14 @@ class EngineFacts:
     """The daemon was asked and did not answer."""
     podman: bool = False
     """`docker` is Podman under that name."""
+    live_restore: bool = False
+    """Containers keep running while the engine restarts."""
+    default_runtime: str = ""
+    """`runc`, `nvidia`, ..."""
+    remapped: bool = False
+    """userns-remap: root in a container is another user outside."""
+    desktop: bool = False
+    """Docker Desktop: the engine runs in a virtual machine."""
 
     @property
     def snap(self) -> bool:
@@ -179,6 +166,8 @@ class ImageFacts:
     """Bytes, as the image store counts them."""
     architecture: str
     labels: Mapping[str, str]
+    cuda: Mapping[str, str] = field(default_factory=dict)
+    """CUDA_VERSION and NVIDIA_REQUIRE_CUDA of its environment, where they are set."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +235,10 @@ class HostFacts:
     """Files in /etc/cdi and /var/run/cdi."""
     nvidia_ctk: str | None = None
     """Path of the NVIDIA container toolkit's command."""
+    device_cgroup: bool = True
+    """The kernel can keep devices from containers: control groups are there and mounted."""
+    runtimes: tuple[str, ...] = ()
+    """Other container runtimes that are installed: `podman`, `k3s`, ..."""
     unknown: tuple[str, ...] = ()
     """What could not be read, a sentence each. The field it would fill holds its empty value:
     0, "", () or None."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from clusterctl.facts import docker_report, gpus, nics, rdma, system
+from clusterctl.facts import docker_report, gpu_health, gpus, nics, rdma, system
 from clusterctl.facts.model import (
     ContainerFacts,
     Disk,
@@ -20,6 +20,9 @@ from clusterctl.facts.sections import Answer, Section, read_files
 
 CGROUP_V2 = "/sys/fs/cgroup/cgroup.controllers"
 """This file stands at the root of a unified hierarchy only."""
+
+_PATTERN = frozenset("*[")
+"""In a path that the shell would have replaced, had anything matched it."""
 
 _SHM = "/dev/shm"  # noqa: S108  (measured on the host, not used here)
 
@@ -51,6 +54,8 @@ def parse_probe(answer: Answer, *, sudo_error: str | None, received: float) -> P
     image = answer.read("the image", None, docker_report.parse_image, answer.find("image"))
     files, unreadable = _asked_files(answer)
     facts = _Reader(answer, sudo_error).facts(received)
+    clusters = {c.id: c.labels.get("clusterctl.cluster", "") for c in containers}
+    facts = replace(facts, gpus=gpus.with_clusters(facts.gpus, clusters))
     return Probe(facts, files, unreadable, containers, image)
 
 
@@ -60,7 +65,7 @@ class _Reader:
     def __init__(self, answer: Answer, sudo_error: str | None) -> None:
         self._answer = answer
         self._files = read_files(answer)
-        self._paths = [path for path in answer.lines("paths") if "*" not in path]
+        self._paths = [path for path in answer.lines("paths") if not _PATTERN & set(path)]
         self._shell = answer.read("the shell", {}, system.parse_shell, answer.lines("shell"))
         self._uid = answer.read("the user id", -1, system.parse_uid, self._files)
         self._may_sudo, self._sudo_error = self._sudo(sudo_error)
@@ -107,6 +112,8 @@ class _Reader:
             gpu_numa_nodes=read("the GPUs' place", (), nics.parse_gpu_numa_nodes, files),
             cdi_specs=tuple(path for path in paths if "/cdi/" in path),
             nvidia_ctk=self._shell.get("nvidia-ctk"),
+            device_cgroup=CGROUP_V2 in files or "/sys/fs/cgroup/devices" in paths,
+            runtimes=tuple(self._shell.get("runtimes", "").split()),
             unknown=tuple(self._answer.unknown),
         )
 
@@ -139,9 +146,10 @@ class _Reader:
 
     def _gpus(self) -> GpuReport:
         garbled = GpuReport((), "what nvidia-smi said could not be read")
-        return self._answer.read(
+        report = self._answer.read(
             "GPUs", garbled, gpus.parse_gpus, self._section("gpus"), self._files
         )
+        return gpu_health.completed(report, self._answer, self._files, self._paths)
 
     def _engine(self) -> EngineFacts:
         return self._answer.read(

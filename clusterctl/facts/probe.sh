@@ -12,15 +12,14 @@
 # Everything is in functions, called on the last line with stdin closed: half a script that
 # arrives does nothing, and no command can eat the rest of it.
 
-gpu_fields=index,uuid,name,memory.total,driver_version
-gpu_fields_more=memory.used,mig.mode.current,compute_cap,pci.bus_id
-
 # Not `{{json .}}`: that would carry the environment of the container off the host.
 container_format='{"id":{{json .Id}},"name":{{json .Name}},"image":{{json .Image}},'\
 '"labels":{{json .Config.Labels}},"state":{{json .State}},"restarts":{{json .RestartCount}}}'
 image_format='{"id":{{json .Id}},"tags":{{json .RepoTags}},"digests":{{json .RepoDigests}},'\
 '"layers":{{json .RootFS.Layers}},"size":{{json .Size}},"architecture":{{json .Architecture}},'\
-'"labels":{{if .Config}}{{json .Config.Labels}}{{else}}null{{end}}}'
+'"labels":{{if .Config}}{{json .Config.Labels}}{{else}}null{{end}},"cuda":[{{if .Config}}{{range .Config.Env}}'\
+'{{if or (eq (index (split . "=") 0) "CUDA_VERSION") '\
+'(eq (index (split . "=") 0) "NVIDIA_REQUIRE_CUDA")}}{{json .}},{{end}}{{end}}{{end}}null]}'
 
 section() {
   printf '\n%s %s\n' "$marker" "$1"
@@ -65,7 +64,7 @@ whole_files() {
     /sys/class/infiniband/*/ports/*/gid_attrs/types/* \
     /sys/class/infiniband/*/ports/*/gid_attrs/ndevs/* \
     /sys/bus/pci/drivers/nvidia/*/numa_node \
-    /sys/fs/cgroup/cgroup.controllers
+    /sys/fs/cgroup/cgroup.controllers /sys/module/nvidia/version
 }
 
 # Listening sockets (state 0A), the default IPv6 route, NVIDIA's and display devices on PCI, and
@@ -85,8 +84,9 @@ paths() {
   section paths
   printf '%s\n' /sys/class/net/*/device /sys/class/net/*/lower_* /sys/class/net/*/upper_* \
     /sys/class/infiniband/* /sys/class/infiniband/*/device/net/* /dev/infiniband/* \
-    /sys/module/nvidia_peermem \
-    /etc/cdi/* /var/run/cdi/*
+    /sys/module/nvidia_peerme[m] \
+    /etc/cdi/* /var/run/cdi/* \
+    /dev/nvidia* /sys/module/nouvea[u] /sys/fs/cgroup/device[s]
 }
 
 shell_facts() {
@@ -102,6 +102,11 @@ shell_facts() {
   ulimit -Hl
   printf 'user %s\n' "${SUDO_USER:-${LOGNAME:-${USER:-}}}"
   found nvidia-ctk && { printf 'nvidia-ctk '; command -v nvidia-ctk; }
+  printf 'runtimes'
+  for runtime in podman nerdctl crio k3s kubelet; do
+    found "$runtime" && printf ' %s' "$runtime"
+  done
+  printf '\n'
   found python3 && python
   return 0
 }
@@ -172,21 +177,6 @@ matching_files() {
   unset IFS
 }
 
-gpus() {
-  smi=$1
-  said=$(bounded "$smi" "--query-gpu=$gpu_fields,$gpu_fields_more" \
-    --format=csv,noheader,nounits 2>&1)
-  status=$?
-  case $said in
-    *'not a valid field'*)
-      said=$(bounded "$smi" "--query-gpu=$gpu_fields" --format=csv,noheader,nounits 2>&1)
-      status=$?
-      ;;
-  esac
-  section "gpus $status"
-  printf '%s\n' "$said"
-}
-
 engine() {
   info=$(bounded docker info --format '{{json .}}' 2>&1)
   section "engine $?"
@@ -243,6 +233,7 @@ quick() {
   shell_facts
   addresses
   own_name
+  gpu_kernel_log
   [ "$sudo" = test ] && sudo_test
   disks_asked "$@"
   for argument in "$@"; do

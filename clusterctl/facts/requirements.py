@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
 from clusterctl.facts.engine_requirements import engine_notes, engine_problems, room_problems
-from clusterctl.facts.gpu_requirements import gpu_notes, gpu_problems
+from clusterctl.facts.gpu_requirements import driver_notes, gpu_notes, gpu_problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import name_notes, network_problems, port_problems
 from clusterctl.inventory.model import Host, Inventory
@@ -32,6 +32,7 @@ def problems(
     ours: Collection[str] = (),
     with_image: Collection[str] = (),
     image_size: int | None = None,
+    image_env: Mapping[str, str] | None = None,
 ) -> tuple[RequirementsNotMet, ...]:
     """Every problem of every host, in the inventory's order, then those between hosts.
 
@@ -40,13 +41,14 @@ def problems(
     ours        hosts that run our node container: Ray's ports are our own Ray's there
     with_image  hosts that have the image: it needs no room there. Those in `ours` count too
     image_size  bytes, where the image could be measured
+    image_env   what the image says of the CUDA it needs, where a host has it
     """
     of_hosts = (
         problem
         for host in inventory.hosts
         if host.name in facts
         for problem in (
-            *_host_problems(inventory, host, facts[host.name]),
+            *_host_problems(inventory, host, facts[host.name], image_env),
             *(() if host.name in ours else port_problems(inventory, host, facts[host.name])),
             *(
                 ()
@@ -66,17 +68,18 @@ def notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[str, ..
         if host.name in facts
         for text in _host_notes(inventory, host, facts[host.name])
     )
-    return (*of_hosts, *cluster_notes(inventory, facts))
+    drivers = driver_notes(facts) if inventory.accelerator == "nvidia" else ()
+    return (*of_hosts, *drivers, *cluster_notes(inventory, facts))
 
 
 def _host_problems(
-    inventory: Inventory, host: Host, facts: HostFacts
+    inventory: Inventory, host: Host, facts: HostFacts, image_env: Mapping[str, str] | None
 ) -> Iterator[RequirementsNotMet]:
     yield from _root_problems(host, facts)
     yield from _architecture_problems(host, facts)
     yield from network_problems(inventory, host, facts)
     if inventory.accelerator == "nvidia":
-        yield from gpu_problems(host, facts)
+        yield from gpu_problems(host, facts, image_env)
     yield from engine_problems(host, facts)
 
 

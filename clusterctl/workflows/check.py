@@ -55,4 +55,8 @@ def requirements(inventory: Inventory, answers: dict[str, Probe]) -> list[Cluste
     }
     with_image = {name for name, answer in answers.items() if answer.image is not None}
     facts = {name: answer.facts for name, answer in answers.items()}
-    return list(problems(inventory, facts, ours=running, with_image=with_image))
+    images = (answer.image for answer in answers.values())
+    image_env = next((image.cuda for image in images if image), None)
+    return list(
+        problems(inventory, facts, ours=running, with_image=with_image, image_env=image_env)
+    )

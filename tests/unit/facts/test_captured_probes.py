@@ -230,7 +230,13 @@ def test_a_broken_driver_is_told_in_nvidias_words(captured: Captured) -> None:
 
 def test_a_gpu_without_memory_of_its_own(captured: Captured) -> None:
     (gpu,) = captured("spark-gb10-docker-denied").facts.gpus.gpus
-    assert (gpu.model, gpu.memory, gpu.memory_used, gpu.mig) == ("NVIDIA GB10", None, None, False)
+    assert (gpu.model, gpu.memory, gpu.memory_used, gpu.mig) == (
+        "NVIDIA GB10",
+        128525795328,
+        None,
+        False,
+    )
+    assert gpu.unified, "its memory is the host's"
 
 
 def test_a_link_that_is_down_has_no_speed(captured: Captured) -> None:

@@ -1,0 +1,141 @@
+"""What is wrong with a host's GPUs, each fault by its name and with its fix. Pure.
+
+A fault of the driver's state is told from what the driver says now; Xid errors in the kernel's
+log tell of faults that it does not show, and of older drivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.gpu_model import GpuFacts, GpuProcess, GpuReport, Xid
+from clusterctl.facts.xid import CATALOG, same_bus
+from clusterctl.inventory.model import Host
+
+FOREIGN_MEMORY = 1 * 2**30
+"""Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) is no obstacle."""
+
+RESET = "end what runs on it, then: sudo nvidia-smi --gpu-reset -i {bus}; or sudo reboot"
+AFTER_HEALING = "; once it works again: sudo dmesg --clear"
+NO_RECOVERY = "None"
+
+_GIB = 2**30
+
+
+def gpu_faults(host: Host, report: GpuReport) -> Iterator[RequirementsNotMet]:
+    """Faults of GPUs that answer, for a host that promises some."""
+    for summary, hint, detail in _faults(report):
+        yield RequirementsNotMet(summary, host=host.name, hint=hint, detail=detail)
+
+
+def _faults(report: GpuReport) -> Iterator[tuple[str, str, str | None]]:
+    yield from _recovery(report.gpus)
+    yield from _xid_errors(report)
+    yield from _memory_errors(report.gpus)
+    yield from _mig(report.gpus)
+    yield from _fabric(report)
+    yield from _foreign(report)
+
+
+def _recovery(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
+    """nvidia-smi's `GPU Recovery Action`, since driver 565."""
+    for gpu in gpus:
+        if gpu.recovery not in ("", NO_RECOVERY):
+            hint = "sudo reboot" if gpu.recovery == "Reboot" else RESET.format(bus=gpu.pci_bus)
+            yield f"{_name(gpu)} needs recovery: the driver says {gpu.recovery}", hint, None
+
+
+def _xid_errors(report: GpuReport) -> Iterator[tuple[str, str, str]]:
+    """The last serious one of each GPU that the driver does not call healthy."""
+    for bus, xid in _serious(report.xids).items():
+        gpu = next((gpu for gpu in report.gpus if same_bus(bus, gpu.pci_bus)), None)
+        if gpu and gpu.recovery:
+            continue  # the driver knows better than an old line of the log; see `_recovery`
+        meaning = CATALOG[xid.code]
+        fix = "sudo reboot" if meaning.reboot else RESET.format(bus=bus) + AFTER_HEALING
+        yield (
+            f"{_name(gpu) if gpu else f'the GPU at {bus}'} reported Xid {xid.code}: {meaning.what}",
+            fix,
+            f"Xid {xid.code} ({bus}): {xid.text}",
+        )
+
+
+def _serious(xids: Iterable[Xid]) -> dict[str, Xid]:
+    return {xid.bus: xid for xid in xids if xid.code in CATALOG and not CATALOG[xid.code].waits}
+
+
+def _memory_errors(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
+    for gpu in gpus:
+        if gpu.remap_failed:
+            yield (
+                f"{_name(gpu)} has a bad row of memory and no spare one for it",
+                "have the GPU replaced; until then take it out of the inventory's gpus",
+                None,
+            )
+        elif gpu.remap_pending:
+            yield (
+                f"{_name(gpu)} has a bad row of memory, which is replaced at the next reset",
+                RESET.format(bus=gpu.pci_bus),
+                None,
+            )
+        elif gpu.uncorrected_ecc:
+            yield (
+                f"{_name(gpu)} had {gpu.uncorrected_ecc} uncorrectable memory errors (ECC) since "
+                "its last reset",
+                RESET.format(bus=gpu.pci_bus),
+                None,
+            )
+
+
+def _mig(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
+    split = [gpu for gpu in gpus if gpu.mig]
+    if split:
+        indexes = ",".join(str(gpu.index) for gpu in split)
+        yield (
+            f"MIG is on (GPU {indexes}): a program sees one instance, and tensor parallelism "
+            "does not span instances",
+            f"sudo nvidia-smi -i {indexes} -mig 0",
+            None,
+        )
+
+
+def _fabric(report: GpuReport) -> Iterator[tuple[str, str, None]]:
+    """A machine with NVSwitches; without its manager CUDA fails with error 802."""
+    waiting = [g for g in report.gpus if g.fabric_state in ("Not Started", "In Progress")]
+    if report.fabric_manager in (None, "active") and not waiting:
+        return
+    state = report.fabric_manager or f"GPU {waiting[0].index} is {waiting[0].fabric_state}"
+    yield (
+        f"has NVSwitches, and NVIDIA's fabric manager does not run ({state})",
+        "sudo systemctl enable --now nvidia-fabricmanager (package nvidia-fabricmanager, of the "
+        "driver's version)",
+        None,
+    )
+
+
+def _foreign(report: GpuReport) -> Iterator[tuple[str, str, None]]:
+    strangers = foreign(report)
+    if sum(process.memory or 0 for process in strangers) >= FOREIGN_MEMORY:
+        pids = " ".join(dict.fromkeys(str(process.pid) for process in strangers))
+        yield (
+            f"somebody else's processes compute on its GPUs: {describe_processes(strangers)}",
+            f"end them: kill {pids}; or give this host's other GPUs only",
+            None,
+        )
+
+
+def foreign(report: GpuReport) -> tuple[GpuProcess, ...]:
+    """Those of no cluster of ours."""
+    return tuple(process for process in report.processes if not process.cluster)
+
+
+def describe_processes(processes: Sequence[GpuProcess]) -> str:
+    return ", ".join(
+        f"{process.name} (pid {process.pid}, {(process.memory or 0) / _GIB:.1f} GiB)"
+        for process in processes
+    )
+
+
+def _name(gpu: GpuFacts) -> str:
+    return f"GPU {gpu.index} ({gpu.pci_bus})" if gpu.pci_bus else f"GPU {gpu.index}"
