@@ -13,17 +13,28 @@ resort; so a host that is lost costs the others a moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import secrets
+import threading
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
+from clusterctl.distribution.chain_feed import Feed, Throttle
+from clusterctl.distribution.chain_keeper import Keeper
 from clusterctl.distribution.chain_link import Link, Progress
 from clusterctl.distribution.content import Blob, BlobSource, ImageContent
-from clusterctl.errors import ClusterctlError
+from clusterctl.distribution.relay import frames
+from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, UsageError, raise_all
+from clusterctl.transport.fanout import fan_out
 
 STALL = 15.0
 """Seconds without a byte from one upstream, in any stream, after which the next one is asked.
 Under a saturated uplink 3 s was too nervous and sent bytes twice."""
+
+SOURCE_TRIES = 3
+"""Failures of the source in a row, without a byte between, that count as final."""
+
+REPORT_EVERY = 1.0
 
 
 class Chain:
@@ -46,12 +57,44 @@ class Chain:
         stall: float = STALL,
         report: Callable[[Progress], None] = lambda _: None,
         say: Callable[[str, str], None] = lambda _host, _text: None,
-    ) -> None: ...
+    ) -> None:
+        offered = (*blobs, *(image.blobs if image else ()))
+        self._blobs = {blob.digest: blob for blob in offered}
+        self._feed = Feed(source, self._blobs, Throttle(limit_rate))
+        self._has_source = source is not None
+        self._changed = threading.Condition()
+        self._arranging = threading.Lock()
+        self._report, self._say = report, say
+        self._ended = threading.Event()
+        self._name = _Name.of(image) if image else None
+        token = secrets.token_hex(32)
+        self._keepers = {
+            link.host: Keeper(
+                link,
+                self._blobs,
+                self._feed,
+                token=token,
+                stall=stall,
+                image=self._name.offer(image) if self._name and image else None,
+                say=say,
+                moved=self._arrange,
+                changed=self._changed,
+            )
+            for link in links
+        }
 
     def __enter__(self) -> Self:
         """Start all relays at once. A host where none starts is lost from the beginning
         (`lost` has why); raises the errors of all hosts when none starts at all."""
-        raise NotImplementedError
+        for keeper in self._keepers.values():
+            keeper.start()
+        with self._changed:
+            self._changed.wait_for(lambda: all(k.is_settled for k in self._keepers.values()))
+        if self._keepers and len(self.lost) == len(self._keepers):
+            raise_all(self.lost.values())
+        self._arrange()
+        threading.Thread(target=self._tell, name="chain-report", daemon=True).start()
+        return self
 
     def __exit__(
         self,
@@ -64,32 +107,113 @@ class Chain:
 
     def close(self, *, keep: bool = False) -> None:
         """End the relays; remove what is in their caches of these blobs, unless `keep`."""
+        self._ended.set()
+        fan_out(self._keepers, lambda keeper: keeper.close(clean=not keep))
 
     def pull_reference(self, host: str) -> str:
         """What the engine on `host` can pull the image as: 127.0.0.1:PORT/RANDOM/name:tag.
 
-        To be tagged with the real name and untagged afterwards. Raises the error of a lost host.
+        To be tagged with the real name and untagged afterwards. A relay that is started again
+        has the same port, unless somebody took it meanwhile. Raises the error of a lost host.
         """
-        raise NotImplementedError
+        keeper = self._keepers[host]
+        if keeper.lost is not None:
+            raise keeper.lost
+        if self._name is None:
+            raise UsageError("the chain carries no image")
+        return f"127.0.0.1:{keeper.ports.engine}/{self._name.repository}:{self._name.tag}"
 
     def fetch(self, host: str, digests: Collection[str], timeout: float) -> dict[str, str]:
-        """Have these blobs complete and verified on `host`'s disk; their paths by digest.
+        """Have these blobs complete and verified on `host`'s disk, in this order; their paths
+        by digest.
 
-        Raises StepFailed (no space, no permission there), CommandTimedOut with what it waits
-        for after `timeout` seconds, and the error of a host that is lost meanwhile.
+        Raises StepFailed (no space, no permission there; a source that fails again and again),
+        CommandTimedOut with what it waits for after `timeout` seconds, and the error of a host
+        that is lost meanwhile.
         """
-        raise NotImplementedError
+        keeper = self._keepers[host]
+        keeper.want(digests)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_settled(keeper, digests), timeout)
+        self._raise_failure(keeper, digests)
+        if not keeper.paths.keys() >= set(digests):
+            raise CommandTimedOut(
+                f"its files did not arrive within {timeout:g} s",
+                host=host,
+                hint="run the same command again: it goes on where it stopped",
+                detail=keeper.progress().waiting,
+            )
+        return {digest: keeper.paths[digest] for digest in digests}
+
+    def problem(self, host: str) -> ClusterctlError | None:
+        """Why nothing more arrives on `host`, when that is known; for who waits for its engine."""
+        keeper = self._keepers[host]
+        if keeper.lost is not None:
+            return keeper.lost
+        for refusal in keeper.refused.values():
+            return StepFailed(
+                f"its disk does not take what arrives: {refusal}",
+                host=host,
+                hint=f"clusterctl exec --limit {host} -- df -h",
+            )
+        return self._feed.problem if self._feed.failures >= SOURCE_TRIES else None
 
     def progress(self) -> dict[str, Progress]:
         """By host, lost ones included."""
-        raise NotImplementedError
+        return {host: keeper.progress() for host, keeper in self._keepers.items()}
 
     @property
-    def lost(self) -> Mapping[str, ClusterctlError]:
+    def lost(self) -> dict[str, ClusterctlError]:
         """Hosts that the chain goes on without, and why."""
-        raise NotImplementedError
+        return {host: each.lost for host, each in self._keepers.items() if each.lost is not None}
 
     @property
     def sent(self) -> int:
         """Bytes that the source has sent so far, to all hosts together."""
-        raise NotImplementedError
+        return self._feed.sent
+
+    def _arrange(self) -> None:
+        """Tell every relay who is before it; called again whenever one moved or was lost."""
+        with self._arranging:
+            before: list[str] = []
+            for host, keeper in self._keepers.items():
+                last = ("source",) if self._has_source else ()
+                keeper.set_upstreams((*before, *last))
+                if keeper.lost is None and keeper.ports.peer:
+                    before = [host, keeper.link.address, str(keeper.ports.peer), *before]
+
+    def _is_settled(self, keeper: Keeper, digests: Collection[str]) -> bool:
+        arrived = keeper.paths.keys() >= set(digests)
+        return arrived or self.problem(keeper.link.host) is not None
+
+    def _raise_failure(self, keeper: Keeper, digests: Collection[str]) -> None:
+        if keeper.paths.keys() >= set(digests):
+            return
+        problem = self.problem(keeper.link.host)
+        if problem is not None:
+            raise problem
+
+    def _tell(self) -> None:
+        while not self._ended.wait(REPORT_EVERY):
+            with self._changed:  # a source that fails tells nobody else
+                self._changed.notify_all()
+            for progress in self.progress().values():
+                self._report(progress)
+
+
+class _Name(NamedTuple):
+    """What the relays call the image. The random word keeps it from other users of a host."""
+
+    repository: str
+    tag: str
+
+    @classmethod
+    def of(cls, image: ImageContent) -> _Name:
+        path, _, _ = image.reference.partition("@")
+        name, _, tag = path.rpartition("/")[2].partition(":")
+        return cls(f"{secrets.token_hex(16)}/{name}", tag or "latest")
+
+    def offer(self, image: ImageContent) -> str:
+        """The command that tells a relay."""
+        manifest = image.manifest.decode("utf-8", "surrogateescape")
+        return frames.fields("image", self.repository, self.tag, image.media_type, manifest)

@@ -1,0 +1,201 @@
+"""One link's relay, kept alive: started, told what to do, started again when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from clusterctl.distribution import chain_relay
+from clusterctl.distribution.chain_feed import Feed, FeedLine, RelayGone
+from clusterctl.distribution.chain_link import Link, Progress
+from clusterctl.distribution.chain_relay import NO_PORTS, Ports, Relay
+from clusterctl.distribution.chain_tally import Tally
+from clusterctl.distribution.content import Blob
+from clusterctl.distribution.relay import frames
+from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
+
+RESTARTS = 6
+"""Attempts in a row to start a relay again before its host counts as lost for good."""
+
+BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 8.0)
+"""Seconds before each."""
+
+PING_EVERY = 5.0
+
+Say = Callable[[str, str], None]
+
+
+class Keeper:
+    """The relay of `link`. Its thread runs from `start` to `close` or until the host is lost.
+
+    `changed` is notified whenever something did; `moved` is called when the relay listens
+    somewhere else than before, or not at all any more.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        blobs: Mapping[str, Blob],
+        feed: Feed,
+        *,
+        token: str,
+        stall: float,
+        image: str | None,
+        say: Say,
+        moved: Callable[[], None],
+        changed: threading.Condition,
+    ) -> None:
+        self.link = link
+        self.ports = NO_PORTS
+        self.lost: ClusterctlError | None = None
+        self.paths: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self._blobs, self._feed, self._image = blobs, feed, image
+        self._token, self._stall = token, stall
+        self._say, self._moved, self._changed = say, moved, changed
+        self._relay: Relay | None = None
+        self._wanted: list[str] = []
+        self._upstreams: tuple[str, ...] = ()
+        self._tally = Tally(link.host)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"relay-{link.host}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_settled(self) -> bool:
+        """It runs, or never will."""
+        return self._relay is not None or self.lost is not None
+
+    @property
+    def runs(self) -> bool:
+        return self._relay is not None
+
+    def set_upstreams(self, words: Sequence[str]) -> None:
+        """Whom it asks: name, address and port of each, in this order; `source` alone."""
+        with self._changed:
+            same, self._upstreams = self._upstreams == tuple(words), tuple(words)
+        if not same:
+            self._command(frames.fields("upstreams", *words))
+
+    def want(self, digests: Collection[str]) -> None:
+        """Have these blobs on the host."""
+        with self._changed:
+            new = [each for each in digests if each not in self._wanted]
+            self._wanted += new
+        if new:
+            self._command(self._want(new))
+
+    def progress(self) -> Progress:
+        return self._tally.progress(lost=self.lost is not None)
+
+    def close(self, *, clean: bool) -> None:
+        """End the relay, tidied up if `clean`."""
+        self._closing.set()
+        relay = self._relay
+        if relay is not None:
+            with contextlib.suppress(ConnectionFailed):
+                relay.end(clean=clean)
+        self._thread.join(chain_relay.LAST_WORDS)
+        if relay is not None:
+            relay.close()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._closing.is_set():
+            began = time.monotonic()
+            error = self._live_once()
+            if self._closing.is_set():
+                return
+            attempt = 0 if time.monotonic() - began > 60 else attempt + 1
+            if self.ports == NO_PORTS or attempt > RESTARTS:
+                self._give_up(error)
+                return
+            self._say(self.link.host, f"its relay ended and is started again: {error.summary}")
+            self._closing.wait(BACKOFF[max(0, attempt - 1)])
+
+    def _live_once(self) -> ClusterctlError:
+        """From a start to its end; why it ended."""
+        try:
+            relay, ports = chain_relay.start(self.link, self._token, self._stall, self.ports)
+        except ClusterctlError as error:
+            return error
+        line = FeedLine(self._feed, relay)
+        try:
+            self._begin(relay, ports)
+            self._ping(relay, line)
+            for frame in relay.frames():
+                self._take(line, *frame)
+        except (ConnectionFailed, RelayGone):
+            pass  # what it last said tells more
+        finally:
+            line.close()
+            with self._changed:
+                self._relay = None
+                self._changed.notify_all()
+            relay.close()
+        return StepFailed("the relay ended", host=self.link.host, detail=relay.last_words() or None)
+
+    def _begin(self, relay: Relay, ports: Ports) -> None:
+        """Tell a new relay all that its predecessor knew."""
+        rows = chain_relay.holdings(self.link, self._blobs)
+        with self._changed:
+            rows += [self._image] if self._image else []
+            rows += [frames.fields("upstreams", *self._upstreams)]
+            rows += [self._want(self._wanted)] if self._wanted else []
+        self._tally.restarted()
+        relay.command(*rows)
+        with self._changed:
+            is_elsewhere, self.ports = self.ports != ports, ports
+            self._relay = relay
+            self._changed.notify_all()
+        if is_elsewhere:
+            self._moved()
+
+    def _ping(self, relay: Relay, line: FeedLine) -> None:
+        def beat() -> None:
+            with contextlib.suppress(ConnectionFailed, RelayGone):
+                while self._relay is relay and not self._closing.wait(PING_EVERY):
+                    relay.command("ping")
+                    line.sign_of_life()
+
+        threading.Thread(target=beat, name=f"ping-{self.link.host}", daemon=True).start()
+
+    def _take(self, line: FeedLine, kind: bytes, number: int, payload: bytes) -> None:
+        if kind in (frames.WANT, frames.ENOUGH):
+            line.take(kind, number, payload)
+        elif kind == frames.STATE:
+            self._tally.take(*frames.parse(payload)[0])
+        elif kind == frames.EVENT:
+            name, *values = frames.parse(payload)[0]
+            self._event(name, *values)
+
+    def _event(self, name: str, first: str, second: str) -> None:
+        if name == "wrong":
+            self._say(self.link.host, f"{first} sent wrong bytes for {second[:12]}; they come anew")
+            return
+        with self._changed:
+            found = self.paths if name == "done" else self.refused
+            found[f"sha256:{first}"] = second
+            self._changed.notify_all()
+
+    def _want(self, digests: Sequence[str]) -> str:
+        return frames.fields("want", *(self._blobs[each].hex for each in digests))
+
+    def _command(self, row: str) -> None:
+        """To the relay if one runs; the next one gets it when it starts."""
+        relay = self._relay
+        if relay is not None:
+            with contextlib.suppress(ConnectionFailed):
+                relay.command(row)
+
+    def _give_up(self, error: ClusterctlError) -> None:
+        error.host = error.host or self.link.host
+        with self._changed:
+            self.lost = error
+            self._changed.notify_all()
+        self._moved()

@@ -1,0 +1,68 @@
+"""The relay as text for a host's Python: its modules, and the loader that makes them of stdin."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+PACKAGE = "clusterctl.distribution.relay"
+
+MODULES = (
+    "frames",
+    "http_wire",
+    "stored",
+    "parts",
+    "upstream",
+    "roster",
+    "fetching",
+    "holdings",
+    "delivery",
+    "serving",
+    "main",
+)
+"""Each imports only those before it."""
+
+LOADER = """\
+import sys, types
+read = sys.stdin.buffer
+for name in sys.argv[1].split(","):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+for _ in range(int(read.readline())):
+    name, size = read.readline().decode().split()
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(read.read(int(size)), name, "exec"), module.__dict__)
+    setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+module.main()
+"""
+
+_PARENTS = "clusterctl,clusterctl.distribution,clusterctl.distribution.relay"
+
+# Red Hat's own Python is not on PATH. -I: nothing of the user's has a part in it.
+_FIND = """\
+for python in python3 /usr/libexec/platform-python
+do
+  if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' >/dev/null 2>&1
+  then exec "$python" -I -u -c "$1" "$2"
+  fi
+done
+echo "no Python 3.6 or later" >&2
+exit 127
+"""
+
+
+def argv(python: tuple[str, ...] = ()) -> list[str]:
+    """What to start on the host; its stdin gets `program()` first. `python` is an argv that
+    starts a Python, () looks for one."""
+    if python:
+        return [*python, "-I", "-u", "-c", LOADER, _PARENTS]
+    return ["sh", "-c", _FIND, "relay", LOADER, _PARENTS]
+
+
+def program() -> bytes:
+    """The modules, each behind a line with its name and size in bytes."""
+    parts = [f"{len(MODULES)}\n".encode()]
+    folder = resources.files(PACKAGE)
+    for name in MODULES:
+        text = folder.joinpath(f"{name}.py").read_bytes()
+        parts.append(f"{PACKAGE}.{name} {len(text)}\n".encode() + text)
+    return b"".join(parts)

@@ -1,0 +1,71 @@
+"""What travels on the relay's stdin and stdout: frames of a kind, a stream and bytes.
+
+Text payloads are lines of fields between tabs; what would break a line is written %XX.
+"""
+
+import struct
+from typing import BinaryIO, Iterable, List, Optional, Tuple
+
+HEADER = struct.Struct("!cII")
+"""Kind, stream, length of the payload."""
+
+# To the relay.
+COMMAND = b"C"
+DATA = b"D"
+END = b"E"
+FAILED = b"X"
+ALIVE = b"A"
+
+# From the relay.
+WANT = b"W"
+ENOUGH = b"N"
+STATE = b"S"
+EVENT = b"V"
+
+LARGEST = 1 << 26
+"""Bytes of a payload; more means that something else is on the wire."""
+
+Frame = Tuple[bytes, int, bytes]
+
+
+class NotAFrame(Exception):
+    """The other side speaks something else."""
+
+
+def pack(kind: bytes, stream: int, payload: bytes = b"") -> bytes:
+    return HEADER.pack(kind, stream, len(payload)) + payload
+
+
+def read(stream: BinaryIO) -> Optional[Frame]:
+    """The next frame, None at the end. Raises NotAFrame."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    kind, number, length = HEADER.unpack(header)
+    if length > LARGEST:
+        raise NotAFrame(repr(header))
+    payload = stream.read(length)
+    return None if len(payload) < length else (kind, number, payload)
+
+
+def fields(*values: object) -> str:
+    """One line, without its end."""
+    return "\t".join(_quoted(str(value)) for value in values)
+
+
+def lines(rows: Iterable[str]) -> bytes:
+    return "\n".join(rows).encode("utf-8", "surrogateescape")
+
+
+def parse(payload: bytes) -> List[List[str]]:
+    """The lines of a payload, each as its fields."""
+    text = payload.decode("utf-8", "surrogateescape")
+    return [[_plain(field) for field in line.split("\t")] for line in text.split("\n") if line]
+
+
+def _quoted(text: str) -> str:
+    return text.replace("%", "%25").replace("\t", "%09").replace("\n", "%0A")
+
+
+def _plain(text: str) -> str:
+    return text.replace("%0A", "\n").replace("%09", "\t").replace("%25", "%")
