@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host
 from clusterctl.transport.local import LocalTransport
+from tests.contract.containers.newer_engine import inside, newer_tree
 
 START_LIMIT = 60.0
 
@@ -58,13 +60,13 @@ def _dockerd(home: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _engine(name: str) -> Iterator[Engine]:
+def _engine(name: str, command: Callable[[Path], list[str]] = _dockerd) -> Iterator[Engine]:
     # Short path: a Unix socket's may have 108 bytes at most. Not /tmp, which may be a tmpfs.
     home = Path(tempfile.mkdtemp(prefix="cctl-", dir="/var/tmp"))
     log = home / "log"
     with log.open("wb") as out:
         daemon = subprocess.Popen(
-            _dockerd(home), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command(home), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     argv = ("docker", "-H", f"unix://{home}/docker.sock")
     try:
@@ -101,6 +103,17 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def second_engine() -> Iterator[Engine]:
     with _engine("gpu2") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def newer_engine() -> Iterator[Engine]:
+    """Docker 26 with the containerd image store, where this machine's own is 20.10 or like it."""
+    try:
+        tree = newer_tree()
+    except ClusterctlError as error:
+        pytest.skip(f"no newer Docker: {error}")
+    with _engine("gpu3", lambda home: inside(tree, home, _dockerd(home))) as running:
         yield running
 
 

@@ -1,0 +1,75 @@
+"""Bringing an image to a host by `docker load`: of the layers that lack, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.failures import engine_error
+from clusterctl.containers.image_stream import load, silence_limit
+from clusterctl.containers.meter import Meter
+from clusterctl.distribution.content import CHUNK, Blob, BlobSource, ImageContent
+from clusterctl.distribution.load_archive import archive, archive_size, skeleton
+from clusterctl.errors import CommandTimedOut, StepFailed
+from clusterctl.transport.base import Transport
+
+LOAD = """\
+directory=$(mktemp -d) || exit 1
+trap 'rm -rf "$directory"' EXIT
+trap 'exit 1' HUP INT TERM
+tar -xf - -C "$directory" || exit 1
+cd "$directory" || exit 1
+tar -chf - oci-layout index.json manifest.json blobs | docker load
+"""
+# The layers are links to files in the relay's cache: -h sends what they lead to.
+
+
+def load_from_cache(
+    driver: ContainerDriver, content: ImageContent, config: bytes, paths: Mapping[str, str]
+) -> None:
+    """Load what lacks from files on the host: `paths`, by digest. Raises StepFailed with the
+    engine's words, CommandTimedOut."""
+    limit = silence_limit(sum(layer.size for layer in content.layers))
+    stdin = skeleton(content, config, paths)
+    result = driver.command(["sh", "-c", LOAD, "load"], stdin=stdin, timeout=limit)
+    if not result.ok or "Loaded image" not in result.stdout:
+        raise engine_error(result.last_lines() or "docker load failed", driver.host)
+
+
+def load_by_stream(
+    driver: ContainerDriver,
+    content: ImageContent,
+    layers: Sequence[Blob],
+    source: BlobSource,
+    say: Say,
+) -> None:
+    """Send what lacks over SSH into `docker load`. Raises StepFailed, CommandTimedOut."""
+    size = archive_size(layers)
+    load(driver, archive(content, layers, source), size, Meter(say, size))
+
+
+class HostBlobs:
+    """Files of a host as a source of blobs, read over SSH."""
+
+    def __init__(self, transport: Transport, paths: Mapping[str, str]) -> None:
+        self._transport = transport
+        self._paths = paths
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        argv = ["tail", "-c", f"+{offset + 1}", self._paths[blob.digest]]
+        with self._transport.open_channel(argv, sudo=True) as channel:
+            channel.settimeout(60.0)
+            try:
+                while chunk := channel.recv(CHUNK):
+                    yield chunk
+            except TimeoutError as error:
+                raise CommandTimedOut(
+                    f"reading {self._paths[blob.digest]} came to a stop",
+                    host=self._transport.host.name,
+                ) from error
+            if channel.wait(timeout=30) != 0:
+                raise StepFailed(
+                    f"{self._paths[blob.digest]} cannot be read",
+                    host=self._transport.host.name,
+                    detail=channel.stderr_tail() or None,
+                )

@@ -1,0 +1,155 @@
+"""Images out of real engines: `docker save`, split into blobs on this machine and on a host."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.containers.driver import Image
+from clusterctl.distribution.archive_image import archive_image
+from clusterctl.distribution.blob_store import BlobStore
+from clusterctl.distribution.engine_image import engine_image, program, save_on_host
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from tests.contract.containers.conftest import Engine
+
+pytestmark = pytest.mark.dockerd
+
+NAME = "clusterctl-test/saved:2"
+DOCKERFILE = "FROM clusterctl-test/saved:1\nCOPY Dockerfile /one\nCOPY Dockerfile /two\n"
+
+
+def nothing(_: str) -> None:
+    return None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "cache")
+
+
+@pytest.fixture(params=["engine", "newer_engine"])
+def running(request: pytest.FixtureRequest) -> Engine:
+    """Docker 20.10 (or this machine's own), and one with the containerd image store."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Engine)
+    return found
+
+
+@pytest.fixture
+def image(running: Engine, import_busybox: Callable[[Engine, str], str], tmp_path: Path) -> Image:
+    """Three layers."""
+    import_busybox(running, "clusterctl-test/saved:1")
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "Dockerfile").write_text(DOCKERFILE)
+    running.docker("build", "-q", "-t", NAME, str(tmp_path / "build"))
+    found = running.driver().image(NAME)
+    assert found is not None
+    return found
+
+
+def digest(path: str | Path) -> str:
+    return f"sha256:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
+
+
+def test_an_engines_image_is_split_into_the_store(
+    running: Engine, image: Image, store: BlobStore
+) -> None:
+    found = engine_image(running.driver(), image, NAME, store, say=nothing)
+    assert found.content.diff_ids == image.layers
+    assert found.content.reference == NAME
+    for blob in found.content.blobs:
+        place = found.location(blob)
+        assert place
+        assert digest(place.path) == blob.digest
+        assert b"".join(found.open(blob)) == place.path.read_bytes()
+    if image.id == found.content.config.digest:
+        return
+    assert image.id == f"sha256:{hashlib.sha256(found.content.manifest).hexdigest()}"
+
+
+def test_the_second_time_nothing_is_saved(running: Engine, image: Image, store: BlobStore) -> None:
+    first = engine_image(running.driver(), image, NAME, store, say=nothing)
+    gone = running.driver("PATH=/nowhere")
+    assert engine_image(gone, image, NAME, store, say=nothing).content == first.content
+
+
+def test_what_an_archive_of_it_holds_is_the_same(
+    running: Engine, image: Image, store: BlobStore, tmp_path: Path
+) -> None:
+    saved = engine_image(running.driver(), image, NAME, store, say=nothing)
+    path = tmp_path / "image.tar"
+    running.docker("save", "-o", str(path), NAME)
+    archive = archive_image(path, store, reference=NAME, platform=None, say=nothing)
+    assert archive.content.config.digest == saved.content.config.digest
+    assert archive.content.layers == saved.content.layers
+    for blob in archive.content.blobs:
+        assert b"".join(archive.open(blob)) == b"".join(saved.open(blob))
+
+
+def test_on_a_host_only_layers_that_are_wanted_are_kept(
+    running: Engine, image: Image, tmp_path: Path
+) -> None:
+    directory = tmp_path / "host"
+    last = image.layers[-1]
+    found = save_on_host(running.driver(), image, NAME, str(directory), say=nothing, keep=[last])
+    assert found.content.diff_ids == image.layers
+    for key, path in found.paths.items():
+        assert digest(path) == key
+    assert found.content.config.digest in found.paths
+    if found.content.layers[0].digest == image.layers[0]:
+        kept = {found.content.config.digest, last}
+        assert set(found.paths) == kept, "plain layers that are not wanted take no room"
+    again = save_on_host(
+        running.driver("PATH=/usr/bin:/bin", "DOCKER_HOST=none"),
+        image,
+        NAME,
+        str(directory),
+        say=nothing,
+        keep=[last],
+    )
+    assert again == found
+
+
+def test_what_was_not_kept_is_saved_when_it_is_wanted(
+    engine: Engine, import_busybox: Callable[[Engine, str], str], tmp_path: Path
+) -> None:
+    import_busybox(engine, "clusterctl-test/saved:1")
+    image = engine.driver().image("clusterctl-test/saved:1")
+    assert image
+    directory = str(tmp_path / "host")
+    first = save_on_host(engine.driver(), image, NAME, directory, say=nothing, keep=[])
+    assert set(first.paths) == {first.content.config.digest}
+    second = save_on_host(engine.driver(), image, NAME, directory, say=nothing)
+    assert second.content == first.content
+    assert set(second.paths) == {blob.digest for blob in second.content.blobs}
+
+
+def test_an_image_that_is_gone(engine: Engine, store: BlobStore, tmp_path: Path) -> None:
+    gone = Image("sha256:" + "0" * 64, (), 1)
+    with pytest.raises(StepFailed, match="gpu1"):
+        engine_image(engine.driver(), gone, NAME, store, say=nothing)
+    with pytest.raises(StepFailed, match="gpu1"):
+        save_on_host(engine.driver(), gone, NAME, str(tmp_path), say=nothing)
+    assert not list(tmp_path.glob("save-*")), "nothing half written stays"
+
+
+def test_a_host_without_room(engine: Engine, tmp_path: Path) -> None:
+    huge = Image("sha256:" + "0" * 64, (), 10**16)
+    with pytest.raises(RequirementsNotMet, match="no room"):
+        save_on_host(engine.driver(), huge, NAME, str(tmp_path), say=nothing)
+
+
+def test_the_program_for_hosts_needs_few_modules() -> None:
+    """Debian's python3-minimal has none of these."""
+    absent = ("json", "tarfile", "gzip", "shutil", "urllib.request", "hmac", "http", "socketserver")
+    block = f"import sys\nfor name in {absent!r}: sys.modules[name] = None\n"
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", block + program(), "none", "/proc/none", "0", "true"],
+        input=b"*",
+        capture_output=True,
+    )
+    assert b"docker save could not be split" in done.stderr
