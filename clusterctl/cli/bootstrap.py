@@ -87,7 +87,7 @@ def _plan(
     from clusterctl.workflows.bootstrap import make_plan
 
     with session(command, file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
-        found = make_plan(opened.inventory, opened.hosts, opened.credentials)
+        found = make_plan(opened.inventory, opened.hosts, opened.credentials, sink=opened.progress)
     raise show_plan(found, as_json=as_json)
 
 

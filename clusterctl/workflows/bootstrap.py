@@ -86,11 +86,17 @@ def _all_stages(cluster: Cluster, hosts: tuple[Host, ...]) -> tuple[Stage, ...]:
     return (*engine_stages(hosts), *node_stages(cluster, hosts))
 
 
-def make_plan(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> Plan:
-    """What bootstrap would change on `hosts`. Changes nothing."""
+def make_plan(
+    inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, sink: EventSink
+) -> Plan:
+    """What bootstrap would change on `hosts`; `sink` is told which interfaces they would use,
+    and why. Changes nothing."""
     with reach(inventory.hosts, credentials) as transports:
         hosts = tuple(hosts)
         cluster = look_and_require(inventory, transports, hosts)
+        for node in cluster.topology.nodes:
+            for reason in node.explain:
+                sink(Note(reason, node.host))
         return plan_stages(_all_stages(cluster, hosts), cluster.views)
 
 
