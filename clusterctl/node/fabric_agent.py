@@ -27,6 +27,8 @@ _LOG_LINES = 200
 _TELLING = ("NET/", "NET plugin", "Using network", " via ", "NVL[", "WARN", "NCCL version")
 """What is kept of NCCL's log: which interfaces and transports it found and took, and complaints."""
 
+_GPU_MASK = "CUDA_VISIBLE_DEVICES"
+
 _NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
 """The graph is where NCCL writes whether GPUs of a host are joined by NVLink."""
 
@@ -84,6 +86,16 @@ def rank_argv() -> List[str]:
     return [sys.executable, "-m", "clusterctl.node", "fabric-rank"]
 
 
+def _given_environment() -> Dict[str, str]:
+    """This process's environment, with the GPUs that its container has. Ray hides them from a
+    process that reserved none (this one reserves none, so that a cluster that serves can be
+    looked at), but in the running process alone: /proc has what it was started with."""
+    text = Path("/proc/self/environ").read_text(errors="replace")
+    started = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+    env = {name: value for name, value in os.environ.items() if name != _GPU_MASK}
+    return {**env, _GPU_MASK: started[_GPU_MASK]} if _GPU_MASK in started else env
+
+
 class Agent:
     """One node's part. Its methods return within seconds, whatever happens."""
 
@@ -98,7 +110,7 @@ class Agent:
         self._host = host
         self._argv = list(argv) if argv is not None else rank_argv()
         self._found = found
-        self._env = dict(os.environ if env is None else env)
+        self._env = dict(_given_environment() if env is None else env)
         self._echoes: List[_Listening] = []
         self._ranks: Dict[int, _Process] = {}
 
@@ -137,7 +149,7 @@ class Agent:
             self._ranks[rank] = self._start(rank, device)
 
     def _start(self, rank: int, device: int) -> _Process:
-        env, log = self._without_rays_gpu_mask(), None
+        env, log = dict(self._env), None
         if device >= 0:
             log = Path(tempfile.mkdtemp(prefix="fabric-")) / "nccl.log"
             env.update(_NCCL_LOG, NCCL_DEBUG_FILE=str(log))
@@ -154,14 +166,6 @@ class Agent:
         started = _Process(RankReport(rank, self._host, device, "started"), process, log)
         started.follow()
         return started
-
-    def _without_rays_gpu_mask(self) -> Dict[str, str]:
-        """Ray hides all GPUs from a process that reserved none, and this one reserves none, so
-        that a cluster that serves can be looked at."""
-        env = dict(self._env)
-        if env.get("CUDA_VISIBLE_DEVICES") == "":
-            del env["CUDA_VISIBLE_DEVICES"]
-        return env
 
     def order(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
         """Tell ranks what to do; one that has ended is found by `hear`."""
