@@ -21,6 +21,7 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.endpoint import Endpoint
 from clusterctl.transport.failures import bad_ssh_config, explain, is_passing
 from clusterctl.transport.host_keys import VerifyHostKey, preferring
+from clusterctl.transport.offered_key import UnknownHostKey
 from clusterctl.transport.proxy import open_proxy
 from clusterctl.transport.pulse import Pulse
 from clusterctl.transport.target import Target, jump_target
@@ -172,12 +173,7 @@ class Dialer:
         try:
             return future.result(timeout=10 * behind.connect_timeout)
         except ConnectionFailed as error:
-            raise type(error)(
-                f"{error.host}: {error.summary}",
-                host=behind.name,
-                hint=error.hint,
-                detail=error.detail,
-            ) from error
+            raise _of_jump_host(error, behind) from error
 
     def _fill(self, future: Future[fabric.Connection], jump: str, behind: Target) -> None:
         *before, last = jump.split(",")
@@ -190,6 +186,15 @@ class Dialer:
             with self._lock:
                 self._gateways = {k: f for k, f in self._gateways.items() if f is not future}
             future.set_exception(error)
+
+
+def _of_jump_host(error: ConnectionFailed, behind: Target) -> ConnectionFailed:
+    """The same, told of the host behind it."""
+    summary = f"{error.host}: {error.summary}"
+    told = type(error)(summary, host=behind.name, hint=error.hint, detail=error.detail)
+    if isinstance(error, UnknownHostKey) and isinstance(told, UnknownHostKey):
+        told.offered = error.offered
+    return told
 
 
 def _is_lost(future: Future[fabric.Connection]) -> bool:

@@ -16,6 +16,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.transport.known_hosts import Verdict, fingerprint
+from clusterctl.transport.offered_key import OfferedKey, UnknownHostKey
 from clusterctl.transport.target import Target
 
 
@@ -73,26 +74,26 @@ def _rejected(
     )
 
 
-def host_key_problem(
-    verdict: Verdict, target: Target, *, name: str, key_type: str, key: str, file: str
-) -> HostKeyProblem:
-    """`name` as known_hosts writes it; `file` is where a new key would go."""
-    shown = f"{key_type} {fingerprint(key)}"
+def host_key_problem(verdict: Verdict, target: Target, offered: OfferedKey) -> HostKeyProblem:
+    """What is wrong with the key that the host offered; UnknownHostKey when nothing but that
+    nobody knows it."""
     if verdict.kind == "unknown" or verdict.entry is None:
-        return HostKeyProblem(
-            f"its host key is not in {file}",
+        unknown = UnknownHostKey(
+            f"its host key is not in {offered.file}",
             host=target.name,
-            hint=f"compare {shown} with the host's own, then add it by connecting once: "
+            hint=f"compare {offered} with the host's own, then add it by connecting once: "
             f"{target.command_line('true')}; or set `ssh: {{accept_new: true}}`",
         )
+        unknown.offered = offered
+        return unknown
     entry = verdict.entry
     word = "is revoked" if verdict.kind == "revoked" else "differs from the known one"
     return HostKeyProblem(
         f"its host key {word}: {entry.file}:{entry.line}",
         host=target.name,
         hint="someone may stand between you and the host; if it was set up anew: "
-        f"ssh-keygen -f {entry.file} -R '{name}'",
-        detail=f"shown: {shown}\nknown: {entry.key_type} {fingerprint(entry.key)}",
+        f"ssh-keygen -f {entry.file} -R '{offered.name}'",
+        detail=f"shown: {offered}\nknown: {entry.key_type} {fingerprint(entry.key)}",
     )
 
 

@@ -57,7 +57,7 @@ def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> Target
     `through` names further jump hosts on the way to it.
     """
     user, _, place = jump.rpartition("@")
-    address, port = _split_port(place)
+    address, port = split_port(place)
     ssh = Ssh(
         user=user or None,
         port=port,
@@ -70,7 +70,7 @@ def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> Target
     return Target(f"jump host {address}", address, ssh)
 
 
-def _split_port(place: str) -> tuple[str, int | None]:
+def split_port(place: str) -> tuple[str, int | None]:
     """host, host:port, [v6], [v6]:port, or a bare IPv6 address."""
     if place.startswith("["):
         address, _, rest = place[1:].partition("]")

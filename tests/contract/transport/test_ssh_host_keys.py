@@ -10,6 +10,7 @@ import pytest
 from clusterctl.errors import HostKeyProblem
 from clusterctl.inventory.model import Host
 from clusterctl.transport.dialer import Dialer
+from clusterctl.transport.offered_key import UnknownHostKey
 from clusterctl.transport.ssh import SshTransport
 from tests.contract.transport.sshd import Sshd, make_key
 
@@ -136,3 +137,16 @@ def test_ipv6(sshd: Sshd, dialer: Dialer, known: Path) -> None:
     known.write_text(sshd.known_line("::1"))
 
     assert run_true(sshd.host(address="::1", known_hosts=known), dialer)
+
+
+def test_the_offered_key_can_be_asked_about_and_then_only_it_is_accepted(
+    sshd: Sshd, dialer: Dialer, known: Path
+) -> None:
+    host = sshd.host(known_hosts=known)
+    error = refusal(host, dialer)
+    assert isinstance(error, UnknownHostKey)
+    assert error.offered is not None
+    assert str(error.offered) in (error.hint or "")
+    error.offered.remember()
+    assert run_true(host, dialer)
+    assert len(known.read_text().splitlines()) == 1
