@@ -164,6 +164,8 @@ class NodeState:
     vllm_version: str = ""
     gpus_visible: int = -1
     """GPUs that the container sees now (nvidia-smi -L); -1: not looked, or not an NVIDIA host."""
+    gpus_said: str = ""
+    """nvidia-smi's own words, when it shows none."""
     nodes: List[RayNode] = field(default_factory=list)
     """Head only: the GCS's own list, dead ones included."""
     nodes_time: float = 0.0

@@ -7,11 +7,13 @@ A `systemctl daemon-reload` on the host can take GPUs away from a running contai
 from __future__ import annotations
 
 import subprocess
-from typing import Optional
+from typing import List, Optional
 
 from clusterctl.node.timing import Timing
 
 NOT_LOOKED = -1
+LONGEST = 200
+"""Characters of nvidia-smi's words that are kept."""
 
 
 class GpuCount:
@@ -23,6 +25,8 @@ class GpuCount:
         self._process: Optional[subprocess.Popen[str]] = None
         self._asked = 0.0
         self.visible = NOT_LOOKED
+        self.said = ""
+        """nvidia-smi's own words, when it shows no GPU."""
 
     @property
     def at_rest(self) -> bool:
@@ -43,18 +47,30 @@ class GpuCount:
                 ["nvidia-smi", "-L"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
                 text=True,
+                errors="replace",
             )
-        except OSError:
-            self.visible = 0
+        except OSError as error:
+            self._none(f"nvidia-smi cannot be started: {error.strerror}")
 
     def _collect(self, now: float, process: subprocess.Popen[str]) -> None:
         if process.poll() is not None:
             # A few lines per GPU: they fit into the pipe, so it never blocked on them.
-            text = process.communicate()[0]
-            self.visible = sum(line.startswith("GPU ") for line in text.splitlines())
+            lines = process.communicate()[0].splitlines()
             self._process = None
+            self._count(lines)
         elif now - self._asked > self._timing.gpus_timeout:
             process.kill()
-            self.visible = 0
+            self._none("nvidia-smi does not answer")
+
+    def _count(self, lines: List[str]) -> None:
+        self.visible = sum(line.startswith("GPU ") for line in lines)
+        if self.visible:
+            self.said = ""
+        elif lines:
+            self.said = lines[-1].strip()[:LONGEST]
+
+    def _none(self, said: str) -> None:
+        self.visible = 0
+        self.said = said

@@ -120,6 +120,7 @@ class Supervisor:
             python_version=self._versions.python,
             vllm_version=self._versions.vllm,
             gpus_visible=self._gpus.visible,
+            gpus_said=self._gpus.said,
             nodes=snapshot.nodes if snapshot else [],
             nodes_time=snapshot.time if snapshot else 0.0,
             services=[service.state() for service in self._services.values()],

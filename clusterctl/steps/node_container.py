@@ -11,6 +11,7 @@ from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.gpus_inside import without_gpus
 
 SETTLE = 2.0
 """Seconds that a new container must keep running: a wrong command or mount ends it at once."""
@@ -47,8 +48,13 @@ class NodeContainer:
             case Recreate(reasons):
                 why = "; ".join(reasons)
                 return Change(f"replace {spec.name}: {why}", disruptive=_serves(ours))
+            case Keep() if ours and ours.running:
+                why_not = without_gpus(view, driver, ours)
+                return (
+                    Change(f"replace {spec.name}: {why_not}", disruptive=True) if why_not else None
+                )
             case Keep():
-                return None if ours and ours.running else Change(f"start {spec.name} again")
+                return Change(f"start {spec.name} again")
 
     def apply(self, view: HostView, change: Change) -> None:
         del change  # looked at anew: the plan may be minutes old
@@ -56,7 +62,7 @@ class NodeContainer:
         ours, surplus = self._find(driver, spec)
         for container in surplus:
             _end(driver, container)
-        if ours and compare(spec, ours) == Keep():
+        if ours and compare(spec, ours) == Keep() and not _must_go(view, driver, ours):
             if not ours.running:
                 driver.stop(ours.id, ours.stop_timeout)  # one that keeps dying is `restarting`
                 driver.start(ours.id)
@@ -115,6 +121,10 @@ class ContainersAbsent:
 def _end(driver: ContainerDriver, container: Container) -> None:
     driver.stop(container.id, container.stop_timeout)
     driver.remove(container.id)
+
+
+def _must_go(view: HostView, driver: ContainerDriver, container: Container) -> bool:
+    return container.running and without_gpus(view, driver, container) is not None
 
 
 def _serves(container: Container | None) -> bool:

@@ -10,6 +10,10 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import STALE
 
+TAKEN_AWAY = "Unknown Error"
+"""NVML's word when a control group keeps the device nodes from it: with the toolkit's classic
+mode, `systemctl daemon-reload` does that to running containers (nvidia-docker issue 1730)."""
+
 
 @dataclass(frozen=True)
 class HostReport:
@@ -133,7 +137,8 @@ def _fresh(report: HostReport) -> bool:
 def _fix(inventory_file: str, report: HostReport) -> str | None:
     """What brings back a host that answers and is not as bootstrap left it."""
     gone = report.facts is not None and report.container != "running"
-    return f"clusterctl bootstrap {inventory_file}" if gone or report.drift else None
+    lost = lost_gpus(report.host, report.state)
+    return f"clusterctl bootstrap {inventory_file}" if gone or lost or report.drift else None
 
 
 def _host_row(
@@ -193,15 +198,18 @@ def _first_cause(report: HostReport, node: RayNode | None, *, ray_known: bool) -
         return ("not in Ray",)
     if node is not None and node.gpus < len(report.host.gpus):
         return (f"Ray has {node.gpus:g} of {len(report.host.gpus)} GPUs",)
-    return _lost_gpus(report)
+    lost = lost_gpus(report.host, report.state)
+    return (lost,) if lost else ()
 
 
-def _lost_gpus(report: HostReport) -> tuple[str, ...]:
-    """The container lost its GPUs, as `systemctl daemon-reload` does it (nvidia-docker#1730)."""
-    seen = report.state.gpus_visible if report.state else -1
-    if 0 <= seen < len(report.host.gpus):
-        return (f"the container sees {seen} of {len(report.host.gpus)} GPUs",)
-    return ()
+def lost_gpus(host: Host, state: NodeState | None) -> str | None:
+    """What is wrong, in words, when the supervisor sees fewer GPUs than the host promises."""
+    if state is None or not 0 <= state.gpus_visible < len(host.gpus):
+        return None
+    seen = f"{state.gpus_visible} of {len(host.gpus)}"
+    if TAKEN_AWAY in state.gpus_said:
+        return f"a daemon-reload took the container's GPUs (NVML: {TAKEN_AWAY}): it sees {seen}"
+    return f"the container sees {seen} GPUs{_colon(state.gpus_said)}"
 
 
 def _colon(text: str | None) -> str:

@@ -32,6 +32,8 @@ class FakeEngine:
     contents: dict[str, str | None] = field(default_factory=lambda: {"ray": None, "vllm": "0.33.0"})
     free: int = 100 * GIB
     dies_at_once: bool = False
+    gpus_inside: dict[str, str] = field(default_factory=dict)
+    """Container ID to what `nvidia-smi -L` says in it."""
 
 
 class FakeDriver:
@@ -101,7 +103,9 @@ class FakeDriver:
     def exec(
         self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
     ) -> CommandResult:
-        raise AssertionError(f"no step uses exec: {argv}")
+        assert list(argv) == ["nvidia-smi", "-L"], f"no step runs {argv} in a container"
+        told = self._engine.gpus_inside.get(container, "GPU 0: NVIDIA H200 (UUID: GPU-0)")
+        return CommandResult(tuple(argv), 0 if told.startswith("GPU") else 255, told, "")
 
     def run_once(
         self, image: str, argv: Sequence[str], *, timeout: float = 120, init: bool = False

@@ -106,6 +106,23 @@ def test_gpus_are_counted(
     await_value(at_rest, "the program's end")
 
 
+def test_what_nvidia_smi_says_instead_of_gpus_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Unknown Error'; exit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    count = GpuCount("nvidia", Timing())
+
+    def said() -> str:
+        count.tick(time.monotonic())
+        return count.said
+
+    assert await_value(said, "its words") == "Failed to initialize NVML: Unknown Error"
+    assert count.visible == 0
+
+
 def test_gpus_are_not_looked_for_on_cpu_hosts() -> None:
     count = GpuCount("cpu", Timing())
     count.tick(time.monotonic())

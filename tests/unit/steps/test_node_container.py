@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.inventory.model import Gpu
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from tests.fakes.container_engine import foreign
-from tests.unit.steps.stage import Cluster, cluster, spec
+from tests.fakes.host_facts import gpus
+from tests.unit.steps.stage import Cluster, cluster, facts, spec
 
 
 @pytest.fixture
@@ -51,6 +55,27 @@ def test_a_stopped_one_is_started_not_made_anew(made: Cluster) -> None:
     assert step(made).check(view) == Change("start clusterctl-demo again")
     start(made)
     assert [container.id for container in made.engines(view).containers("demo")] == [before.id]
+
+
+def test_one_that_lost_its_gpus_is_made_anew(made: Cluster) -> None:
+    """As `systemctl daemon-reload` does it to those started by the toolkit's classic mode."""
+    promised = made.head_view.host.model_copy(update={"gpus": (Gpu(),)})
+    view = replace(made.head_view, host=promised, facts=replace(facts(), gpus=gpus(1)))
+    wanted = replace(spec(made), all_gpus=True)
+    step = NodeContainer("demo", lambda _: wanted, made.engines, settle=0)
+    step.apply(view, Change(""))
+    assert step.check(view) is None
+    (before,) = made.engines(view).containers("demo")
+    made.head.engine.gpus_inside[before.id] = "Failed to initialize NVML: Unknown Error"
+    change = step.check(view)
+    assert change == Change(
+        "replace clusterctl-demo: its GPUs are gone: Failed to initialize NVML: Unknown Error",
+        disruptive=True,
+    )
+    step.apply(view, change)
+    assert step.check(view) is None
+    (after,) = made.engines(view).containers("demo")
+    assert after.id != before.id
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ INVENTORY = Inventory(
         Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
     ),
 )
+NVML = "Failed to initialize NVML: Unknown Error"
 SERVICE = ServiceDocument(
     name="tiny", model="/data/models/tiny", served_name="tiny", argv=[], env={}, host="10.0.0.1",
     port=8000, tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="f",
@@ -93,6 +94,11 @@ def test_a_healthy_cluster_reads_so(facts: HostFacts) -> None:
             "gpu2: Ray has 0 of 1 GPUs",
         ),
         ("gpu2", {"state": state("gpu2", gpus_visible=0)}, "gpu2: the container sees 0 of 1 GPUs"),
+        (
+            "gpu2",
+            {"state": state("gpu2", gpus_visible=0, gpus_said=NVML)},
+            "gpu2: a daemon-reload took the container's GPUs (NVML: Unknown Error): it sees 0 of 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_by_its_first_cause(
