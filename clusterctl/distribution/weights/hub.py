@@ -1,0 +1,130 @@
+"""What a model hub offers, whichever hub it is, and which of its files vLLM needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
+
+_DUPLICATES = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf")
+"""The same weights in formats that vLLM does not read where safetensors are there."""
+
+_OTHER_LAYOUTS = ("original/", "onnx/", "openvino/", "metal/", "coreml/", "gguf/")
+"""Directories that repositories keep the same weights in for other programs."""
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a model on a hub."""
+
+    path: str
+    size: int
+    """Bytes."""
+    url: str
+    """Where its bytes are, for requests with the hub's headers; it may redirect elsewhere."""
+    sha256: str = ""
+    """64 hexadecimal digits; empty where the hub does not tell."""
+    git_sha1: str = ""
+    """Of git's blob, 40 digits: what a hub tells of small files."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A model at one revision."""
+
+    hub: str
+    """`hf` or `modelscope`."""
+    model_id: str
+    revision: str
+    """The commit, where the hub tells it, so that a branch that moves cannot mix two versions."""
+    files: tuple[HubFile, ...]
+
+    @property
+    def origin(self) -> str:
+        """What the manifest will say of it."""
+        return f"{self.hub}:{self.model_id}@{self.revision}"
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said: header names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Refused(StepFailed):
+    """A server answered, and not with the file."""
+
+    def __init__(self, url: str, answer: Answer) -> None:
+        server, _, path = url.partition("://")[2].partition("/")
+        name = path.partition("?")[0].rpartition("/")[2]
+        super().__init__(f"{server} answered {answer.status} for {name}")
+        self.answer = answer
+
+    @property
+    def final(self) -> bool:
+        """Asking again gives no other answer."""
+        return 400 <= self.answer.status < 500 and self.answer.status not in {408, 429}
+
+
+class Web(Protocol):
+    """Something that can ask hubs: this machine, or a host that has a way to them."""
+
+    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
+        """The whole answer, redirects followed; `headers` go to the first server alone.
+
+        Raises StepFailed when there is none."""
+
+
+class Hub(Protocol):
+    """A hub, with the user's access to it."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What proves who asks. Secret: for requests to the hub itself."""
+
+    def listing(self, model_id: str, revision: str | None) -> Listing:
+        """Raises RequirementsNotMet for a model that is not there, that is gated, or is not
+        for this user, saying what to do; StepFailed when the hub does not answer."""
+
+    def refusal(self, answer: Answer, model_id: str, revision: str) -> ClusterctlError:
+        """What an answer other than 200 means, and what to do about it."""
+
+
+def needed(listing: Listing) -> Listing:
+    """Only what vLLM reads: one format of the weights, safetensors before the others.
+
+    Raises RequirementsNotMet when the repository has no weights.
+    """
+    safe = [file.path for file in listing.files if _at_top(file.path, ".safetensors")]
+    sharded = any(path.startswith("model") for path in safe)
+    files = tuple(
+        file
+        for file in listing.files
+        if not file.path.startswith(_OTHER_LAYOUTS)
+        and file.path != ".gitattributes"
+        and not (safe and file.path.endswith(_DUPLICATES))
+        and not (sharded and file.path.startswith("consolidated"))
+    )
+    if not any(_at_top(file.path, _WEIGHTS) for file in files):
+        raise RequirementsNotMet(
+            f"{listing.model_id} has no weights that vLLM reads",
+            detail="\n".join(file.path for file in listing.files[:20]),
+        )
+    return Listing(listing.hub, listing.model_id, listing.revision, files)
+
+
+def _at_top(path: str, suffixes: str | Sequence[str]) -> bool:
+    return "/" not in path and path.endswith(
+        suffixes if isinstance(suffixes, str) else tuple(suffixes)
+    )
