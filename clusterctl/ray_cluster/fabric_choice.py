@@ -19,6 +19,22 @@ from clusterctl.ray_cluster.shared_subnets import (
 
 
 @dataclass(frozen=True)
+class Option:
+    """One answer to a tie."""
+
+    text: str
+    subnet: str
+    nics: Mapping[str, str]
+    """By host, what `nics.nccl` would be."""
+
+
+class Undecided(RequirementsNotMet):
+    """Nothing speaks for one of several ways: a question for the user, with its answers."""
+
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True)
 class Fabric:
     """The interface of each host, and the reason that holds for all."""
 
@@ -47,7 +63,7 @@ def choose_fabric(
         return _only_interfaces(facts, offered)
     tied = equals_of_best(ranked)
     if len(tied) > 1 and len(facts) > 1:
-        raise several_subnets(tied)
+        raise _several_subnets(tied)
     return fabric_in(tied[0], ranked, first=first or {})
 
 
@@ -72,39 +88,49 @@ def _only_interfaces(
     router between them. Raises RequirementsNotMet where there is."""
     lone = {name: one[0] for name, one in offered.items() if len(one) == 1}
     if len(lone) < len(facts) or any(len(nic.addresses) != 1 for nic in lone.values()):
-        raise no_shared_subnet(facts, offered)
+        raise _no_shared_subnet(facts, offered)
     places = {name: Place(str(nic.addresses[0].ip), nic) for name, nic in lone.items()}
     return Fabric(places, "the only usable interface of every host; a router joins their subnets")
 
 
-def several_subnets(tied: Sequence[SharedSubnet]) -> RequirementsNotMet:
-    """The question that a tie is."""
-    lines = [
-        f"{each}: " + ", ".join(f"{name} {alike[0].nic.nic}" for name, alike in each.places.items())
-        for each in tied
-    ]
-    return RequirementsNotMet(
+def _several_subnets(tied: Sequence[SharedSubnet]) -> Undecided:
+    options = tuple(_option(each) for each in tied)
+    question = Undecided(
         f"{len(tied)} subnets that all hosts share are equally good for the tensors",
         hint="say which in the inventory: "
-        + " or ".join(f"network: {{subnet: {each.subnet}}}" for each in tied),
-        detail="\n".join(lines),
+        + " or ".join(f"network: {{subnet: {option.subnet}}}" for option in options),
+        detail="\n".join(option.text for option in options),
     )
+    question.options = options
+    return question
 
 
-def _several_interfaces(
-    host: str, shared: SharedSubnet, places: Sequence[Place]
-) -> RequirementsNotMet:
+def _option(shared: SharedSubnet) -> Option:
+    nics = {name: alike[0].nic.nic for name, alike in shared.places.items()}
+    names = ", ".join(f"{name} {nic}" for name, nic in nics.items())
+    return Option(f"{shared}: {names}", str(shared.subnet), nics)
+
+
+def _several_interfaces(host: str, shared: SharedSubnet, places: Sequence[Place]) -> Undecided:
     names = [place.nic.nic for place in places]
-    return RequirementsNotMet(
+    options = tuple(
+        Option(
+            f"{place.nic.nic} {place.ip}: {place.nic}", str(shared.subnet), {host: place.nic.nic}
+        )
+        for place in places
+    )
+    question = Undecided(
         f"has {' and '.join(names)} in {shared.subnet}, equally good",
         host=host,
         hint=f"say which in the inventory, under hosts.{host}: "
         + " or ".join(f"nics: {{nccl: {name}, gloo: {name}}}" for name in names),
-        detail="\n".join(f"{place.nic.nic} {place.ip}: {place.nic}" for place in places),
+        detail="\n".join(option.text for option in options),
     )
+    question.options = options
+    return question
 
 
-def no_shared_subnet(
+def _no_shared_subnet(
     facts: Mapping[str, HostFacts], offered: Mapping[str, Sequence[Candidate]]
 ) -> RequirementsNotMet:
     """With a line for every interface of every host, and what speaks against it."""
