@@ -12,6 +12,8 @@ PATTERN = 251
 _CHECKED = 2**20
 """Elements whose sum is compared, 4 MiB."""
 _SMALL_ROUNDS = 50
+_WARM_UP = 20
+"""NCCL loads the kernel for small messages with the first of them."""
 _FIRST = 2**18
 _LARGEST = 2**28
 """Bytes: 256 KiB to 256 MiB."""
@@ -51,6 +53,7 @@ class Bench:
     def measure(self) -> Dict[str, Any]:
         """`bandwidth` in bytes/s, `latency` in s, `size` in bytes; the same on every rank."""
         small = self._zeros(8)
+        self._seconds(small, _WARM_UP)
         latency = self._slowest(self._seconds(small, _SMALL_ROUNDS) / _SMALL_ROUNDS)
         size, one = self._fitting_size()
         least, most = _ROUNDS

@@ -138,10 +138,9 @@ class Ranks:
         while True:
             self._hear(step)
             broken = [
-                f"rank {rank}: {event.get('text') or 'its process ended'}"
+                f"rank {rank}: {_furthest(events)[2]}"
                 for rank, events in sorted(self._heard.items())
-                for event in events
-                if event["phase"] in {"error", "ended"}
+                if _furthest(events)[2]
             ]
             if broken:
                 raise RanksFailed(step, "; ".join(broken)[:2000])
