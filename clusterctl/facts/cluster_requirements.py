@@ -15,6 +15,8 @@ CLOCK_TOLERANCE = 5.0
 """Seconds off the median. Tokens, certificates and the age of a supervisor's state are judged
 by clocks; any NTP holds a hundredth of this."""
 
+CLOCK_HINT = "sudo timedatectl set-ntp true; timedatectl timesync-status"
+
 
 def cluster_problems(
     inventory: Inventory, facts: Mapping[str, HostFacts]
@@ -63,6 +65,14 @@ def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
 
 def _clocks(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
     offsets = {name: host.clock_offset for name, host in facts.items() if host.clock}
+    yield from clocks_apart(offsets, dict.fromkeys(offsets, CLOCK_TOLERANCE))
+
+
+def clocks_apart(
+    offsets: Mapping[str, float], tolerances: Mapping[str, float]
+) -> Iterator[RequirementsNotMet]:
+    """Hosts whose clocks are further from the middle one than they may. Both in seconds, the
+    offset from the operator's clock."""
     if not offsets:
         return
     votes = list(offsets.values())
@@ -71,12 +81,13 @@ def _clocks(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
         votes.append(0.0)
     middle = median(votes)
     for name, offset in offsets.items():
-        if abs(offset - middle) > CLOCK_TOLERANCE:
+        off = abs(offset - middle)
+        if off > tolerances[name]:
             yield RequirementsNotMet(
-                f"its clock is {abs(offset - middle):.0f} s "
+                f"its clock is {off:.{0 if off >= 3 else 1}f} s "
                 f"{'ahead of' if offset > middle else 'behind'} the others",
                 host=name,
-                hint="sudo timedatectl set-ntp true; timedatectl timesync-status",
+                hint=CLOCK_HINT,
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address
 
 from clusterctl.errors import RequirementsNotMet
@@ -143,17 +143,26 @@ def port_problems(
     inventory: Inventory, host: Host, facts: HostFacts
 ) -> Iterator[RequirementsNotMet]:
     """Ports of Ray that something on the host listens on already."""
-    taken = [
-        f"{port} ({purpose})"
+    taken = {
+        port: purpose
         for port, purpose in _ray_ports(inventory.ray_ports, host)
         if port in facts.listening_ports
-    ]
+    }
     if taken:
-        ports = " or ".join(f"sport = :{text.split()[0]}" for text in taken)
-        yield RequirementsNotMet(
+        yield PortsTaken(host.name, taken)
+
+
+class PortsTaken(RequirementsNotMet):
+    """Ports of Ray, with what they are for, that something else on the host listens on."""
+
+    def __init__(self, host: str, taken: Mapping[int, str]) -> None:
+        self.ports = tuple(taken)
+        named = ", ".join(f"{port} ({purpose})" for port, purpose in taken.items())
+        ports = " or ".join(f"sport = :{port}" for port in taken)
+        super().__init__(
             f"{'a port' if len(taken) == 1 else 'ports'} that Ray needs "
-            f"{'is' if len(taken) == 1 else 'are'} taken: {', '.join(taken)}",
-            host=host.name,
+            f"{'is' if len(taken) == 1 else 'are'} taken: {named}",
+            host=host,
             hint=f"see by whom: sudo ss -ltnp '{ports}'; end it, or change ray_ports",
         )
 

@@ -134,9 +134,9 @@ class RayInImage:
             driver.remove_image(start)
 
 
-def look_inside(driver: ContainerDriver, image: Image) -> Contents:
+def look_inside(driver: ContainerDriver, image: Image, *, timeout: float = 300) -> Contents:
     """What Python in the image says of its packages. Raises StepFailed."""
-    result = driver.run_once(image.id, ["python3", "-c", PROBE], timeout=300)
+    result = driver.run_once(image.id, ["python3", "-c", PROBE], timeout=timeout)
     if not result.ok:
         error = engine_error(result.last_lines() or f"status {result.status}", driver.host)
         error.summary = f"the image cannot be looked into: {error.summary}"

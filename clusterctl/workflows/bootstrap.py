@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.spec import ContainerSpec
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
 from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import raise_all
+from clusterctl.facts.pairs import judgement
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, config_dir, from_json, to_json
@@ -42,6 +44,8 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.lock import ClusterLock
 from clusterctl.workflows.formation import Formed, await_formation, clock_of
+from clusterctl.workflows.lacking import running
+from clusterctl.workflows.pairwise import IN_USE, prove, ray_ports
 from clusterctl.workflows.prepared import Cluster, look_and_require
 from clusterctl.workflows.reach import reach
 
@@ -126,6 +130,7 @@ def run(
             with interruptible(sink) as cancelled:
                 changed, since = 0, None
                 if not plan.empty:
+                    _require_ways(cluster, sink)
                     carry_out = partial(
                         execute, sink=sink, cancelled=cancelled, before_stage=lock.ensure_held
                     )
@@ -133,6 +138,25 @@ def run(
                     since = clock_of(cluster.head.transport)
                 formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
     return Bootstrapped(changed, formed)
+
+
+def _require_ways(cluster: Cluster, sink: EventSink) -> None:
+    """Every pair of hosts must reach each other before Ray is to be made of them."""
+    sink(StageStarted("Ways between hosts", cluster.held))
+    started = time.monotonic()
+    held = {name: cluster.views[name] for name in cluster.held}
+    up = running(cluster.inventory, cluster.answers)
+    seen = prove(
+        cluster.inventory,
+        cluster.topology,
+        {name: view.facts for name, view in held.items()},
+        {name: view.transport for name, view in held.items()},
+        unrated=IN_USE if up else "",
+    )
+    for text in judgement.notes(seen):
+        sink(Note(text))
+    raise_all(judgement.problems(seen, ray_ports(cluster.inventory)))
+    sink(StageFinished("Ways between hosts", time.monotonic() - started))
 
 
 def _carry_out(

@@ -1,20 +1,28 @@
-"""`check`: the inventory against what hosts report. Changes nothing; all problems at once."""
+"""`check`: the inventory against what hosts report, and every pair of hosts tried. Changes
+nothing; all problems at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
+from clusterctl.facts.pairs import judgement
 from clusterctl.facts.parse import Probe
-from clusterctl.facts.requirements import notes, problems
+from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.nodes import container_name
-from clusterctl.ray_cluster.topology import resolve
+from clusterctl.ray_cluster.topology import Topology
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
-from clusterctl.workflows.reach import look, reach
+from clusterctl.workflows.alike import differences
+from clusterctl.workflows.built import unlike_the_plan
+from clusterctl.workflows.gpus_inside import lost_in_containers
+from clusterctl.workflows.lacking import name_listeners, place, requirements, running
+from clusterctl.workflows.pairwise import IN_USE, prove, ray_ports
+from clusterctl.workflows.reach import look, node_files, reach
 
 
 @dataclass(frozen=True)
@@ -29,34 +37,53 @@ class Report:
 
 
 def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> Report:
-    """Look at `hosts`; with all of them answering, at how they fit together too."""
+    """Look at `hosts`, at how they fit together, and, where the cluster is up, at what differs
+    from what bootstrap made."""
     with reach(hosts, credentials) as transports:
-        found = look(inventory, transports)
-    answers = values(found)
-    errors = [*failures(found), *requirements(inventory, answers)]
-    choices: dict[str, tuple[str, ...]] = {}
+        found = look(inventory, transports, files=node_files(inventory.cluster))
+        answers = values(found)
+        lacking = requirements(inventory, answers)
+        name_listeners(lacking, transports)
+        topology, misplaced = place(inventory, answers)
+        told = [*failures(found), *lacking, *_new(misplaced, lacking)]
+        between, noted = _pairs(inventory, topology, answers, transports)
+        unlike = [
+            *differences(inventory, answers, transports),
+            *lost_in_containers(inventory, answers),
+            *unlike_the_plan(inventory, topology, answers, transports),
+        ]
+    choices = {node.host: node.explain for node in topology.nodes} if topology else {}
     facts = {name: answer.facts for name, answer in answers.items()}
-    if len(answers) == len(inventory.hosts) and not errors:
-        try:
-            nodes = resolve(inventory, facts).nodes
-            choices = {node.host: node.explain for node in nodes}
-        except ClusterctlError as error:
-            errors.append(error)
-    return Report(facts, choices, tuple(notes(inventory, facts)), tuple(errors))
+    all_notes = (*notes(inventory, facts), *noted)
+    return Report(facts, choices, all_notes, (*told, *_clocks_once(told, between), *unlike))
 
 
-def requirements(inventory: Inventory, answers: dict[str, Probe]) -> list[ClusterctlError]:
-    """What the hosts that answered lack."""
-    ours = container_name(inventory.cluster)
-    running = {
-        name
-        for name, answer in answers.items()
-        if any(c.name == ours and c.state == "running" for c in answer.containers)
-    }
-    with_image = {name for name, answer in answers.items() if answer.image is not None}
-    facts = {name: answer.facts for name, answer in answers.items()}
-    images = (answer.image for answer in answers.values())
-    image_env = next((image.cuda for image in images if image), None)
-    return list(
-        problems(inventory, facts, ours=running, with_image=with_image, image_env=image_env)
-    )
+def _new(
+    misplaced: Iterable[ClusterctlError], lacking: Iterable[ClusterctlError]
+) -> list[ClusterctlError]:
+    """A host without a place, where nothing said about it so far tells why."""
+    known = {error.host for error in lacking}
+    return [error for error in misplaced if error.host not in known]
+
+
+def _pairs(
+    inventory: Inventory,
+    topology: Topology | None,
+    answers: Mapping[str, Probe],
+    transports: Mapping[str, Transport],
+) -> tuple[list[RequirementsNotMet], tuple[str, ...]]:
+    """Problems and notes between the hosts that have a place."""
+    if topology is None:
+        return [], ()
+    placed = {node.host: answers[node.host].facts for node in topology.nodes}
+    unrated = IN_USE if running(inventory, answers) else ""
+    seen = prove(inventory, topology, placed, transports, unrated=unrated)
+    return judgement.problems(seen, ray_ports(inventory)), tuple(judgement.notes(seen))
+
+
+def _clocks_once(
+    told: Iterable[ClusterctlError], between: Iterable[ClusterctlError]
+) -> list[ClusterctlError]:
+    """A clock that is minutes off shows in a host's facts, and again between hosts."""
+    wrong = {error.host for error in told if error.hint == CLOCK_HINT}
+    return [error for error in between if error.hint != CLOCK_HINT or error.host not in wrong]

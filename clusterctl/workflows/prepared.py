@@ -13,7 +13,7 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.ray_cluster.topology import Node, Topology, resolve
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, values
-from clusterctl.workflows.check import requirements
+from clusterctl.workflows.lacking import name_listeners, requirements
 from clusterctl.workflows.reach import look
 
 
@@ -51,7 +51,9 @@ def look_and_require(
     raise_all(error for error in failures(found) if error.host in held)
     answers = values(found)
     fit = {name: answer for name, answer in answers.items() if name in held}
-    raise_all(requirements(inventory, fit))
+    lacking = requirements(inventory, fit)
+    name_listeners(lacking, transports)
+    raise_all(lacking)
     topology = topology_of(inventory, answers)
     return Cluster(inventory, topology, answers, views(inventory, transports, answers), held)
 

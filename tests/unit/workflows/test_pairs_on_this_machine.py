@@ -1,0 +1,116 @@
+"""The program that hosts run, for real: two hosts that are two addresses of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from clusterctl.errors import CommandFailed
+from clusterctl.facts.model import HostFacts
+from clusterctl.facts.pairs.judgement import problems
+from clusterctl.facts.pairs.model import Seen
+from clusterctl.facts.pairs.post import Post
+from clusterctl.inventory.model import Host, Inventory, RayPorts
+from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.transport.local import LocalTransport
+from clusterctl.workflows.pairwise import prove
+from tests.fakes.host_facts import host_facts, nic
+
+pytestmark = pytest.mark.skipif(not shutil.which("python3"), reason="runs python3, as hosts do")
+
+IPS = {"a": "127.0.0.81", "b": "127.0.0.82"}
+PORTS = RayPorts(
+    gcs=26379, node_manager=26380, object_manager=26381, runtime_env_agent=26382,
+    dashboard_agent_listen=26383, dashboard_agent_grpc=26384, metrics_export=26385,
+    min_worker=21000, max_worker=21010,
+)  # fmt: skip
+
+
+def inventory() -> Inventory:
+    hosts = tuple(
+        Host(name=name, address="localhost", role="worker" if number else "head")
+        for number, name in enumerate(IPS)
+    )
+    return Inventory(cluster="demo", image="vllm:1", hosts=hosts, ray_ports=PORTS)
+
+
+def facts(ip: str, **changes: object) -> HostFacts:
+    root = os.geteuid() == 0
+    return host_facts(nic("lo0", f"{ip}/8", kind="virtual"), root=root, **changes)
+
+
+def topology() -> Topology:
+    return Topology(
+        tuple(Node(name, "worker", ip, "lo0", ("lo0",), "lo0", (), 0) for name, ip in IPS.items())
+    )
+
+
+@contextmanager
+def transports() -> Iterator[dict[str, LocalTransport]]:
+    with ExitStack() as stack:
+        made = {host.name: LocalTransport(host) for host in inventory().hosts}
+        for transport in made.values():
+            stack.callback(transport.close)
+        yield made
+
+
+def seen(**changes: object) -> Seen:
+    with transports() as reached:
+        return prove(
+            inventory(),
+            topology(),
+            {name: facts(ip, **changes) for name, ip in IPS.items()},
+            reached,
+        )
+
+
+def test_two_hosts_try_everything_both_ways() -> None:
+    found = seen()
+    assert found.unproven == {}
+    assert [(way.sender.host, way.receiver.host) for way in found.ways] == [("a", "b"), ("b", "a")]
+    for way in found.ways:
+        assert way.lane.purposes == ("control", "nccl", "gloo")
+        assert set(way.tcp.values()) == {"ok"}
+        assert way.rate is not None
+        assert way.rate > 100
+        if os.geteuid() == 0:
+            assert way.echo is not None
+            assert None not in way.echo.values()
+    assert 26379 in found.ways[1].tcp
+    assert all(abs(clock.offset) < 0.5 for clock in found.clocks.values())
+
+
+def test_the_loopback_is_found_out() -> None:
+    """Both addresses are this machine's: packets leave by lo, whatever the facts say."""
+    kinds = {problem.summary.split(",")[0] for problem in problems(seen(), {})}
+    assert kinds == {
+        "packets to b (127.0.0.82) leave by lo",
+        "packets to a (127.0.0.81) leave by lo",
+    }
+
+
+def test_a_host_without_python_is_told_and_the_other_still_looks() -> None:
+    with transports() as reached:
+        by_name = {"a": facts(IPS["a"]), "b": facts(IPS["b"], python3=None)}
+        found = prove(inventory(), topology(), by_name, reached)
+    assert found.unproven == {"b": "it has no python3"}
+    assert [way.sender.host for way in found.ways] == ["a"]
+
+
+def test_one_host_alone_has_no_ways() -> None:
+    with transports() as reached:
+        found = prove(inventory(), topology(), {"a": facts(IPS["a"])}, reached)
+    assert found.ways == ()
+
+
+def test_a_program_that_breaks_says_why() -> None:
+    with transports() as reached:
+        post = Post(reached["a"], sudo=False)
+        with pytest.raises(CommandFailed) as caught:
+            post.ask("open", {"nonsense": 1})
+        post.close()
+    assert "KeyError" in (caught.value.detail or "")
