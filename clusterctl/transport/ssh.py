@@ -20,6 +20,7 @@ from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel
 from clusterctl.transport.dialer import Dialer
+from clusterctl.transport.ordered import OrderedChannel, OrderedStream
 from clusterctl.transport.pulse import Pulse
 from clusterctl.transport.script import login_shell_line
 from clusterctl.transport.shell import ShellTransport
@@ -83,7 +84,7 @@ class SshTransport(ShellTransport):
                 hint=f"clusterctl exec --limit {self._host.name} -- ss -ltn",
                 detail=str(error),
             ) from error
-        return SocketChannel(channel, self._host.name)
+        return SocketChannel(OrderedStream(channel), self._host.name)
 
     def close(self) -> None:
         with self._connecting:
@@ -168,14 +169,10 @@ class SshWire:
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
+        self._ordered = OrderedChannel(channel)
 
     def send(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[self._channel.send(bytes(rest[:65536])) :]
-            except TimeoutError:  # `settimeout` is for readers; the command is slow to read
-                continue
+        self._ordered.sendall(data)
 
     def recv(self, size: int) -> bytes:
         return self._channel.recv(size)
@@ -192,7 +189,7 @@ class SshWire:
 
     def close_stdin(self) -> None:
         with contextlib.suppress(OSError, EOFError):
-            self._channel.shutdown_write()
+            self._ordered.send_eof()
 
     def wait(self, seconds: float | None) -> int | None:
         if not self._channel.status_event.wait(seconds):
