@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from clusterctl.distribution.chain_feed import Feed, Throttle
-from clusterctl.distribution.chain_keeper import Keeper
+from clusterctl.distribution.chain_keeper import BACKOFF, Keeper
 from clusterctl.distribution.chain_link import Link, Progress
 from clusterctl.distribution.content import Blob, BlobSource, ImageContent
 from clusterctl.distribution.relay import frames
@@ -55,6 +55,7 @@ class Chain:
         image: ImageContent | None = None,
         limit_rate: int | None = None,
         stall: float = STALL,
+        backoff: Sequence[float] = BACKOFF,
         report: Callable[[Progress], None] = lambda _: None,
         say: Callable[[str, str], None] = lambda _host, _text: None,
     ) -> None:
@@ -75,6 +76,7 @@ class Chain:
                 self._feed,
                 token=token,
                 stall=stall,
+                backoff=backoff,
                 image=self._name.offer(image) if self._name and image else None,
                 say=say,
                 moved=self._arrange,
@@ -105,10 +107,14 @@ class Chain:
         """Ends the relays. After an error their caches stay, so that a second run resumes."""
         self.close(keep=exc is not None)
 
-    def close(self, *, keep: bool = False) -> None:
-        """End the relays; remove what is in their caches of these blobs, unless `keep`."""
+    def close(self, *, keep: bool = False, done: Collection[str] = ()) -> None:
+        """End the relays; remove what is in their caches of these blobs. With `keep` only on
+        the hosts of `done`, which will not come back for more."""
         self._ended.set()
-        fan_out(self._keepers, lambda keeper: keeper.close(clean=not keep))
+        fan_out(
+            self._keepers,
+            lambda keeper: keeper.close(clean=not keep or keeper.link.host in done),
+        )
 
     def pull_reference(self, host: str) -> str:
         """What the engine on `host` can pull the image as: 127.0.0.1:PORT/RANDOM/name:tag.

@@ -31,7 +31,7 @@ INHERITED = (
 
 
 @dataclass(frozen=True)
-class StoredImage:
+class HeldImage:
     """One image of an engine."""
 
     id: str
@@ -59,7 +59,7 @@ class EngineStock:
     root: str
     python: str | None
     """3.6 or later; None where there is none."""
-    images: tuple[StoredImage, ...]
+    images: tuple[HeldImage, ...]
     digests: frozenset[str]
     """Compressed layers whose content the engine knows from an earlier pull (overlay2 only):
     it does not fetch these again. `sha256:...`."""
@@ -70,7 +70,7 @@ class EngineStock:
     one_disk: bool
     """Both are the same file system."""
 
-    def tagged(self, reference: str) -> StoredImage | None:
+    def tagged(self, reference: str) -> HeldImage | None:
         """The image that goes by that name, with its tag."""
         return next((image for image in self.images if reference in image.tags), None)
 
@@ -84,12 +84,13 @@ def look_script() -> str:
     return resource_files("clusterctl.distribution").joinpath("engine_stock.sh").read_text()
 
 
-def take_stock(driver: ContainerDriver, cache: str = CACHE) -> EngineStock:
-    """Ask the host. `cache`: the directory where blobs wait there.
+def take_stock(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineStock:
+    """Ask the host. `cache`: the directory where blobs wait there; `reference`: a name that is
+    looked up even if the engine does not list it.
 
     Raises EngineUnavailable, ConnectionFailed, CommandTimedOut.
     """
-    argv = ["sh", "-c", look_script(), "stock", cache]
+    argv = ["sh", "-c", look_script(), "stock", cache, reference]
     result = driver.command(argv, timeout=ANSWER_LIMIT)
     if not result.ok:
         raise engine_error(result.last_lines() or "nothing", driver.host, unavailable=True)
@@ -113,7 +114,7 @@ def parse_stock(text: str) -> EngineStock:
         platform=f"{engine['os']}/{PROCESSORS.get(engine['machine'], engine['machine'])}",
         root=told["root"][0],
         python=next(iter(told["python"]), None),
-        images=tuple(_image(json.loads(line)) for line in told["image"]),
+        images=tuple(dict.fromkeys(_image(json.loads(line)) for line in told["image"])),
         digests=frozenset(f"sha256:{digits}" for digits in told["digest"]),
         free=frees[0],
         cache_free=frees[-1],
@@ -128,8 +129,8 @@ def settings(config: Mapping[str, Any] | None) -> str:
     return json.dumps({key: value for key, value in kept.items() if value}, sort_keys=True)
 
 
-def _image(document: Mapping[str, Any]) -> StoredImage:
-    return StoredImage(
+def _image(document: Mapping[str, Any]) -> HeldImage:
+    return HeldImage(
         id=document["id"],
         tags=tuple(document["tags"] or ()),
         layers=tuple(document["layers"] or ()),

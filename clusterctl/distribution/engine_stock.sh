@@ -1,6 +1,8 @@
 #!/bin/sh
 # Says what this host's engine has of images, and what it can take in: lines of a word, a tab and
-# a value. Reads only. $1 is the directory where blobs wait, which need not exist yet.
+# a value. Reads only. $1 is the directory where blobs wait, which need not exist yet; $2 a name
+# to look up by itself, if not empty: the containerd store does not list an image of which it never
+# fetched the layers that it had already.
 PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin:/snap/bin
 LC_ALL=C
 export PATH LC_ALL
@@ -15,7 +17,7 @@ image='{"id":{{json .Id}},"tags":{{json .RepoTags}},"layers":{{json .RootFS.Laye
 '"size":{{json .Size}},"config":{{json .Config}}}'
 ids=$(docker image ls --quiet --no-trunc | sort -u)
 # shellcheck disable=SC2086  # several ids
-[ -z "$ids" ] || docker image inspect --format "image	$image" $ids 2>/dev/null
+[ -z "$ids$2" ] || docker image inspect --format "image	$image" $ids $2 2>/dev/null
 
 map=$root/image/overlay2/distribution/diffid-by-digest/sha256
 [ -d "$map" ] && find "$map" -type f | while read -r path; do

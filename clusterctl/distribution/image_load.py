@@ -11,7 +11,6 @@ from clusterctl.containers.meter import Meter
 from clusterctl.distribution.content import CHUNK, Blob, BlobSource, ImageContent
 from clusterctl.distribution.load_archive import archive, archive_size, skeleton
 from clusterctl.errors import CommandTimedOut, StepFailed
-from clusterctl.transport.base import Transport
 
 LOAD = """\
 directory=$(mktemp -d) || exit 1
@@ -51,13 +50,12 @@ def load_by_stream(
 class HostBlobs:
     """Files of a host as a source of blobs, read over SSH."""
 
-    def __init__(self, transport: Transport, paths: Mapping[str, str]) -> None:
-        self._transport = transport
-        self._paths = paths
+    def __init__(self, driver: ContainerDriver, paths: Mapping[str, str]) -> None:
+        self._driver, self._paths = driver, paths
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         argv = ["tail", "-c", f"+{offset + 1}", self._paths[blob.digest]]
-        with self._transport.open_channel(argv, sudo=True) as channel:
+        with self._driver.open(argv) as channel:
             channel.settimeout(60.0)
             try:
                 while chunk := channel.recv(CHUNK):
@@ -65,11 +63,11 @@ class HostBlobs:
             except TimeoutError as error:
                 raise CommandTimedOut(
                     f"reading {self._paths[blob.digest]} came to a stop",
-                    host=self._transport.host.name,
+                    host=self._driver.host,
                 ) from error
             if channel.wait(timeout=30) != 0:
                 raise StepFailed(
                     f"{self._paths[blob.digest]} cannot be read",
-                    host=self._transport.host.name,
+                    host=self._driver.host,
                     detail=channel.stderr_tail() or None,
                 )

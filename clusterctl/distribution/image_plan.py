@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from clusterctl.distribution.content import Blob, ImageContent
-from clusterctl.distribution.engine_stock import EngineStock, StoredImage
+from clusterctl.distribution.engine_stock import EngineStock, HeldImage
 from clusterctl.errors import RequirementsNotMet
 
 EXPANSION = 3.0
@@ -49,17 +49,6 @@ class Wanted:
     """As `engine_stock.settings` gives them."""
 
 
-class Standing(StrEnum):
-    """How a host stands to the wanted image."""
-
-    PRESENT = "present"
-    NAMELESS = "nameless"
-    """It is there by another name, or by none."""
-    OTHER = "other"
-    """Another image goes by that name."""
-    ABSENT = "absent"
-
-
 class Way(StrEnum):
     """How the image comes to a host."""
 
@@ -70,6 +59,17 @@ class Way(StrEnum):
     STREAM = "stream"
     """`docker load` of the layers that lack, sent over SSH: for a host where no relay can run.
     Each such host takes its bytes from the operator's link anew."""
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Way.PULL: "docker pull",
+    Way.LOAD: "docker load",
+    Way.STREAM: "docker load over SSH",
+}
 
 
 @dataclass(frozen=True)
@@ -85,25 +85,18 @@ class Delivery:
         return sum(layer.size for layer in self.layers)
 
 
-def is_wanted(image: StoredImage, wanted: Wanted) -> bool:
+def is_wanted(image: HeldImage, wanted: Wanted) -> bool:
     """Whether containers from `image` are those that they would be from the wanted one. IDs
     differ between stores for the same image."""
     same_settings = image.id in wanted.ids or image.settings == wanted.settings
     return image.layers == wanted.layers and same_settings
 
 
-def same_image(stock: EngineStock, wanted: Wanted) -> StoredImage | None:
+def same_image(stock: EngineStock, wanted: Wanted) -> HeldImage | None:
     """The wanted image, by whatever name it is there."""
     found = [image for image in stock.images if is_wanted(image, wanted)]
     named = [image for image in found if wanted.reference in image.tags]
     return next(iter(named or found), None)
-
-
-def standing(stock: EngineStock, wanted: Wanted) -> Standing:
-    here = same_image(stock, wanted)
-    if here is not None:
-        return Standing.PRESENT if wanted.reference in here.tags else Standing.NAMELESS
-    return Standing.OTHER if stock.tagged(wanted.reference) else Standing.ABSENT
 
 
 def choose_delivery(stock: EngineStock, content: ImageContent) -> Delivery:

@@ -38,9 +38,14 @@ def prove(driver: ContainerDriver, content: ImageContent, identifier: str) -> No
             host=driver.host,
             hint=f"docker image rm {identifier} there, and run the same command again",
         )
+    insist_on_start(driver, identifier, content.reference)
+
+
+def insist_on_start(driver: ContainerDriver, identifier: str, reference: str) -> None:
+    """Raise StepFailed unless a container starts from the image `identifier`."""
     started = driver.run_once(identifier, START, timeout=START_LIMIT, init=True)
     if not started.ok:
         words = started.last_lines() or f"status {started.status}"
         error = engine_error(words, driver.host)
-        error.summary = f"no container starts from {content.reference}: {error.summary}"
+        error.summary = f"no container starts from {reference}: {error.summary}"
         raise error

@@ -2,92 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
-import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from clusterctl.distribution.content import Blob, ImageContent
 from clusterctl.distribution.engine_stock import settings, take_stock
 from clusterctl.distribution.image_load import load_by_stream, load_from_cache
-from clusterctl.distribution.image_plan import Standing, Wanted, standing
+from clusterctl.distribution.image_plan import Wanted, same_image
 from clusterctl.distribution.image_proof import image_id, prove
 from clusterctl.errors import StepFailed
 from tests.contract.containers.conftest import Engine
+from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 
 pytestmark = pytest.mark.dockerd
-
-REFERENCE = "clusterctl-test/layered:1"
-PLAIN = "application/vnd.oci.image.layer.v1.tar"
-
-
-@dataclass(frozen=True)
-class MadeImage:
-    """An image of plain layers in memory, as a source."""
-
-    content: ImageContent
-    blobs: dict[str, bytes]
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        yield self.blobs[blob.digest][offset:]
-
-    @property
-    def config(self) -> bytes:
-        return self.blobs[self.content.config.digest]
-
-
-def layer(name: str, data: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        entry = tarfile.TarInfo(name)
-        entry.size = len(data)
-        tar.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def made_image(*layers: bytes, word: str = "one") -> MadeImage:
-    """No shell, no files but those of `layers`."""
-    blobs = {_digest(data): data for data in layers}
-    diff_ids = tuple(map(_digest, layers))
-    config = json.dumps(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Env": [f"WORD={word}"], "Labels": {"made": "here"}},
-            "rootfs": {"type": "layers", "diff_ids": diff_ids},
-            "history": [{"created_by": "test"} for _ in layers],
-        }
-    ).encode()
-    blobs[_digest(config)] = config
-    described = Blob(_digest(config), len(config), "application/vnd.oci.image.config.v1+json")
-    listed = tuple(Blob(_digest(data), len(data), PLAIN) for data in layers)
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": _described(described),
-            "layers": [_described(blob) for blob in listed],
-        }
-    ).encode()
-    content = ImageContent(
-        REFERENCE, manifest, "application/vnd.oci.image.manifest.v1+json", described, listed,
-        diff_ids, "linux/amd64",
-    )  # fmt: skip
-    return MadeImage(content, blobs)
-
-
-def _described(blob: Blob) -> dict[str, object]:
-    return {"mediaType": blob.media_type, "digest": blob.digest, "size": blob.size}
-
-
-def _digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def wanted(image: MadeImage) -> Wanted:
@@ -138,8 +68,8 @@ def with_first(engine: Engine) -> Iterator[str]:
 def test_an_image_streamed_whole_is_proved_by_a_container(engine: Engine, with_first: str) -> None:
     prove(engine.driver(), FIRST.content, with_first)
     stock = take_stock(engine.driver())
-    assert standing(stock, wanted(FIRST)) is Standing.PRESENT
-    assert standing(stock, wanted(SECOND)) is Standing.OTHER
+    assert stock.tagged(REFERENCE) == same_image(stock, wanted(FIRST))
+    assert same_image(stock, wanted(SECOND)) is None
     assert stock.containerd is (engine.name == "gpu3")
     assert stock.python == "python3"
     assert stock.free > 0
@@ -156,7 +86,7 @@ def test_only_the_layer_that_lacks_is_loaded(
     identifier = image_id(content, containerd=take_stock(driver).containerd)
     prove(driver, content, identifier)
     driver.tag(identifier, REFERENCE)
-    assert standing(take_stock(driver), wanted(SECOND)) is Standing.PRESENT
+    assert same_image(take_stock(driver), wanted(SECOND)) is not None
     assert FIRST.content.diff_ids != SECOND.content.diff_ids
 
 
@@ -179,8 +109,10 @@ def test_a_layer_that_is_not_what_it_should_be_is_no_image(
         prove(driver, content, image_id(content, containerd=take_stock(driver).containerd))
 
 
-def test_what_a_host_had_by_another_name_gets_the_name(engine: Engine, with_first: str) -> None:
+def test_an_image_is_recognized_by_another_name(engine: Engine, with_first: str) -> None:
     driver = engine.driver()
     driver.tag(with_first, "other/name:1")
     engine.docker("rmi", REFERENCE)
-    assert standing(take_stock(driver), wanted(FIRST)) is Standing.NAMELESS
+    here = same_image(take_stock(driver), wanted(FIRST))
+    assert here is not None
+    assert here.tags == ("other/name:1",)

@@ -1,0 +1,23 @@
+"""How far a host is, in one line for people. Pure."""
+
+from __future__ import annotations
+
+from clusterctl.distribution.chain_link import Progress
+
+MIB = 1024**2
+
+
+def progress_text(progress: Progress, expected: int) -> str:
+    """Such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`; `expected` in bytes."""
+    done, total = min(progress.done, expected), max(expected, 1)
+    parts = [f"{done / MIB:.0f} of {total / MIB:.0f} MiB"]
+    if done >= expected:
+        return f"{parts[0]}, the engine unpacks"
+    if progress.rate > 0:
+        parts.append(f"{progress.rate / MIB:.1f} MiB/s")
+        parts.append(f"{(expected - done) / progress.rate:.0f} s left")
+    if progress.sources:
+        parts.append(f"from {', '.join(progress.sources)}")
+    if progress.waiting:
+        parts.append(progress.waiting)
+    return ", ".join(parts)

@@ -1,0 +1,155 @@
+"""A chain at work: every host that lacks an image gets it in the way that suits it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.distribution.chain import Chain
+from clusterctl.distribution.chain_link import CACHE, Link, Progress
+from clusterctl.distribution.engine_stock import EngineStock
+from clusterctl.distribution.image_load import load_by_stream, load_from_cache
+from clusterctl.distribution.image_origin import Origin, Supply
+from clusterctl.distribution.image_plan import Delivery, Way, choose_delivery
+from clusterctl.distribution.image_proof import image_id, prove
+from clusterctl.distribution.progress_text import progress_text
+from clusterctl.distribution.relay_pull import pull
+from clusterctl.engine.step import HostView
+
+SLOWEST = 512 * 1024
+"""Bytes a second below which a transfer is given up."""
+
+START_LIMIT = 600.0
+"""Seconds that a fetch may take beside its bytes: the hosts before it may be slow to start."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How an image is sent."""
+
+    address: Callable[[HostView], str]
+    """The address of a host that the others reach it at."""
+    limit_rate: int | None = None
+    """Bytes a second that leave the source, in all."""
+    cache: Callable[[HostView], str] = lambda _: CACHE
+    """Where blobs wait on a host."""
+    before: Callable[[HostView], None] = lambda _: None
+    """Called before an image comes to a host that has none of that name."""
+    say: Callable[[str, str], None] = lambda _host, _text: None
+    """What a user should know: host, sentence."""
+
+
+class Sending:
+    """The chain for `lacking`, the hosts that have not got the image of `supply`."""
+
+    def __init__(
+        self,
+        supply: Supply,
+        origin: Origin,
+        lacking: Mapping[str, EngineStock],
+        views: Mapping[str, HostView],
+        terms: Terms,
+    ) -> None:
+        self._supply, self._origin = supply, origin
+        self._stocks = dict(lacking)
+        self._deliveries = {
+            name: choose_delivery(stock, supply.content) for name, stock in lacking.items()
+        }
+        self._waiting = set(lacking)
+        self._arrived: set[str] = set()
+        self._saying: dict[str, Say] = {}
+        self._lock = threading.Lock()
+        self._chain = Chain(
+            _links(supply, self._deliveries, views, terms),
+            source=None if supply.holder else supply.blobs,
+            image=supply.content,
+            limit_rate=terms.limit_rate,
+            report=self._report,
+            say=terms.say,
+        )
+
+    def start(self) -> None:
+        """Raises the errors of all hosts when no relay starts at all."""
+        if any(delivery.way is not Way.STREAM for delivery in self._deliveries.values()):
+            self._chain.__enter__()
+
+    def deliver(self, view: HostView, driver: ContainerDriver) -> None:
+        """Bring the image to this host, prove it, and give it its name."""
+        with self._lock:
+            self._saying[view.host.name] = view.say
+        stock, delivery = self._stocks[view.host.name], self._deliveries[view.host.name]
+        brought_as = self._bring(view, driver, delivery)
+        view.say("starting a container from it")
+        identifier = image_id(self._supply.content, containerd=stock.containerd)
+        prove(driver, self._supply.content, identifier)
+        driver.tag(identifier, self._origin.wanted.reference)
+        if brought_as:
+            driver.remove_image(brought_as)
+
+    def leave(self, host: str, *, arrived: bool) -> bool:
+        """The host is done with; whether it was the last one."""
+        with self._lock:
+            self._waiting.discard(host)
+            self._saying.pop(host, None)
+            if arrived:
+                self._arrived.add(host)
+            return not self._waiting
+
+    @property
+    def all_arrived(self) -> bool:
+        return self._arrived == set(self._deliveries)
+
+    def close(self, *, keep: bool) -> None:
+        """End the chain; with `keep`, what came so far stays for the next run."""
+        self._chain.close(keep=keep, done=self._arrived)
+        if not keep:
+            self._origin.clear()
+
+    def _bring(self, view: HostView, driver: ContainerDriver, delivery: Delivery) -> str | None:
+        """The temporary name that it has there now, if any."""
+        if delivery.way is Way.PULL:
+            return pull(driver, self._chain, view.say)
+        if delivery.way is Way.LOAD:
+            self._load(view, driver, delivery)
+        else:
+            view.say("no relay can run here: sending it over SSH, for this host alone")
+            content = self._supply.content
+            load_by_stream(driver, content, delivery.layers, self._supply.blobs, view.say)
+        return None
+
+    def _load(self, view: HostView, driver: ContainerDriver, delivery: Delivery) -> None:
+        content = self._supply.content
+        wanted = [layer.digest for layer in delivery.layers]
+        limit = START_LIMIT + delivery.size / SLOWEST
+        paths = self._chain.fetch(view.host.name, wanted, timeout=limit) if wanted else {}
+        config = b"".join(self._supply.blobs.open(content.config))
+        view.say("loading the layers that were missing")
+        load_from_cache(driver, content, config, paths)
+
+    def _report(self, progress: Progress) -> None:
+        with self._lock:
+            say = self._saying.get(progress.host)
+        if say and not progress.lost:
+            say(progress_text(progress, self._deliveries[progress.host].size))
+
+
+def _links(
+    supply: Supply,
+    deliveries: Mapping[str, Delivery],
+    views: Mapping[str, HostView],
+    terms: Terms,
+) -> list[Link]:
+    """The holder first; hosts where no relay can run are left out."""
+    served = [name for name, delivery in deliveries.items() if delivery.way is not Way.STREAM]
+    names = [supply.holder, *served] if supply.holder else served
+    return [
+        Link(
+            views[name].transport,
+            terms.address(views[name]),
+            cache=terms.cache(views[name]),
+            origin=supply.paths if name == supply.holder else {},
+        )
+        for name in names
+    ]

@@ -1,0 +1,186 @@
+"""One image to three real engines at once, two with overlay2 and one with the containerd store:
+a relay beside each, a chain between them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl.containers.driver import ContainerDriver
+from clusterctl.distribution.engine_stock import take_stock
+from clusterctl.distribution.image_origin import HostOrigin, LocalOrigin, Origin
+from clusterctl.distribution.image_plan import Way, choose_delivery
+from clusterctl.distribution.sending import Terms
+from clusterctl.distribution.shipment import Shipment, Stocks
+from clusterctl.engine.events import Event, StepProgress
+from clusterctl.engine.executor import execute
+from clusterctl.engine.plan import Stage
+from clusterctl.engine.planner import plan
+from clusterctl.engine.step import Change, HostView
+from tests.contract.containers.conftest import Engine
+from tests.fakes.host_facts import host_facts
+from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
+
+pytestmark = pytest.mark.dockerd
+
+BASE = layer("base", os.urandom(6_000_000))
+MIDDLE = layer("middle", os.urandom(2_000_000))
+FIRST = (BASE, MIDDLE, layer("top", b"first"))
+SECOND = (BASE, MIDDLE, layer("top", b"second"))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Engines as hosts."""
+
+    engines: dict[str, Engine]
+    caches: Path
+    events: list[Event]
+
+    @property
+    def views(self) -> dict[str, HostView]:
+        return {
+            name: HostView(engine.transport.host, host_facts(), engine.transport)
+            for name, engine in self.engines.items()
+        }
+
+    def driver(self, view: HostView) -> ContainerDriver:
+        return self.engines[view.host.name].driver()
+
+    def shipment(self, find: Callable[[Stocks], Origin]) -> Shipment:
+        terms = Terms(lambda _: "127.0.0.1", cache=lambda view: str(self.caches / view.host.name))
+        return Shipment(find, self.views, tuple(self.engines), self.driver, terms)
+
+    def bring(self, find: Callable[[Stocks], Origin]) -> int:
+        """Bring it everywhere; how many hosts were changed."""
+        with self.shipment(find) as shipment:
+            stage = Stage("Image", tuple(self.engines), (shipment,))
+            return execute([stage], self.views, self.events.append).changed
+
+    def plan(self, find: Callable[[Stocks], Origin]) -> list[str]:
+        stage = Stage("Image", tuple(self.engines), (self.shipment(find),))
+        changes = plan([stage], self.views).changes
+        return [found.change.summary for found in changes if isinstance(found.change, Change)]
+
+    def layers(self) -> set[tuple[str, ...]]:
+        """What REFERENCE stands for, on all hosts."""
+        found = (engine.driver().image(REFERENCE) for engine in self.engines.values())
+        return {image.layers if image else () for image in found}
+
+    def tags(self, name: str) -> set[str]:
+        shown = self.engines[name].docker("images", "--format", "{{.Repository}}:{{.Tag}}")
+        return set(shown.split())
+
+
+def clear(engine: Engine) -> None:
+    for identifier in set(engine.docker("images", "-q", "--no-trunc").split()):
+        engine.docker("rmi", "-f", identifier)
+
+
+@pytest.fixture
+def site(
+    engine: Engine, second_engine: Engine, newer_engine: Engine, tmp_path: Path
+) -> Iterator[Site]:
+    engines = {"gpu1": engine, "gpu2": second_engine, "gpu3": newer_engine}
+    for each in engines.values():
+        clear(each)
+    yield Site(engines, tmp_path, [])
+    for each in engines.values():
+        clear(each)
+
+
+def from_here(image: MadeImage) -> Callable[[Stocks], Origin]:
+    return lambda _: LocalOrigin("bundle.tar", image)
+
+
+def from_first(site: Site) -> Callable[[Stocks], Origin]:
+    def find(stocks: Stocks) -> Origin:
+        held = stocks["gpu1"].tagged(REFERENCE)
+        assert held is not None
+        driver = site.engines["gpu1"].driver()
+        return HostOrigin(driver, held, REFERENCE, str(site.caches / "saved"))
+
+    return find
+
+
+def test_all_hosts_get_it_once_and_a_second_time_nothing_moves(site: Site) -> None:
+    image = made_image(*FIRST, packed=True)
+    planned = site.plan(from_here(image))
+    assert len(planned) == 3
+    assert "0.01 of 0.01 GiB from bundle.tar, by docker pull" in planned[0]
+    assert site.layers() == {()}, "a plan changes nothing"
+
+    image.given = 0
+    assert site.bring(from_here(image)) == 3
+    assert site.layers() == {image.content.diff_ids}
+    assert image.given < 1.02 * image.content.size, "each byte leaves the source once"
+    assert all(site.tags(name) == {REFERENCE} for name in site.engines), "no temporary name stays"
+    assert not list(site.caches.rglob("*.part"))
+    assert any(isinstance(event, StepProgress) for event in site.events)
+
+    image.given = 0
+    assert site.bring(from_here(image)) == 0
+    assert image.given < 2000, "its config, to know what hosts should have"
+
+
+def test_a_change_in_the_top_layer_moves_that_layer(site: Site) -> None:
+    site.bring(from_here(made_image(*FIRST, packed=True)))
+    changed = made_image(*SECOND, packed=True)
+    assert site.bring(from_here(changed)) == 3
+    assert changed.given < 0.01 * changed.content.size
+    assert site.layers() == {changed.content.diff_ids}
+
+
+def test_what_came_by_docker_load_is_not_fetched_again(site: Site) -> None:
+    """overlay2 does not recognize such layers in a pull; the containerd store does."""
+    base = layer("base", os.urandom(4_000_000))  # unheard of: engines remember what they pulled
+    first = made_image(base, layer("top", b"first"))
+    changed = made_image(base, layer("top", b"second"), packed=True)
+    site.bring(from_here(first))
+    site.engines["gpu2"].docker("load", stdin=_saved_again(site.engines["gpu2"]))
+    ways = {
+        name: choose_delivery(take_stock(engine.driver()), changed.content).way
+        for name, engine in site.engines.items()
+    }
+    assert ways == {"gpu1": Way.LOAD, "gpu2": Way.LOAD, "gpu3": Way.PULL}
+    changed.given = 0
+    site.bring(from_here(changed))
+    assert changed.given < 0.01 * changed.content.size
+    assert site.layers() == {changed.content.diff_ids}
+
+
+def _saved_again(engine: Engine) -> bytes:
+    """The image out of an engine that then forgets it: it comes back without a digest map."""
+    saved = subprocess.run([*engine.argv, "save", REFERENCE], capture_output=True, check=True)
+    clear(engine)
+    return saved.stdout
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_host_that_has_it_heads_the_chain(site: Site, packed: bool) -> None:
+    image = made_image(*FIRST, packed=packed)
+    only = Site({"gpu1": site.engines["gpu1"]}, site.caches, [])
+    only.bring(from_here(image))
+    image.given = 0
+    assert site.bring(from_first(site)) == 2
+    assert site.layers() == {image.content.diff_ids}
+    assert image.given == 0, "nothing passes through the operator's machine"
+    assert not (site.caches / "saved").exists()
+    assert site.bring(from_first(site)) == 0
+
+
+def test_a_run_that_was_cut_short_before_the_name_was_given_converges(site: Site) -> None:
+    image = made_image(*FIRST, packed=True)
+    site.bring(from_here(image))
+    left = f"127.0.0.1:4711/{'ab' * 16}/layered:1"
+    site.engines["gpu1"].docker("tag", REFERENCE, left)
+    site.engines["gpu3"].docker("tag", REFERENCE, left)
+    site.engines["gpu3"].docker("rmi", REFERENCE)
+    assert len(site.plan(from_here(image))) == 2
+    assert site.bring(from_here(image)) == 2
+    assert all(site.tags(name) == {REFERENCE} for name in site.engines)
