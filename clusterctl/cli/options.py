@@ -28,3 +28,18 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would change; exit 10 when something would.")
 ]
+LimitRate = Annotated[
+    str | None,
+    typer.Option("--limit-rate", help="Send no more than this a second: 400mbit, 50MB."),
+]
+
+
+def rate_of(limit_rate: str | None) -> int | None:
+    """Bytes a second. Raises UsageError."""
+    from clusterctl.errors import UsageError
+    from clusterctl.inventory.units import parse_rate
+
+    try:
+        return parse_rate(limit_rate) if limit_rate else None
+    except ValueError as error:
+        raise UsageError(f"--limit-rate: {error}", hint="--limit-rate 400mbit") from error

@@ -13,6 +13,8 @@ _FACTORS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SIZE = re.compile(r"^\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*$", re.ASCII)
+_BITS = re.compile(r"^\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKmMgGtT])bit(?:/s)?\s*$", re.ASCII)
+_POWERS = {"k": 3, "m": 6, "g": 9, "t": 12}
 _SMALLEST_MEMORY = 2**20
 
 
@@ -23,6 +25,22 @@ def parse_bytes(value: object) -> int:
     if match is None or factor is None:
         raise ValueError(f"{value!r} is not a size; write it as 24 GiB, 80 GB or a number of bytes")
     return round(float(match[1]) * factor)
+
+
+def parse_rate(value: str) -> int:
+    """Bytes a second from `400mbit` (bits, as network people write) or `50 MB`, `50 MiB/s`
+    (bytes). Raises ValueError that says what is understood."""
+    bits = _BITS.match(value)
+    try:
+        if bits:
+            rate = int(float(bits[1]) * 10 ** _POWERS[bits[2].lower()] / 8)
+        else:
+            rate = parse_bytes(value.removesuffix("/s"))
+    except ValueError:
+        rate = 0
+    if rate < 1:
+        raise ValueError(f"{value!r} is not a rate; write it as 400mbit, or 50 MB for bytes")
+    return rate
 
 
 def _parse_memory(value: object) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from clusterctl.distribution.weights.tree import Tree, TreeFile
 from clusterctl.errors import ClusterctlError, StepFailed, raise_all
 
 Say = Callable[[int], None]
-"""Is told the bytes hashed so far, over all files."""
+"""Is told the bytes hashed so far, over all files; nothing of files whose hash is known."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,6 @@ def _hashed(
             if Stamp.of(file.source) != before:
                 return changed(file.source)
             cache.put(before, hashed)
-        else:
-            told(before.size)
     except OSError as error:
         return StepFailed(f"{file.source} cannot be read: {error.strerror}")
     if damage := _unlike_its_name(file, hashed):
@@ -160,8 +158,3 @@ def changed(path: Path) -> StepFailed:
         f"{path} changed while it was read",
         hint="let what writes it come to its end, then run the same command again",
     )
-
-
-def sizes(files: Iterable[TreeFile]) -> int:
-    """Bytes of all."""
-    return sum(file.size for file in files)

@@ -27,7 +27,9 @@ cache_files() {
     (
         cd "$1" || return
         find . -type f ! -name "$MANIFEST" -exec stat -c "file$TAB%s$TAB%Y$TAB%n" {} +
-        find . -type l -exec printf "link$TAB%s\n" {} +
+        find . -type l | while IFS= read -r link; do
+            printf "link$TAB%s$TAB%s\n" "$link" "$(readlink "$link")"
+        done
     )
 }
 

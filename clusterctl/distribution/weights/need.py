@@ -60,10 +60,10 @@ def need(manifest: Manifest, host: HostModels) -> Need:
     """What `host` needs so that it has `manifest` under its name."""
     there = host.tree(manifest.name)
     state = _state(manifest, there)
-    if state == "complete":
-        return Need(state, {}, {}, ())
     wanted = {file.sha256 for file in manifest.files}
     linked = {digest: path for digest, path in host.contents.items() if digest in wanted}
+    if state == "complete":
+        return Need(state, linked, {}, ())
     unproven = _unproven(manifest, host, there, linked)
     brought = tuple(blob for blob in manifest.blobs if blob.hex not in linked)
     return Need(state, linked, unproven, brought)

@@ -34,7 +34,8 @@ class HostTree:
     path: str
     """Below the models directory."""
     files: Mapping[str, Seen]
-    links: frozenset[str] = frozenset()
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Symbolic links of a Hugging Face cache entry: path to target."""
     manifest: Manifest | None = None
     sealed: int = 0
     """When the manifest was written, in Unix seconds: after all files."""
@@ -54,7 +55,8 @@ class HostTree:
         if self.manifest is None:
             return ()
         files = [file.path for file in self.manifest.files if not self.holds(file)]
-        return (*files, *(link.path for link in self.manifest.links if link.path not in self.links))
+        links = [each for each in self.manifest.links if self.links.get(each.path) != each.target]
+        return (*files, *(link.path for link in links))
 
     def holds(self, file: WeightFile) -> bool:
         """Whether that file of its own manifest is still what it was."""
@@ -133,7 +135,7 @@ def read_answer(text: str, directory: str) -> HostModels:
 
 def _tree(record: Sequence[str]) -> HostTree:
     files: dict[str, Seen] = {}
-    links: set[str] = set()
+    links: dict[str, str] = {}
     sealed = 0
     for line in record:
         word, _, rest = line.partition("\t")
@@ -141,10 +143,11 @@ def _tree(record: Sequence[str]) -> HostTree:
             size, changed, path = rest.split("\t", 2)
             files[path.removeprefix("./")] = Seen(int(size), int(changed))
         elif word == "link":
-            links.add(rest.removeprefix("./"))
+            path, _, target = rest.partition("\t")
+            links[path.removeprefix("./")] = target
         elif word == "sealed":
             sealed = int(rest)
-    return HostTree(record[0].partition("\t")[2], files, frozenset(links), _sealed(record), sealed)
+    return HostTree(record[0].partition("\t")[2], files, links, _sealed(record), sealed)
 
 
 def _sealed(record: Sequence[str]) -> Manifest | None:

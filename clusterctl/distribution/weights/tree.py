@@ -120,6 +120,11 @@ def _files(directory: Path, below: str = "") -> Iterator[TreeFile]:
             yield _tree_file(path, directory / path)
 
 
+def is_passed_over(path: str) -> bool:
+    """Whether a file is no part of the model, by its name alone."""
+    return any(_passed_over(part) for part in path.split("/"))
+
+
 def _passed_over(name: str) -> bool:
     return name in LEFT_OUT or name.startswith(".clusterctl-") or name.endswith(_UNFINISHED)
 

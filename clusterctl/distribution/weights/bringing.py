@@ -1,0 +1,141 @@
+"""A chain at work on weights: every host gets the files it lacks, and its tree is put in place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from clusterctl.distribution.chain import Chain
+from clusterctl.distribution.chain_link import Link, Progress
+from clusterctl.distribution.weights import placing
+from clusterctl.distribution.weights.need import Need
+from clusterctl.distribution.weights.supply import Holder, Supply
+from clusterctl.engine.step import HostView
+from clusterctl.errors import ClusterctlError, raise_all
+
+if TYPE_CHECKING:
+    from clusterctl.distribution.weights.delivery import Terms
+
+SLOWEST = 512 * 1024
+"""Bytes a second below which a transfer is given up."""
+
+START_LIMIT = 600.0
+"""Seconds that a fetch may take beside its bytes: the hosts before it may be slow to start."""
+
+_GIB = 2**30
+_MIB = 2**20
+
+
+class Bringing:
+    """The chain for the hosts of `needs` that lack something."""
+
+    def __init__(
+        self,
+        supply: Supply,
+        needs: Mapping[str, Need],
+        views: Mapping[str, HostView],
+        terms: Terms,
+    ) -> None:
+        self._supply, self._needs, self._terms = supply, needs, terms
+        self._says: dict[str, Callable[[str], None]] = {}
+        self._arrived: set[str] = set()
+        self._lock = threading.Lock()
+        self._chain = Chain(
+            _links(supply, needs, views, terms),
+            supply.manifest.blobs,
+            source=supply.source,
+            limit_rate=terms.limit_rate,
+            report=self._report,
+            say=terms.say,
+        )
+
+    def start(self) -> None:
+        """Raises the errors of all hosts when no relay starts at all."""
+        if any(found.brought for found in self._needs.values()):
+            self._chain.__enter__()
+
+    def deliver(self, view: HostView) -> None:
+        """Have the model whole on this host, in its place."""
+        name, found = view.host.name, self._needs[view.host.name]
+        with self._lock:
+            self._says[name] = view.say
+        if found.brought:
+            self._fetch(name, found)
+        view.say("putting it in place")
+        placing.settle(view.transport, self._supply.final, self._terms.directory)
+        with self._lock:
+            self._arrived.add(name)
+
+    @property
+    def sent(self) -> int:
+        return self._chain.sent
+
+    @property
+    def all_arrived(self) -> bool:
+        return self._arrived >= {n for n, found in self._needs.items() if not found.complete}
+
+    def close(self, *, keep: bool) -> None:
+        """End the chain; with `keep`, what came so far stays for the next run."""
+        self._chain.close(keep=keep)
+
+    def _fetch(self, name: str, found: Need) -> None:
+        limit = START_LIMIT + found.bytes / SLOWEST
+        try:
+            self._chain.fetch(name, [blob.digest for blob in found.brought], timeout=limit)
+        except ClusterctlError:
+            raise_all(self._supply.trouble())
+            raise
+
+    def _report(self, progress: Progress) -> None:
+        with self._lock:
+            say = self._says.get(progress.host)
+            arrived = progress.host in self._arrived
+        if say and not progress.lost and not arrived:
+            say(bringing_text(progress, self._needs[progress.host].bytes))
+
+
+def bringing_text(progress: Progress, expected: int) -> str:
+    """Such as `1.2 of 2.0 GiB, 48.0 MiB/s, 17 s left, from gpu1`; `expected` in bytes."""
+    done = min(progress.done, expected)
+    unit, name = (_GIB, "GiB") if expected >= _GIB else (_MIB, "MiB")
+    parts = [f"{done / unit:.1f} of {expected / unit:.1f} {name}"]
+    if progress.rate > 0 and done < expected:
+        parts.append(f"{progress.rate / _MIB:.1f} MiB/s")
+        parts.append(f"{(expected - done) / progress.rate:.0f} s left")
+    if progress.sources:
+        parts.append(f"from {', '.join(progress.sources)}")
+    if progress.waiting:
+        parts.append(progress.waiting)
+    return ", ".join(parts)
+
+
+def _links(
+    supply: Supply, needs: Mapping[str, Need], views: Mapping[str, HostView], terms: Terms
+) -> list[Link]:
+    """Who has the model comes first, then the others in the order of the inventory."""
+    holder = supply.holder or _complete(needs, views)
+    links = []
+    if holder:
+        links.append(Link(holder.view.transport, terms.address(holder.view), origin=holder.paths))
+    places = placing.places(supply.manifest, terms.directory)
+    for name, found in needs.items():
+        if not found.complete and not (holder and name == holder.view.host.name):
+            wanted = {blob.digest for blob in found.brought}
+            links.append(
+                Link(
+                    views[name].transport,
+                    terms.address(views[name]),
+                    places={digest: place for digest, place in places.items() if digest in wanted},
+                    origin=placing.origin(found),
+                )
+            )
+    return links
+
+
+def _complete(needs: Mapping[str, Need], views: Mapping[str, HostView]) -> Holder | None:
+    """A host that has it all already: its network is faster than an SSH connection to it."""
+    for name, found in needs.items():
+        if found.complete:
+            return Holder(views[name], placing.origin(found))
+    return None

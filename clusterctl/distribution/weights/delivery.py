@@ -1,0 +1,190 @@
+"""One model on its way to several hosts at once: looked at per host, brought by one chain.
+
+The step asks host by host. The first that has something to bring begins for all: every host
+takes what it has elsewhere, space is checked, and the chain starts. The last one ends it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from clusterctl.distribution.weights import placing
+from clusterctl.distribution.weights.bringing import Bringing
+from clusterctl.distribution.weights.manifest import Manifest
+from clusterctl.distribution.weights.need import Need, need, no_room
+from clusterctl.distribution.weights.on_host import HostModels, look_at_models
+from clusterctl.distribution.weights.supply import Supply
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import ClusterctlError, Problems, StepFailed, raise_all
+from clusterctl.transport.fanout import Failed, failures, fan_out, values
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How models are sent."""
+
+    directory: str
+    """The models directory, the same on every host."""
+    address: Callable[[HostView], str]
+    """The address of a host that the others reach it at."""
+    limit_rate: int | None = None
+    """Bytes a second that leave this machine, in all."""
+    say: Callable[[str, str], None] = lambda _host, _text: None
+    """What a user should know: host, sentence."""
+
+
+@dataclass
+class _State:
+    bringing: Bringing | None = None
+    failures: dict[str, ClusterctlError] = field(default_factory=dict)
+    """Hosts that could not be made ready, and why."""
+    left: set[str] = field(default_factory=set)
+    sent: int = 0
+
+
+class Delivery:
+    """The step that brings the model of `supply` to the hosts of `views`."""
+
+    def __init__(self, supply: Supply, views: Mapping[str, HostView], terms: Terms) -> None:
+        self.title = "model"
+        self._supply, self._views, self._terms = supply, dict(views), terms
+        self._state = _State()
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end(keep=exc is not None)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this machine sent, to all hosts together."""
+        bringing = self._state.bringing
+        return self._state.sent + (bringing.sent if bringing else 0)
+
+    def check(self, view: HostView) -> Change | None:
+        """See Step. Raises RequirementsNotMet when there is no room."""
+        host = self._look(view)
+        found = need(self._supply.manifest, host)
+        if problem := no_room(self._supply.manifest, found, host):
+            raise problem
+        return None if found.complete else _change(self._supply, found)
+
+    def apply(self, view: HostView, change: Change) -> None:
+        """See Step."""
+        del change
+        bringing = self._begun(view)
+        try:
+            bringing.deliver(view)
+        finally:
+            self._leave(view.host.name)
+
+    def _look(self, view: HostView) -> HostModels:
+        return look_at_models(view.transport, self._terms.directory)
+
+    def _begun(self, view: HostView) -> Bringing:
+        """What is under way; the first host begins it for all."""
+        name = view.host.name
+        with self._lock:
+            if name in self._state.failures:
+                raise self._state.failures[name]
+            if self._state.bringing is None:
+                try:
+                    self._state.bringing = self._begin(view)
+                except ClusterctlError as error:
+                    for host in self._views:
+                        self._state.failures.setdefault(host, _own(error, host))
+                    raise self._state.failures[name] from error
+            if name in self._state.failures:
+                raise self._state.failures[name]
+            return self._state.bringing
+
+    def _begin(self, view: HostView) -> Bringing:
+        """Make all hosts ready and start the chain. Raises when none is."""
+        ready = fan_out(self._views, lambda each: self._ready(each, view.say))
+        for name, outcome in ready.items():
+            if isinstance(outcome, Failed):
+                self._state.failures[name] = outcome.error
+        needs = values(ready)
+        if all(found.complete for found in needs.values()):
+            raise_all(failures(ready))
+        bringing = Bringing(self._supply, needs, self._views, self._terms)
+        bringing.start()
+        self._state.left = {name for name, found in needs.items() if not found.complete}
+        return bringing
+
+    def _ready(self, view: HostView, say: Callable[[str], None]) -> Need:
+        """The staging directory with all that the host has of the model in other places."""
+        host = self._look(view)
+        manifest, directory = self._supply.manifest, self._terms.directory
+        found = need(manifest, host)
+        if found.complete:
+            return found
+        if found.unproven:
+            say(f"hashing what {view.host.name} has of it")
+            size = sum(_sizes(manifest)[digest] for digest in found.unproven.values())
+            told = placing.hashes(view.transport, list(found.unproven), size)
+            found = found.proven(placing.sums(told))
+        if problem := no_room(manifest, found, host):
+            raise problem
+        placing.prepare(view.transport, manifest, found, directory)
+        return found
+
+    def _leave(self, name: str) -> None:
+        with self._lock:
+            self._state.left.discard(name)
+            if self._state.left:
+                return
+            arrived = bool(self._state.bringing and self._state.bringing.all_arrived)
+        self._end(keep=not arrived)
+
+    def _end(self, *, keep: bool) -> None:
+        with self._lock:
+            bringing, self._state.bringing = self._state.bringing, None
+        if bringing:
+            bringing.close(keep=keep)
+            self._state.sent += bringing.sent
+
+
+def _sizes(manifest: Manifest) -> dict[str, int]:
+    return {file.sha256: file.size for file in manifest.files}
+
+
+def _change(supply: Supply, found: Need) -> Change:
+    """Such as `bring Tiny-1B: 2.0 GiB in 8 files from here`."""
+    manifest = supply.manifest
+    least, most = found.least, manifest.size
+    files = sum(1 for blob in found.brought if blob.hex not in set(found.unproven.values()))
+    amount = f"{_amount(least)} of {_amount(most)}" if least < most else _amount(most)
+    text = f"{_VERBS[found.state]} {manifest.name}: {amount} in {files} files from {supply.name}"
+    if found.unproven:
+        text += f", after {len(found.unproven)} files that are there are hashed"
+    return Change(text, disruptive=found.state == "differs")
+
+
+_VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs": "replace"}
+
+
+def _amount(count: int) -> str:
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB / 100 else f"{count / 2**20:.1f} MiB"
+
+
+def _own(error: ClusterctlError, host: str) -> ClusterctlError:
+    """What one host is told of a failure that concerns several: its own part in it."""
+    found = error.errors if isinstance(error, Problems) else (error,)
+    for single in found:
+        if single.host in (host, None):
+            return single
+    return StepFailed(f"the model was not sent: {found[0]}", host=host, hint=found[0].hint)
