@@ -14,6 +14,7 @@ from clusterctl.cli import (
     down,
     exec_,
     fit,
+    init,
     lab,
     logs,
     model,
@@ -66,6 +67,7 @@ def _root(
     """Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH."""
 
 
+app.command("init")(init.init)
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("plan")(bootstrap.plan)
 app.command("check")(bootstrap.check)

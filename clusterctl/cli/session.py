@@ -50,6 +50,15 @@ def _accepting(inventory: Inventory) -> Inventory:
 
 
 @contextmanager
+def logged(cluster: str, command: str) -> Iterator[Path | None]:
+    """A log file for this run, which errors name; None where none can be written."""
+    with run_log(cluster, command) as log:
+        if log:
+            _logs.append(log)
+        yield log
+
+
+@contextmanager
 def session(
     command: str,
     path: Path | None,
@@ -61,9 +70,7 @@ def session(
     """Open a session for `command`; `quiet` shows no progress (for --json and for one-liners)."""
     inventory = load_inventory(path, accept_new=accept_new)
     hosts = select(inventory, limit) if limit else inventory.hosts
-    with run_log(inventory.cluster, command) as log:
-        if log:
-            _logs.append(log)
+    with logged(inventory.cluster, command) as log:
         if not quiet:
             print(headline(inventory.cluster, len(hosts), log), file=sys.stderr)
         elif log is None:

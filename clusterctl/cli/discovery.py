@@ -1,0 +1,113 @@
+"""What `init` asks a user, and how its inventory is handed over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from clusterctl.cli.session import confirm, credentials, logged
+from clusterctl.errors import UsageError
+from clusterctl.inventory.load import load
+from clusterctl.ray_cluster.fabric_choice import Option, Undecided
+from clusterctl.reporting.console import Progress
+from clusterctl.reporting.text import columns, count
+from clusterctl.transport.offered_key import OfferedKey
+from clusterctl.workflows.host_words import named_hosts
+from clusterctl.workflows.init import Found, Wishes, run
+from clusterctl.workflows.inventory_text import inventory_text
+
+STDOUT = Path("-")
+
+
+def refuse_to_overwrite(output: Path, *, force: bool) -> None:
+    """Before any host is asked."""
+    if output == STDOUT:
+        return
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        what = "is a directory" if output.is_dir() else "is in no directory that exists"
+        raise UsageError(f"{output} {what}", hint="name a file: -o inventory.yaml; or print: -o -")
+    if output.exists() and not force:
+        raise UsageError(
+            f"{output} is there already, and your changes may be in it",
+            hint="--force overwrites it; -o names another file, and -o - prints",
+        )
+
+
+def look(words: list[str], wishes: Wishes, *, accept_new: bool) -> Found:
+    """Ask the hosts, and the user where the hosts leave something open."""
+    ssh = wishes.ssh.model_copy(update={"accept_new": True}) if accept_new else wishes.ssh
+    hosts = named_hosts(words, ssh)
+    with logged(wishes.cluster, "init"), Progress(sys.stderr) as progress:
+        return run(
+            wishes,
+            hosts,
+            credentials(progress),
+            accept_keys=lambda keys: _accepted(keys, progress),
+            decide=lambda question: _decided(question, progress),
+        )
+
+
+def _accepted(keys: Mapping[str, OfferedKey], progress: Progress) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    with progress.paused():
+        print("Nobody knows these hosts yet. The keys that they show:", file=sys.stderr)
+        rows = [(host, str(key)) for host, key in keys.items()]
+        print("\n".join(columns(rows)), file=sys.stderr)
+        print(
+            "A host tells its own with: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+            file=sys.stderr,
+        )
+    files = ", ".join(dict.fromkeys(str(key.file) for key in keys.values()))
+    return confirm(f"Add them to {files}?", yes=False, progress=progress)
+
+
+def _decided(question: Undecided, progress: Progress) -> Option | None:
+    """The option whose number was typed; None without a terminal, or at the end of input."""
+    if not sys.stdin.isatty():
+        return None
+    with progress.paused():
+        print(f"{question}:", file=sys.stderr)
+        for number, option in enumerate(question.options, 1):
+            print(f"  {number}  {option.text}", file=sys.stderr)
+        while True:
+            print(f"Which one? [1-{len(question.options)}] ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                return None
+            if line.strip().isdecimal() and 1 <= int(line) <= len(question.options):
+                return question.options[int(line) - 1]
+
+
+def deliver(wishes: Wishes, found: Found, output: Path) -> None:
+    """Write the inventory, or print it; what is doubtful goes to stderr."""
+    text = inventory_text(wishes, found)
+    for doubt in found.doubts:
+        print(f"note: {doubt}", file=sys.stderr)
+    if output == STDOUT:
+        print(text, end="")
+        return
+    _write(output, text)
+    hosts, gpus = count(len(found.facts), "host"), count(_gpus(found), "GPU")
+    print(f"{output}: {hosts}, {gpus}; next: clusterctl check {output}")
+
+
+def _gpus(found: Found) -> int:
+    return sum(len(facts.gpus.gpus) for facts in found.facts.values())
+
+
+def _write(output: Path, text: str) -> None:
+    """Whole or not at all; what `load` does not take is a bug, and no file of the user's."""
+    with NamedTemporaryFile(
+        "w", dir=output.absolute().parent, prefix=".init-", suffix=".yaml", delete=False
+    ) as file:
+        file.write(text)
+    draft = Path(file.name)
+    try:
+        load(draft)
+        draft.chmod(0o644)
+        draft.replace(output)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,84 @@
+"""Names and the head of a new inventory, from what hosts say of themselves. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from clusterctl.facts.model import HostFacts
+
+_LONGEST = 60
+"""Characters: a name has at most 63, and a number may be added."""
+
+
+def inventory_names(found: Mapping[str, HostFacts]) -> dict[str, str]:
+    """By the word that a host was named by: its host name, without a domain, and with a number
+    where an earlier host calls itself the same."""
+    names: dict[str, str] = {}
+    for word, facts in found.items():
+        base = _plain(facts.hostname.partition(".")[0]) or f"host-{_plain(word)}".rstrip("-")
+        name, number = base, 1
+        while name in names.values():
+            number += 1
+            name = f"{base}-{number}"
+        names[word] = name
+    return names
+
+
+def _plain(text: str) -> str:
+    """Lower case letters, digits and dashes; `localhost` is no name among several."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST].strip("-")
+    return "" if plain == "localhost" else plain
+
+
+def choose_head(names: Sequence[str], found: Mapping[str, HostFacts]) -> tuple[str, str]:
+    """The head and why: the first host named that has GPUs, else the first. It carries little
+    more than the others: Ray's tables, and the process that answers requests."""
+    with_gpus = [name for name in names if found[name].gpus.gpus]
+    if not with_gpus or with_gpus[0] == names[0]:
+        return names[0], "the first host named"
+    return with_gpus[0], f"the first host named that has GPUs ({names[0]} has none)"
+
+
+def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], accelerator: str) -> list[str]:
+    """What a user should know of the hosts before using the inventory: a sentence each.
+
+    words  the word that named a host, by its name
+    """
+    said = [*_namesakes(words, found), *_twins(words, found)]
+    if accelerator == "nvidia":
+        said += [
+            f"{name} shows no GPU: {why_no_gpu(facts)}"
+            for name, facts in found.items()
+            if not facts.gpus.gpus
+        ]
+    return said
+
+
+def why_no_gpu(facts: HostFacts) -> str:
+    """Of a host whose nvidia-smi lists none."""
+    seen = facts.gpus.pci_devices
+    on_bus = f", and its PCI bus shows {seen}" if seen else ""
+    return f"{facts.gpus.error or 'nvidia-smi names none'}{on_bus}"
+
+
+def _namesakes(words: Mapping[str, str], found: Mapping[str, HostFacts]) -> Iterator[str]:
+    firsts: dict[str, str] = {}
+    for name, facts in found.items():
+        first = firsts.setdefault(facts.hostname.lower(), name)
+        if first != name:
+            yield (
+                f"{words[name]} calls itself {facts.hostname}, as {words[first]} does, and is "
+                f"{name} here; on it: sudo hostnamectl set-hostname {name}"
+            )
+
+
+def _twins(words: Mapping[str, str], found: Mapping[str, HostFacts]) -> Iterator[str]:
+    firsts: dict[tuple[str, str], str] = {}
+    for name, facts in found.items():
+        first = firsts.setdefault((facts.machine_id, facts.boot_id), name)
+        if first != name and facts.boot_id:
+            yield (
+                f"{name} ({words[name]}) seems to be the same machine as {first} "
+                f"({words[first]}): machine ID and boot ID are equal"
+            )
