@@ -53,6 +53,7 @@ def light_up(count: int) -> Path:
     with exclusive(paths.lock):
         keys.ensure_identity(paths)
         network.ensure_network(LIGHT)
+        network.ensure_neighbours(len(hosts))
         _remove_surplus(hosts)
         with ThreadPoolExecutor(_WORKERS) as pool:
             for _ in pool.map(lambda host: _ensure_light(host, paths), hosts):

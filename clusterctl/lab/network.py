@@ -19,6 +19,7 @@ from clusterctl.lab.local import run, succeeds
 from clusterctl.lab.mounts import unmount_under
 
 NAMESPACES = Path("/run/netns")
+_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default")
 NETWORKS = (CONTROL, FABRIC, LIGHT)
 _RATE = re.compile(r"([1-9][0-9]*)(kbit|mbit|gbit)")
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -79,6 +80,16 @@ def ensure_host_network(host: LabHost) -> bool:
     gateway = str(host.nics[0].network.controller)
     run(["ip", "-n", host.namespace, "route", "replace", "default", "via", gateway])
     return missing
+
+
+def ensure_neighbours(hosts: int) -> None:
+    """Room for `hosts` that all talk to each other in the kernel's table of neighbours, which all
+    namespaces share; its limit of 1024 is meant for one host. Raised, never lowered; in a
+    namespace of its own the machine has no say in it."""
+    for name in ("gc_thresh3", "gc_thresh2", "gc_thresh1"):
+        limit = _NEIGHBOURS / name
+        if limit.exists() and int(limit.read_text()) < 2 * hosts**2:
+            limit.write_text(str(2 * hosts**2))
 
 
 def set_cable(nic: Nic, *, plugged: bool) -> None:

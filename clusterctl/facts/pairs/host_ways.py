@@ -16,8 +16,9 @@ from clusterctl.facts.pairs.host_listen import family
 CONNECT_WITHIN = 2.2
 """Seconds: TCP repeats a lost SYN after one, so that one loss is no verdict."""
 
-AT_ONCE = 200
-"""Open connections; the usual soft limit is 1024 files."""
+AT_ONCE = 32
+"""Connections, or echoes, under way together: each may have to find its neighbour by a broadcast
+to all hosts."""
 
 ECHO_ROUNDS, ECHO_ROUND = 3, 0.4
 """A packet is sent three times, 0.4 s apart, before it counts as lost."""
@@ -58,37 +59,41 @@ def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
 
 
 def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) -> Dict[Connect, str]:
-    """ok, refused, no answer, or the system's words. `greetings`: what is said at (to, port)."""
-    found: Dict[Connect, str] = {}
-    for at in range(0, len(wanted), AT_ONCE):
-        found.update(_Dialling(greetings).all_of(wanted[at : at + AT_ONCE]))
-    return found
+    """ok, refused, no answer, or the system's words. `greetings`: what is said at (to, port).
+    What gave no answer is tried once more: a hundred hosts that begin together lose some."""
+    found = _Dialling(greetings).all_of(wanted)
+    silent = [key for key, word in found.items() if word == "no answer"]
+    return {**found, **_Dialling(greetings).all_of(silent)}
 
 
 class _Dialling:
     def __init__(self, greetings: Dict[Tuple[str, int], str]) -> None:
         self._greetings = greetings
         self._poll = select.poll()
-        self._open: Dict[int, Tuple[Connect, socket.socket]] = {}
+        self._open: Dict[int, Tuple[Connect, socket.socket, float]] = {}
+        self._found: Dict[Connect, str] = {}
 
     def all_of(self, wanted: List[Connect]) -> Dict[Connect, str]:
-        found = dict.fromkeys(wanted, "no answer")
-        for key in wanted:
-            try:
-                self._dial(key)
-            except OSError as error:
-                found[key] = _words(error)
-        deadline = time.monotonic() + CONNECT_WITHIN
-        while self._open and time.monotonic() < deadline:
-            for fd, _ in self._poll.poll(max(0, deadline - time.monotonic()) * 1000):
-                key, peer = self._open[fd]
+        """At most AT_ONCE at a time, so that neighbours are found before more are asked for."""
+        left = list(reversed(wanted))
+        while left or self._open:
+            while left and len(self._open) < AT_ONCE:
+                self._begin(left.pop())
+            for fd, _ in self._poll.poll(100):
+                key, peer, _ = self._open[fd]
                 word = self._verdict(peer, self._greetings.get(key[1:]))
                 if word:
-                    found[key] = word
-                    self._forget(fd)
-        for fd in list(self._open):
-            self._forget(fd)
-        return found
+                    self._end(fd, word)
+            late = [fd for fd, (_, _, end) in self._open.items() if time.monotonic() > end]
+            for fd in late:
+                self._end(fd, "no answer")
+        return self._found
+
+    def _begin(self, key: Connect) -> None:
+        try:
+            self._dial(key)
+        except OSError as error:
+            self._found[key] = _words(error)
 
     def _dial(self, key: Connect) -> None:
         source, to, port = key
@@ -102,7 +107,7 @@ class _Dialling:
         except OSError:
             peer.close()
             raise
-        self._open[peer.fileno()] = (key, peer)
+        self._open[peer.fileno()] = (key, peer, time.monotonic() + CONNECT_WITHIN)
         self._poll.register(peer.fileno(), select.POLLOUT)
 
     def _verdict(self, peer: socket.socket, greeting: Optional[str]) -> str:
@@ -121,9 +126,11 @@ class _Dialling:
             return _words(error)
         return "ok" if said == greeting.encode() else "another program answers"
 
-    def _forget(self, fd: int) -> None:
+    def _end(self, fd: int, word: str) -> None:
         self._poll.unregister(fd)
-        self._open.pop(fd)[1].close()
+        key, peer, _ = self._open.pop(fd)
+        peer.close()
+        self._found[key] = word
 
 
 def _words(error: OSError) -> str:
@@ -168,11 +175,13 @@ class _Echo:
         found: Dict[Ask, float] = {}
         sent: Dict[int, Tuple[Ask, float]] = {}
         for _ in range(ECHO_ROUNDS):
-            for key in wanted:
-                if key not in found:
+            missing = [key for key in wanted if key not in found]
+            for at in range(0, len(missing), AT_ONCE):
+                for key in missing[at : at + AT_ONCE]:
                     sent[len(sent)] = (key, time.monotonic())
                     self._send(key, len(sent) - 1)
-            self._collect(sent, found, len(wanted))
+                self._collect(sent, found, len(found) + len(missing[at : at + AT_ONCE]), 0.05)
+            self._collect(sent, found, len(wanted), ECHO_ROUND)
         return found
 
     def _send(self, key: Ask, number: int) -> None:
@@ -187,9 +196,10 @@ class _Echo:
             return  # longer than the interface may send: as good as lost
 
     def _collect(
-        self, sent: Dict[int, Tuple[Ask, float]], found: Dict[Ask, float], wanted: int
+        self, sent: Dict[int, Tuple[Ask, float]], found: Dict[Ask, float], wanted: int, limit: float
     ) -> None:
-        deadline = time.monotonic() + ECHO_ROUND
+        """Take answers until `wanted` are there, for `limit` seconds at most."""
+        deadline = time.monotonic() + limit
         while len(found) < wanted and time.monotonic() < deadline:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             try:

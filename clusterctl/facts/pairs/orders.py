@@ -87,10 +87,13 @@ def reach_order(table: Table, host: str) -> Any:
 
 
 def _others(table: Table, host: str) -> Iterator[tuple[int, End, End]]:
-    """(lane, own end, the other's) of every way from `host`."""
+    """(lane, own end, the other's) of every way from `host`, each host's in another order: not all
+    begin with the first."""
+    at = table.hosts.index(host)
+    peers = [*table.hosts[at + 1 :], *table.hosts[:at]]
     for number in held(table.lanes, host):
         ends = table.lanes[number].ends
-        yield from ((number, ends[host], ends[peer]) for peer in ends if peer != host)
+        yield from ((number, ends[host], ends[peer]) for peer in peers if peer in ends)
 
 
 def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:

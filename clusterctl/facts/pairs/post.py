@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -24,6 +25,9 @@ for name, source in ast.literal_eval(sys.stdin.readline()):
     exec(source, module.__dict__)
 module.main()
 """
+
+_PARSING = threading.Lock()
+"""Python 3.11's parser breaks when several threads are deep in it (cpython issue 106905)."""
 
 
 @cache
@@ -66,7 +70,8 @@ class Post:
                 hint=f"clusterctl exec --limit {self._host} -- python3 --version",
                 detail=self._channel.stderr_tail().strip()[-2000:] or None,
             )
-        return ast.literal_eval(answer)
+        with _PARSING:
+            return ast.literal_eval(answer)
 
     def clocks(self, times: int = 3) -> tuple[Clock, float]:
         """How the host's clock stands to ours, and its monotonic clock less ours, in seconds:
