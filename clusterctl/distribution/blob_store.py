@@ -97,7 +97,7 @@ class BlobStore:
         `fetch` raises passes, and what came until then is kept.
         """
         path = self.path(blob.digest)
-        with disk_errors(self.directory), self._writing(blob) as file:
+        with disk_errors(self.directory), self._writing(blob, arrived or _nobody) as file:
             if file is not None:
                 self._receive(blob, file, fetch, arrived or _nobody)
                 os.fsync(file.fileno())
@@ -111,6 +111,7 @@ class BlobStore:
         while chunk := file.read(CHUNK):
             hashed.update(chunk)
             count += len(chunk)
+        arrived(min(count, blob.size))
         if count < blob.size:
             for chunk in fetch(count):
                 hashed.update(chunk)
@@ -124,7 +125,7 @@ class BlobStore:
             raise WrongBytes(f"{blob.digest} arrived with other bytes than its digest promises")
 
     @contextmanager
-    def _writing(self, blob: Blob) -> Iterator[BinaryIO | None]:
+    def _writing(self, blob: Blob, arrived: Arrived) -> Iterator[BinaryIO | None]:
         """The part file, locked; None once the blob is there, from whomever it came."""
         part = self.part(blob.digest)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,7 @@ class BlobStore:
                     file.seek(0)
                     yield file
                     return
-            watch.look()
+            arrived(watch.look())
         yield None
 
     def remember(self, name: str, document: Any) -> None:
@@ -162,8 +163,8 @@ class _Watch:
         self._blob, self._part = blob, part
         self._size, self._moved = -1, time.monotonic()
 
-    def look(self) -> None:
-        """Wait a moment; raises StepFailed when nothing has moved for WRITER_SILENCE."""
+    def look(self) -> int:
+        """Its size after a moment; raises StepFailed when none has come for WRITER_SILENCE."""
         time.sleep(LOOK_EVERY)
         size = self._part.stat().st_size if self._part.exists() else 0
         if size != self._size:
@@ -173,6 +174,7 @@ class _Watch:
                 f"another clusterctl fetches {self._blob.digest} and makes no progress",
                 hint=f"see who: fuser -v {self._part}",
             )
+        return size
 
 
 def _nobody(count: int) -> None:

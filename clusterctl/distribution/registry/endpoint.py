@@ -1,0 +1,98 @@
+"""Where a registry answers: its URLs, and the certificates that it is trusted by."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import ssl
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.containers.reference import DOCKER_HUB
+from clusterctl.errors import RequirementsNotMet
+
+DOCKER = Path("/etc/docker")
+"""Where an engine of this machine has its daemon.json and certs.d."""
+
+_HUB_HOST = "registry-1.docker.io"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A registry: `insecure` ones may speak plain HTTP, or have a certificate of nobody."""
+
+    registry: str
+    """As in references: docker.io, registry:5000."""
+    insecure: bool
+    certificates: Path | None = None
+    """A directory with CA files (*.crt), client.cert and client.key, as Docker has it."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """To try in this order."""
+        host = _HUB_HOST if self.registry == DOCKER_HUB else self.registry
+        return (f"https://{host}", f"http://{host}") if self.insecure else (f"https://{host}",)
+
+    def trust(self) -> ssl.SSLContext:
+        """The machine's certificates (SSL_CERT_FILE names others), certifi's where it has none,
+        and the registry's own. Raises RequirementsNotMet for files that are no certificates."""
+        context = ssl.create_default_context()
+        if not context.get_ca_certs():
+            _load_bundled(context)
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificates and self.certificates.is_dir():
+            _load_own(context, self.certificates)
+        return context
+
+
+def find_endpoint(registry: str, insecure: Collection[str] = (), docker: Path = DOCKER) -> Endpoint:
+    """Loopback registries are insecure, as they are for Docker; so are those that `insecure`
+    or the engine's own configuration names, by host:port or by network (10.0.0.0/8)."""
+    named = {*insecure, *_docker_insecure(docker)}
+    host = registry.rpartition(":")[0] if ":" in registry.rpartition("]")[2] else registry
+    free = registry in named or _in_networks(host, {*named, "127.0.0.0/8", "::1/128"})
+    return Endpoint(registry, free or host == "localhost", docker / "certs.d" / registry)
+
+
+def _docker_insecure(docker: Path) -> tuple[str, ...]:
+    read: Any = None
+    with suppress(OSError, ValueError):
+        read = json.loads((docker / "daemon.json").read_text())
+    found = read.get("insecure-registries") if isinstance(read, dict) else None
+    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+
+
+def _in_networks(host: str, names: Collection[str]) -> bool:
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    for name in names:
+        with suppress(ValueError):
+            if address in ipaddress.ip_network(name, strict=False):
+                return True
+    return False
+
+
+def _load_bundled(context: ssl.SSLContext) -> None:
+    import certifi
+
+    context.load_verify_locations(certifi.where())
+
+
+def _load_own(context: ssl.SSLContext, directory: Path) -> None:
+    try:
+        for path in sorted(directory.glob("*.crt")):
+            context.load_verify_locations(path)
+        for path in sorted(directory.glob("*.cert")):
+            context.load_cert_chain(path, path.with_suffix(".key"))
+    except (OSError, ssl.SSLError) as error:
+        raise RequirementsNotMet(
+            f"the registry's certificates in {directory} cannot be used: {error}",
+            hint=f"ls -l {directory}",
+        ) from error

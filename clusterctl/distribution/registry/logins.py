@@ -1,0 +1,161 @@
+"""User names and passwords for registries, from where `docker login` and `podman login` keep
+them: files, or credential helpers. Never from argv."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.containers.reference import DOCKER_HUB
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.transport.credentials import Ask, nobody
+
+HELPER_LIMIT = 30
+"""Seconds that a credential helper may take; some unlock a key ring."""
+
+_HUB_KEY = "https://index.docker.io/v1/"
+_TOKEN_USER = "<token>"  # noqa: S105 - what helpers answer for a user name
+
+
+@dataclass(frozen=True)
+class Login:
+    """What to prove oneself with: a password, or an identity token in its place."""
+
+    user: str
+    password: str = field(repr=False)
+
+    @property
+    def is_token(self) -> bool:
+        return self.user == _TOKEN_USER
+
+
+class Logins:
+    """Looks a registry up in the files of `environment`, and asks through `ask`."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None, ask: Ask = nobody) -> None:
+        self._environment = os.environ if environment is None else environment
+        self._ask = ask
+
+    def find(self, registry: str) -> Login | None:
+        """The first one that a file or helper has. Raises RequirementsNotMet for a file that
+        cannot be read, and for a helper that fails."""
+        for path in self._files():
+            config = _read(path)
+            found = _helped(config, registry, self._environment) or _written(config, registry, path)
+            if found:
+                return found
+        return None
+
+    def ask(self, registry: str) -> Login | None:
+        """From a person; None where there is none to ask."""
+        user = self._ask(f"user name for {registry}: ")
+        password = self._ask(f"password or access token of {user} for {registry}: ") if user else ""
+        return Login(user, password) if user and password else None
+
+    def _files(self) -> Iterator[Path]:
+        """Docker's configuration, then podman's."""
+        known = self._environment
+        home = Path(known.get("HOME") or Path.home())
+        yield Path(known.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
+        if named := known.get("REGISTRY_AUTH_FILE"):
+            yield Path(named)
+        if runtime := known.get("XDG_RUNTIME_DIR"):
+            yield Path(runtime) / "containers" / "auth.json"
+        yield Path(known.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise RequirementsNotMet(
+            f"the registry logins in {path} cannot be read: {error}", hint=f"ls -l {path}"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _keys(registry: str) -> tuple[str, ...]:
+    """What a registry may be called in these files."""
+    if registry == DOCKER_HUB:
+        return (_HUB_KEY, "index.docker.io", "docker.io", "registry-1.docker.io")
+    bare = (registry, f"https://{registry}", f"http://{registry}")
+    return (*bare, *(f"{name}/v1/" for name in bare[1:]), *(f"{name}/v2/" for name in bare[1:]))
+
+
+def _written(config: dict[str, Any], registry: str, path: Path) -> Login | None:
+    entries = config.get("auths")
+    for key in _keys(registry):
+        entry = entries.get(key) if isinstance(entries, dict) else None
+        if not isinstance(entry, dict):
+            continue
+        if entry.get("identitytoken"):
+            return Login(_TOKEN_USER, str(entry["identitytoken"]))
+        if entry.get("auth"):
+            return _decoded(str(entry["auth"]), path, key)
+        if entry.get("username") and entry.get("password"):
+            return Login(str(entry["username"]), str(entry["password"]))
+    return None
+
+
+def _decoded(text: str, path: Path, key: str) -> Login:
+    try:
+        user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        user, colon, password = "", "", ""
+    if not colon:
+        raise RequirementsNotMet(
+            f"the login for {key} in {path} is damaged", hint=f"docker login {key}"
+        )
+    return Login(user, password)
+
+
+def _helped(config: dict[str, Any], registry: str, environment: Mapping[str, str]) -> Login | None:
+    """From the registry's own helper, or the one for all."""
+    helpers = config.get("credHelpers")
+    own = helpers if isinstance(helpers, dict) else {}
+    for key in _keys(registry):
+        name = own.get(key) or config.get("credsStore")
+        if name and (found := _asked(str(name), key, environment)):
+            return found
+    return None
+
+
+def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
+    program = f"docker-credential-{name}"
+    try:
+        done = subprocess.run(
+            [program, "get"],
+            input=key,
+            capture_output=True,
+            text=True,
+            timeout=HELPER_LIMIT,
+            env=dict(environment),
+        )
+        if done.returncode != 0:
+            _insist_not_there(program, f"{done.stdout}{done.stderr}")
+            return None
+        said = json.loads(done.stdout)
+        return Login(str(said["Username"]), str(said["Secret"]))
+    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+        raise RequirementsNotMet(
+            f"the credential helper {program} does not work: {type(error).__name__}",
+            hint=f"try it: echo {key} | {program} list",
+        ) from error
+
+
+def _insist_not_there(program: str, said: str) -> None:
+    """Helpers say so in words, with status 1; anything else is a failure of theirs."""
+    if "not found" not in said.lower() and "no credentials" not in said.lower():
+        raise RequirementsNotMet(
+            f"the credential helper {program} fails: {said.strip()[:200]}",
+            hint=f"try it: {program} list",
+        )
