@@ -16,11 +16,8 @@ from clusterctl.distribution.content import Blob
 from clusterctl.distribution.relay import frames
 from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 
-RESTARTS = 6
-"""Attempts in a row to start a relay again before its host counts as lost for good."""
-
 BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 8.0)
-"""Seconds before each."""
+"""Seconds before each attempt to start a relay again; after the last one its host is lost."""
 
 PING_EVERY = 5.0
 
@@ -42,6 +39,7 @@ class Keeper:
         *,
         token: str,
         stall: float,
+        backoff: Sequence[float],
         image: str | None,
         say: Say,
         moved: Callable[[], None],
@@ -53,7 +51,7 @@ class Keeper:
         self.paths: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self._blobs, self._feed, self._image = blobs, feed, image
-        self._token, self._stall = token, stall
+        self._token, self._stall, self._backoff = token, stall, backoff
         self._say, self._moved, self._changed = say, moved, changed
         self._relay: Relay | None = None
         self._wanted: list[str] = []
@@ -112,16 +110,18 @@ class Keeper:
             if self._closing.is_set():
                 return
             attempt = 0 if time.monotonic() - began > 60 else attempt + 1
-            if self.ports == NO_PORTS or attempt > RESTARTS:
+            if self.ports == NO_PORTS or attempt > len(self._backoff):
                 self._give_up(error)
                 return
             self._say(self.link.host, f"its relay ended and is started again: {error.summary}")
-            self._closing.wait(BACKOFF[max(0, attempt - 1)])
+            self._closing.wait(self._backoff[max(0, attempt - 1)])
 
     def _live_once(self) -> ClusterctlError:
         """From a start to its end; why it ended."""
         try:
-            relay, ports = chain_relay.start(self.link, self._token, self._stall, self.ports)
+            rows = chain_relay.holdings(self.link, self._blobs)
+            rows += [self._image] if self._image else []
+            relay, ports = chain_relay.start(self.link, rows, self._token, self._stall, self.ports)
         except ClusterctlError as error:
             return error
         line = FeedLine(self._feed, relay)
@@ -137,17 +137,15 @@ class Keeper:
             with self._changed:
                 self._relay = None
                 self._changed.notify_all()
+            self._tally.ended()
             relay.close()
         return StepFailed("the relay ended", host=self.link.host, detail=relay.last_words() or None)
 
     def _begin(self, relay: Relay, ports: Ports) -> None:
-        """Tell a new relay all that its predecessor knew."""
-        rows = chain_relay.holdings(self.link, self._blobs)
+        """Tell a new relay all that its predecessor was told."""
         with self._changed:
-            rows += [self._image] if self._image else []
-            rows += [frames.fields("upstreams", *self._upstreams)]
+            rows = [frames.fields("upstreams", *self._upstreams)]
             rows += [self._want(self._wanted)] if self._wanted else []
-        self._tally.restarted()
         relay.command(*rows)
         with self._changed:
             is_elsewhere, self.ports = self.ports != ports, ports
@@ -177,7 +175,12 @@ class Keeper:
     def _event(self, name: str, first: str, second: str) -> None:
         if name == "wrong":
             self._say(self.link.host, f"{first} sent wrong bytes for {second[:12]}; they come anew")
-            return
+        elif name == "absent":
+            self._say(self.link.host, f"{first} is not what it was, and is fetched: {second}")
+        else:
+            self._settle(name, first, second)
+
+    def _settle(self, name: str, first: str, second: str) -> None:
         with self._changed:
             found = self.paths if name == "done" else self.refused
             found[f"sha256:{first}"] = second

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.distribution import chain_program
@@ -41,6 +41,10 @@ class Ports:
 NO_PORTS = Ports(0, 0)
 
 
+class Silent(Exception):
+    """A relay ended before it said where it listens."""
+
+
 class Relay:
     """One process. Made by `start`; `frames` must be read until its end."""
 
@@ -49,6 +53,7 @@ class Relay:
         self._host = host
         self._sending = threading.Lock()
         self._pending = b""
+        self._early: list[frames.Frame] = []
 
     def command(self, *rows: str) -> None:
         """Each row is made by `frames.fields`. Raises ConnectionFailed."""
@@ -70,8 +75,18 @@ class Relay:
         return None if payload is None else (kind, stream, payload)
 
     def frames(self) -> Iterator[frames.Frame]:
+        yield from self._early
         while frame := self.receive():
             yield frame
+
+    def await_ports(self) -> Ports:
+        """Until it listens; what else it says is kept. Raises Silent, TimeoutError."""
+        while frame := self.receive(START_LIMIT):
+            name, *values = frames.parse(frame[2])[0]
+            if (frame[0], name) == (frames.EVENT, "ports"):
+                return Ports(*map(int, values))
+            self._early.append(frame)
+        raise Silent
 
     def last_words(self) -> str:
         return self._channel.stderr_tail().strip()
@@ -94,8 +109,11 @@ class Relay:
         return found
 
 
-def start(link: Link, token: str, stall: float, ports: Ports) -> tuple[Relay, Ports]:
-    """Start the relay of `link`, with the `ports` of its predecessor if they are free.
+def start(
+    link: Link, rows: Sequence[str], token: str, stall: float, ports: Ports
+) -> tuple[Relay, Ports]:
+    """Start the relay of `link`, with the `ports` of its predecessor if they are free. It
+    answers nobody before it has obeyed `rows`.
 
     Raises NoPython, RelayNotStarted, and what `Transport.open_channel` does.
     """
@@ -103,27 +121,17 @@ def start(link: Link, token: str, stall: float, ports: Ports) -> tuple[Relay, Po
     relay = Relay(channel, link.host)
     try:
         channel.send(chain_program.program())
-        relay.command(frames.fields("start", token, stall, link.address, ports.engine, ports.peer))
-        return relay, _ports(relay)
-    except (ConnectionFailed, TimeoutError, _Silent):
+        relay.command(
+            *rows, frames.fields("start", token, stall, link.address, ports.engine, ports.peer)
+        )
+        return relay, relay.await_ports()
+    except (ConnectionFailed, TimeoutError, Silent):
         error = _not_started(link, channel)
         relay.close()
         raise error from None
     except BaseException:
         relay.close()
         raise
-
-
-class _Silent(Exception):
-    """It ended before it said where it listens."""
-
-
-def _ports(relay: Relay) -> Ports:
-    frame = relay.receive(START_LIMIT)
-    if frame is None or frame[0] != frames.EVENT:
-        raise _Silent
-    _, engine, peer = frames.parse(frame[2])[0]
-    return Ports(int(engine), int(peer))
 
 
 def _not_started(link: Link, channel: Channel) -> RelayNotStarted:
@@ -153,11 +161,12 @@ def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
 
 
 def _holding(link: Link, blob: Blob) -> str:
+    cached = f"{link.cache}/{blob.hex}"
     if blob.digest in link.origin:
-        return frames.fields("origin", blob.hex, blob.size, link.origin[blob.digest])
+        return frames.fields("origin", blob.hex, blob.size, link.origin[blob.digest], cached)
     place = link.places.get(blob.digest)
     if place is None:
-        return frames.fields("blob", blob.hex, blob.size, f"{link.cache}/{blob.hex}")
+        return frames.fields("blob", blob.hex, blob.size, cached)
     return frames.fields(
         "place", blob.hex, blob.size, place.path, f"{place.mode:o}", PIECE, *place.pieces
     )

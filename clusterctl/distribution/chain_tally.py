@@ -33,11 +33,12 @@ class Tally:
             self._waiting = waiting or None
             self._sample()
 
-    def restarted(self) -> None:
+    def ended(self) -> None:
+        """The relay is gone; the next one begins to count anew."""
         with self._lock:
             self._before += self._received
             self._received = 0
-            self._sources, self._waiting = (), None
+            self._sources, self._waiting = (), "its relay, which is started again"
 
     def progress(self, *, lost: bool) -> Progress:
         with self._lock:
@@ -49,7 +50,7 @@ class Tally:
                 received=self._before + self._received,
                 rate=self._rate(),
                 sources=self._sources,
-                waiting=self._waiting,
+                waiting=None if lost else self._waiting,
                 lost=lost,
             )
 

@@ -68,6 +68,7 @@ class LocalWire:
             start_new_session=True,
         )
         self._stdin = _present(self._process.stdin)
+        os.set_blocking(self._stdin.fileno(), False)
         self._stdout = _present(self._process.stdout)
         self._stderr = _present(self._process.stderr)
         self._timeout: float | None = None
@@ -82,14 +83,18 @@ class LocalWire:
             rest = rest[self._write(rest) :]
 
     def _write(self, data: memoryview) -> int:
-        if self._stdin.closed:
-            raise BrokenPipeError("stdin is closed")
-        poller = select.poll()
-        poller.register(self._stdin, select.POLLOUT)
-        while not poller.poll(_CLOSED_CHECK_MS):
-            if self._closed:
-                raise BrokenPipeError("closed")
-        return os.write(self._stdin.fileno(), data[: select.PIPE_BUF])
+        """How many bytes the pipe took; it never blocks, so that `close` is noticed."""
+        try:
+            poller = select.poll()
+            poller.register(self._stdin, select.POLLOUT)
+            while not poller.poll(_CLOSED_CHECK_MS):
+                if self._closed:
+                    raise BrokenPipeError("closed")
+            return os.write(self._stdin.fileno(), data)
+        except BlockingIOError:
+            return 0
+        except ValueError as error:  # closed by another thread
+            raise BrokenPipeError("stdin is closed") from error
 
     def recv(self, size: int) -> bytes:
         try:

@@ -22,7 +22,7 @@ FORSAKEN = 40.0
 
 
 class Relay:
-    """One run. Its first command is `start`."""
+    """One run. What it holds comes first, then `start`, then whom to ask and what to fetch."""
 
     def __init__(self, commands: BinaryIO, told: BinaryIO) -> None:
         self._commands, self._told = commands, told
@@ -101,11 +101,13 @@ class Relay:
         )
         self._holdings.add(blob)
 
-    def _on_origin(self, digest: str, size: str, path: str) -> None:
+    def _on_origin(self, digest: str, size: str, path: str, cached: str) -> None:
+        """A blob that is here at `path`; if it is not, it comes to `cached` like others."""
         try:
             self._holdings.add_whole(digest, int(size), path)
         except OSError as error:
-            self.say("failed", digest, str(error))
+            self.say("absent", path, str(error))
+            self._on_blob(digest, size, cached)
 
     def _on_image(self, repository: str, tag: str, media_type: str, manifest: str) -> None:
         content = manifest.encode("utf-8", "surrogateescape")
