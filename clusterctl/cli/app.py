@@ -14,6 +14,7 @@ from clusterctl.cli import (
     down,
     exec_,
     fit,
+    image,
     init,
     lab,
     logs,
@@ -80,5 +81,6 @@ app.command("logs")(logs.logs)
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.exec_)
 app.command("ssh", context_settings={"allow_interspersed_args": False})(shell.ssh)
 app.command("tunnel")(tunnel.tunnel)
+app.add_typer(image.app, name="image")
 app.add_typer(model.app, name="model")
 app.add_typer(lab.app, name="lab")

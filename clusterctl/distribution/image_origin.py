@@ -60,10 +60,10 @@ class Origin(Protocol):
         """Remove what `supply` left for the time of the sending."""
 
 
-def wanted_from(content: ImageContent, config: bytes) -> Wanted:
-    """What hosts are to have, by an image whose content is known."""
+def wanted_from(content: ImageContent, config: bytes, reference: str) -> Wanted:
+    """What hosts are to have as `reference`, by an image whose content is known."""
     return Wanted(
-        tagged(content.reference),
+        tagged(reference),
         content.diff_ids,
         frozenset({content.config.digest, manifest_digest(content)}),
         settings(json.loads(config).get("config")),
@@ -88,13 +88,15 @@ class LocalOrigin:
         self,
         name: str,
         image: LocalImage,
+        reference: str,
         *,
         coded: Coded = as_it_is,
     ) -> None:
         self.name = name
         self._image, self._coded = image, coded
         self.content = image.content
-        self.wanted = wanted_from(image.content, b"".join(image.open(image.content.config)))
+        config = b"".join(image.open(image.content.config))
+        self.wanted = wanted_from(image.content, config, reference)
 
     def supply(self, lacking: Collection[str], say: Say) -> Supply:
         del lacking

@@ -101,6 +101,22 @@ class Sending:
     def all_arrived(self) -> bool:
         return self._arrived == set(self._deliveries)
 
+    @property
+    def sent(self) -> int:
+        """Bytes that left the operator's machine."""
+        streamed = (
+            delivery.size
+            for name, delivery in self._deliveries.items()
+            if delivery.way is Way.STREAM and name in self._arrived
+        )
+        return self._chain.sent + sum(streamed)
+
+    @property
+    def received(self) -> dict[str, int]:
+        """Bytes by host."""
+        found = self._chain.progress()
+        return {name: found[name].received for name in self._deliveries if name in found}
+
     def close(self, *, keep: bool) -> None:
         """End the chain; with `keep`, what came so far stays for the next run."""
         self._chain.close(keep=keep, done=self._arrived)

@@ -40,6 +40,16 @@ class Engines(Protocol):
     def __call__(self, view: HostView) -> ContainerDriver: ...
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Bytes that were moved."""
+
+    sent: int = 0
+    """From the operator's machine, to all hosts together."""
+    received: Mapping[str, int] = field(default_factory=dict)
+    """By host."""
+
+
 @dataclass
 class _State:
     origin: Origin | None = None
@@ -70,6 +80,7 @@ class Shipment:
         self._engines, self._terms = engines, terms
         self._state = _State()
         self._lock = threading.RLock()
+        self.moved = Moved()
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +94,7 @@ class Shipment:
         with self._lock:
             sending, self._state.sending = self._state.sending, None
         if sending:
-            sending.close(keep=exc is not None)
+            self._end(sending, keep=True)
 
     def origin(self) -> Origin | Unknown:
         """Where it comes from; found once. Raises when it exists nowhere."""
@@ -91,6 +102,7 @@ class Shipment:
             if self._state.origin is None:
                 found = self._find(self._seen())
                 if isinstance(found, Unknown):
+                    self._state.seen = None  # a host gets it first
                     return found
                 self._state.origin = found
             return self._state.origin
@@ -192,7 +204,11 @@ class Shipment:
             if last:
                 self._state.sending = None
         if last:
-            sending.close(keep=not sending.all_arrived)
+            self._end(sending, keep=not sending.all_arrived)
+
+    def _end(self, sending: Sending, *, keep: bool) -> None:
+        self.moved = Moved(sending.sent, sending.received)
+        sending.close(keep=keep)
 
 
 def _naming(here: HeldImage, reference: str) -> Change | None:

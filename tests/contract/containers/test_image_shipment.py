@@ -95,7 +95,7 @@ def site(
 
 
 def from_here(image: MadeImage) -> Callable[[Stocks], Origin]:
-    return lambda _: LocalOrigin("bundle.tar", image)
+    return lambda _: LocalOrigin("bundle.tar", image, REFERENCE)
 
 
 def from_first(site: Site) -> Callable[[Stocks], Origin]:

@@ -1,0 +1,87 @@
+"""`image`: container images on hosts, and in files for sites without a registry."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.workflows.image_push import Pushed
+
+app = typer.Typer(
+    help="Container images: bringing them to hosts.", no_args_is_help=True, rich_markup_mode=None
+)
+
+NOTHING = "Nothing to move: every host has the image."
+
+
+@app.callback()
+def _group() -> None:
+    """Container images: bringing them to hosts."""
+
+
+@app.command("push")
+@guarded
+def push(
+    image: Annotated[
+        str | None,
+        typer.Argument(help="Such as vllm/vllm-openai:v0.33.0; default: the inventory's."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="registry, docker (on this machine), host:NAME, or the path of an archive; "
+            "default: the nearest place that has it.",
+        ),
+    ] = None,
+    inventory: options.Inventory = None,
+    limit: options.Limit = None,
+    limit_rate: options.LimitRate = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Bring an image to every host, once over your link. A second run moves nothing."""
+    from clusterctl.cli.agreement import agreement, show_plan
+    from clusterctl.cli.session import session
+    from clusterctl.workflows.image_push import Push, make_plan, run
+
+    rate = options.rate_of(limit_rate)
+    with session("image-push", inventory, limit=limit, quiet=as_json) as opened:
+        reference = image or opened.inventory.image
+        wanted = Push(opened.inventory, tuple(opened.hosts), reference, source, rate)
+        if dry_run:
+            plan = make_plan(wanted, opened.credentials)
+            raise show_plan(plan, as_json=as_json, nothing=NOTHING)
+        agree = agreement(opened.progress, yes=True, as_json=as_json)
+        done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
+    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+
+
+def pushed_sentence(done: Pushed) -> str:
+    """What came of it."""
+    from clusterctl.reporting.text import count, duration, size
+
+    hosts = f"on {count(len(done.hosts), 'host')}"
+    if not done.changed:
+        return f"nothing to move: {done.reference} is {hosts} already"
+    moved = f"from {done.origin}, {size(done.sent)} sent from here in {duration(done.seconds)}"
+    return f"{done.reference} is {hosts}; {moved}"
+
+
+def pushed_document(done: Pushed) -> dict[str, object]:
+    """The same for machines; sizes in bytes, times in seconds."""
+    return {
+        "image": done.reference,
+        "from": done.origin,
+        "hosts": list(done.hosts),
+        "changed": done.changed,
+        "sent": done.sent,
+        "received": dict(done.received),
+        "seconds": round(done.seconds, 3),
+    }

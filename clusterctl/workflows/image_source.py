@@ -1,0 +1,154 @@
+"""Where an image is taken from: a host that has it, an archive, Docker here, or its registry."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
+from clusterctl.containers.reference import tagged
+from clusterctl.distribution.archive_image import archive_image
+from clusterctl.distribution.blob_store import BlobStore
+from clusterctl.distribution.engine_image import engine_image
+from clusterctl.distribution.engine_stock import PROCESSORS, EngineStock, HeldImage, take_stock
+from clusterctl.distribution.image_origin import EngineOrigin, HostOrigin, LocalOrigin, Origin
+from clusterctl.distribution.location import LocalImage
+from clusterctl.distribution.registry_image import registry_image
+from clusterctl.distribution.shipment import Stocks
+from clusterctl.engine.step import HostView, Unknown
+from clusterctl.errors import ClusterctlError, StepFailed, UsageError
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.steps.engines import Engines
+from clusterctl.transport.credentials import Ask, nobody
+from clusterctl.transport.local import LocalTransport
+
+HOST = "host:"
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Finds `reference`: where `chosen` says (registry, docker, host:NAME, a path), else at the
+    nearest place. `order`: host names, whose image counts first where hosts differ."""
+
+    reference: str
+    views: Mapping[str, HostView]
+    engines: Engines
+    order: tuple[str, ...]
+    chosen: str | None = None
+    archive: Path | None = None
+    """The inventory's, for this image."""
+    operator: ContainerDriver | None = None
+    """Docker on this machine."""
+    store: BlobStore = field(default_factory=BlobStore)
+    ask: Ask = nobody
+    say: Say = lambda _: None
+
+    def find(self, stocks: Stocks) -> Origin | Unknown:
+        """Raises StepFailed, RequirementsNotMet, UsageError when it is not there."""
+        if self.chosen is None:
+            return self._nearest(stocks)
+        if self.chosen == "registry":
+            return self._registry(stocks)
+        if self.chosen == "docker":
+            return self._operators() or self._missing("Docker on this machine", "docker pull")
+        if self.chosen.startswith(HOST):
+            return self._named_host(self.chosen.removeprefix(HOST), stocks)
+        return self._archived(Path(self.chosen).expanduser(), stocks, self.reference)
+
+    def _nearest(self, stocks: Stocks) -> Origin | Unknown:
+        """The archive that the inventory names says which image it is; a host that has that one
+        still comes before it, as it is nearer to the others."""
+        archived = self._archived(self.archive, stocks, None) if self.archive else None
+        held = self._holder(stocks, archived)
+        found = held or archived or self._operators()
+        return found or self._registry_or_host(stocks)
+
+    def _holder(self, stocks: Stocks, archived: Origin | None) -> Origin | None:
+        for name in self.order:
+            held = stocks[name].tagged(tagged(self.reference)) if name in stocks else None
+            able = held is not None and stocks[name].python is not None
+            same = held is not None and archived is not None and archived.wanted.layers
+            if held and able and (archived is None or held.layers == same):
+                return self._host_origin(name, held)
+        return None
+
+    def _host_origin(self, name: str, held: HeldImage) -> Origin:
+        return HostOrigin(self.engines(self.views[name]), held, tagged(self.reference))
+
+    def _named_host(self, name: str, stocks: Stocks) -> Origin:
+        if name not in self.views:
+            known = ", ".join(self.views)
+            raise UsageError(f"--from host:{name}: no such host", hint=f"they are {known}")
+        if name not in stocks:
+            take_stock(self.engines(self.views[name]))
+        held = stocks[name].tagged(tagged(self.reference)) if name in stocks else None
+        return self._host_origin(name, held) if held else self._missing(name, "docker images")
+
+    def _missing(self, where: str, hint: str) -> NoReturn:
+        raise StepFailed(f"{where} has no {self.reference}", hint=f"{hint} {self.reference}")
+
+    def _archived(self, path: Path, stocks: Stocks, reference: str | None) -> Origin:
+        platform = _platform(stocks.values())
+        image = archive_image(
+            path, self.store, reference=reference, platform=platform, say=self.say
+        )
+        return LocalOrigin(path.name, image, self.reference)
+
+    def _operators(self) -> Origin | None:
+        """A machine without Docker, or without its daemon, has no image to give."""
+        driver = self.operator
+        if driver is None:
+            return None
+        try:
+            held = take_stock(driver).tagged(tagged(self.reference))
+        except (EngineUnavailable, StepFailed):
+            return None
+        if held is None:
+            return None
+        return EngineOrigin(held, self.reference, lambda say: self._saved(driver, say))
+
+    def _saved(self, driver: ContainerDriver, say: Say) -> LocalImage:
+        image = driver.image(self.reference)
+        if image is None:
+            self._missing("Docker on this machine", "docker pull")
+        return engine_image(driver, image, self.reference, self.store, say=say)
+
+    def _registry(self, stocks: Stocks) -> Origin:
+        platform = _platform(stocks.values()) or self._told_platform()
+        image = registry_image(self.reference, platform, self.store, say=self.say, ask=self.ask)
+        return LocalOrigin("its registry", image, self.reference)
+
+    def _registry_or_host(self, stocks: Stocks) -> Origin | Unknown:
+        """A host may reach a registry that this machine does not, or have a login there."""
+        try:
+            return self._registry(stocks)
+        except ClusterctlError as error:
+            return Unknown(f"{self.order[0]} pulls it first: from here, {error.summary}")
+
+    def _told_platform(self) -> str:
+        """By the facts of a host, where no engine could be asked."""
+        machine = self.views[self.order[0]].facts.os.architecture
+        return f"linux/{PROCESSORS.get(machine, machine)}"
+
+
+def _platform(stocks: Collection[EngineStock]) -> str | None:
+    """That of all hosts; None where they differ or nobody knows."""
+    platforms = {stock.platform for stock in stocks}
+    return platforms.pop() if len(platforms) == 1 else None
+
+
+def operators_engine() -> DockerDriver | None:
+    """Docker on this machine, where there is a client; without a daemon it has no image."""
+    if shutil.which("docker") is None:
+        return None
+    here = Host(name="operator", address="localhost")
+    return DockerDriver(LocalTransport(here), sudo=False)
+
+
+def archive_for(inventory: Inventory, reference: str) -> Path | None:
+    """The inventory's archive, when `reference` is the inventory's image."""
+    return inventory.image_archive if reference == inventory.image else None
