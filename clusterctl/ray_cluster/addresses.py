@@ -58,9 +58,10 @@ def fabric_address(place: Place) -> Chosen:
 
 def lone_address(host: Host, facts: HostFacts) -> Chosen:
     """The node IP of the only host: nobody else needs to reach it. Raises RequirementsNotMet."""
-    if facts.nic_with(host.address):
-        return _held(host, facts, host.address, "the address that SSH connects to")
     offered = candidates(facts)
+    held = facts.nic_with(host.address)
+    if held and (held.kind != "loopback" or not offered):
+        return _held(host, facts, host.address, "the address that SSH connects to")
     best = [nic for nic in offered if nic.default_route or len(offered) == 1]
     if not best:
         raise RequirementsNotMet(

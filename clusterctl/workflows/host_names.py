@@ -45,7 +45,8 @@ def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], accelerator
 
     words  the word that named a host, by its name
     """
-    said = [*_namesakes(words, found), *_twins(words, found)]
+    twins = _twins(found)
+    said = [*_namesakes(words, found, twins), *_about_twins(words, twins)]
     if accelerator == "nvidia":
         said += [
             f"{name} shows no GPU: {why_no_gpu(facts)}"
@@ -62,23 +63,30 @@ def why_no_gpu(facts: HostFacts) -> str:
     return f"{facts.gpus.error or 'nvidia-smi names none'}{on_bus}"
 
 
-def _namesakes(words: Mapping[str, str], found: Mapping[str, HostFacts]) -> Iterator[str]:
+def _namesakes(
+    words: Mapping[str, str], found: Mapping[str, HostFacts], twins: Mapping[str, str]
+) -> Iterator[str]:
     firsts: dict[str, str] = {}
     for name, facts in found.items():
         first = firsts.setdefault(facts.hostname.lower(), name)
-        if first != name:
+        if first != name and name not in twins:
             yield (
                 f"{words[name]} calls itself {facts.hostname}, as {words[first]} does, and is "
                 f"{name} here; on it: sudo hostnamectl set-hostname {name}"
             )
 
 
-def _twins(words: Mapping[str, str], found: Mapping[str, HostFacts]) -> Iterator[str]:
+def _twins(found: Mapping[str, HostFacts]) -> dict[str, str]:
+    """The earlier name of a machine that has two."""
     firsts: dict[tuple[str, str], str] = {}
-    for name, facts in found.items():
-        first = firsts.setdefault((facts.machine_id, facts.boot_id), name)
-        if first != name and facts.boot_id:
-            yield (
-                f"{name} ({words[name]}) seems to be the same machine as {first} "
-                f"({words[first]}): machine ID and boot ID are equal"
-            )
+    seen = {name: (facts.machine_id, facts.boot_id) for name, facts in found.items()}
+    known = {name: firsts.setdefault(identity, name) for name, identity in seen.items()}
+    return {name: first for name, first in known.items() if name != first and seen[name][1]}
+
+
+def _about_twins(words: Mapping[str, str], twins: Mapping[str, str]) -> Iterator[str]:
+    for name, first in twins.items():
+        yield (
+            f"{name} ({words[name]}) seems to be the same machine as {first} ({words[first]}): "
+            "machine ID and boot ID are equal"
+        )

@@ -89,7 +89,7 @@ def run(
         )
         for host in hosts
     ]
-    inventory, topology = _decided(_inventory(wishes, renamed), facts, decide)
+    inventory, topology = settle(_inventory(wishes, renamed), facts, decide)
     return Found(
         inventory,
         facts,
@@ -185,7 +185,7 @@ def _told_for_init(error: ClusterctlError) -> ClusterctlError:
     return error
 
 
-def _decided(
+def settle(
     inventory: Inventory, facts: Mapping[str, HostFacts], decide: Decide
 ) -> tuple[Inventory, Topology]:
     """The topology, ties put to a person; each answer settles at least one host."""

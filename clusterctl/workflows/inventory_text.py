@@ -102,14 +102,12 @@ def _shared(found: Found) -> list[str]:
     return [
         "Subnets in which every host has an address, the best for tensors first:",
         *(f"  {each}{_uses(found, str(each.subnet))}" for each in ranked),
-        *_why_nccl(found),
+        *(_why_nccl(found) if len(ranked) > 1 else ()),
     ]
 
 
 def _why_nccl(found: Found) -> list[str]:
     """Once for all hosts, as far as one rule chose for all of them."""
-    if len(found.facts) == 1:
-        return []
     if any(host.nics.nccl for host in found.inventory.hosts):
         return ["NCCL uses what you chose."]
     reasons = {node.explain[1].partition(": ")[2] for node in found.topology.nodes}
