@@ -77,11 +77,18 @@ class OrderedChannel:
                     with self._channel.lock:
                         message = compose()
                         if message is not None:
-                            transport._send_message(message)  # noqa: SLF001
+                            _send_message(transport, message)
                     return
             if time.monotonic() > deadline:
                 raise OSError("the key exchange does not end")
-        raise EOFError("the connection is gone")
+        raise OSError("the connection is gone")
+
+
+def _send_message(transport: Any, message: paramiko.Message) -> None:
+    try:
+        transport._send_message(message)  # noqa: SLF001
+    except EOFError as error:  # Paramiko's word for a connection that broke
+        raise OSError("the connection broke") from error
 
 
 class OrderedStream:
@@ -103,7 +110,7 @@ class OrderedStream:
     def shutdown(self, how: int, /) -> None:
         if how != socket.SHUT_WR:
             self._channel.shutdown_read()
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(OSError):
             self._ordered.send_eof()
 
     def close(self) -> None:
