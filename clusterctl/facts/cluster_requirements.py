@@ -92,6 +92,25 @@ def clocks_apart(
 
 
 def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    yield from _copies(facts)
+    yield from _different_mtus(inventory, facts)
+
+
+def _copies(facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    """Machines copied from one disk: nothing here goes by machine IDs alone, DHCP servers do."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, host in facts.items():
+        if host.machine_id:
+            groups[host.machine_id].append(name)
+    for names in groups.values():
+        if len({facts[name].boot_id for name in names}) > 1:
+            yield (
+                f"{' and '.join(names)} have one machine ID, as copies of one disk: harmless here; "
+                "to part them: sudo rm /etc/machine-id; sudo systemd-machine-id-setup"
+            )
+
+
+def _different_mtus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
     """Different MTUs on one network drop large packets and let small ones pass, so that
     everything seems fine until tensors travel."""
     mtus: dict[int, list[str]] = defaultdict(list)

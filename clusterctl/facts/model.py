@@ -203,6 +203,7 @@ class HostFacts:
     cgroup_version: int
     """1 (or hybrid) or 2."""
     nofile_hard: int
+    """Open files: the engine's hard limit where it runs, else that of the session."""
     clock: float
     """Unix seconds when the probe ended."""
     clock_offset: float

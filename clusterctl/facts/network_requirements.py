@@ -49,6 +49,12 @@ def _nic_problems(
             host=host.name,
             hint="correct the name in the inventory; on the host: ip -br addr",
         )
+    elif nic.state == "lowerlayerdown":
+        yield RequirementsNotMet(
+            f"interface {what} is down: it has no link",
+            host=host.name,
+            hint=f"look for the cable and the switch port; on the host: ip -br link show {name}",
+        )
     elif nic.state == "down":
         yield RequirementsNotMet(
             f"interface {what} is down",
@@ -180,5 +186,6 @@ def name_notes(facts: HostFacts) -> Iterator[str]:
     if any(ip.startswith("127.") or ip == "::1" for ip in facts.hostname_addresses):
         yield (
             f"its name {facts.hostname} resolves to {facts.hostname_addresses[0]}: harmless "
-            "here, since addresses and interfaces are given by hand"
+            "here, since VLLM_HOST_IP, GLOO_SOCKET_IFNAME and Ray's --node-ip-address say which "
+            "address and interface to take"
         )

@@ -135,7 +135,8 @@ class _Reader:
         return system.parse_clock(start, end)
 
     def _nofile(self) -> int:
-        return system.parse_nofile(self._shell["nofile"])
+        """The engine's own limit counts, where it runs and its limits may be read."""
+        return system.parse_nofile(self._shell.get("engine-nofile") or self._shell["nofile"])
 
     def _os(self) -> Os:
         machine = self._shell.get("machine", "")

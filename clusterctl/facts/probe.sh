@@ -100,6 +100,7 @@ shell_facts() {
   printf 'memlock '
   # shellcheck disable=SC3045
   ulimit -Hl
+  engine_nofile
   printf 'user %s\n' "${SUDO_USER:-${LOGNAME:-${USER:-}}}"
   found nvidia-ctk && { printf 'nvidia-ctk '; command -v nvidia-ctk; }
   printf 'runtimes'
@@ -109,6 +110,16 @@ shell_facts() {
   printf '\n'
   found python3 && python
   return 0
+}
+
+# A container may open no more files than the daemon that starts it.
+engine_nofile() {
+  pid=
+  { read -r pid </run/docker.pid; } 2>/dev/null
+  [ -n "$pid" ] && [ -r "/proc/$pid/limits" ] || return 0
+  while read -r max open files _ hard _; do
+    [ "$max $open $files" = 'Max open files' ] && printf 'engine-nofile %s\n' "$hard"
+  done <"/proc/$pid/limits"
 }
 
 # The minor version is the name of the file that `python3` is: no need to start it.

@@ -12,14 +12,12 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
 from clusterctl.facts.engine_requirements import engine_notes, engine_problems, room_problems
 from clusterctl.facts.gpu_requirements import driver_notes, gpu_notes, gpu_problems
+from clusterctl.facts.limit_requirements import full_disks, limit_notes, limit_problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import name_notes, network_problems, port_problems
+from clusterctl.facts.rdma_requirements import rdma_notes
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.transport.credentials import SUDO_PASSWORD
-
-NOFILE_WANTED = 65536
-"""Open files. Ray opens some per worker and per peer and dies when it may not (ray #13045); a
-container's limit cannot pass the host's hard one."""
 
 SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
 """Those that vLLM's images are made for."""
@@ -50,10 +48,12 @@ def problems(
         for problem in (
             *_host_problems(inventory, host, facts[host.name], image_env),
             *(() if host.name in ours else port_problems(inventory, host, facts[host.name])),
-            *(
-                ()
-                if host.name in ours or host.name in with_image
-                else room_problems(inventory, host, facts[host.name], image_size)
+            *_disk_problems(
+                inventory,
+                host,
+                facts[host.name],
+                image_size,
+                has_image=host.name in ours or host.name in with_image,
             ),
         )
     )
@@ -81,6 +81,17 @@ def _host_problems(
     if inventory.accelerator == "nvidia":
         yield from gpu_problems(host, facts, image_env)
     yield from engine_problems(host, facts)
+    yield from limit_problems(host, facts)
+
+
+def _disk_problems(
+    inventory: Inventory, host: Host, facts: HostFacts, image_size: int | None, *, has_image: bool
+) -> Iterator[RequirementsNotMet]:
+    """A disk that is full has no room for an image either."""
+    full = tuple(full_disks(inventory, host, facts))
+    yield from full
+    if not full and not has_image:
+        yield from room_problems(inventory, host, facts, image_size)
 
 
 def _root_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
@@ -107,12 +118,9 @@ def _architecture_problems(host: Host, facts: HostFacts) -> Iterator[Requirement
 
 def _host_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
     yield from name_notes(facts)
+    yield from rdma_notes(inventory, host, facts)
     if inventory.accelerator == "nvidia":
         yield from gpu_notes(host, facts)
     yield from engine_notes(facts)
-    if 0 < facts.nofile_hard < NOFILE_WANTED:
-        yield (
-            f"at most {facts.nofile_hard} open files, {NOFILE_WANTED} are better: raise the "
-            "hard limit (LimitNOFILE=) of docker.service"
-        )
+    yield from limit_notes(facts)
     yield from (f"not known: {text}" for text in facts.unknown)
