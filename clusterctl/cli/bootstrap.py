@@ -65,6 +65,7 @@ def _document(done: Bootstrapped) -> dict[str, object]:
         "gpus": formed.gpus,
         "ray_version": formed.ray_version,
         "vllm_version": formed.vllm_version,
+        "fabric": done.fabric.lines,
     }
 
 
@@ -97,15 +98,23 @@ def check(
     limit: options.Limit = None,
     as_json: options.Json = False,
     accept_new: AcceptNew = False,
+    fabric: Annotated[
+        bool, typer.Option("--fabric", help="Also run all-reduces through a cluster that is up.")
+    ] = False,
 ) -> None:
     """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
     from clusterctl.cli.check_view import check_document, check_lines
     from clusterctl.cli.session import session
     from clusterctl.errors import raise_all
     from clusterctl.workflows.check import run
+    from clusterctl.workflows.fabric_check import with_fabric
 
     with session("check", file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         report = run(opened.inventory, opened.hosts, opened.credentials)
+        if fabric and not report.errors:
+            report = with_fabric(
+                report, opened.inventory, opened.hosts, opened.credentials, opened.progress
+            )
         if as_json:
             print(json.dumps(check_document(report), indent=2))
             if report.errors:

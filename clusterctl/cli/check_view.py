@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from clusterctl.errors import Problems
@@ -16,6 +17,7 @@ def check_lines(report: Report) -> list[str]:
     lines = columns([_row(name, facts) for name, facts in report.facts.items()], indent="")
     for host, choices in report.choices.items():
         lines += [f"{host}:", *(f"  {choice}" for choice in choices)]
+    lines += [f"fabric: {line}" for line in report.fabric.lines] if report.fabric else []
     lines += [f"note: {note}" for note in report.notes]
     if not report.errors:
         lines.append(f"{count(len(report.facts), 'host')}: nothing is missing")
@@ -47,6 +49,7 @@ def check_document(report: Report) -> dict[str, Any]:
             }
             for name, facts in report.facts.items()
         },
+        "fabric": asdict(report.fabric) if report.fabric else None,
         "notes": list(report.notes),
         "problems": error_document(Problems(report.errors))["problems"],
     }

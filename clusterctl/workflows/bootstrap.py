@@ -43,6 +43,8 @@ from clusterctl.steps.secrets import (
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.fabric import ensure_proven, ground_of
+from clusterctl.workflows.fabric_record import FabricRecord
 from clusterctl.workflows.formation import Formed, await_formation, clock_of
 from clusterctl.workflows.lacking import running
 from clusterctl.workflows.pairwise import IN_USE, prove, ray_ports
@@ -56,6 +58,8 @@ class Bootstrapped:
 
     changed: int
     formed: Formed
+    fabric: FabricRecord
+    """What was proven of the links between them, now or by an earlier run."""
 
 
 def engine_stages(hosts: Iterable[Host]) -> tuple[Stage, ...]:
@@ -112,7 +116,8 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> Bootstrapped:
-    """Make it so, then prove that Ray holds `hosts` and the head.
+    """Make it so, then prove that Ray holds `hosts` and the head, and that their links carry
+    collectives.
 
     Hosts left out are asked nothing but their place in the cluster, and need not answer.
 
@@ -137,7 +142,8 @@ def run(
                     cluster, changed = _carry_out(cluster, hosts, carry_out)
                     since = clock_of(cluster.head.transport)
                 formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
-    return Bootstrapped(changed, formed)
+                proof = ensure_proven(ground_of(cluster), sink, cancelled)
+    return Bootstrapped(changed, formed, proof.record)
 
 
 def _require_ways(cluster: Cluster, sink: EventSink) -> None:

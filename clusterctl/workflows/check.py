@@ -19,6 +19,7 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
 from clusterctl.workflows.alike import differences
 from clusterctl.workflows.built import unlike_the_plan
+from clusterctl.workflows.fabric_record import FabricRecord
 from clusterctl.workflows.gpus_inside import lost_in_containers
 from clusterctl.workflows.lacking import name_listeners, place, requirements, running
 from clusterctl.workflows.pairwise import IN_USE, prove, ray_ports
@@ -34,6 +35,8 @@ class Report:
     """Which address and interfaces each host uses, and why."""
     notes: tuple[str, ...]
     errors: tuple[ClusterctlError, ...]
+    fabric: FabricRecord | None = None
+    """What the gate proved, where it was asked for."""
 
 
 def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> Report:

@@ -1,0 +1,240 @@
+"""A gate that failed, as errors that name host, NIC and port. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import ip_address
+
+from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet
+from clusterctl.node.fabric_documents import Crossing, FabricReport, Place, RankReport
+from clusterctl.ray_cluster.fabric_log import peers, warnings
+from clusterctl.ray_cluster.topology import Topology
+
+EPHEMERAL = "32768-60999"
+"""Linux's own range (ip_local_port_range): Gloo, NCCL and vLLM's queues listen there."""
+
+_VARIABLE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME", "control": "VLLM_HOST_IP"}
+_PHASES = ("started", "imported", "store", "joined", "correct", "measured", "done")
+_BACKEND = {"gloo": "Gloo", "nccl": "NCCL"}
+
+
+def failures(report: FabricReport, topology: Topology) -> list[ClusterctlError]:
+    """One error for each culprit; none when the gate came to its end."""
+    match report.failed:
+        case "":
+            return []
+        case "arrive" if report.absent:
+            return [_absent(host, why) for host, why in report.absent.items()]
+        case "places":
+            return [error for node in report.seen for error in _of_places(report, node.host)]
+        case "crossings":
+            return list(_of_crossings(report.crossings))
+        case "import" | "store" | "gloo" | "nccl":
+            return _of_ranks(report, topology)
+        case _:
+            return [_broken(report, topology)]
+
+
+def _absent(host: str, why: str) -> ClusterctlError:
+    return RayNotFormed(
+        "Ray started no process there for the fabric gate",
+        host=host,
+        hint=f"clusterctl logs --host {host}",
+        detail=why,
+    )
+
+
+def _broken(report: FabricReport, topology: Topology) -> ClusterctlError:
+    host = topology.head.host
+    return RayNotFormed(
+        "the fabric gate could not join Ray on the head",
+        host=host,
+        hint=f"clusterctl logs --host {host}",
+        detail=report.error or None,
+    )
+
+
+def _of_places(report: FabricReport, host: str) -> Iterator[ClusterctlError]:
+    """Interfaces that the environment names on that host, and that cannot be used."""
+    seen = next(node for node in report.seen if node.host == host)
+    usable = ", ".join(name for name, addresses in seen.interfaces.items() if addresses)
+    for place in seen.places:
+        if place.problem:
+            yield _unusable(host, place, usable)
+
+
+def _unusable(host: str, place: Place, usable: str) -> ClusterctlError:
+    purposes = place.purpose.split(", ")
+    named = " and ".join(_VARIABLE[purpose] for purpose in purposes)
+    what = place.nic or place.ip
+    text = {
+        "missing": f"{named} names {what}, and its container has {usable}",
+        "down": f"{named} names {what}, which is down",
+        "no address": f"{named} names {what}, which has no address",
+    }[place.problem]
+    hint = f"ip link set {what} up" if place.problem == "down" else _rename(host, purposes)
+    return RequirementsNotMet(text, host=host, hint=hint)
+
+
+def _rename(host: str, purposes: Sequence[str]) -> str:
+    keys = " and ".join(f"hosts.{host}.nics.{purpose}" for purpose in purposes)
+    return f"correct {keys} (or the variable under env) and run clusterctl bootstrap FILE"
+
+
+def _of_crossings(crossings: Sequence[Crossing]) -> list[ClusterctlError]:
+    """Those that failed, told once for each address that is not reached; a host that reaches
+    nobody while others do is told itself."""
+    broken = [one for one in crossings if one.error]
+    cut_off = set(_cut_off(crossings))
+    errors = [_cannot_leave(host, broken) for host in sorted(cut_off)]
+    by_address: dict[tuple[str, str], list[Crossing]] = {}
+    for one in broken:
+        if one.source not in cut_off:
+            by_address.setdefault((one.target, one.ip), []).append(one)
+    return errors + [_not_reached(tried) for tried in by_address.values()]
+
+
+def _cut_off(crossings: Sequence[Crossing]) -> Iterator[str]:
+    """Hosts that reach none of at least two others which somebody else reaches."""
+    reached = {(one.target, one.ip) for one in crossings if not one.error}
+    for source in {one.source for one in crossings if one.source}:
+        own = [one for one in crossings if one.source == source]
+        sound = [one for one in own if (one.target, one.ip) in reached]
+        if len({one.target for one in sound}) > 1 and all(one.error for one in own):
+            yield source
+
+
+def _cannot_leave(host: str, broken: Sequence[Crossing]) -> ClusterctlError:
+    own = [one for one in broken if one.source == host]
+    one = own[0]
+    return RequirementsNotMet(
+        f"it reaches no other host: {one.target}'s {one.nic}, {one.ip} port {one.port}: "
+        f"{_lower(one.error)}",
+        host=host,
+        hint=f"on {host}: ip route get {one.ip}; and a firewall's rules for what leaves",
+        detail="\n".join(f"{each.target} {each.nic} {each.ip}: {each.error}" for each in own),
+    )
+
+
+def _not_reached(tried: Sequence[Crossing]) -> ClusterctlError:
+    """One address that at least one other host does not reach."""
+    one = tried[0]
+    users = " and ".join(_VARIABLE[purpose] for purpose in one.purpose.split(", "))
+    if not one.source:
+        summary = f"{one.nic} ({users}): {_lower(one.error)} ({one.ip})"
+        return RequirementsNotMet(summary, host=one.target, hint=f"ip addr show {one.nic}")
+    sources = ", ".join(each.source for each in tried)
+    return RequirementsNotMet(
+        f"{sources} cannot reach its {one.nic} ({users}) at {one.ip} port {one.port}: "
+        f"{_lower(one.error)}",
+        host=one.target,
+        hint=_way_in(one),
+    )
+
+
+def _way_in(one: Crossing) -> str:
+    """What to do about an address that is not reached, by how it failed."""
+    purposes = one.purpose.split(", ")
+    if ip_address(one.ip).is_loopback:
+        return f"{one.nic} is the host's loopback: {_rename(one.target, purposes)}"
+    if "answers there" in one.error or "no answer" not in one.error:
+        return (
+            f"an interface that {one.source} is joined to is wanted (on {one.source}: ip route get "
+            f"{one.ip}), and no firewall that refuses TCP {EPHEMERAL} on {one.nic}; else "
+            f"{_rename(one.target, purposes)}"
+        )
+    return (
+        f"let TCP {EPHEMERAL} through on {one.nic} of {one.target} (iptables -L INPUT -n), or "
+        f"look at the cable and at the route: ip route get {one.ip} on {one.source}"
+    )
+
+
+def _of_ranks(report: FabricReport, topology: Topology) -> list[ClusterctlError]:
+    """The hosts of the ranks that spoilt it: by pairs where there are some, else by what a rank
+    said, else those that did not come as far as the others."""
+    ranks = [rank for rank in report.ranks if rank.host in (_by_pairs(report) or _behind(report))]
+    by_host: dict[str, list[RankReport]] = {}
+    for rank in ranks:
+        by_host.setdefault(rank.host, []).append(rank)
+    return [_spoilt(report, host, each, topology) for host, each in by_host.items()]
+
+
+def _by_pairs(report: FabricReport) -> set[str]:
+    """Hosts that failed with every partner, where some pair without them went well."""
+    sound = {host for pair in report.pairs if pair.ok for host in (pair.first, pair.second)}
+    tried = {host for pair in report.pairs for host in (pair.first, pair.second)}
+    return tried - sound if sound else set()
+
+
+def _behind(report: FabricReport) -> set[str]:
+    """Hosts of ranks with an error of their own, or else of the ranks that are least far."""
+    wrong = {rank.host for rank in report.ranks if rank.error}
+    if wrong:
+        return wrong
+    progress = {rank.rank: _progress(rank, report.failed) for rank in report.ranks}
+    least = min(progress.values(), default=0)
+    return {rank.host for rank in report.ranks if progress[rank.rank] == least}
+
+
+def _progress(rank: RankReport, step: str) -> int:
+    """How far it came in that step; a phase of the step before counts as nothing."""
+    return _PHASES.index(rank.phase) if rank.backend == step or step in {"import", "store"} else 0
+
+
+def _spoilt(
+    report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology
+) -> ClusterctlError:
+    complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
+    where = _peer_named(complaints, report)
+    numbers = ", ".join(str(rank.rank) for rank in ranks)
+    text = f"{_what(report.failed)}: rank {numbers} {_lag(ranks[0], report)}"
+    seen = [f"rank {rank.rank}: {line}" for rank in ranks for line in rank.tail[-8:]]
+    return RequirementsNotMet(
+        text + (f"; {where}" if where else ""),
+        host=host,
+        hint=_cure(report.failed, host, topology),
+        detail="\n".join([*dict.fromkeys(complaints), *seen]) or None,
+    )
+
+
+def _what(step: str) -> str:
+    if step in _BACKEND:
+        return f"the all-reduce over {_BACKEND[step]} did not come about"
+    return "torch was not imported" if step == "import" else "the ranks' meeting point did not open"
+
+
+def _lag(rank: RankReport, report: FabricReport) -> str:
+    if rank.error:
+        return f"said: {rank.error.splitlines()[0][:200]}"
+    if rank.phase == "started":
+        return f"did not import torch ({report.error})"
+    if _progress(rank, report.failed) < _PHASES.index("joined"):
+        return f"did not join ({report.error})"
+    return f"joined and came no further ({report.error})"
+
+
+def _peer_named(complaints: Sequence[str], report: FabricReport) -> str:
+    """Whose address it was that a library could not reach."""
+    owners: Mapping[str, tuple[str, str]] = {
+        place.ip: (node.host, place.nic) for node in report.seen for place in node.places
+    }
+    for ip, port in (peer for text in complaints for peer in peers(text)):
+        if ip in owners:
+            host, nic = owners[ip]
+            return f"what it could not reach is {host}'s {nic}, {ip} port {port}"
+    return ""
+
+
+def _cure(step: str, host: str, topology: Topology) -> str:
+    if step == "import":
+        return "the image must have torch that works on this host: clusterctl exec -- nvidia-smi"
+    if step == "store":
+        return f"clusterctl logs --host {host}"
+    node = topology.node(host)
+    nics = node.gloo_nic if step == "gloo" else ", ".join(node.nccl_nics)
+    without = "; without RDMA: NCCL_IB_DISABLE: 1 under env" if node.rdma else ""
+    return f"clusterctl check FILE, which tries {nics} of {host} with every other host{without}"
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,90 @@
+"""What NCCL's log says of the transports it took. Pure.
+
+The lines are those of NCCL 2.2x with NCCL_DEBUG=INFO and the subsystems INIT, NET and GRAPH; the
+ones from a machine with two H200 are in tests/unit/ray_cluster/test_fabric_log.py. Nothing
+promises their form, so each of them may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_VIA_NET = re.compile(r" via NET/([^/\s]+)/\d+(?:/\S*?)?(/GDRDMA)?(?:\s|$)")
+_VIA_HOST = re.compile(r" via (P2P|SHM)/")
+_USING = re.compile(r"NET/(\w+) : Using (.*)$")
+_DEVICE = re.compile(r"\[\d+\]([\w.@-]+)(?::(\d+)/|:)")
+_PATHS = re.compile(r"GPU/(\S+) :(.*)$")
+_GPU = re.compile(r"GPU/(\S+) \([^)]*/(\w+)\)")
+_WARNING = re.compile(r"NCCL WARN (.*)$")
+_PEER = re.compile(r"(\d{1,3}(?:\.\d{1,3}){3})<(\d{1,5})>")
+
+_NVLINK = {"NVL", "NVB"}
+"""Names of paths between GPUs; the others (PIX, PXB, PHB, SYS) cross PCIe."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How one rank's data goes."""
+
+    between: str
+    """To other hosts: `Socket`, `IB`, or a plugin's name; empty when none of it does."""
+    devices: tuple[str, ...]
+    """NICs or RDMA devices that NCCL found for that, such as eth1 or mlx5_0."""
+    gpudirect: bool
+    """NICs read the GPU's memory by themselves."""
+    inside: str
+    """To GPUs of the same host: `NVLink`, `PCIe`, `shared memory`, or empty."""
+
+
+def read_log(lines: Sequence[str]) -> Carried:
+    """What the lines of one rank say."""
+    networks = [match for line in lines if (match := _VIA_NET.search(line))]
+    between = networks[0][1] if networks else ""
+    return Carried(
+        between=between,
+        devices=tuple(_devices(lines, between)),
+        gpudirect=any(match[2] for match in networks),
+        inside=_inside(lines),
+    )
+
+
+def warnings(lines: Sequence[str]) -> list[str]:
+    """What NCCL complains of, without its prefix, each once."""
+    found = [match[1].strip() for line in lines if (match := _WARNING.search(line))]
+    return list(dict.fromkeys(found))
+
+
+def peers(text: str) -> list[tuple[str, int]]:
+    """Addresses and ports that NCCL or Gloo name in a complaint."""
+    found = [(match[1], int(match[2])) for match in _PEER.finditer(text)]
+    return [*found, *((match[1], int(match[2])) for match in _GLOO_PEER.finditer(text))]
+
+
+_GLOO_PEER = re.compile(r"remote=\[([0-9a-fA-F.:]+)\]:(\d{1,5})")
+
+
+def _devices(lines: Sequence[str], network: str) -> Iterator[str]:
+    """`Using [0]eth1:10.0.0.1<0>` or `Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ...`."""
+    for line in lines:
+        match = _USING.search(line)
+        if match and match[1] == network:
+            yield from (name for name, _ in _DEVICE.findall(match[2].split(";")[0]))
+            return
+
+
+def _inside(lines: Sequence[str]) -> str:
+    ways = {match[1] for line in lines if (match := _VIA_HOST.search(line))}
+    if "P2P" in ways:
+        kinds = set(_gpu_paths(lines))
+        return "NVLink" if kinds and kinds <= _NVLINK else "PCIe"
+    return "shared memory" if ways else ""
+
+
+def _gpu_paths(lines: Sequence[str]) -> Iterator[str]:
+    """The kinds of the paths from each GPU to the others."""
+    for line in lines:
+        if match := _PATHS.search(line):
+            own = match[1]
+            yield from (kind for other, kind in _GPU.findall(match[2]) if other != own)
