@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,10 +13,13 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
+    from clusterctl.workflows.image_bundle import Bundled
     from clusterctl.workflows.image_push import Pushed
 
 app = typer.Typer(
-    help="Container images: bringing them to hosts.", no_args_is_help=True, rich_markup_mode=None
+    help="Container images: bringing them to hosts, and into files.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 NOTHING = "Nothing to move: every host has the image."
@@ -22,7 +27,7 @@ NOTHING = "Nothing to move: every host has the image."
 
 @app.callback()
 def _group() -> None:
-    """Container images: bringing them to hosts."""
+    """Container images: bringing them to hosts, and into files."""
 
 
 @app.command("push")
@@ -61,6 +66,70 @@ def push(
         agree = agreement(opened.progress, yes=True, as_json=as_json)
         done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
     print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+
+
+@app.command("bundle")
+@guarded
+def bundle(
+    images: Annotated[list[str], typer.Argument(help="Such as vllm/vllm-openai:v0.33.0.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The file to write.", dir_okay=False)
+    ],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="registry, docker (on this machine), host:NAME, or the path of an archive.",
+        ),
+    ] = "registry",
+    platform: Annotated[
+        str | None,
+        typer.Option("--platform", help="Such as linux/arm64; linux/amd64 from a registry."),
+    ] = None,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write images to one file, for hosts that reach no registry. Needs no cluster."""
+    from clusterctl.cli.session import credentials, load_inventory
+    from clusterctl.engine.events import StepProgress
+    from clusterctl.reporting.console import Progress
+    from clusterctl.workflows.image_bundle import Bundle, run
+
+    wanted = Bundle(tuple(dict.fromkeys(images)), output, source, platform)
+    with Progress(sys.stderr, quiet=as_json) as progress:
+        done = run(
+            wanted,
+            credentials(progress),
+            say=lambda text: progress(StepProgress("", "bundle", text)),
+            inventory=lambda: load_inventory(inventory),
+        )
+    print(json.dumps(bundled_document(done), indent=2) if as_json else bundled_text(done))
+
+
+def bundled_text(done: Bundled) -> str:
+    """What is in the file, and what to do with it."""
+    from clusterctl.reporting.text import count, size
+
+    names = [image.reference for image in done.images]
+    first = f"{done.path}: {count(len(names), 'image')}, {size(done.size)}, {_platforms(done)}"
+    use = [f"  clusterctl image push {name} --from {done.path}" for name in names]
+    return "\n".join((first, "on the site:", *use, f"or on one host: docker load -i {done.path}"))
+
+
+def bundled_document(done: Bundled) -> dict[str, object]:
+    """The same for machines; sizes in bytes."""
+    return {
+        "file": str(done.path),
+        "size": done.size,
+        "images": [
+            {"image": image.reference, "platform": image.platform, "size": image.size}
+            for image in done.images
+        ],
+    }
+
+
+def _platforms(done: Bundled) -> str:
+    return ", ".join(sorted({image.platform for image in done.images}))
 
 
 def pushed_sentence(done: Pushed) -> str:

@@ -132,7 +132,7 @@ class BlobStore:
         watch = _Watch(blob, part)
         while not self.holds(blob):
             with part.open("a+b") as file:
-                if _locked(file) and _same_file(file, part):
+                if locked(file) and same_file(file, part):
                     file.seek(0)
                     yield file
                     return
@@ -181,7 +181,8 @@ def _nobody(count: int) -> None:
     del count
 
 
-def _locked(file: BinaryIO) -> bool:
+def locked(file: BinaryIO) -> bool:
+    """Whether nobody else has it locked; we have then."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -189,7 +190,7 @@ def _locked(file: BinaryIO) -> bool:
     return True
 
 
-def _same_file(file: BinaryIO, path: Path) -> bool:
+def same_file(file: BinaryIO, path: Path) -> bool:
     """Whether `path` is still the file that was opened: its writer may have just renamed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

@@ -64,9 +64,9 @@ def archive(content: ImageContent, layers: Collection[Blob], source: BlobSource)
     """The archive's bytes, with these layers of it, read from `source` one after the other."""
     config = b"".join(source.open(content.config))
     for name, data in documents(content, config).items():
-        yield from _member(name, len(data), (data,))
+        yield from member(name, len(data), (data,))
     for layer in layers:
-        yield from _member(blob_name(layer.digest), layer.size, source.open(layer))
+        yield from member(blob_name(layer.digest), layer.size, source.open(layer))
     yield bytes(2 * _BLOCK)
 
 
@@ -75,7 +75,8 @@ def archive_size(layers: Iterable[Blob]) -> int:
     return sum(layer.size for layer in layers)
 
 
-def _member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """A file of a tar: the same bytes whenever it is written."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     yield entry.tobuf(tarfile.GNU_FORMAT)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from clusterctl.containers.reference import parse
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.manifests import (
     OCI_CONFIG,
@@ -105,7 +106,7 @@ class MadeImage:
         return {
             **descriptor(Blob(sha256(self.manifest), len(self.manifest), OCI_MANIFEST)),
             "platform": {"os": "linux", "architecture": self.architecture},
-            "annotations": {"io.containerd.image.name": f"docker.io/{self.name}"},
+            "annotations": {"io.containerd.image.name": parse(self.name).name},
         }
 
     def layout(self) -> bytes:

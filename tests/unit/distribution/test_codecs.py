@@ -1,0 +1,113 @@
+"""Plain layers are compressed where that is worth it, once, and nothing else is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.distribution.archive_image import archive_image
+from clusterctl.distribution.blob_store import BlobStore
+from clusterctl.distribution.codec import Codec, choose_codec
+from clusterctl.distribution.location import LocalImage
+from clusterctl.distribution.recompressed import recompressed
+from clusterctl.errors import StepFailed
+from tests.fakes.image_archives import MadeImage, sha256, tar_of
+
+
+@pytest.mark.parametrize(
+    ("link", "engines", "zstd", "chosen"),
+    [
+        (100.0, ["20.10.24+dfsg1", "26.1.5"], True, Codec.GZIP),
+        (100.0, ["26.1.5", "23.0.0"], True, Codec.ZSTD),
+        (100.0, ["26.1.5"], False, Codec.GZIP),
+        (100.0, ["unknown"], True, Codec.GZIP),
+        (1000.0, ["20.10.24"], True, Codec.PLAIN),
+        (None, ["20.10.24"], True, Codec.PLAIN),
+    ],
+)
+def test_the_choice(link: float | None, engines: list[str], zstd: bool, chosen: Codec) -> None:
+    assert choose_codec(link, engines, zstd_at_hand=zstd) is chosen
+
+
+@pytest.fixture
+def plain(image: MadeImage, tmp_path: Path, store: BlobStore) -> LocalImage:
+    path = tmp_path / "image.tar"
+    path.write_bytes(image.legacy())
+    return archive_image(path, store, reference=None, platform=None, say=print)
+
+
+def unpacked(data: bytes, codec: Codec) -> bytes:
+    if codec is Codec.GZIP:
+        return gzip.decompress(data)
+    return subprocess.run(["zstd", "-dqc"], input=data, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD])
+def test_layers_are_the_same_once_unpacked(
+    plain: LocalImage, image: MadeImage, store: BlobStore, codec: Codec
+) -> None:
+    if codec is Codec.ZSTD and not shutil.which("zstd"):
+        pytest.skip("zstd is not installed")
+    found = recompressed(plain, codec, store, say=print)
+    assert found.content.config.digest == plain.content.config.digest
+    assert found.content.diff_ids == plain.content.diff_ids
+    for layer, original in zip(found.content.layers, image.layers, strict=True):
+        data = b"".join(found.open(layer))
+        assert sha256(data) == layer.digest
+        assert len(data) == layer.size < len(original)
+        assert layer.media_type.endswith(f"+{codec}")
+        assert unpacked(data, codec) == original
+        assert found.location(layer)
+    listed = json.loads(found.content.manifest)["layers"]
+    assert [one["digest"] for one in listed] == [layer.digest for layer in found.content.layers]
+    assert b"".join(found.open(found.content.config)) == image.config
+
+
+def test_the_second_time_it_is_all_there(
+    plain: LocalImage, image: MadeImage, store: BlobStore, tmp_path: Path
+) -> None:
+    first = recompressed(plain, Codec.GZIP, store, say=print)
+    (tmp_path / "image.tar").write_bytes(b"gone")
+    assert recompressed(plain, Codec.GZIP, store, say=print).content == first.content
+
+
+def test_without_the_cache_it_comes_out_the_same(plain: LocalImage, tmp_path: Path) -> None:
+    made = [
+        recompressed(plain, Codec.GZIP, BlobStore(tmp_path / name), say=print).content
+        for name in ("one", "two")
+    ]
+    assert made[0] == made[1]
+
+
+def test_plain_stays_plain(plain: LocalImage, store: BlobStore) -> None:
+    assert recompressed(plain, Codec.PLAIN, store, say=print) is plain
+
+
+def test_compressed_layers_are_left_alone(
+    image: MadeImage, tmp_path: Path, store: BlobStore
+) -> None:
+    packed = gzip.compress(image.layers[0], mtime=0)
+    mixed = MadeImage(image.name, image.layers[:2])
+    entry = {"Config": "config", "RepoTags": [image.name], "Layers": ["0", "1"]}
+    files = {"config": mixed.config, "0": packed, "1": image.layers[1]}
+    path = tmp_path / "image.tar"
+    path.write_bytes(tar_of({"manifest.json": json.dumps([entry]).encode(), **files}))
+    source = archive_image(path, store, reference=None, platform=None, say=print)
+    found = recompressed(source, Codec.GZIP, store, say=print)
+    assert found.content.layers[0] == source.content.layers[0]
+    assert b"".join(found.open(found.content.layers[0])) == packed
+    assert gzip.decompress(b"".join(found.open(found.content.layers[1]))) == image.layers[1]
+
+
+def test_a_source_that_fails_leaves_nothing(
+    plain: LocalImage, store: BlobStore, tmp_path: Path
+) -> None:
+    (tmp_path / "image.tar").write_bytes(b"changed meanwhile")
+    with pytest.raises(StepFailed):
+        recompressed(plain, Codec.GZIP, store, say=print)
+    assert not list(store.blobs.glob("*.new"))
