@@ -14,6 +14,11 @@ LOG_OPTIONS = {"max-size": "50m", "max-file": "3"}
 """Of the json-file log driver, whose default keeps everything for ever."""
 
 
+def container_name(cluster: str) -> str:
+    """Of the node container, on every host."""
+    return f"clusterctl-{cluster}"
+
+
 @dataclass(frozen=True, order=True)
 class Mount:
     """A bind mount."""

@@ -53,3 +53,20 @@ def _end(node: Node, nic: NicFacts | None) -> End | None:
         return None
     speed = nic.speed if nic.kind in _HONEST else None
     return End(node.host, nic.name, held[0].ip, held[0].prefix, nic.mtu, speed)
+
+
+def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    """Programs that are told nothing take the interface of the default route (vllm #27823)."""
+    strays = [
+        f"{node.host} ({default}, not {' or '.join(node.nccl_nics)})"
+        for node in topology.nodes
+        if node.host in facts
+        and (default := facts[node.host].default_nic)
+        and default not in node.nccl_nics
+    ]
+    if strays:
+        yield (
+            f"the default route does not leave by the interface that carries NCCL on "
+            f"{', '.join(strays)}: harmless here, since NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME "
+            "say which to take"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
+from clusterctl.containers.spec import container_name as container_name
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, RayPorts
 from clusterctl.node import package
@@ -18,10 +19,6 @@ NOFILE = 1_048_576
 STACK_BYTES = 67_108_864
 STOP_TIMEOUT = 90
 """Seconds: 60 for running requests, the rest for vLLM and Ray to end by themselves."""
-
-
-def container_name(cluster: str) -> str:
-    return f"clusterctl-{cluster}"
 
 
 def ray_argv(node: Node, head_ip: str, ports: RayPorts) -> list[str]:

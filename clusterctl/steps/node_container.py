@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from clusterctl.containers.diff import Create, Keep, Recreate, compare
 from clusterctl.containers.driver import Container, ContainerDriver
-from clusterctl.containers.spec import ContainerSpec
+from clusterctl.containers.spec import ContainerSpec, container_name
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
@@ -37,8 +37,9 @@ class NodeContainer:
         self._settle = settle
 
     def check(self, view: HostView) -> Change | None:
-        driver, spec = self._engines(view), self._spec_for(view)
-        ours, surplus = self._find(driver, spec)
+        driver = self._engines(view)
+        ours, surplus = self._find(driver)  # a stranger is told before there is an image to start
+        spec = self._spec_for(view)
         if surplus:
             names = ", ".join(container.name for container in surplus)
             return Change(f"remove {names}, and make {spec.name}", disruptive=True)
@@ -59,7 +60,7 @@ class NodeContainer:
     def apply(self, view: HostView, change: Change) -> None:
         del change  # looked at anew: the plan may be minutes old
         driver, spec = self._engines(view), self._spec_for(view)
-        ours, surplus = self._find(driver, spec)
+        ours, surplus = self._find(driver)
         for container in surplus:
             _end(driver, container)
         if ours and compare(spec, ours) == Keep() and not _must_go(view, driver, ours):
@@ -73,14 +74,13 @@ class NodeContainer:
             driver.run(spec)
         self._await_running(view, driver, spec.name)
 
-    def _find(
-        self, driver: ContainerDriver, spec: ContainerSpec
-    ) -> tuple[Container | None, list[Container]]:
-        """The cluster's container of that name, and others of the cluster."""
-        found = driver.find(spec.name)
+    def _find(self, driver: ContainerDriver) -> tuple[Container | None, list[Container]]:
+        """The cluster's container by its name, and others of the cluster."""
+        name = container_name(self._cluster)
+        found = driver.find(name)
         if found and found.cluster != self._cluster:
             raise _somebody_elses(found)
-        others = [c for c in driver.containers(self._cluster) if c.name != spec.name]
+        others = [c for c in driver.containers(self._cluster) if c.name != name]
         return found, others
 
     def _await_running(self, view: HostView, driver: ContainerDriver, name: str) -> None:

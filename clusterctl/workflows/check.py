@@ -13,6 +13,7 @@ from clusterctl.facts.pairs import judgement
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.ray_cluster.lanes import default_route_notes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -81,7 +82,8 @@ def _pairs(
     placed = {node.host: answers[node.host].facts for node in topology.nodes}
     unrated = IN_USE if running(inventory, answers) else ""
     seen = prove(inventory, topology, placed, transports, unrated=unrated)
-    return judgement.problems(seen, ray_ports(inventory)), tuple(judgement.notes(seen))
+    noted = (*default_route_notes(topology, placed), *judgement.notes(seen))
+    return judgement.problems(seen, ray_ports(inventory)), noted
 
 
 def _clocks_once(

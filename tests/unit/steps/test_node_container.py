@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Gpu
@@ -91,6 +92,17 @@ def test_somebody_elses_container_of_that_name_is_not_touched(
         step(made).check(made.head_view)
     assert "docker rename clusterctl-demo" in str(raised.value.hint)
     assert made.head.engine.containers == {theirs.id: theirs}
+
+
+def test_somebody_elses_container_is_told_before_there_is_an_image(made: Cluster) -> None:
+    theirs = foreign("clusterctl-demo")
+    made.head.engine.containers[theirs.id] = theirs
+
+    def no_image(_: HostView) -> ContainerSpec:
+        raise StepFailed("the image is not there")
+
+    with pytest.raises(RequirementsNotMet, match="was not made by clusterctl"):
+        NodeContainer("demo", no_image, made.engines, settle=0).check(made.head_view)
 
 
 def test_one_that_dies_at_once_is_told_with_its_last_words(made: Cluster) -> None:
