@@ -1,0 +1,85 @@
+"""Docker's own registry, run on loopback for a test."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import bcrypt
+import httpx
+import pytest
+
+from tests.fakes.image_archives import MadeImage, sha256
+
+START_LIMIT = 30.0
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A docker-registry that runs on this machine."""
+
+    address: str
+    login: tuple[str, str] | None
+
+    def push(self, image: MadeImage) -> str:
+        """The reference to pull."""
+        path, tag = image.name.split(":")
+        with httpx.Client(base_url=f"http://{self.address}/v2/{path}", auth=self.login) as http:
+            for data in (image.config, *image.layers):
+                begun = http.post("/blobs/uploads/")
+                where = httpx.URL(begun.headers["Location"]).copy_merge_params(
+                    {"digest": sha256(data)}
+                )
+                http.put(where, content=data).raise_for_status()
+            kind = "application/vnd.oci.image.manifest.v1+json"
+            http.put(
+                f"/manifests/{tag}", content=image.manifest, headers={"Content-Type": kind}
+            ).raise_for_status()
+        return f"{self.address}/{image.name}"
+
+
+def _configuration(home: Path, port: int, login: tuple[str, str] | None) -> str:
+    text = (
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {home}/data}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n"
+    )
+    if login:
+        hashed = bcrypt.hashpw(login[1].encode(), bcrypt.gensalt(4)).decode()
+        (home / "htpasswd").write_text(f"{login[0]}:{hashed}\n")
+        text += f"auth: {{htpasswd: {{realm: test, path: {home}/htpasswd}}}}\n"
+    return text
+
+
+@contextmanager
+def docker_registry(home: Path, login: tuple[str, str] | None = None) -> Iterator[Registry]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (home / "config.yml").write_text(_configuration(home, port, login))
+    with (home / "log").open("wb") as log:
+        argv = ["docker-registry", "serve", str(home / "config.yml")]
+        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _await(f"http://127.0.0.1:{port}/v2/", process, home / "log")
+        yield Registry(f"127.0.0.1:{port}", login)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT
+    while True:
+        try:
+            httpx.get(url)
+        except httpx.TransportError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"docker-registry did not start:\n{log.read_text()[-3000:]}")
+            time.sleep(0.05)
+        else:
+            return
