@@ -6,6 +6,9 @@ from clusterctl.distribution.chain_link import Progress
 
 MIB = 1024**2
 
+SOURCE = "source"
+"""What a chain calls the operator's machine among the hosts."""
+
 
 def progress_text(progress: Progress, expected: int) -> str:
     """Such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`; `expected` in bytes."""
@@ -17,7 +20,8 @@ def progress_text(progress: Progress, expected: int) -> str:
         parts.append(f"{progress.rate / MIB:.1f} MiB/s")
         parts.append(f"{(expected - done) / progress.rate:.0f} s left")
     if progress.sources:
-        parts.append(f"from {', '.join(progress.sources)}")
+        names = ("this machine" if name == SOURCE else name for name in progress.sources)
+        parts.append(f"from {', '.join(names)}")
     if progress.waiting:
         parts.append(progress.waiting)
     return ", ".join(parts)

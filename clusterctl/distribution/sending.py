@@ -17,6 +17,7 @@ from clusterctl.distribution.image_proof import image_id, prove
 from clusterctl.distribution.progress_text import progress_text
 from clusterctl.distribution.relay_pull import pull
 from clusterctl.engine.step import HostView
+from clusterctl.transport.base import Transport
 
 SLOWEST = 512 * 1024
 """Bytes a second below which a transfer is given up."""
@@ -29,12 +30,13 @@ START_LIMIT = 600.0
 class Terms:
     """How an image is sent."""
 
-    address: Callable[[HostView], str]
-    """The address of a host that the others reach it at."""
+    transports: Mapping[str, Transport]
+    address: Callable[[str], str]
+    """By a host's name: the address that the others reach it at."""
     limit_rate: int | None = None
     """Bytes a second that leave the source, in all."""
-    cache: Callable[[HostView], str] = lambda _: CACHE
-    """Where blobs wait on a host."""
+    cache: Callable[[str], str] = lambda _: CACHE
+    """By a host's name: where blobs wait there."""
     before: Callable[[HostView], None] = lambda _: None
     """Called before an image comes to a host that has none of that name."""
     say: Callable[[str, str], None] = lambda _host, _text: None
@@ -49,7 +51,6 @@ class Sending:
         supply: Supply,
         origin: Origin,
         lacking: Mapping[str, EngineStock],
-        views: Mapping[str, HostView],
         terms: Terms,
     ) -> None:
         self._supply, self._origin = supply, origin
@@ -62,7 +63,7 @@ class Sending:
         self._saying: dict[str, Say] = {}
         self._lock = threading.Lock()
         self._chain = Chain(
-            _links(supply, self._deliveries, views, terms),
+            _links(supply, self._deliveries, terms),
             source=None if supply.holder else supply.blobs,
             image=supply.content,
             limit_rate=terms.limit_rate,
@@ -154,7 +155,6 @@ class Sending:
 def _links(
     supply: Supply,
     deliveries: Mapping[str, Delivery],
-    views: Mapping[str, HostView],
     terms: Terms,
 ) -> list[Link]:
     """The holder first; hosts where no relay can run are left out."""
@@ -162,9 +162,9 @@ def _links(
     names = [supply.holder, *served] if supply.holder else served
     return [
         Link(
-            views[name].transport,
-            terms.address(views[name]),
-            cache=terms.cache(views[name]),
+            terms.transports[name],
+            terms.address(name),
+            cache=terms.cache(name),
             origin=supply.paths if name == supply.holder else {},
         )
         for name in names

@@ -1,25 +1,22 @@
 """One image on its way to several hosts at once: looked at per host, sent by one chain.
 
-Steps ask a shipment host by host. The first that has something to send looks at all hosts, so
-that every problem is told before the first byte, and starts the chain; the last one ends it.
+A shipment is a step. The first host that has something to get begins the sending for all of
+them, so that every problem is told before the first byte; the last one ends it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.distribution.engine_stock import EngineStock, HeldImage, take_stock
 from clusterctl.distribution.image_origin import Origin
-from clusterctl.distribution.image_plan import (
-    choose_delivery,
-    problems,
-    same_image,
-)
+from clusterctl.distribution.image_plan import choose_delivery, problems, same_image
 from clusterctl.distribution.image_proof import insist_on_start
 from clusterctl.distribution.relay_pull import is_relay_name
 from clusterctl.distribution.sending import Sending, Terms
@@ -27,17 +24,15 @@ from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import ClusterctlError, Problems, StepFailed, raise_all
 from clusterctl.transport.fanout import fan_out, values
 
+FRESH = 15.0
+"""Seconds for which what a host said of its images is taken for true: a plan, its agreement and
+its first stage are one look. What is changed here is looked at again at once."""
+
 _GIB = 1024**3
 
 Stocks = Mapping[str, EngineStock]
 Find = Callable[[Stocks], "Origin | Unknown"]
 """Chooses where the image comes from, by what the hosts that answered have."""
-
-
-class Engines(Protocol):
-    """Host views to drivers."""
-
-    def __call__(self, view: HostView) -> ContainerDriver: ...
 
 
 @dataclass(frozen=True)
@@ -53,10 +48,8 @@ class Moved:
 @dataclass
 class _State:
     origin: Origin | None = None
-    seen: Mapping[str, EngineStock] | None = None
-    """What the hosts had when the first of them was checked."""
-    unused: dict[str, EngineStock] = field(default_factory=dict)
-    """Those of `seen` that no check has used yet."""
+    seen: dict[str, tuple[float, EngineStock]] = field(default_factory=dict)
+    """When, and what a host had."""
     sending: Sending | None = None
     failure: ClusterctlError | None = None
     """Why nothing can be sent."""
@@ -64,20 +57,19 @@ class _State:
 
 class Shipment:
     """A step: the host has the image, by its name, and containers start from it. It goes to the
-    hosts of `targets`; `views` are all that may have it already."""
+    hosts of `targets`; `drivers` are those of all hosts that may have it already."""
 
     title = "image"
 
     def __init__(
         self,
         find: Find,
-        views: Mapping[str, HostView],
+        drivers: Mapping[str, ContainerDriver],
         targets: tuple[str, ...],
-        engines: Engines,
         terms: Terms,
     ) -> None:
-        self._find, self._views, self._targets = find, views, targets
-        self._engines, self._terms = engines, terms
+        self._find, self._drivers, self._targets = find, drivers, targets
+        self._terms = terms
         self._state = _State()
         self._lock = threading.RLock()
         self.moved = Moved()
@@ -100,72 +92,86 @@ class Shipment:
         """Where it comes from; found once. Raises when it exists nowhere."""
         with self._lock:
             if self._state.origin is None:
-                found = self._find(self._seen())
+                found = self._find(self._look())
                 if isinstance(found, Unknown):
-                    self._state.seen = None  # a host gets it first
+                    self._state.seen.clear()  # a host gets it first
                     return found
                 self._state.origin = found
             return self._state.origin
 
+    def settled(self) -> bool:
+        """Whether nothing is to be done on any host, as far as they answer."""
+        stocks, origin = self._look(), self.origin()
+        if isinstance(origin, Unknown) or not stocks.keys() >= set(self._targets):
+            return False
+        return not any(_lacks(self._closely(name, origin), origin) for name in self._targets)
+
     def check(self, view: HostView) -> Change | Unknown | None:
         """What has to be done for one host. Raises RequirementsNotMet for a host that never can
         take the image, as far as that is known before the image is read."""
-        stock = self._stock(view)
+        self._look()
+        self._stock(view.host.name)
         origin = self.origin()
         if isinstance(origin, Unknown):
             return origin
-        reference = origin.wanted.reference
-        if stock.containerd and stock.tagged(reference) is None:
-            stock = self._take(view)
+        stock = self._closely(view.host.name, origin)
         here = same_image(stock, origin.wanted)
         if here is not None:
-            return _naming(here, reference)
+            return _naming(here, origin.wanted.reference)
         if origin.content is not None:
             raise_all(problems(view.host.name, stock, origin.content))
-        return Change(_summary(origin, stock, replaces=stock.tagged(reference) is not None))
+        return Change(_summary(origin, stock))
 
     def apply(self, view: HostView, change: Change) -> None:
         """Bring the image to one host and prove that it is there. Raises StepFailed."""
         del change
-        self._state.unused.clear()
-        origin, driver = self.origin(), self._engines(view)
+        origin, name = self.origin(), view.host.name
         if isinstance(origin, Unknown):
-            raise StepFailed(origin.reason, host=view.host.name)
-        here = same_image(self._take(view), origin.wanted)
-        if here is not None:
-            _name(driver, here, origin.wanted.reference)
-            return
+            raise StepFailed(origin.reason, host=name)
+        here = same_image(self._closely(name, origin), origin.wanted)
+        try:
+            if here is not None:
+                _name(self._drivers[name], here, origin.wanted.reference)
+            else:
+                self._deliver(origin, view)
+        finally:
+            with self._lock:
+                self._state.seen.pop(name, None)
+
+    def _deliver(self, origin: Origin, view: HostView) -> None:
         sending = self._begun(origin, view)
-        if driver.image(origin.wanted.reference) is None:
+        if self._stock(view.host.name).tagged(origin.wanted.reference) is None:
             self._terms.before(view)
         arrived = False
         try:
-            sending.deliver(view, driver)
+            sending.deliver(view, self._drivers[view.host.name])
             arrived = True
         finally:
-            self._leave(sending, view, arrived=arrived)
+            self._leave(sending, view.host.name, arrived=arrived)
 
-    def _stock(self, view: HostView) -> EngineStock:
+    def _look(self) -> dict[str, EngineStock]:
+        """What the hosts have that can be asked."""
         with self._lock:
-            self._seen()
-            known = self._state.unused.pop(view.host.name, None)
-        return known or self._take(view)
+            if not self._state.seen:
+                values(fan_out({name: name for name in self._drivers}, self._stock))
+            return {name: stock for name, (_, stock) in self._state.seen.items()}
 
-    def _take(self, view: HostView) -> EngineStock:
-        origin = self._state.origin
-        reference = origin.wanted.reference if origin else ""
-        return take_stock(self._engines(view), self._terms.cache(view), reference)
+    def _stock(self, name: str) -> EngineStock:
+        when, stock = self._state.seen.get(name, (0.0, None))
+        if stock is None or time.monotonic() - when > FRESH:
+            origin = self._state.origin
+            reference = origin.wanted.reference if origin else ""
+            stock = take_stock(self._drivers[name], self._terms.cache(name), reference)
+            self._state.seen[name] = (time.monotonic(), stock)
+        return stock
 
-    def _seen(self) -> Mapping[str, EngineStock]:
-        with self._lock:
-            if self._state.seen is None:
-                self._state.seen = self._look(self._views)
-                self._state.unused = dict(self._state.seen)
-            return self._state.seen
-
-    def _look(self, views: Mapping[str, HostView]) -> dict[str, EngineStock]:
-        """Of the hosts that can be asked."""
-        return values(fan_out(views, self._take))
+    def _closely(self, name: str, origin: Origin) -> EngineStock:
+        """With the name looked up by itself, where engines do not list all that they have."""
+        stock = self._stock(name)
+        if stock.containerd and stock.tagged(origin.wanted.reference) is None:
+            self._state.seen.pop(name, None)
+            return self._stock(name)
+        return stock
 
     def _begun(self, origin: Origin, view: HostView) -> Sending:
         """The sending under way; the first host begins it for all."""
@@ -181,26 +187,25 @@ class Shipment:
             return self._state.sending
 
     def _begin(self, origin: Origin, say: Say) -> Sending:
-        stocks = self._look({name: self._views[name] for name in self._targets})
+        stocks = {name: stock for name, stock in self._look().items() if name in self._targets}
         lacking = {
             name: stock for name, stock in stocks.items() if not same_image(stock, origin.wanted)
         }
         layers = origin.wanted.layers
         missing = {each for stock in lacking.values() for each in layers[stock.common(layers) :]}
         supply = origin.supply(missing, say)
-        found = [
+        raise_all(
             problem
             for name, stock in lacking.items()
             for problem in problems(name, stock, supply.content)
-        ]
-        raise_all(found)
-        sending = Sending(supply, origin, lacking, self._views, self._terms)
+        )
+        sending = Sending(supply, origin, lacking, self._terms)
         sending.start()
         return sending
 
-    def _leave(self, sending: Sending, view: HostView, *, arrived: bool) -> None:
+    def _leave(self, sending: Sending, name: str, *, arrived: bool) -> None:
         with self._lock:
-            last = sending.leave(view.host.name, arrived=arrived)
+            last = sending.leave(name, arrived=arrived)
             if last:
                 self._state.sending = None
         if last:
@@ -209,6 +214,11 @@ class Shipment:
     def _end(self, sending: Sending, *, keep: bool) -> None:
         self.moved = Moved(sending.sent, sending.received)
         sending.close(keep=keep)
+
+
+def _lacks(stock: EngineStock, origin: Origin) -> bool:
+    here = same_image(stock, origin.wanted)
+    return here is None or _naming(here, origin.wanted.reference) is not None
 
 
 def _naming(here: HeldImage, reference: str) -> Change | None:
@@ -227,10 +237,10 @@ def _name(driver: ContainerDriver, here: HeldImage, reference: str) -> None:
         driver.remove_image(name)
 
 
-def _summary(origin: Origin, stock: EngineStock, *, replaces: bool) -> str:
-    """Such as `get vllm/vllm-openai:v1 from gpu1` or `...: 1200 of 9800 MiB from bundle.tar`."""
+def _summary(origin: Origin, stock: EngineStock) -> str:
+    """Such as `get vllm/vllm-openai:v1 from gpu1`, or `...: 1.20 of 9.80 GiB from bundle.tar`."""
     reference = origin.wanted.reference
-    verb = "replace" if replaces else "get"
+    verb = "replace" if stock.tagged(reference) else "get"
     if origin.content is None:
         return f"{verb} {reference} from {origin.name}"
     delivery = choose_delivery(stock, origin.content)

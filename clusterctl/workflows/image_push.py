@@ -71,9 +71,10 @@ class _Ready:
     """All that is known before the first byte moves."""
 
     push: Push
-    views: Mapping[str, HostView]
+    transports: Mapping[str, Transport]
     shipment: Shipment
-    engines: Engines
+    places: dict[str, str]
+    """Addresses by host; known from `views` on."""
 
     def stages(self) -> tuple[Stage, ...]:
         """A host that fails keeps no other from its image."""
@@ -81,16 +82,34 @@ class _Ready:
         bring = Stage("Image", names, (self.shipment,), OnFailure.SET_HOST_ASIDE)
         origin = self.shipment.origin()
         if isinstance(origin, Unknown):
-            first = ImagePulled(self.push.reference, self.engines, origin.reason, marked=False)
+            engines = Engines(DockerDriver)
+            first = ImagePulled(self.push.reference, engines, origin.reason, marked=False)
             return (Stage("Image from its registry", names[:1], (first,)), bring)
         return (bring,)
+
+    def views(self) -> Mapping[str, HostView]:
+        """The hosts by their facts, which are asked for when something is to be done."""
+        involved = self.push.inventory.model_copy(update={"hosts": self.push.involved})
+        answers = look_at_all(involved, self.transports)
+        raise_all(
+            StepFailed(
+                "it has no container engine",
+                host=name,
+                hint=f"clusterctl bootstrap {involved.source}",
+            )
+            for name, answer in answers.items()
+            if not answer.facts.engine.installed
+        )
+        topology = resolve(involved, {name: answer.facts for name, answer in answers.items()})
+        self.places.update({node.host: node.node_ip for node in topology.nodes})
+        return views(involved, self.transports, answers)
 
 
 def make_plan(push: Push, credentials: Credentials) -> Plan:
     """What would be brought where. Changes nothing."""
     with reach(push.involved, credentials) as transports:
-        ready = _look(push, transports, credentials, lambda _: None)
-        return plan_stages(ready.stages(), ready.views)
+        ready = _ready(push, transports, credentials, lambda _: None)
+        return plan_stages(ready.stages(), ready.views())
 
 
 def run(
@@ -104,22 +123,22 @@ def run(
     sink = one_at_a_time(sink)
     began = time.monotonic()
     with reach(push.involved, credentials) as transports:
-        head = transports[push.inventory.head.name]
-        with ClusterLock(head, push.inventory.cluster, "image push") as lock:
-            ready = _look(push, transports, credentials, sink)
-            stages = ready.stages()
-            plan = plan_stages(stages, ready.views)
-            agree(plan)
-            changed = 0 if plan.empty else _carry_out(ready, stages, sink, lock)
+        ready = _ready(push, transports, credentials, sink)
+        changed = 0 if ready.shipment.settled() else _bring(ready, agree, sink)
     return _pushed(ready, changed, time.monotonic() - began)
 
 
-def _carry_out(ready: _Ready, stages: tuple[Stage, ...], sink: EventSink, lock: ClusterLock) -> int:
+def _bring(ready: _Ready, agree: Callable[[Plan], None], sink: EventSink) -> int:
     """How many hosts were changed."""
-    with ready.shipment, interruptible(sink) as cancelled:
-        outcome = execute(
-            stages, ready.views, sink, cancelled=cancelled, before_stage=lock.ensure_held
-        )
+    inventory, known = ready.push.inventory, ready.views()
+    head = ready.transports[inventory.head.name]
+    with ClusterLock(head, inventory.cluster, "image push") as lock, ready.shipment:
+        stages = ready.stages()
+        agree(plan_stages(stages, known))
+        with interruptible(sink) as cancelled:
+            outcome = execute(
+                stages, known, sink, cancelled=cancelled, before_stage=lock.ensure_held
+            )
         raise_all(outcome.set_aside.values())
     return outcome.changed
 
@@ -137,27 +156,13 @@ def _pushed(ready: _Ready, changed: int, seconds: float) -> Pushed:
     )
 
 
-def _look(
+def _ready(
     push: Push, transports: Mapping[str, Transport], credentials: Credentials, sink: EventSink
 ) -> _Ready:
-    """Facts of the hosts, for their addresses, and where the image is."""
-    involved = push.inventory.model_copy(update={"hosts": push.involved})
-    answers = look_at_all(involved, transports)
-    raise_all(
-        StepFailed(
-            "it has no container engine", host=name, hint=f"clusterctl bootstrap {involved.source}"
-        )
-        for name, answer in answers.items()
-        if not answer.facts.engine.installed
-    )
-    facts = {name: answer.facts for name, answer in answers.items()}
-    topology = resolve(involved, facts)
-    seen = views(involved, transports, answers)
-    engines = Engines(DockerDriver)
+    drivers = {name: DockerDriver(transport) for name, transport in transports.items()}
     source = ImageSource(
         push.reference,
-        seen,
-        engines,
+        drivers,
         tuple(host.name for host in push.involved),
         chosen=push.chosen,
         archive=archive_for(push.inventory, push.reference),
@@ -165,10 +170,12 @@ def _look(
         ask=credentials.ask,
         say=lambda text: sink(Note(text)),
     )
+    places: dict[str, str] = {}
     terms = Terms(
-        lambda view: topology.node(view.host.name).node_ip,
+        transports,
+        lambda name: places[name],
         push.limit_rate,
         say=lambda host, text: sink(Note(text, host)),
     )
     targets = tuple(host.name for host in push.hosts)
-    return _Ready(push, seen, Shipment(source.find, seen, targets, engines, terms), engines)
+    return _Ready(push, transports, Shipment(source.find, drivers, targets, terms), places)

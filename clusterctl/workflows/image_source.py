@@ -14,15 +14,14 @@ from clusterctl.containers.reference import tagged
 from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.engine_image import engine_image
-from clusterctl.distribution.engine_stock import PROCESSORS, EngineStock, HeldImage, take_stock
+from clusterctl.distribution.engine_stock import EngineStock, HeldImage, take_stock
 from clusterctl.distribution.image_origin import EngineOrigin, HostOrigin, LocalOrigin, Origin
 from clusterctl.distribution.location import LocalImage
 from clusterctl.distribution.registry_image import registry_image
 from clusterctl.distribution.shipment import Stocks
-from clusterctl.engine.step import HostView, Unknown
+from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.steps.engines import Engines
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.local import LocalTransport
 
@@ -35,14 +34,15 @@ class ImageSource:
     nearest place. `order`: host names, whose image counts first where hosts differ."""
 
     reference: str
-    views: Mapping[str, HostView]
-    engines: Engines
+    drivers: Mapping[str, ContainerDriver]
     order: tuple[str, ...]
     chosen: str | None = None
     archive: Path | None = None
     """The inventory's, for this image."""
     operator: ContainerDriver | None = None
     """Docker on this machine."""
+    platform: str = "linux/amd64"
+    """What hosts are, where no engine could be asked."""
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
@@ -77,14 +77,14 @@ class ImageSource:
         return None
 
     def _host_origin(self, name: str, held: HeldImage) -> Origin:
-        return HostOrigin(self.engines(self.views[name]), held, tagged(self.reference))
+        return HostOrigin(self.drivers[name], held, tagged(self.reference))
 
     def _named_host(self, name: str, stocks: Stocks) -> Origin:
-        if name not in self.views:
-            known = ", ".join(self.views)
+        if name not in self.drivers:
+            known = ", ".join(self.drivers)
             raise UsageError(f"--from host:{name}: no such host", hint=f"they are {known}")
         if name not in stocks:
-            take_stock(self.engines(self.views[name]))
+            take_stock(self.drivers[name])
         held = stocks[name].tagged(tagged(self.reference)) if name in stocks else None
         return self._host_origin(name, held) if held else self._missing(name, "docker images")
 
@@ -118,7 +118,7 @@ class ImageSource:
         return engine_image(driver, image, self.reference, self.store, say=say)
 
     def _registry(self, stocks: Stocks) -> Origin:
-        platform = _platform(stocks.values()) or self._told_platform()
+        platform = _platform(stocks.values()) or self.platform
         image = registry_image(self.reference, platform, self.store, say=self.say, ask=self.ask)
         return LocalOrigin("its registry", image, self.reference)
 
@@ -128,11 +128,6 @@ class ImageSource:
             return self._registry(stocks)
         except ClusterctlError as error:
             return Unknown(f"{self.order[0]} pulls it first: from here, {error.summary}")
-
-    def _told_platform(self) -> str:
-        """By the facts of a host, where no engine could be asked."""
-        machine = self.views[self.order[0]].facts.os.architecture
-        return f"linux/{PROCESSORS.get(machine, machine)}"
 
 
 def _platform(stocks: Collection[EngineStock]) -> str | None:

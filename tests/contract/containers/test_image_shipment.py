@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.containers.driver import ContainerDriver
 from clusterctl.distribution.engine_stock import take_stock
 from clusterctl.distribution.image_origin import HostOrigin, LocalOrigin, Origin
 from clusterctl.distribution.image_plan import Way, choose_delivery
@@ -49,12 +48,11 @@ class Site:
             for name, engine in self.engines.items()
         }
 
-    def driver(self, view: HostView) -> ContainerDriver:
-        return self.engines[view.host.name].driver()
-
     def shipment(self, find: Callable[[Stocks], Origin]) -> Shipment:
-        terms = Terms(lambda _: "127.0.0.1", cache=lambda view: str(self.caches / view.host.name))
-        return Shipment(find, self.views, tuple(self.engines), self.driver, terms)
+        transports = {name: engine.transport for name, engine in self.engines.items()}
+        terms = Terms(transports, lambda _: "127.0.0.1", cache=lambda name: str(self.caches / name))
+        drivers = {name: engine.driver() for name, engine in self.engines.items()}
+        return Shipment(find, drivers, tuple(self.engines), terms)
 
     def bring(self, find: Callable[[Stocks], Origin]) -> int:
         """Bring it everywhere; how many hosts were changed."""
