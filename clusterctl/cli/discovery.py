@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from clusterctl.cli.session import confirm, credentials, logged
+from clusterctl.engine.events import Note
 from clusterctl.errors import UsageError
 from clusterctl.inventory.load import load
 from clusterctl.ray_cluster.fabric_choice import Option, Undecided
@@ -40,12 +41,13 @@ def look(words: list[str], wishes: Wishes, *, accept_new: bool) -> Found:
     ssh = wishes.ssh.model_copy(update={"accept_new": True}) if accept_new else wishes.ssh
     hosts = named_hosts(words, ssh)
     with logged(wishes.cluster, "init"), Progress(sys.stderr) as progress:
+        progress(Note(f"looking at {count(len(hosts), 'host')}"))
         return run(
             wishes,
             hosts,
             credentials(progress),
             accept_keys=lambda keys: _accepted(keys, progress),
-            decide=lambda question: _decided(question, progress),
+            decide=lambda question: decide(question, progress),
         )
 
 
@@ -64,7 +66,7 @@ def _accepted(keys: Mapping[str, OfferedKey], progress: Progress) -> bool:
     return confirm(f"Add them to {files}?", yes=False, progress=progress)
 
 
-def _decided(question: Undecided, progress: Progress) -> Option | None:
+def decide(question: Undecided, progress: Progress) -> Option | None:
     """The option whose number was typed; None without a terminal, or at the end of input."""
     if not sys.stdin.isatty():
         return None

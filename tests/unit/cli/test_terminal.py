@@ -23,6 +23,17 @@ PASSWORD = """
 from clusterctl.cli.session import credentials
 print("answer", credentials().password("ann", "gpu1"))
 """
+DECIDE = """
+import sys
+from clusterctl.cli.discovery import decide
+from clusterctl.ray_cluster.fabric_choice import Option, Undecided
+from clusterctl.reporting.console import Progress
+question = Undecided("2 subnets are equally good")
+question.options = (Option("10.0.0.0/24: gpu1 ens5", "10.0.0.0/24", {"gpu1": "ens5"}),
+                    Option("10.1.0.0/24: gpu1 ens6", "10.1.0.0/24", {"gpu1": "ens6"}))
+answer = decide(question, Progress(sys.stderr, quiet=True))
+print("answer", answer and answer.subnet)
+"""
 LEAVE = """
 import os, sys, termios
 from clusterctl.engine import interrupt
@@ -97,3 +108,15 @@ def test_the_terminal_is_left_as_it_was(terminal: Terminal, words: list[str], st
     assert terminal.echoes
     if words:
         terminal.read_until("\x1b[?25h")
+
+
+@pytest.mark.parametrize(("typed", "answer"), [(b"7\nx\n2\n", "10.1.0.0/24"), (b"\x04", "None")])
+def test_a_tie_is_asked_until_one_of_the_numbers_comes(
+    terminal: Terminal, typed: bytes, answer: str
+) -> None:
+    with terminal.start(DECIDE) as process:
+        seen = terminal.read_until("Which one? [1-2] ")
+        os.write(terminal.ours, typed)
+        assert process.communicate(timeout=20)[0] == f"answer {answer}\n"
+    assert "2 subnets are equally good" in seen
+    assert "  2  10.1.0.0/24: gpu1 ens6" in seen
