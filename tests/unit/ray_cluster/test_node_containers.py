@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.containers.spec import Mount
-from clusterctl.facts.model import HostFacts
+from clusterctl.facts.model import Gid, HostFacts, RdmaPort
 from clusterctl.inventory.model import Gpu, Host, Inventory, Nics, RayPorts
 from clusterctl.node import package
 from clusterctl.ray_cluster.environment import PER_NODE, node_environment, non_carry_over
@@ -82,8 +82,18 @@ def test_rdma_or_sockets() -> None:
     both = {name: replace(facts, rdma=(rdma("mlx5_0"),)) for name, facts in FACTS.items()}
     assert environments(cluster(), both)[1]["NCCL_IB_HCA"] == "=mlx5_0"
     assert environments(cluster(), both)[1]["NCCL_IB_DISABLE"] == "0"
+    assert environments(cluster(network={"rdma": False}), both)[1]["NCCL_IB_DISABLE"] == "1"
     assert environments(cluster())[1]["NCCL_IB_HCA"] == ""
     assert environments(cluster())[1]["NCCL_IB_DISABLE"] == "1"
+
+
+def test_ports_of_rdma_devices_are_named_exactly() -> None:
+    """Without `=`, mlx5_1 would mean mlx5_10 too."""
+    gid = Gid(3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "ens5")
+    port = RdmaPort(1, active=True, link_layer="Ethernet", rate=100_000.0, gids=(gid,))
+    devices = tuple(replace(rdma(name), ports=(port,)) for name in ("mlx5_0", "mlx5_1"))
+    both = {name: replace(facts, rdma=devices) for name, facts in FACTS.items()}
+    assert environments(cluster(), both)[0]["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
 
 
 def test_the_inventory_wins_and_the_host_over_the_cluster() -> None:
