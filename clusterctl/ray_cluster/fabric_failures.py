@@ -78,7 +78,7 @@ def _unusable(host: str, place: Place, usable: str) -> ClusterctlError:
 
 def _rename(host: str, purposes: Sequence[str]) -> str:
     keys = " and ".join(f"hosts.{host}.nics.{purpose}" for purpose in purposes)
-    return f"correct {keys} (or the variable under env) and run clusterctl bootstrap FILE"
+    return f"correct {keys}, then: clusterctl bootstrap FILE"
 
 
 def _of_crossings(crossings: Sequence[Crossing]) -> list[ClusterctlError]:
@@ -134,18 +134,17 @@ def _not_reached(tried: Sequence[Crossing]) -> ClusterctlError:
 
 def _way_in(one: Crossing) -> str:
     """What to do about an address that is not reached, by how it failed."""
-    purposes = one.purpose.split(", ")
+    rename = _rename(one.target, one.purpose.split(", "))
     if ip_address(one.ip).is_loopback:
-        return f"{one.nic} is the host's loopback: {_rename(one.target, purposes)}"
-    if "answers there" in one.error or "no answer" not in one.error:
-        return (
-            f"an interface that {one.source} is joined to is wanted (on {one.source}: ip route get "
-            f"{one.ip}), and no firewall that refuses TCP {EPHEMERAL} on {one.nic}; else "
-            f"{_rename(one.target, purposes)}"
-        )
+        return f"{one.nic} is the host's loopback: {rename}"
+    if "answers there" in one.error:
+        return f"{one.ip} is on both hosts: {rename}"
+    if "unreachable" in one.error.lower() or "route" in one.error.lower():
+        return f"{one.source} has no way to {one.ip} (ip route get {one.ip}): {rename}"
     return (
-        f"let TCP {EPHEMERAL} through on {one.nic} of {one.target} (iptables -L INPUT -n), or "
-        f"look at the cable and at the route: ip route get {one.ip} on {one.source}"
+        f"let TCP {EPHEMERAL} through on {one.nic} of {one.target} (sudo iptables -S INPUT; sudo "
+        f"nft list ruleset), or look at the cable and the route: ip route get {one.ip} on "
+        f"{one.source}"
     )
 
 

@@ -30,6 +30,7 @@ from clusterctl.serving.version import parse_version
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
+from clusterctl.workflows.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.workflows.fit import Asked, Hardware, entry_of, forecast_for
 from clusterctl.workflows.fit_probe import ask_images
 from clusterctl.workflows.measured import Learned, measured_file, measured_in
@@ -54,7 +55,7 @@ def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> Fitted:
     """
     request = asked.request()
     with reach(inventory.hosts, credentials) as transports:
-        files = (*node_files(inventory.cluster), measured_file(inventory.cluster))
+        files = (*node_files(inventory.cluster), *measurements(inventory.cluster))
         answers = look_at_all(inventory, transports, files=files)
         hardware = hardware_of(inventory, answers, vllm=asked.vllm)
         if asked.link() is not None:
@@ -109,11 +110,13 @@ def _hardware(
     vllm: str | None,
 ) -> Hardware:
     facts = {name: answer.facts for name, answer in answers.items()}
-    data = answers[inventory.head.name].files.get(measured_file(inventory.cluster))
+    files = answers[inventory.head.name].files
+    data = files.get(measured_file(inventory.cluster))
     counts = {host.host: host.free for host in free}
     learned = measured_in(data, inventory.image)
     sites = sites_in(inventory.accelerator, topology, facts, counts, learned)
-    network = network_of(topology, facts)
+    proven = read_record(files.get(record_file(inventory.cluster)))
+    network = measured_network(proven, topology) or network_of(topology, facts)
     return Hardware(sites, network, inventory.accelerator, given_env(inventory), vllm)
 
 
@@ -159,6 +162,20 @@ def _gpus(accelerator: Accelerator, node: Node, facts: HostFacts, free: int) -> 
             why = "is split by MIG" if gpu.mig else "does not tell its memory"
             raise UsageError(f"{node.host}: {gpu.model} {why}", hint="clusterctl fit --gpus")
     return tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // 2**20) for gpu in found)
+
+
+def measurements(cluster: str) -> tuple[str, str]:
+    """The files on the head that say what was measured there before."""
+    return measured_file(cluster), record_file(cluster)
+
+
+def measured_network(proven: FabricRecord | None, topology: Topology) -> Link | None:
+    """What the fabric gate measured between these hosts, with everything that slows them."""
+    hosts = {node.host for node in topology.nodes}
+    if proven is None or not proven.network or not hosts <= set(proven.nodes):
+        return None
+    between = proven.network[0]
+    return Link(between.bandwidth, between.latency)
 
 
 def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> Link | None:

@@ -17,6 +17,7 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.topology import resolve as resolve_topology
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.fit.request import FitReport
 from clusterctl.serving.model_name import Model, resolve
@@ -33,6 +34,8 @@ from clusterctl.workflows.declared import (
     services_in,
     services_pattern,
 )
+from clusterctl.workflows.fabric import FabricGround, ensure_proven
+from clusterctl.workflows.fit_cluster import measurements
 from clusterctl.workflows.launch import Prepared, prepare
 from clusterctl.workflows.measured import (
     Outcome,
@@ -92,6 +95,8 @@ class Decision:
     changes: Changes
     answer: Probe
     """Of the head."""
+    ground: FabricGround | None = None
+    """The hosts whose links the service will use."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,9 @@ def run(
         agree(first.changes)
         if first.changes.lines:
             with ClusterLock(head, inventory.cluster, "serve"):
-                return _bring_up(inventory, head, settle(first, look, agree), sink)
+                decision = settle(first, look, agree)
+                _prove_links(decision, sink)
+                return _bring_up(inventory, head, decision, sink)
         return _bring_up(inventory, head, first, sink)
 
 
@@ -143,6 +150,14 @@ def settle(first: Decision, look: Callable[[], Decision], agree: Agree) -> Decis
     return again
 
 
+def _prove_links(decision: Decision, sink: EventSink) -> None:
+    """The fabric gate, where ranks will talk over links that nothing has proven since the hosts'
+    containers started."""
+    layout, ground = decision.prepared.layout, decision.ground
+    if decision.changes.lines and ground and layout.spans_hosts:
+        ensure_proven(ground.only({ground.topology.head.host, *layout.hosts}), sink)
+
+
 def _decide(
     inventory: Inventory, request: Request, model: Model, transports: Mapping[str, Transport]
 ) -> Decision:
@@ -153,7 +168,9 @@ def _decide(
     declared = services_in(inventory.cluster, answer)
     prepared = prepare(inventory, request, model, transports, answers, state, declared)
     old = declared.get(prepared.document.name)
-    return Decision(prepared, old, _changes(prepared, old), answer)
+    facts = {name: answer.facts for name, answer in answers.items()}
+    ground = FabricGround(inventory, resolve_topology(inventory, facts), transports, facts)
+    return Decision(prepared, old, _changes(prepared, old), answer, ground)
 
 
 def _bring_up(inventory: Inventory, head: Transport, decision: Decision, sink: EventSink) -> Served:
@@ -209,7 +226,7 @@ def _outcome(
 
 def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str, Probe]:
     cluster = inventory.cluster
-    files = (*node_files(cluster), services_pattern(cluster), measured_file(cluster))
+    files = (*node_files(cluster), services_pattern(cluster), *measurements(cluster))
     return look_at_all(inventory, transports, files=files)
 
 
