@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.inventory.model import Inventory
+    from clusterctl.workflows.model_list import Listed
     from clusterctl.workflows.model_push import Pushed
 
 app = typer.Typer(
@@ -29,22 +34,40 @@ def _group() -> None:
 @guarded
 def ls(
     hub: Annotated[bool, typer.Option("--hub", help="Only the names on the Hub.")] = False,
+    inventory: options.Inventory = None,
+    limit: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the models that `serve` knows by a short name, with the flags that each needs."""
-    from clusterctl.reporting.text import columns
+    """List the models that have a short name, and with an inventory, which host has which."""
+    from clusterctl.cli.model_view import catalogue_lines, holding_lines, listed_document
+    from clusterctl.reporting.error_view import error_lines
     from clusterctl.serving.catalogue import CATALOGUE
 
-    if as_json:
-        rows = [
-            {"name": e.alias, "hub_id": e.hub_id, "flags": list(e.tokens(None))} for e in CATALOGUE
-        ]
-        print(json.dumps(rows, indent=2))
-    elif hub:
+    if hub:
         print("\n".join(entry.hub_id for entry in CATALOGUE))
-    else:
-        table = [(e.alias, e.hub_id, " ".join(e.tokens(None))) for e in CATALOGUE]
-        print("\n".join(columns(table, indent="")))
+        return
+    listed = _listed(inventory, limit)
+    if as_json:
+        print(json.dumps(listed_document(listed), indent=2))
+        return
+    lines = catalogue_lines()
+    print("\n".join([*lines, "", *holding_lines(listed)] if listed else lines))
+    for error in listed.errors if listed else ():
+        print("\n".join(error_lines(error, None)), file=sys.stderr)
+
+
+def _listed(inventory: Path | None, limit: str | None) -> Listed | None:
+    """What hosts have; None where no inventory is named or remembered."""
+    from clusterctl.cli.session import session
+    from clusterctl.inventory.current import current
+    from clusterctl.workflows.model_list import run
+
+    try:
+        current(inventory)
+    except UsageError:
+        return None
+    with session("model-ls", inventory, limit=limit, quiet=True) as opened:
+        return run(opened.inventory, opened.hosts, opened.credentials)
 
 
 @app.command("push")
@@ -83,6 +106,59 @@ def push(
         agree = agreement(opened.progress, yes=yes, as_json=as_json)
         done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
     print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+
+
+@app.command("pull")
+@guarded
+def pull(
+    model: Annotated[str, typer.Argument(help="Short name, or ORGANISATION/NAME.")],
+    source: Annotated[str, typer.Option("--source", help="Hub: hf or modelscope.")] = "hf",
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit; default: the hub's.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What hosts call it; default: as the hub does.")
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", help="Host that downloads; default: this machine.")
+    ] = None,
+    inventory: options.Inventory = None,
+    limit: options.Limit = None,
+    limit_rate: options.LimitRate = None,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
+) -> None:
+    """Get a model from a hub and bring it to every host. A second run moves nothing."""
+    from clusterctl.cli.agreement import agreement, show_plan
+    from clusterctl.cli.session import session
+    from clusterctl.workflows import model_pull, model_pull_on
+    from clusterctl.workflows.model_push import Push
+
+    rate = options.rate_of(limit_rate)
+    with session("model-pull", inventory, limit=limit, quiet=as_json) as opened:
+        holder = _host_named(on, opened.inventory)
+        wanted = model_pull.wanted(model, opened.inventory.models, source, revision, name)
+        push = Push(opened.inventory, tuple(opened.hosts), model_pull.unset, holder, rate)
+        if dry_run:
+            plan = model_pull.make_plan(wanted, push, opened.credentials)
+            raise show_plan(plan, as_json=as_json, nothing=NOTHING)
+        agree, sink = agreement(opened.progress, yes=yes, as_json=as_json), opened.progress
+        if holder:
+            done = model_pull_on.run(
+                wanted, push, holder, opened.credentials, agree=agree, sink=sink
+            )
+        else:
+            done = model_pull.run(wanted, push, opened.credentials, agree=agree, sink=sink)
+    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+
+
+def _host_named(on: str | None, inventory: Inventory) -> str | None:
+    """Raises UsageError for a host that the inventory does not have."""
+    known = [host.name for host in inventory.hosts]
+    if on is not None and on not in known:
+        raise UsageError(f"--on {on} is no host of the inventory", hint=f"--on {known[0]}")
+    return on
 
 
 NOTHING = "Nothing to move: every host has the model, whole."

@@ -50,19 +50,19 @@ exit 127
 """
 
 
-def argv(python: tuple[str, ...] = ()) -> list[str]:
+def argv(python: tuple[str, ...] = (), parents: str = _PARENTS) -> list[str]:
     """What to start on the host; its stdin gets `program()` first. `python` is an argv that
-    starts a Python, () looks for one."""
+    starts a Python, () looks for one. `parents`: the packages that the modules are in."""
     if python:
-        return [*python, "-I", "-u", "-c", LOADER, _PARENTS]
-    return ["sh", "-c", _FIND, "relay", LOADER, _PARENTS]
+        return [*python, "-I", "-u", "-c", LOADER, parents]
+    return ["sh", "-c", _FIND, "relay", LOADER, parents]
 
 
-def program() -> bytes:
-    """The modules, each behind a line with its name and size in bytes."""
-    parts = [f"{len(MODULES)}\n".encode()]
-    folder = resources.files(PACKAGE)
-    for name in MODULES:
+def program(package: str = PACKAGE, modules: tuple[str, ...] = MODULES) -> bytes:
+    """The modules, each behind a line with its name and size in bytes; `main` of the last runs."""
+    parts = [f"{len(modules)}\n".encode()]
+    folder = resources.files(package)
+    for name in modules:
         text = folder.joinpath(f"{name}.py").read_bytes()
-        parts.append(f"{PACKAGE}.{name} {len(text)}\n".encode() + text)
+        parts.append(f"{package}.{name} {len(text)}\n".encode() + text)
     return b"".join(parts)

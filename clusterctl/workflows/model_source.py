@@ -36,7 +36,7 @@ MOST_PARTS = 2
 
 
 def holder_named(source: str | None, inventory: Inventory) -> str | None:
-    """The host that `host:NAME` names; None without a source. Raises UsageError."""
+    """The host that `--from host:NAME` names; None without one. Raises UsageError."""
     if source is None:
         return None
     kind, _, name = source.partition(":")

@@ -41,6 +41,7 @@ class Bringing:
         self._says: dict[str, Callable[[str], None]] = {}
         self._arrived: set[str] = set()
         self._lock = threading.Lock()
+        self._started = False
         self._chain = Chain(
             _links(supply, needs, views, terms),
             supply.manifest.blobs,
@@ -54,6 +55,7 @@ class Bringing:
         """Raises the errors of all hosts when no relay starts at all."""
         if any(found.brought for found in self._needs.values()):
             self._chain.__enter__()
+            self._started = True
 
     def deliver(self, view: HostView) -> None:
         """Have the model whole on this host, in its place."""
@@ -77,7 +79,8 @@ class Bringing:
 
     def close(self, *, keep: bool) -> None:
         """End the chain; with `keep`, what came so far stays for the next run."""
-        self._chain.close(keep=keep)
+        if self._started:
+            self._chain.close(keep=keep)
 
     def _fetch(self, name: str, found: Need) -> None:
         limit = START_LIMIT + found.bytes / SLOWEST

@@ -163,14 +163,21 @@ def _sizes(manifest: Manifest) -> dict[str, int]:
 
 
 def _change(supply: Supply, found: Need) -> Change:
-    """Such as `bring Tiny-1B: 2.0 GiB in 8 files from here`."""
+    """Such as `bring Tiny-1B: 2.0 GiB in 8 files, from here`."""
     manifest = supply.manifest
-    least, most = found.least, manifest.size
-    files = sum(1 for blob in found.brought if blob.hex not in set(found.unproven.values()))
-    amount = f"{_amount(least)} of {_amount(most)}" if least < most else _amount(most)
-    text = f"{_VERBS[found.state]} {manifest.name}: {amount} in {files} files from {supply.name}"
-    if found.unproven:
-        text += f", after {len(found.unproven)} files that are there are hashed"
+    doubtful = set(found.unproven.values())
+    files = [blob for blob in found.brought if blob.hex not in doubtful]
+    text = f"{_VERBS[found.state]} {manifest.name}"
+    if files:
+        amount = _amount(found.least)
+        if amount != _amount(manifest.size):
+            amount += f" of {_amount(manifest.size)}"
+        noun = "file" if len(files) == 1 else "files"
+        text += f": {amount} in {len(files)} {noun}, from {supply.name}"
+    else:
+        text += f": all of its {_amount(manifest.size)} is on the host already"
+    if doubtful:
+        text += f"; first to be hashed of what is there: {_amount(found.bytes - found.least)}"
     return Change(text, disruptive=found.state == "differs")
 
 

@@ -82,6 +82,10 @@ class Downloads:
             for file in files:
                 self._arrivals.setdefault(file.path, _Arrival(file))
 
+    def hashed(self, file: HubFile) -> Hashed:
+        """The hashes of a file that is whole, those of its pieces too."""
+        return self._hashes(self.path(file))
+
     def run(self, files: Sequence[HubFile]) -> None:
         """Get them all. Raises the errors of all files together; what came is kept."""
         self.expect(files)
@@ -140,9 +144,9 @@ class Downloads:
         path = self.path(file)
         if not path.is_file() or path.stat().st_size != file.size:
             return False
-        return _is_right(file, self._hashed(path), path)
+        return _is_right(file, self._hashes(path), path)
 
-    def _hashed(self, path: Path) -> Hashed:
+    def _hashes(self, path: Path) -> Hashed:
         stamp = Stamp.of(path)
         hashed = self._cache.get(stamp)
         if hashed is None:
@@ -156,7 +160,7 @@ class Downloads:
         for again in (True, False):
             with part.open("r+b" if part.exists() else "w+b") as opened:
                 self._fill(file, arrival, opened)
-            if _is_right(file, self._hashed(part), part):
+            if _is_right(file, self._hashes(part), part):
                 part.rename(self.path(file))
                 return
             with part.open("r+b") as opened:

@@ -16,6 +16,9 @@ State = Literal["complete", "absent", "partial", "unproven", "differs"]
 are gone or changed. unproven: files are there without a manifest. differs: another model or
 version by that name."""
 
+SLASH = "@"
+"""Stands for `/` in the name of a staging directory; no hub allows it in a model's name."""
+
 HEADROOM = 64 << 20
 """Bytes to be left free on a host's disk: directories, manifests, the host's own logs."""
 
@@ -61,7 +64,8 @@ def need(manifest: Manifest, host: HostModels) -> Need:
     there = host.tree(manifest.name)
     state = _state(manifest, there)
     wanted = {file.sha256 for file in manifest.files}
-    linked = {digest: path for digest, path in host.contents.items() if digest in wanted}
+    contents = host.contents(manifest.name)
+    linked = {digest: path for digest, path in contents.items() if digest in wanted}
     if state == "complete":
         return Need(state, linked, {}, ())
     unproven = _unproven(manifest, host, there, linked)
@@ -103,7 +107,7 @@ def _same_size(there: HostTree, file: WeightFile) -> bool:
 
 def staging(manifest: Manifest) -> str:
     """The directory below INCOMING that the tree grows in; the same one in every attempt."""
-    return f"{manifest.name.replace('/', '--')}.{manifest.identity[:12]}"
+    return f"{manifest.name.replace('/', SLASH)}.{manifest.identity[:12]}"
 
 
 def staging_path(manifest: Manifest, directory: str) -> str:

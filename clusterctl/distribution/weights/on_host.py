@@ -14,6 +14,9 @@ from clusterctl.transport.base import Transport
 LOOK_TIMEOUT = 60.0
 """Seconds; directory entries and manifests are read, no weights."""
 
+SHARED_FROM = 2**20
+"""Bytes from which equal files of two models are one on disk."""
+
 INCOMING = ".clusterctl-incoming"
 """Below the models directory: trees on their way. On its file system, so that the finished one
 only has to be renamed, and where neither vLLM nor a user looks for a model."""
@@ -81,15 +84,16 @@ class HostModels:
     def tree(self, path: str) -> HostTree | None:
         return next((tree for tree in self.trees if tree.path == path), None)
 
-    @cached_property
-    def contents(self) -> Mapping[str, str]:
-        """sha256 of every file that a manifest vouches for: its absolute path."""
+    def contents(self, name: str) -> Mapping[str, str]:
+        """sha256 of what manifests vouch for: its absolute path. All of the model `name`, and
+        the large files of the others: small ones are edited in place, which a hard link would
+        carry over to the other model."""
         return {
             file.sha256: f"{self.directory}/{tree.path}/{file.path}"
-            for tree in self.trees
+            for tree in sorted(self.trees, key=lambda each: each.path == name)
             if tree.manifest is not None
             for file in tree.manifest.files
-            if tree.holds(file)
+            if tree.holds(file) and (tree.path == name or file.size >= SHARED_FROM)
         }
 
 

@@ -55,6 +55,20 @@ def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
     _run(transport, argv, lines, doing=f"finishing {manifest.name}", size=manifest.size)
 
 
+MOVE = """\
+set -e
+[ "$1" = "$2" ] && exit 0
+rm -rf "$2"
+mv "$1" "$2"
+"""
+
+
+def rename_staged(transport: Transport, staged: str, manifest: Manifest, directory: str) -> None:
+    """The directory `staged` becomes the one in which `manifest` is staged."""
+    argv = ("sh", "-c", MOVE, "rename", staged, staging_path(manifest, directory))
+    _run(transport, argv, (), doing=f"beginning {manifest.name}", size=0)
+
+
 def hashes(
     transport: Transport, paths: Sequence[str], size: int, *, pieces: bool = False
 ) -> dict[str, Hashed]:

@@ -1,0 +1,74 @@
+"""Models as text and as JSON: the catalogue, and who has what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from clusterctl.reporting.text import columns, size
+from clusterctl.serving.catalogue import CATALOGUE, by_directory, by_hub_id
+
+if TYPE_CHECKING:
+    from clusterctl.distribution.weights.holdings import Holding
+    from clusterctl.workflows.model_list import Listed
+
+
+def catalogue_lines() -> list[str]:
+    """Alias, Hub id, and the flags that `serve` adds."""
+    return columns([(e.alias, e.hub_id, " ".join(e.tokens(None))) for e in CATALOGUE], indent="")
+
+
+def holding_lines(listed: Listed) -> list[str]:
+    """One line a model: its size, its short name, and on which hosts it is what."""
+    if not listed.holdings:
+        return [f"no model is in {listed.directory} on any host"]
+    rows = [
+        (each.name, size(each.size), _alias(each) or "-", _where(each)) for each in listed.holdings
+    ]
+    return [f"in {listed.directory}:", *columns(rows)]
+
+
+def listed_document(listed: Listed | None) -> dict[str, object]:
+    """The same for machines; sizes in bytes."""
+    catalogue = [
+        {"name": e.alias, "hub_id": e.hub_id, "flags": list(e.tokens(None))} for e in CATALOGUE
+    ]
+    if listed is None:
+        return {"catalogue": catalogue}
+    return {
+        "catalogue": catalogue,
+        "directory": listed.directory,
+        "models": [_document(each) for each in listed.holdings],
+        "errors": [{"host": error.host, "error": error.summary} for error in listed.errors],
+    }
+
+
+def _document(holding: Holding) -> dict[str, object]:
+    return {
+        "name": holding.name,
+        "alias": _alias(holding),
+        "bytes": holding.size,
+        "origin": holding.origin,
+        "hosts": dict(holding.hosts),
+    }
+
+
+def _alias(holding: Holding) -> str | None:
+    hub_id = holding.name.removeprefix("models--").replace("--", "/")
+    entry = by_hub_id(hub_id) or by_directory(hub_id.rpartition("/")[2])
+    return entry.alias if entry else None
+
+
+def _where(holding: Holding) -> str:
+    """`complete on all 4`, or each state with its hosts."""
+    states: dict[str, list[str]] = {}
+    for host, state in holding.hosts.items():
+        states.setdefault(state, []).append(host)
+    if len(states) == 1 and len(holding.hosts) > 1:
+        return f"{next(iter(states))} on all {len(holding.hosts)} hosts"
+    return "; ".join(f"{state} on {_names(hosts)}" for state, hosts in states.items())
+
+
+def _names(hosts: Sequence[str], most: int = 6) -> str:
+    shown = ", ".join(hosts[:most])
+    return shown if len(hosts) <= most else f"{shown} and {len(hosts) - most} more"
