@@ -240,6 +240,8 @@ class HostFacts:
     """The kernel can keep devices from containers: control groups are there and mounted."""
     runtimes: tuple[str, ...] = ()
     """Other container runtimes that are installed: `podman`, `k3s`, ..."""
+    ssh_ip: str = ""
+    """The address of this host that SSH came in by; empty under sudo, which hides it."""
     unknown: tuple[str, ...] = ()
     """What could not be read, a sentence each. The field it would fill holds its empty value:
     0, "", () or None."""

@@ -188,6 +188,12 @@ def parse_names(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def parse_ssh_ip(connection: str) -> str:
+    """From SSH_CONNECTION: client, its port, this host, its port. Raises ValueError."""
+    words = connection.split()
+    return str(ip_address(words[2])) if len(words) == 4 else ""
+
+
 def parse_gpu_numa_nodes(files: Files) -> tuple[int, ...]:
     """NUMA nodes of the devices that NVIDIA's driver holds, each once; -1 means there is one."""
     prefix, suffix = "/sys/bus/pci/drivers/nvidia/", "/numa_node"

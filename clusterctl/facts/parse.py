@@ -114,6 +114,7 @@ class _Reader:
             nvidia_ctk=self._shell.get("nvidia-ctk"),
             device_cgroup=CGROUP_V2 in files or "/sys/fs/cgroup/devices" in paths,
             runtimes=tuple(self._shell.get("runtimes", "").split()),
+            ssh_ip=read("SSH's address", "", nics.parse_ssh_ip, self._shell.get("ssh", "")),
             unknown=tuple(self._answer.unknown),
         )
 

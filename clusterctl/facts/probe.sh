@@ -102,6 +102,7 @@ shell_facts() {
   ulimit -Hl
   engine_nofile
   printf 'user %s\n' "${SUDO_USER:-${LOGNAME:-${USER:-}}}"
+  printf 'ssh %s\n' "${SSH_CONNECTION:-}"
   found nvidia-ctk && { printf 'nvidia-ctk '; command -v nvidia-ctk; }
   printf 'runtimes'
   for runtime in podman nerdctl crio k3s kubelet; do

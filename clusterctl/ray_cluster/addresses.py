@@ -44,11 +44,12 @@ def ssh_addresses(hosts: Mapping[str, Host], facts: Mapping[str, HostFacts]) -> 
 
 
 def _ssh_place(host: Host, facts: HostFacts) -> tuple[Chosen, IPv4Network] | None:
+    ip = host.address if facts.nic_with(host.address) else facts.ssh_ip
     for nic in candidates(facts):
         for address in nic.addresses:
-            if str(address.ip) == host.address:
+            if str(address.ip) == ip:
                 reason = "the address that SSH connects to"
-                return Chosen(host.address, nic.nic, reason), address.network
+                return Chosen(ip, nic.nic, reason), address.network
     return None
 
 
@@ -62,6 +63,8 @@ def lone_address(host: Host, facts: HostFacts) -> Chosen:
     held = facts.nic_with(host.address)
     if held and (held.kind != "loopback" or not offered):
         return _held(host, facts, host.address, "the address that SSH connects to")
+    if place := _ssh_place(host, facts):
+        return place[0]
     best = [nic for nic in offered if nic.default_route or len(offered) == 1]
     if not best:
         raise RequirementsNotMet(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.facts.model import Address, Gid, RdmaPort
+from clusterctl.facts.nics import parse_ssh_ip
 from clusterctl.facts.parse import Probe
 
 Captured = Callable[[str], Probe]
@@ -129,6 +130,18 @@ def test_rdma_ports_say_their_gids_less_the_zeros(captured: Captured) -> None:
     )
     assert [(gid.index, gid.type) for gid in active.gids[1:]] == [(1, "RoCE v2"), (3, "RoCE v2")]
     assert down == RdmaPort(1, active=False, link_layer="InfiniBand", rate=10_000.0, gids=())
+
+
+@pytest.mark.parametrize(
+    ("said", "ip"),
+    [
+        ("192.0.2.9 50122 192.0.2.2 22", "192.0.2.2"),
+        ("fd00::9 5 fd00:0::2 22", "fd00::2"),
+        ("", ""),
+    ],
+)
+def test_the_address_that_ssh_came_in_by(said: str, ip: str) -> None:
+    assert parse_ssh_ip(said) == ip
 
 
 def test_what_rdma_needs_besides_devices(captured: Captured) -> None:

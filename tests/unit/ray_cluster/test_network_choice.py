@@ -60,6 +60,13 @@ def test_without_one_subnet_of_ssh_ray_takes_the_fabric_too(a: str, b: str) -> N
     assert "in the subnet of NCCL" in found[0].explain[0]
 
 
+def test_hosts_known_by_name_tell_where_ssh_came_in() -> None:
+    told = {"a": facts(1, ssh_ip="10.0.0.1"), "b": facts(2, ssh_ip="10.0.0.2")}
+    found = nodes({"address": "a.example"}, {"address": "b.example"}, told)
+    assert places(found) == [("10.0.0.1", "ens5", "ens5"), ("10.0.0.2", "ens5", "ens5")]
+    assert "the address that SSH connects to" in found[0].explain[0]
+
+
 def test_the_subnet_serves_all_that_is_open() -> None:
     found = nodes({"address": "a"}, {"address": "b"}, network={"subnet": "10.0.0.0/24"})
     assert places(found) == [("10.0.0.1", "eth0", "eth0"), ("10.0.0.2", "eth0", "eth0")]
