@@ -26,7 +26,7 @@ def parse_challenges(headers: Iterable[str]) -> Challenge | None:
     found = []
     for header in headers:
         starts = [match.start() for match in _SCHEME.finditer(header)]
-        for start, end in zip(starts, [*starts[1:], len(header)], strict=True):
+        for start, end in zip(starts, [*starts, len(header)][1:], strict=True):
             found.append(_one(header[start:end].lstrip(", ")))
     found.sort(key=lambda one: not one.bearer)
     return found[0] if found else None
