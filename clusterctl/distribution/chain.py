@@ -31,9 +31,6 @@ STALL = 15.0
 """Seconds without a byte from one upstream, in any stream, after which the next one is asked.
 Under a saturated uplink 3 s was too nervous and sent bytes twice."""
 
-SOURCE_TRIES = 3
-"""Failures of the source in a row, without a byte between, that count as final."""
-
 REPORT_EVERY = 1.0
 
 
@@ -90,8 +87,12 @@ class Chain:
         (`lost` has why); raises the errors of all hosts when none starts at all."""
         for keeper in self._keepers.values():
             keeper.start()
-        with self._changed:
-            self._changed.wait_for(lambda: all(k.is_settled for k in self._keepers.values()))
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: all(k.is_settled for k in self._keepers.values()))
+        except BaseException:
+            self.close(keep=True)
+            raise
         if self._keepers and len(self.lost) == len(self._keepers):
             raise_all(self.lost.values())
         self._arrange()
@@ -162,7 +163,7 @@ class Chain:
                 host=host,
                 hint=f"clusterctl exec --limit {host} -- df -h",
             )
-        return self._feed.problem if self._feed.failures >= SOURCE_TRIES else None
+        return self._feed.problem
 
     def progress(self) -> dict[str, Progress]:
         """By host, lost ones included."""
@@ -182,11 +183,10 @@ class Chain:
         """Tell every relay who is before it; called again whenever one moved or was lost."""
         with self._arranging:
             before: list[str] = []
-            for host, keeper in self._keepers.items():
+            for keeper in self._keepers.values():
                 last = ("source",) if self._has_source else ()
                 keeper.set_upstreams((*before, *last))
-                if keeper.lost is None and keeper.ports.peer:
-                    before = [host, keeper.link.address, str(keeper.ports.peer), *before]
+                before = [*keeper.as_upstream, *before]
 
     def _is_settled(self, keeper: Keeper, digests: Collection[str]) -> bool:
         arrived = keeper.paths.keys() >= set(digests)

@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from clusterctl.distribution.content import Blob, BlobSource
 from clusterctl.distribution.relay import frames
+from clusterctl.distribution.relay.upstream import SOURCE
 from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 
 PIECE = 256 * 1024
 """Bytes sent at a time: what a relay must get within a stall time, on the slowest link."""
 
 LIMITED_PIECE = 32 * 1024
+
+
+TRIES = 3
+TRYING = 5.0
+"""A source that gave nothing this many times, and for so many seconds, has failed."""
+
+LIES = 2
+"""Wrong blobs under one digest: the second time it was no accident on the way."""
 
 
 class Outlet(Protocol):
@@ -63,17 +73,41 @@ class Feed:
     """The source, for all relays of a chain."""
 
     def __init__(
-        self, source: BlobSource | None, blobs: Mapping[str, Blob], throttle: Throttle
+        self,
+        source: BlobSource | None,
+        blobs: Mapping[str, Blob],
+        throttle: Throttle,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source, self._throttle = source, throttle
         self._blobs = {blob.hex: blob for blob in blobs.values()}
         self._lock = threading.Lock()
+        self._clock = clock
+        self._failing: tuple[float, int] | None = None
+        self._failure: ClusterctlError | None = None
+        self._blamed: Counter[str] = Counter()
         self.sent = 0
         """Bytes, to all relays together."""
-        self.failures = 0
-        """Attempts in a row in which the source gave nothing."""
-        self.problem: ClusterctlError | None = None
-        """Why, for the latest of them."""
+
+    @property
+    def problem(self) -> ClusterctlError | None:
+        """Why the source will not deliver: it failed several times without a byte between, or
+        what it gives is not what it promised."""
+        with self._lock:
+            for digest, times in self._blamed.items():
+                if times >= LIES:
+                    return _not_what_it_was(digest)
+            if self._failing is None:
+                return None
+            since, times = self._failing
+            final = times >= TRIES and self._clock() - since >= TRYING
+            return self._failure if final else None
+
+    def blame(self, name: str, digest: str) -> None:
+        """A relay found that `name` sent wrong bytes."""
+        if name == SOURCE:
+            with self._lock:
+                self._blamed[digest] += 1
 
     def stream(self, line: FeedLine, number: int, digest: str, start: int, size: int) -> None:
         """Send a range to who asked for it."""
@@ -100,16 +134,28 @@ class Feed:
             size -= len(wanted)
             if size <= 0:
                 return
+        if size:
+            raise StepFailed(
+                f"the source ends {size} bytes before the end of sha256:{digest[:12]}",
+                hint="the file was cut short, or changed while it was sent: get it anew",
+            )
 
     def _passed(self, count: int) -> None:
         with self._lock:
             self.sent += count
-            self.failures, self.problem = 0, None
+            self._failing = self._failure = None
 
     def _failed(self, error: ClusterctlError) -> None:
         with self._lock:
-            self.failures += 1
-            self.problem = error
+            since, times = self._failing or (self._clock(), 0)
+            self._failing, self._failure = (since, times + 1), error
+
+
+def _not_what_it_was(digest: str) -> StepFailed:
+    return StepFailed(
+        f"the source gives other bytes than those of sha256:{digest[:12]}",
+        hint="the file is damaged, or changed while it was sent: get it anew",
+    )
 
 
 class FeedLine:

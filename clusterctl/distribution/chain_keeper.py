@@ -54,6 +54,8 @@ class Keeper:
         self._token, self._stall, self._backoff = token, stall, backoff
         self._say, self._moved, self._changed = say, moved, changed
         self._relay: Relay | None = None
+        self._telling = threading.Lock()
+        self._starts = 0
         self._wanted: list[str] = []
         self._upstreams: tuple[str, ...] = ()
         self._tally = Tally(link.host)
@@ -69,23 +71,27 @@ class Keeper:
         return self._relay is not None or self.lost is not None
 
     @property
-    def runs(self) -> bool:
-        return self._relay is not None
+    def as_upstream(self) -> tuple[str, ...]:
+        """What the relays after it are told: name, address, port, and the number of its start,
+        so that one that is back counts as new. () while nobody can reach it."""
+        if self.lost is not None or self.ports == NO_PORTS:
+            return ()
+        return (self.link.host, self.link.address, str(self.ports.peer), str(self._starts))
 
     def set_upstreams(self, words: Sequence[str]) -> None:
-        """Whom it asks: name, address and port of each, in this order; `source` alone."""
-        with self._changed:
+        """Whom it asks, in this order: the words of each `as_upstream`; `source` alone."""
+        with self._telling:
             same, self._upstreams = self._upstreams == tuple(words), tuple(words)
-        if not same:
-            self._command(frames.fields("upstreams", *words))
+            if not same:
+                self._command(frames.fields("upstreams", *words))
 
     def want(self, digests: Collection[str]) -> None:
         """Have these blobs on the host."""
-        with self._changed:
+        with self._telling:
             new = [each for each in digests if each not in self._wanted]
             self._wanted += new
-        if new:
-            self._command(self._want(new))
+            if new:
+                self._command(self._want(new))
 
     def progress(self) -> Progress:
         return self._tally.progress(lost=self.lost is not None)
@@ -106,7 +112,7 @@ class Keeper:
         attempt = 0
         while not self._closing.is_set():
             began = time.monotonic()
-            error = self._live_once()
+            error = self._live()
             if self._closing.is_set():
                 return
             attempt = 0 if time.monotonic() - began > 60 else attempt + 1
@@ -115,6 +121,12 @@ class Keeper:
                 return
             self._say(self.link.host, f"its relay ended and is started again: {error.summary}")
             self._closing.wait(self._backoff[max(0, attempt - 1)])
+
+    def _live(self) -> ClusterctlError:
+        try:
+            return self._live_once()
+        except Exception as error:  # nobody else would hear of it, and all would wait
+            return StepFailed("the relay was not understood", detail=repr(error))
 
     def _live_once(self) -> ClusterctlError:
         """From a start to its end; why it ended."""
@@ -126,10 +138,11 @@ class Keeper:
             return error
         line = FeedLine(self._feed, relay)
         try:
-            self._begin(relay, ports)
-            self._ping(relay, line)
-            for frame in relay.frames():
-                self._take(line, *frame)
+            if not self._closing.is_set():
+                self._begin(relay, ports)
+                self._ping(relay, line)
+                for frame in relay.frames():
+                    self._take(line, *frame)
         except (ConnectionFailed, RelayGone):
             pass  # what it last said tells more
         finally:
@@ -143,16 +156,15 @@ class Keeper:
 
     def _begin(self, relay: Relay, ports: Ports) -> None:
         """Tell a new relay all that its predecessor was told."""
-        with self._changed:
+        with self._telling:
             rows = [frames.fields("upstreams", *self._upstreams)]
             rows += [self._want(self._wanted)] if self._wanted else []
-        relay.command(*rows)
-        with self._changed:
-            is_elsewhere, self.ports = self.ports != ports, ports
+            relay.command(*rows)
             self._relay = relay
+        with self._changed:
+            self.ports, self._starts = ports, self._starts + 1
             self._changed.notify_all()
-        if is_elsewhere:
-            self._moved()
+        self._moved()
 
     def _ping(self, relay: Relay, line: FeedLine) -> None:
         def beat() -> None:
@@ -175,6 +187,7 @@ class Keeper:
     def _event(self, name: str, first: str, second: str) -> None:
         if name == "wrong":
             self._say(self.link.host, f"{first} sent wrong bytes for {second[:12]}; they come anew")
+            self._feed.blame(first, second)
         elif name == "absent":
             self._say(self.link.host, f"{first} is not what it was, and is fetched: {second}")
         else:

@@ -16,7 +16,10 @@ from clusterctl.transport.base import Channel
 START_LIMIT = 30.0
 """Seconds for a host's Python to come up and say where the relay listens."""
 
-LAST_WORDS = 5.0
+LEFT_BEHIND = 7 * 24 * 3600
+"""Seconds after which nobody goes on with what a broken-off run left in a cache."""
+
+LAST_WORDS = 15.0
 """Seconds for a relay to tidy up once it was told to end."""
 
 
@@ -157,7 +160,8 @@ def _not_started(link: Link, channel: Channel) -> RelayNotStarted:
 
 def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
     """The commands that tell a relay of all blobs: where each is, or is to be."""
-    return [_holding(link, blob) for blob in blobs.values()]
+    sweep = frames.fields("sweep", link.cache, LEFT_BEHIND)
+    return [sweep, *(_holding(link, blob) for blob in blobs.values())]
 
 
 def _holding(link: Link, blob: Blob) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Dict, List
 
-from clusterctl.distribution.relay import frames, serving
+from clusterctl.distribution.relay import frames, parts, serving
 from clusterctl.distribution.relay.holdings import Holdings
 from clusterctl.distribution.relay.roster import Roster
 from clusterctl.distribution.relay.stored import Stored
@@ -84,6 +84,9 @@ class Relay:
         self.say("ports", str(engine_side.getsockname()[1]), str(peer_side.getsockname()[1]))
         self._in_background(self._report)
 
+    def _on_sweep(self, cache: str, seconds: str) -> None:
+        parts.sweep(cache, time.time() - int(seconds))
+
     def _on_blob(self, digest: str, size: str, path: str) -> None:
         self._holdings.add(Stored(digest, int(size), path))
 
@@ -114,13 +117,13 @@ class Relay:
         self._registry.offer(repository, tag, media_type, content)
 
     def _on_upstreams(self, *words: str) -> None:
-        """Name, address and port of each, the first to be asked first; `source` alone for it."""
+        """Name, address, port and start of each, the first to be asked first; `source` alone."""
         found: List[Upstream] = []
         rest = list(words)
         while rest:
             name = rest.pop(0)
-            found.append(self._source if name == "source" else self._peer(name, *rest[:2]))
-            rest = rest if name == "source" else rest[2:]
+            found.append(self._source if name == "source" else self._peer(name, *rest[:3]))
+            rest = rest if name == "source" else rest[3:]
         self._roster.set(found)
 
     def _on_want(self, *digests: str) -> None:
@@ -129,9 +132,9 @@ class Relay:
     def _on_clean(self) -> None:
         self._holdings.remove_cached()
 
-    def _peer(self, name: str, address: str, port: str) -> Upstream:
-        """The same object for the same place: a changed one counts as newly come."""
-        key = (name, address, port)
+    def _peer(self, name: str, address: str, port: str, start: str) -> Upstream:
+        """The same object for the same relay: one that was started again counts as new."""
+        key = (name, address, port, start)
         if key not in self._peers:
             standing = self._standing(name)
             standing.resting_until = 0.0
@@ -170,10 +173,13 @@ class Relay:
 
 def main() -> None:
     """Runs until stdin ends."""
+    status = 0
     try:
         Relay(sys.stdin.buffer, sys.stdout.buffer).run()
     except BrokenPipeError:
         pass
-    finally:
-        # Threads may be in the middle of a write; what they wrote so far is resumed later.
-        os._exit(0)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # Threads may be in the middle of a write; what they wrote so far is resumed later.
+    os._exit(status)

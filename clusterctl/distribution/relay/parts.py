@@ -154,6 +154,19 @@ class PartFile:
                 self.note(segment)
 
 
+def sweep(folder: str, before: float) -> None:
+    """Remove what nobody went on with since `before`, seconds since 1970."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            if os.path.isfile(path) and os.path.getmtime(path) < before:
+                os.unlink(path)
+
+
 def _last_states(rows: Any, blob: Stored) -> Dict[int, Any]:
     """(segment, verified) by index; how much there is of each is set."""
     found: Dict[int, Any] = {}

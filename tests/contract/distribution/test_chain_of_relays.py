@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -194,6 +195,39 @@ def test_a_source_that_fails_is_tried_again_and_then_told(bench: Bench) -> None:
     ):
         chain.fetch("h2", [blob.digest], 30)
     assert len(tries) >= 3
+
+
+def test_a_source_that_does_not_hold_what_it_promised_is_named(bench: Bench) -> None:
+    short, wrong = bench.source.add(MIB), bench.source.add(2 * MIB)
+    bench.source.data[short.digest] = b"x" * 1000
+    bench.source.data[wrong.digest] = b"x" * wrong.size
+
+    for blob, words in ((short, "ends 1047576 bytes before"), (wrong, "gives other bytes")):
+        with bench.chain(bench.links(2), [blob]) as chain, pytest.raises(StepFailed, match=words):
+            chain.fetch("h2", [blob.digest], 30)
+
+
+def test_an_origin_that_is_not_there_any_more_is_fetched(bench: Bench) -> None:
+    blob = bench.source.add(MIB)
+    links = [bench.link(1, origin={blob.digest: "/nonexistent"}), bench.link(2)]
+
+    with bench.chain(links, [blob]) as chain:
+        bench.bring(chain, ["h1", "h2"], [blob])
+        assert chain.sent == blob.size
+    assert [host for host, text in bench.said if "/nonexistent is not what it was" in text] == [
+        "h1"
+    ]
+
+
+def test_what_nobody_went_on_with_is_swept_out(bench: Bench) -> None:
+    cache = bench.folder / "h1"
+    cache.mkdir()
+    for name, age in (("old.part", 8 * 86400), ("young.part", 86400)):
+        (cache / name).write_text("left by a run that was broken off")
+        os.utime(cache / name, (time.time() - age,) * 2)
+
+    with bench.chain(bench.links(1), []):
+        assert [file.name for file in cache.iterdir()] == ["young.part"]
 
 
 def test_without_any_host_the_errors_of_all_are_raised(bench: Bench) -> None:
