@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -178,11 +179,13 @@ def _basic(login: tuple[str, str] | None) -> str:
 
 
 @contextmanager
-def registry_server() -> Iterator[RegistryServer]:
+def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[RegistryServer]:
     server = RegistryServer()
     handler = type("Handler", (_Handler,), {"registry": server})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         http.daemon_threads = True
+        if tls:
+            http.socket = tls.wrap_socket(http.socket, server_side=True)
         server.port = http.server_address[1]
         thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
         thread.start()

@@ -64,6 +64,7 @@ class RegistryClient:
         self._say, self._pause = say, pause
         self._http = httpx.Client(
             verify=endpoint.trust(),
+            trust_env=not endpoint.loopback,  # proxies
             timeout=TIMEOUT,
             # A connection for each answer: nobody has to close an image, and blobs are large.
             limits=httpx.Limits(max_keepalive_connections=0),

@@ -17,6 +17,8 @@ from clusterctl.errors import RequirementsNotMet
 DOCKER = Path("/etc/docker")
 """Where an engine of this machine has its daemon.json and certs.d."""
 
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+
 _HUB_HOST = "registry-1.docker.io"
 
 
@@ -29,6 +31,12 @@ class Endpoint:
     insecure: bool
     certificates: Path | None = None
     """A directory with CA files (*.crt), client.cert and client.key, as Docker has it."""
+
+    @property
+    def loopback(self) -> bool:
+        """On this machine: no proxy stands between."""
+        host = _host(self.registry)
+        return host == "localhost" or _in_networks(host, LOOPBACK)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -54,9 +62,14 @@ def find_endpoint(registry: str, insecure: Collection[str] = (), docker: Path = 
     """Loopback registries are insecure, as they are for Docker; so are those that `insecure`
     or the engine's own configuration names, by host:port or by network (10.0.0.0/8)."""
     named = {*insecure, *_docker_insecure(docker)}
-    host = registry.rpartition(":")[0] if ":" in registry.rpartition("]")[2] else registry
-    free = registry in named or _in_networks(host, {*named, "127.0.0.0/8", "::1/128"})
-    return Endpoint(registry, free or host == "localhost", docker / "certs.d" / registry)
+    host = _host(registry)
+    free = registry in named or host == "localhost" or _in_networks(host, {*named, *LOOPBACK})
+    return Endpoint(registry, free, docker / "certs.d" / registry)
+
+
+def _host(registry: str) -> str:
+    """Without the port."""
+    return registry.rpartition(":")[0] if ":" in registry.rpartition("]")[2] else registry
 
 
 def _docker_insecure(docker: Path) -> tuple[str, ...]:
