@@ -77,7 +77,9 @@ def _rate(node: Node, facts: HostFacts | None, *, rdma: bool) -> float:
 
 def in_words(bits: float) -> str:
     """`9.3 Gbit/s`, `478 Mbit/s`."""
-    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"
+    if bits < 1e9:
+        return f"{bits / 1e6:.0f} Mbit/s"
+    return f"{bits / 1e9:.3g} Gbit/s" if bits < 1e12 else f"{bits / 1e9:.0f} Gbit/s"
 
 
 def _strayed(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_VIA_NET = re.compile(r" via NET/([^/\s]+)/\d+(?:/\S*?)?(/GDRDMA)?(?:\s|$)")
+_VIA_NET = re.compile(r" via NET/([^/\s]+)/\S*")
 _VIA_HOST = re.compile(r" via (P2P|SHM)/")
 _USING = re.compile(r"NET/(\w+) : Using (.*)$")
 _DEVICE = re.compile(r"\[\d+\]([\w.@-]+)(?::(\d+)/|:)")
@@ -45,7 +45,7 @@ def read_log(lines: Sequence[str]) -> Carried:
     return Carried(
         between=between,
         devices=tuple(_devices(lines, between)),
-        gpudirect=any(match[2] for match in networks),
+        gpudirect=any("/GDRDMA" in match[0] for match in networks),
         inside=_inside(lines),
     )
 
