@@ -43,22 +43,28 @@ class Location:
 
 
 def locate(
-    model: Model, findings: Findings, *, random_weights: bool = False, head: str | None = None
+    model: Model,
+    findings: Findings,
+    *,
+    random_weights: bool = False,
+    head: str | None = None,
+    models: str = "/data/models",
 ) -> Location:
     """The model's place on all hosts in `findings`.
 
     `random_weights`: the user asked for `--load-format dummy`, so a config.json is enough; so it
     is where the directory says itself that weights are left out. `head` is the host named as
-    the source of copies, where it has the model.
+    the source of copies, where it has the model; `models` the inventory's models directory.
 
     Raises RequirementsNotMet for every host that lacks the model or has an incomplete one, and
     UsageError when no host has weights but a config.json is there.
     """
     path = _best_path(model, findings)
     if path is None:
-        raise _nowhere(model, findings)
+        raise _nowhere(model, findings, models)
     there = {host: _at(path, found) for host, found in findings.items()}
-    raise_all(_problems(path, there, random_weights=random_weights, head=head))
+    fix = _Fix(model, models)
+    raise_all(_problems(path, there, fix, random_weights=random_weights, head=head))
     present = [directory for directory in there.values() if directory is not None]
     return _location(path, present, random_weights)
 
@@ -90,6 +96,7 @@ def _rank(model: Model, path: str) -> int:
 def _problems(
     path: str,
     there: Mapping[str, ModelDirectory | None],
+    fix: _Fix,
     *,
     random_weights: bool,
     head: str | None,
@@ -100,9 +107,10 @@ def _problems(
     found = [
         problem
         for host, directory in there.items()
-        if (problem := _problem(host, path, directory, source, random_weights)) is not None
+        if (problem := _problem(host, path, directory, fix.from_host(path, source), random_weights))
+        is not None
     ]
-    return [*found, *_different_configs(path, there)]
+    return [*found, *_different_configs(path, there, fix)]
 
 
 def _usable(directory: ModelDirectory, random_weights: bool) -> bool:
@@ -129,12 +137,11 @@ def _problem(
     host: str,
     path: str,
     directory: ModelDirectory | None,
-    source: str | None,
+    hint: str,
     random_weights: bool,
 ) -> RequirementsNotMet | None:
     if directory is not None and _usable(directory, random_weights):
         return None
-    hint = _copy_hint(path, source, host)
     if directory is None:
         return RequirementsNotMet(f"the model is not there: {path}", host=host, hint=hint)
     reason = _incomplete(directory)
@@ -156,11 +163,35 @@ def _incomplete(directory: ModelDirectory) -> str:
     return "has no weights, only a config.json"
 
 
-def _copy_hint(path: str, source: str | None, host: str) -> str:
-    """The fix as a command on the host that has the model."""
-    if source is None:
-        return f"put the model at {path} on every host"
-    return f"clusterctl ssh {source}, then there: rsync -a --partial {path}/ {host}:{path}/"
+@dataclass(frozen=True)
+class _Fix:
+    """The command that brings a model where it lacks."""
+
+    model: Model
+    models: str
+
+    def from_host(self, path: str, source: str | None) -> str:
+        """From the host `source`, which has it whole; from elsewhere, when none has."""
+        if source is None:
+            return self.from_elsewhere()
+        name = self._name(path)
+        if name is None:
+            return f"clusterctl ssh {source}, then there: rsync -a --partial {path}/ HOST:{path}/"
+        return f"clusterctl model push {name} --from host:{source}"
+
+    def from_elsewhere(self) -> str:
+        """From a hub that has it, or from a directory of this machine."""
+        name = self._name(self.model.candidates[0])
+        if self.model.hub_id is not None and not self.model.asked.startswith("/"):
+            return f"clusterctl model pull {self.model.asked}"
+        if name is None:
+            return f"put it at {self.model.candidates[0]} on every host"
+        return f"clusterctl model push DIRECTORY --name {name}"
+
+    def _name(self, path: str) -> str | None:
+        """What `model push` calls it; None for a path that it does not write to."""
+        below = path.removeprefix(f"{self.models.rstrip('/')}/")
+        return None if below == path else below.partition("/snapshots/")[0]
 
 
 def _needs_dummy(path: str) -> UsageError:
@@ -171,7 +202,7 @@ def _needs_dummy(path: str) -> UsageError:
 
 
 def _different_configs(
-    path: str, there: Mapping[str, ModelDirectory | None]
+    path: str, there: Mapping[str, ModelDirectory | None], fix: _Fix
 ) -> list[RequirementsNotMet]:
     """One problem for every host whose config.json is not what most hosts have."""
     hashes = {host: found.config_hash for host, found in there.items() if found and found.config}
@@ -184,19 +215,19 @@ def _different_configs(
         RequirementsNotMet(
             f"{path}/config.json differs from the one on {model_host}: another model or revision",
             host=host,
-            hint=_copy_hint(path, model_host, host),
+            hint=fix.from_host(path, model_host),
         )
         for host, value in hashes.items()
         if value != most
     ]
 
 
-def _nowhere(model: Model, findings: Findings) -> RequirementsNotMet:
+def _nowhere(model: Model, findings: Findings, models: str) -> RequirementsNotMet:
     hosts = ", ".join(findings)
     source = f"; its name on the Hub is {model.hub_id}" if model.hub_id else ""
     return RequirementsNotMet(
         f"{model.asked} is on none of the hosts ({hosts}){source}",
-        hint=f"put it at {model.candidates[0]} on every host",
+        hint=_Fix(model, models).from_elsewhere(),
         detail="looked at:\n" + "\n".join(f"  {path}" for path in model.candidates),
     )
 

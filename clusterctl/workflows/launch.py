@@ -128,7 +128,13 @@ def _locate(
     nowhere = not any(findings.values())
     if nowhere and request.model == model.hub_id:
         return None
-    return locate(model, findings, random_weights=request.random_weights, head=inventory.head.name)
+    return locate(
+        model,
+        findings,
+        random_weights=request.random_weights,
+        head=inventory.head.name,
+        models=inventory.models,
+    )
 
 
 def _free_gpus(

@@ -167,7 +167,7 @@ def _hashed(view: HostView, directory: str, tree: HostTree) -> Manifest:
 
 def _require_whole(view: HostView, path: str) -> None:
     found = next(iter(look_for(view.transport, [path])), None)
-    if found is None or not found.complete:
+    if found is None or not (found.complete or found.random_weights):
         lacking = ", ".join(found.missing[:3]) if found and found.missing else "weights"
         raise RequirementsNotMet(
             f"{path} is no whole model: it lacks {lacking}", host=view.host.name

@@ -52,3 +52,7 @@ rm -rf "$1.old"
 if [ -e "$2" ] || [ -L "$2" ]; then mv "$2" "$1.old"; fi
 mv "$1" "$2"
 rm -rf "$1.old"
+
+# Other versions of it that were begun and never finished.
+h='[0-9a-f]'
+for left in "${1%.*}".$h$h$h$h$h$h$h$h$h$h$h$h; do rm -rf "$left"; done

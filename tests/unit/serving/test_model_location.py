@@ -172,9 +172,41 @@ def test_a_model_missing_on_one_host_names_it_and_the_copy_that_mends_it() -> No
         locate(MODEL, {"gpu1": [WHOLE], "gpu2": []}, head="gpu1")
 
     assert str(caught.value) == f"gpu2: the model is not there: {PATH}"
-    assert caught.value.hint == (
-        f"clusterctl ssh gpu1, then there: rsync -a --partial {PATH}/ gpu2:{PATH}/"
-    )
+    assert caught.value.hint == ("clusterctl model push Qwen2.5-1.5B-Instruct --from host:gpu1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "path", "hint"),
+    [
+        ("org/name", "/data/models/models--org--name/snapshots/c0ffee",
+         "clusterctl model push models--org--name --from host:gpu1"),
+        ("/data/models/mine", "/data/models/mine",
+         "clusterctl model push mine --from host:gpu1"),
+        ("/srv/mine", "/srv/mine",
+         "clusterctl ssh gpu1, then there: rsync -a --partial /srv/mine/ HOST:/srv/mine/"),
+    ],
+)  # fmt: skip
+def test_the_copy_keeps_the_models_place(asked: str, path: str, hint: str) -> None:
+    with pytest.raises(RequirementsNotMet) as caught:
+        locate(resolve(asked, "/data/models"), {"gpu1": [replace(WHOLE, path=path)], "gpu2": []})
+
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("qwen2.5-1.5b", "clusterctl model pull qwen2.5-1.5b"),
+        ("org/name", "clusterctl model pull org/name"),
+        ("/data/models/mine", "clusterctl model push DIRECTORY --name mine"),
+        ("/srv/mine", "put it at /srv/mine on every host"),
+    ],
+)
+def test_a_model_that_no_host_has_is_pulled_or_pushed(asked: str, hint: str) -> None:
+    with pytest.raises(RequirementsNotMet) as caught:
+        locate(resolve(asked, "/data/models"), {"gpu1": [], "gpu2": []})
+
+    assert caught.value.hint == hint
 
 
 def test_every_host_that_lacks_it_is_named() -> None:
