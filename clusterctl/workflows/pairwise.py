@@ -15,7 +15,7 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.model import HostFacts
-from clusterctl.facts.pairs import orders
+from clusterctl.facts.pairs import orders, plain
 from clusterctl.facts.pairs.model import Clock, Seen, Way
 from clusterctl.facts.pairs.orders import Table
 from clusterctl.facts.pairs.post import Post
@@ -28,6 +28,10 @@ from clusterctl.transport.fanout import Failed, fan_out, values
 
 IN_USE = (
     "throughput between hosts was not measured: the cluster is up, and what it serves would feel it"
+)
+
+NO_PYTHON = (
+    "it has no python3, so that connections to it, and its throughput and clock, were not tried"
 )
 
 LEAD = 0.3
@@ -89,7 +93,7 @@ class _Crew:
         """Start the program on every host that has a Python, and have it listen."""
         for host in self._table.hosts:
             if not self._facts[host].python3:
-                self.unproven[host] = "it has no python3"
+                self.unproven[host] = NO_PYTHON
         able = {host: host for host in self._table.hosts if host not in self.unproven}
         found = self._values(fan_out(able, self._open))
         self._table = replace(self._table, members=found)
@@ -104,9 +108,9 @@ class _Crew:
         return replace(orders.member(self._table.lanes, host, ports, answer), ahead=ahead)
 
     def reach(self) -> list[Way]:
-        answers = self._ask(
-            "reach", {host: orders.reach_order(self._table, host) for host in self._table.members}
-        )
+        order = {host: orders.reach_order(self._table, host) for host in self._table.hosts}
+        answers = self._ask("reach", {host: order[host] for host in self._table.members})
+        answers |= self._ask_plainly(order)
         return [way for host, answer in answers.items()
                 for way in orders.ways(self._table, host, answer)]  # fmt: skip
 
@@ -136,6 +140,15 @@ class _Crew:
 
         live = {host: host for host in by_host if host not in self.unproven}
         return self._values(fan_out(live, ask))
+
+    def _ask_plainly(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """What hosts without Python can tell."""
+        mute = {host: host for host, why in self.unproven.items() if why == NO_PYTHON}
+
+        def ask(host: str) -> Any:
+            return plain.ask(self._transports[host], order[host], timeout=ANSWER)
+
+        return self._values(fan_out(mute, ask))
 
     def _values(self, outcomes: Mapping[str, Any]) -> dict[str, Any]:
         for host, outcome in outcomes.items():

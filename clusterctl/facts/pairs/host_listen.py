@@ -1,7 +1,5 @@
 """Listening to the other hosts. Runs on hosts: see host_main."""
 
-from __future__ import annotations
-
 import select
 import socket
 import threading

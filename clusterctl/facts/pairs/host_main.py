@@ -2,7 +2,7 @@
 as they stand.
 
 They come over SSH and stay for some seconds. A line on stdin is a Python literal, (command,
-argument), and is answered by one on stdout; the end of stdin is the end. Python 3.7, with the
+argument), and is answered by one on stdout; the end of stdin is the end. Python 3.6, with the
 modules of Debian's python3-minimal. Echo needs root, and is left out without.
 
     open    listen on Ray's ports and on two ephemeral ones of every address
@@ -10,8 +10,6 @@ modules of Debian's python3-minimal. Echo needs root, and is left out without.
     reach   to every peer: the route, TCP connections, packets of given sizes
     rates   send to one peer after the other, at the given moments, and count what comes in
 """
-
-from __future__ import annotations
 
 import ast
 import signal

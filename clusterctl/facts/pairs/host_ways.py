@@ -1,8 +1,6 @@
 """The way to the other hosts: routes, connections, packets of all sizes. Runs on hosts: see
 host_main."""
 
-from __future__ import annotations
-
 import os
 import select
 import socket
@@ -40,7 +38,8 @@ def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
         done = subprocess.run(
             ["ip", "-o", "-force", "-batch", "-"],
             input=text.encode(),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
@@ -165,7 +164,7 @@ class _Echo:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self._own = int.from_bytes(os.urandom(2), "big")
 
-    def __enter__(self) -> _Echo:
+    def __enter__(self) -> "_Echo":
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -109,7 +109,7 @@ def _clocks(seen: Seen) -> Iterator[RequirementsNotMet]:
 def notes(seen: Seen) -> Iterator[str]:
     """What was measured, and what could not be."""
     for host, why in seen.unproven.items():
-        yield f"{host}: its way to the others is not proven: {why}"
+        yield f"{host}: not proven: {why}"
     if any(way.echo is None for way in seen.ways):
         yield "packet sizes are not proven: raw sockets need root on the hosts"
     if seen.unrated:

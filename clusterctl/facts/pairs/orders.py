@@ -118,8 +118,11 @@ def ways(table: Table, host: str, answer: Any) -> list[Way]:
             end,
             peer,
             route=routes.get((peer.ip, end.ip)),
-            tcp={port: tcp[end.ip, peer.ip, port]
-                 for port in _ports(table, number, host, peer.host)},
+            tcp={
+                port: tcp[key]
+                for port in _ports(table, number, host, peer.host)
+                if (key := (end.ip, peer.ip, port)) in tcp
+            },
             echo=None if echo is None else {
                 size: echo.get((end.ip, peer.ip, size)) for size in packet_sizes(end, peer)
             },

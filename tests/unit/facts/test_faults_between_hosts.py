@@ -189,7 +189,7 @@ def test_clocks_differ_by_a_second_less_what_is_uncertain(clock: Clock, off: lis
 def test_what_was_measured_and_what_not_is_noted() -> None:
     seen = Seen((way(A, B, rate=940.4), way(B, A, echo=None)), {}, {"gpu3": "it has no python3"})
     assert list(notes(seen)) == [
-        "gpu3: its way to the others is not proven: it has no python3",
+        "gpu3: not proven: it has no python3",
         "packet sizes are not proven: raw sockets need root on the hosts",
         "between hosts, for NCCL and Gloo: round trip at most 0.1 ms, 940 to 9400 Mbit/s",
     ]

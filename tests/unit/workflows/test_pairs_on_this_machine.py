@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.resources import files
 
 import pytest
 
@@ -93,18 +95,32 @@ def test_the_loopback_is_found_out() -> None:
     }
 
 
-def test_a_host_without_python_is_told_and_the_other_still_looks() -> None:
+def test_a_host_without_python_is_told_and_uses_what_it_has() -> None:
     with transports() as reached:
         by_name = {"a": facts(IPS["a"]), "b": facts(IPS["b"], python3=None)}
         found = prove(inventory(), topology(), by_name, reached)
-    assert found.unproven == {"b": "it has no python3"}
-    assert [way.sender.host for way in found.ways] == ["a"]
+    assert list(found.unproven) == ["b"]
+    assert "no python3" in found.unproven["b"]
+    there, back = found.ways
+    assert (there.sender.host, there.tcp, there.route) == ("a", {}, "lo")
+    assert (back.sender.host, back.tcp, back.route) == ("b", {}, "lo")
+    if shutil.which("ping"):
+        assert back.echo is not None
+        assert None not in back.echo.values()
 
 
 def test_one_host_alone_has_no_ways() -> None:
     with transports() as reached:
         found = prove(inventory(), topology(), {"a": facts(IPS["a"])}, reached)
     assert found.ways == ()
+
+
+@pytest.mark.parametrize("part", ["host_listen", "host_ways", "host_main"])
+def test_what_is_sent_to_hosts_is_python_3_6(part: str) -> None:
+    source = files("clusterctl.facts.pairs").joinpath(f"{part}.py").read_text()
+    ast.parse(source, feature_version=(3, 6))
+    assert "__future__" not in source
+    assert "capture_output" not in source
 
 
 def test_a_program_that_breaks_says_why() -> None:
