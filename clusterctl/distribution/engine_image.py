@@ -24,6 +24,17 @@ from clusterctl.distribution.stored_image import StoredImage
 from clusterctl.errors import CommandTimedOut, RequirementsNotMet, StepFailed
 from clusterctl.transport.base import Channel, lines
 
+NO_PYTHON = "this host has no python3, 3.6 or newer"
+
+START = f"""\
+for python in python3 /usr/libexec/platform-python; do
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || continue
+  exec "$python" -I -u -c "$@"
+done
+echo "{NO_PYTHON}" >&2
+exit 1
+"""
+
 
 @dataclass(frozen=True)
 class HostImage:
@@ -97,7 +108,7 @@ def _told(
     say: Say,
 ) -> str:
     meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
-    argv = ["python3", "-c", program(), image.id, directory, str(image.size), "docker"]
+    argv = ["sh", "-c", START, "save", program(), image.id, directory, str(image.size), "docker"]
     with driver.open(argv) as channel:
         channel.settimeout(image_stream.silence_limit(image.size))
         channel.send("\n".join(["*"] if keep is None else keep).encode())
@@ -138,8 +149,8 @@ def _failure(said: str, image: Image, host: str) -> StepFailed | RequirementsNot
             hint="make room: docker system df; docker image prune",
             detail=said.strip()[-2000:],
         )
-    if "python3" in said and "not found" in said:
-        return RequirementsNotMet("this host has no python3", host=host, detail=said.strip())
+    if NO_PYTHON in said:
+        return RequirementsNotMet(NO_PYTHON, host=host, hint="apt-get install python3-minimal")
     return engine_error(said or "docker save failed", host)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from tests.contract.containers.conftest import Engine
 pytestmark = pytest.mark.dockerd
 
 NAME = "clusterctl-test/saved:2"
+ONE = "clusterctl-test/saved:1"
 DOCKERFILE = "FROM clusterctl-test/saved:1\nCOPY Dockerfile /one\nCOPY Dockerfile /two\n"
 
 
@@ -114,12 +118,18 @@ def test_on_a_host_only_layers_that_are_wanted_are_kept(
     assert again == found
 
 
+@pytest.fixture
+def image_of_one_layer(engine: Engine, import_busybox: Callable[[Engine, str], str]) -> Image:
+    import_busybox(engine, ONE)
+    found = engine.driver().image(ONE)
+    assert found is not None
+    return found
+
+
 def test_what_was_not_kept_is_saved_when_it_is_wanted(
-    engine: Engine, import_busybox: Callable[[Engine, str], str], tmp_path: Path
+    engine: Engine, image_of_one_layer: Image, tmp_path: Path
 ) -> None:
-    import_busybox(engine, "clusterctl-test/saved:1")
-    image = engine.driver().image("clusterctl-test/saved:1")
-    assert image
+    image = image_of_one_layer
     directory = str(tmp_path / "host")
     first = save_on_host(engine.driver(), image, NAME, directory, say=nothing, keep=[])
     assert set(first.paths) == {first.content.config.digest}
@@ -141,6 +151,41 @@ def test_a_host_without_room(engine: Engine, tmp_path: Path) -> None:
     huge = Image("sha256:" + "0" * 64, (), 10**13)
     with pytest.raises(RequirementsNotMet, match="no room"):
         save_on_host(engine.driver(), huge, NAME, str(tmp_path), say=nothing)
+
+
+def test_a_host_without_python(engine: Engine, image_of_one_layer: Image, tmp_path: Path) -> None:
+    for program_name in ("sh", "docker", "timeout", "env"):
+        (tmp_path / program_name).symlink_to(str(shutil.which(program_name)))
+    bare = engine.driver(f"PATH={tmp_path}")
+    with pytest.raises(RequirementsNotMet, match="no python3"):
+        save_on_host(bare, image_of_one_layer, NAME, str(tmp_path / "host"), say=nothing)
+
+
+@pytest.mark.parametrize("place", ["docker", "host:gpu1"])
+def test_a_bundle_of_what_an_engine_has(
+    engine: Engine, image_of_one_layer: Image, tmp_path: Path, place: str
+) -> None:
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text(
+        f"cluster: demo\naccelerator: cpu\nimage: {ONE}\nmodels: /models\n"
+        "hosts: {gpu1: {address: localhost, role: head}}\n"
+    )
+    environment = {
+        **os.environ,
+        "DOCKER_HOST": f"unix://{engine.home}/docker.sock",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    output = tmp_path / "bundle.tar"
+    words = ["image", "bundle", ONE, "-o", str(output), "--from", place, "-i", str(inventory)]
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterctl", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    found = archive_image(output, BlobStore(tmp_path), reference=ONE, platform=None, say=nothing)
+    assert found.content.diff_ids == image_of_one_layer.layers
 
 
 def test_the_program_for_hosts_needs_few_modules() -> None:
