@@ -194,7 +194,7 @@ class Host(_Model):
     node_ip: IpAddress | None = Field(
         default=None,
         description="Address that Ray uses. Default: the one on nics.control, else in "
-        "network.subnet, else the one that SSH connects to.",
+        "network.subnet, else chosen: where SSH connects, if all hosts share that subnet.",
     )
     nics: Nics = Field(default=Nics(), description="Interfaces by purpose.")
     gpus: Gpus = Field(
