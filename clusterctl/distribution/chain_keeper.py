@@ -160,10 +160,10 @@ class Keeper:
             rows = [frames.fields("upstreams", *self._upstreams)]
             rows += [self._want(self._wanted)] if self._wanted else []
             relay.command(*rows)
-            self._relay = relay
-        with self._changed:
-            self.ports, self._starts = ports, self._starts + 1
-            self._changed.notify_all()
+            with self._changed:
+                self.ports, self._starts = ports, self._starts + 1
+                self._relay = relay
+                self._changed.notify_all()
         self._moved()
 
     def _ping(self, relay: Relay, line: FeedLine) -> None:
