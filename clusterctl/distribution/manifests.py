@@ -58,6 +58,24 @@ def document(data: bytes, what: str) -> dict[str, Any]:
     return found
 
 
+def objects(value: Any, what: str) -> list[dict[str, Any]]:
+    """A list of JSON objects; null is an empty one. Raises NotAnImage, which names `what`."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise NotAnImage(f"{what} is not a list of objects")
+    return value
+
+
+def texts(value: Any, what: str) -> tuple[str, ...]:
+    """The same for a list of strings."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise NotAnImage(f"{what} is not a list of strings")
+    return tuple(value)
+
+
 def blob_of(descriptor: Any) -> Blob:
     """An OCI descriptor as a blob."""
     try:
@@ -73,8 +91,8 @@ def blob_of(descriptor: Any) -> Blob:
 def listed(index: dict[str, Any]) -> tuple[PlatformManifest, ...]:
     """The images of an index, without attestations and such (platform unknown/unknown)."""
     found = []
-    for descriptor in index.get("manifests") or ():
-        platform = _spelled(descriptor.get("platform") or {})
+    for descriptor in objects(index.get("manifests"), "manifests of the index"):
+        platform = _spelled(descriptor.get("platform"))
         if platform != "unknown/unknown":
             found.append(PlatformManifest(blob_of(descriptor), platform))
     return tuple(found)
@@ -89,7 +107,8 @@ def choose(
     """
     if len(manifests) == 1 and (platform is None or not manifests[0].platform):
         return manifests[0]
-    fitting = [one for one in manifests if platform and fits(one.platform, platform)]
+    named = [one for one in manifests if one.platform]
+    fitting = [one for one in named if platform and fits(one.platform, platform)]
     if fitting:
         return fitting[0]
     raise wrong_platform(reference, platform, (one.platform for one in manifests))
@@ -127,7 +146,7 @@ def image_content(
     if digest_of(config) != blob.digest:
         raise NotAnImage(f"the config's bytes are not those of {blob.digest}")
     diff_ids, platform = config_facts(config)
-    layers = tuple(blob_of(layer) for layer in read.get("layers") or ())
+    layers = tuple(map(blob_of, objects(read.get("layers"), "layers of the manifest")))
     if len(layers) != len(diff_ids):
         raise NotAnImage(f"{len(layers)} layers are listed, and the config has {len(diff_ids)}")
     kind = str(read.get("mediaType") or media_type or OCI_MANIFEST)
@@ -137,11 +156,10 @@ def image_content(
 def config_facts(config: bytes) -> tuple[tuple[str, ...], str]:
     """Diff IDs and platform, as an image's config says them. Raises NotAnImage."""
     read = document(config, "the config")
-    try:
-        diff_ids = tuple(str(one) for one in read["rootfs"]["diff_ids"])
-    except (KeyError, TypeError) as error:
-        raise NotAnImage("the config lists no layers (rootfs.diff_ids)") from error
-    return diff_ids, _spelled(read)
+    root = read.get("rootfs")
+    if not isinstance(root, dict) or root.get("diff_ids") is None:
+        raise NotAnImage("the config lists no layers (rootfs.diff_ids)")
+    return texts(root["diff_ids"], "rootfs.diff_ids of the config"), _spelled(read)
 
 
 def made_manifest(config: Blob, layers: Iterable[Blob]) -> bytes:
@@ -159,9 +177,9 @@ def descriptor(blob: Blob) -> dict[str, object]:
     return {"mediaType": blob.media_type, "digest": blob.digest, "size": blob.size}
 
 
-def _spelled(platform: dict[str, Any]) -> str:
+def _spelled(platform: Any) -> str:
     """os/architecture[/variant], as an index or a config has them."""
-    if not platform.get("architecture"):
+    if not isinstance(platform, dict) or not platform.get("architecture"):
         return ""
     parts = [platform.get("os") or "linux", platform["architecture"], platform.get("variant")]
     return "/".join(str(part) for part in parts if part)

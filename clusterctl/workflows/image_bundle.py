@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from clusterctl.distribution.manifests import fits, wrong_platform
 from clusterctl.distribution.registry_image import registry_image
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
+from clusterctl.inventory.values import IMAGE, PATTERN_MEANS
 from clusterctl.transport.credentials import Credentials
 from clusterctl.workflows.image_source import HOST, operators_engine
 from clusterctl.workflows.reach import reach
 
+PLATFORM = r"^[a-z0-9]+/[a-z0-9]+(/[a-z0-9.]+)?$"
 USUAL_PLATFORM = "linux/amd64"
 
 
@@ -61,6 +64,7 @@ def run(
 
     `inventory` is asked for only where a host has the images.
     """
+    _insist_on_sense(bundle)
     store = store or BlobStore()
     with ExitStack() as stack:
         opener = _opener(bundle, credentials, store, say, inventory, stack)
@@ -119,6 +123,19 @@ def _all(references: Sequence[str], opener: Opener) -> list[ImageSource]:
             errors.append(error)
     raise_all(errors)
     return images
+
+
+def _insist_on_sense(bundle: Bundle) -> None:
+    """Raises UsageError for every name that is none."""
+    errors = [
+        UsageError(f"{name!r} is no image name: it {PATTERN_MEANS[IMAGE]}")
+        for name in bundle.references
+        if not re.match(IMAGE, name)
+    ]
+    if bundle.platform and not re.match(PLATFORM, bundle.platform):
+        hint = "--platform linux/amd64, or linux/arm64"
+        errors.append(UsageError(f"{bundle.platform!r} is no platform", hint=hint))
+    raise_all(errors)
 
 
 def _insist_platform(content: ImageContent, platform: str | None) -> None:

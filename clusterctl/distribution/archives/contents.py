@@ -25,6 +25,8 @@ from clusterctl.distribution.manifests import (
     image_content,
     listed,
     made_manifest,
+    objects,
+    texts,
 )
 from clusterctl.errors import RequirementsNotMet
 
@@ -70,7 +72,7 @@ def _layout_entries(members: Members) -> Iterator[_Entry]:
     named: dict[str, list[str]] = {}
     images: dict[str, tuple[PlatformManifest, ...]] = {}
     index = document(members.read("index.json"), "index.json")
-    for descriptor in index.get("manifests") or ():
+    for descriptor in objects(index.get("manifests"), "manifests of index.json"):
         blob = blob_of(descriptor)
         platforms = _platforms(members, blob) or listed({"manifests": [descriptor]})
         if platforms:
@@ -108,14 +110,13 @@ def _annotated(descriptor: Mapping[str, object]) -> list[str]:
 
 
 def _docker_entries(members: Members) -> Iterator[_Entry]:
+    data = members.read("manifest.json")
     try:
-        entries = json.loads(members.read("manifest.json"))
-        for entry in entries:
-            yield _Entry(tuple(entry.get("RepoTags") or ()), docker=entry)
-    except (ValueError, AttributeError, TypeError) as error:
-        if isinstance(error, NotAnImage):
-            raise
+        read = json.loads(data)
+    except ValueError as error:
         raise NotAnImage(f"manifest.json is not what `docker save` writes: {error}") from error
+    for entry in objects(read, "manifest.json"):
+        yield _Entry(texts(entry.get("RepoTags"), "RepoTags of manifest.json"), docker=entry)
 
 
 def _chosen(entries: list[_Entry], reference: str | None) -> _Entry:
@@ -177,22 +178,19 @@ def _from_docker(
     """Layers are plain tars as a rule, whose digests the config has: nothing is read for them."""
     name = reference or next(iter(entry.names), "the image")
     read = entry.docker or {}
-    paths = read.get("Layers")
-    if not isinstance(paths, list) or "Config" not in read:
-        raise NotAnImage("manifest.json names no config or no layers")
-    config_path = str(read["Config"])
+    paths = texts(read.get("Layers"), "Layers of manifest.json")
+    config_path = str(read.get("Config"))
     config = members.read(config_path)
     diff_ids, said = config_facts(config)
     if len(paths) != len(diff_ids):
         raise NotAnImage(f"{len(paths)} layers are in it, and the config has {len(diff_ids)}")
-    layers = [
-        _layer(members, str(path), diff_id) for path, diff_id in zip(paths, diff_ids, strict=True)
-    ]
+    pairs = zip(paths, diff_ids, strict=True)
+    layers = [_layer(members, path, diff_id) for path, diff_id in pairs]
     blob = Blob(digest_of(config), len(config), OCI_CONFIG)
     manifest = made_manifest(blob, layers)
     made = Blob(digest_of(manifest), len(manifest), OCI_MANIFEST)
     choose([PlatformManifest(made, said)], platform, name)
-    files = {layer.digest: str(path) for layer, path in zip(layers, paths, strict=True)}
+    files = {layer.digest: path for layer, path in zip(layers, paths, strict=True)}
     content = image_content(name, manifest, config)
     return Found(content, {**files, blob.digest: config_path}, config)
 

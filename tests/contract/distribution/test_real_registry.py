@@ -146,3 +146,11 @@ def test_every_image_that_is_not_there_is_named_at_once(
     assert done.returncode == StepFailed.exit_code
     assert all(name.partition("/")[2] in done.stderr for name in names)
     assert "Traceback" not in done.stderr
+
+
+def test_words_that_make_no_sense(home: Path, tmp_path: Path) -> None:
+    output = str(tmp_path / "bundle.tar")
+    done = bundle(home, "Acme/VLLM", "acme/vllm:", "-o", output, "--platform", "arm64")
+    assert done.returncode == 2
+    for word in ("Acme/VLLM", "acme/vllm:", "arm64"):
+        assert f"'{word}' is no" in done.stderr
