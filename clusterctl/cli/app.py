@@ -11,6 +11,7 @@ import typer
 from clusterctl import __version__
 from clusterctl.cli import (
     bootstrap,
+    bundle,
     down,
     exec_,
     fit,
@@ -82,5 +83,6 @@ app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.e
 app.command("ssh", context_settings={"allow_interspersed_args": False})(shell.ssh)
 app.command("tunnel")(tunnel.tunnel)
 app.add_typer(image.app, name="image")
+app.add_typer(bundle.app, name="bundle")
 app.add_typer(model.app, name="model")
 app.add_typer(lab.app, name="lab")

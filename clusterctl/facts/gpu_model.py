@@ -76,6 +76,6 @@ class GpuReport:
     module: str = ""
     """Version of the kernel module that is loaded."""
     nodes: tuple[str, ...] = ()
-    """Device nodes a container needs: /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm, ..."""
+    """Device nodes that a container needs: /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm, ..."""
     fabric_manager: str | None = None
     """What systemd says of nvidia-fabricmanager; None on a host without NVSwitches."""

@@ -23,7 +23,9 @@ SHARING_MODELS = frozenset({"gb10", "orin", "thor"})
 """GPUs that use the CPU's memory, for which nvidia-smi says [N/A] (skypilot #10177)."""
 
 _GPU_LINE = re.compile(r"\d+, *GPU-")
-_NODE = re.compile(r"/dev/nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)")
+_GPU_NODE = re.compile(r"/dev/nvidia\d+")
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+"""That CUDA needs besides; the last two appear when it is first used."""
 _NVIDIA_VENDOR = "0x10de"
 _TIMED_OUT = 124
 """Exit status of `timeout` when it had to end its command."""
@@ -132,5 +134,7 @@ def with_clusters(report: GpuReport, clusters: Mapping[str, str]) -> GpuReport:
 
 
 def device_nodes(paths: Sequence[str]) -> tuple[str, ...]:
-    """The nodes that a container needs, among `paths`; those of MIG and NVSwitches it does not."""
-    return tuple(sorted(path for path in paths if _NODE.fullmatch(path)))
+    """The nodes that a container needs on a host whose GPUs' nodes are among `paths`, whether
+    those of CUDA are there yet or not; none on a host without GPUs."""
+    gpus = sorted(path for path in paths if _GPU_NODE.fullmatch(path))
+    return (*gpus, *CONTROL_NODES) if gpus else ()

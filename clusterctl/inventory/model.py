@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     field_validator,
     model_validator,
 )
 
+from clusterctl.inventory.packages import Packages as Packages
+from clusterctl.inventory.packages import PackageSource as PackageSource
+from clusterctl.inventory.strict import StrictModel as _Model
 from clusterctl.inventory.units import Memory
 from clusterctl.inventory.values import (
     AbsolutePath,
@@ -21,7 +22,6 @@ from clusterctl.inventory.values import (
     EnvName,
     FixedPort,
     ImageReference,
-    IndexUrl,
     IpAddress,
     JumpHost,
     LabelName,
@@ -38,10 +38,6 @@ Accelerator = Literal["nvidia", "cpu"]
 
 MOST_GPUS = 64
 """More GPUs than any host has; a count above it is a slip of the pen."""
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Ssh(_Model):
@@ -169,15 +165,6 @@ class RayPorts(_Model):
         if self.min_worker > self.max_worker:
             raise ValueError(f"min_worker {self.min_worker} is above max_worker {self.max_worker}")
         return self
-
-
-class Packages(_Model):
-    """Where hosts get packages from; left out: the sources the host already has."""
-
-    pip_index: IndexUrl | None = Field(
-        default=None,
-        description="URL of a simple index (PEP 503) for what a derived image needs.",
-    )
 
 
 class Host(_Model):

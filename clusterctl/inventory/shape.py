@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from clusterctl.inventory.checks import hosts_of
 from clusterctl.inventory.document import Document, Trail, dotted
-from clusterctl.inventory.model import Host, Inventory, Ssh
+from clusterctl.inventory.model import Host, Inventory, Packages, PackageSource, Ssh
 from clusterctl.inventory.values import did_you_mean
 from clusterctl.inventory.wording import shown, value_problem
 
@@ -182,8 +182,25 @@ def _completed(document: Document, inventory: Inventory, path: Path) -> Inventor
         update={
             "ssh": ssh,
             "hosts": hosts,
+            "packages": _packages_with_paths(document, inventory.packages, base),
             "image_archive": archive and _absolute(document, archive, ("image_archive",), base),
             "source": path.absolute(),
+        }
+    )
+
+
+def _packages_with_paths(document: Document, packages: Packages, base: Path) -> Packages:
+    def made(path: Path | None, *trail: str) -> Path | None:
+        return path and _absolute(document, path, ("packages", *trail), base)
+
+    def source(of: PackageSource, name: str) -> PackageSource:
+        return of.model_copy(update={"key": made(of.key, name, "key")})
+
+    return packages.model_copy(
+        update={
+            "offline": made(packages.offline, "offline"),
+            "nvidia": source(packages.nvidia, "nvidia"),
+            "docker": packages.docker and source(packages.docker, "docker"),
         }
     )
 

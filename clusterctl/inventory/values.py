@@ -23,6 +23,7 @@ JUMP = r"^([^\s:@-][^\s:@]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])(
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
 LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+PACKAGE_VERSION = r"^[0-9]+(\.[0-9]+)+-[0-9]+$"
 INDEX_URL = r"^https?://[^\s@/]+(/\S*)?$"
 _PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
@@ -46,6 +47,7 @@ PATTERN_MEANS = {
     "beginning and ending with a letter or digit",
     LABEL_VALUE: "must be letters, digits, dot, dash and _, at most 63, "
     "beginning and ending with a letter or digit",
+    PACKAGE_VERSION: "must be a version with its package revision, such as 1.19.1-1",
     INDEX_URL: "must be an http:// or https:// URL without user or password; "
     "what must stay secret belongs in the hosts' own pip.conf or .netrc",
     IMAGE: "must be an image name such as vllm/vllm-openai:v0.33.0: "
@@ -149,6 +151,7 @@ EnvName = Annotated[str, Field(pattern=ENV_NAME), AfterValidator(_not_reserved)]
 LabelName = Annotated[str, Field(pattern=LABEL), AfterValidator(_not_role)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
 IndexUrl = Annotated[str, Field(pattern=INDEX_URL)]
+PackageVersion = Annotated[str, Field(pattern=PACKAGE_VERSION)]
 ImageReference = Annotated[str, Field(pattern=IMAGE)]
 
 FixedPort = Annotated[int, Field(ge=1024, le=32767)]

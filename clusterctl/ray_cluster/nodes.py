@@ -88,7 +88,7 @@ def container_spec(
     node: Node, image_id: str, inventory: Inventory, facts: HostFacts, topology: Topology
 ) -> ContainerSpec:
     """The node container. `image_id` as `docker image inspect` gives it."""
-    cdi, all_gpus = _gpu_access(inventory, node, facts)
+    cdi, gpu_nodes = _gpu_access(inventory, node, facts)
     return ContainerSpec(
         name=container_name(inventory.cluster),
         image=image_id,
@@ -97,8 +97,8 @@ def container_spec(
         mounts=_mounts(inventory, inventory.host(node.host)),
         ulimits=_ulimits(node, facts),
         cdi_devices=cdi,
-        all_gpus=all_gpus,
-        devices=("/dev/infiniband",) if node.rdma else (),
+        all_gpus=gpu_nodes is not None,
+        devices=(*(gpu_nodes or ()), *(("/dev/infiniband",) if node.rdma else ())),
         capabilities=("IPC_LOCK",) if node.rdma else (),
         labels={
             CLUSTER_LABEL: inventory.cluster,
@@ -109,17 +109,20 @@ def container_spec(
     )
 
 
-def _gpu_access(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[tuple[str, ...], bool]:
-    """CDI names, or whether `--gpus all` is used instead.
+def _gpu_access(
+    inventory: Inventory, node: Node, facts: HostFacts
+) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """CDI names, or for `--gpus all` the device nodes that go with it.
 
-    CDI first: with the older hook a `systemctl daemon-reload` takes the GPUs away from
-    running containers (nvidia-container-toolkit issue 48).
+    CDI first: the older hook adds devices behind the engine's back, and a `systemctl
+    daemon-reload` takes them away from running containers (nvidia-container-toolkit issue 48).
+    Devices that the engine was asked for by name stay.
     """
     if inventory.accelerator != "nvidia" or not node.gpus:
-        return (), False
+        return (), None
     if facts.engine.cdi_spec_dirs and any("nvidia" in path for path in facts.cdi_specs):
-        return ("nvidia.com/gpu=all",), False
-    return (), True
+        return ("nvidia.com/gpu=all",), None
+    return (), facts.gpus.nodes
 
 
 def _ulimits(node: Node, facts: HostFacts) -> dict[str, int]:

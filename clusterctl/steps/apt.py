@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
+from clusterctl.steps.waiting import LOCK_LIMIT, waiting_for_lock
 from clusterctl.transport.base import CommandResult
-
-LOCK_LIMIT = 120.0
-"""Seconds to wait for another apt-get or dpkg, such as unattended-upgrades."""
 
 _QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "NEEDRESTART_MODE=l")
 _OPTIONS = (
@@ -34,6 +32,7 @@ _HINTS = (
     ("no space left", "make room there: df -h / /var"),
     ("not enough free space", "make room there: df -h / /var"),
     ("unable to locate package", "the host's package sources do not have it: see /etc/apt"),
+    ("' was not found", "the host's package sources have other versions: apt-cache madison NAME"),
     ("has no installation candidate", "the host's package sources do not have it: see /etc/apt"),
     ("could not resolve", "the host cannot reach its package sources: see /etc/apt, DNS, proxy"),
     ("could not connect", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
@@ -45,13 +44,24 @@ _HINTS = (
 
 
 class Apt:
-    """apt-get on one host, as root. Raises CommandFailed with apt's first error and a fix."""
+    """apt-get on one host, as root. Raises CommandFailed with apt's first error and a fix.
 
-    def __init__(self, view: HostView, pause: Callable[[float], None] = time.sleep) -> None:
+    `only`: a directory on the host with its own source list (offline.list), instead of the
+    host's sources.
+    """
+
+    def __init__(
+        self, view: HostView, pause: Callable[[float], None] = time.sleep, *, only: str = ""
+    ) -> None:
         self._view = view
         self._pause = pause
+        self._options = (*_OPTIONS, *_only(only)) if only else _OPTIONS
         self._missed: list[str] = []
         """What `update` could not fetch: why a package is not to be found later."""
+
+    def prepare(self) -> None:
+        self.finish_interrupted()
+        self.update()
 
     def finish_interrupted(self) -> None:
         """Configure what a killed dpkg left half done; no work when there is nothing."""
@@ -60,28 +70,34 @@ class Apt:
     def update(self) -> None:
         """Read the package lists. One source that fails is no error, if others are there."""
         self._view.say("reading package lists")
-        argv = ["apt-get", *_OPTIONS, "update"]
+        argv = ["apt-get", *self._options, "update"]
         told = self._waiting_for_lock(argv, "apt-get update", timeout=300)
         self._missed = re.findall(r"^[WE]: (Failed to fetch .+)$", told.stderr, re.MULTILINE)
 
     def offers(self, package: str) -> bool:
-        argv = [*_QUIET, "apt-cache", "policy", package]
+        name, _, version = package.partition("=")
+        argv = [*_QUIET, "apt-cache", *self._options[len(_OPTIONS) :], "policy", name]
         told = self._view.transport.run(argv, sudo=True).stdout
+        if version:
+            return re.search(rf"^ [ *]*{re.escape(version)} ", told, re.MULTILINE) is not None
         return "Candidate:" in told and "Candidate: (none)" not in told
+
+    def pinned(self, package: str, version: str) -> str:
+        return f"{package}={version}"
 
     def would_add(self, packages: Sequence[str]) -> list[str]:
         """The packages that installing would add, dependencies included."""
-        argv = ["apt-get", *_OPTIONS, "-s", "--no-install-recommends", "install", *packages]
+        argv = ["apt-get", *self._options, "-s", "--no-install-recommends", "install", *packages]
         told = self._waiting_for_lock(argv, f"apt-get install {' '.join(packages)}", timeout=120)
         return sorted(re.findall(r"^Inst (\S+) \(", told.stdout, re.MULTILINE))
 
     def install(self, packages: Sequence[str]) -> None:
-        argv = ["apt-get", *_OPTIONS, *_KEEP_CONFIGURATION, "-y", "--no-install-recommends"]
+        argv = ["apt-get", *self._options, *_KEEP_CONFIGURATION, "-y", "--no-install-recommends"]
         doing = f"apt-get install {' '.join(packages)}"
         self._waiting_for_lock([*argv, "install", *packages], doing, timeout=1800)
 
     def purge(self, packages: Sequence[str]) -> None:
-        argv = ["apt-get", *_OPTIONS, "-y", "purge", *packages]
+        argv = ["apt-get", *self._options, "-y", "purge", *packages]
         self._waiting_for_lock(argv, "apt-get purge", timeout=600)
 
     def _waiting_for_lock(
@@ -89,15 +105,27 @@ class Apt:
     ) -> CommandResult:
         """Run; while another holds a lock, again: DPkg::Lock::Timeout covers dpkg's locks only,
         not those of `apt-get update` and `dpkg`."""
-        deadline = time.monotonic() + LOCK_LIMIT
-        while True:
-            result = self._view.transport.run([*_QUIET, *argv], sudo=True, timeout=timeout)
-            if result.ok:
-                return result
-            if not _is_locked(result) or time.monotonic() > deadline:
-                raise failure(result, doing, self._view.host.name, self._missed)
-            self._view.say("waiting for another apt-get or dpkg to end")
-            self._pause(3.0)
+        result = waiting_for_lock(
+            self._view,
+            [*_QUIET, *argv],
+            locked=_is_locked,
+            whose="apt-get or dpkg",
+            timeout=timeout,
+            pause=self._pause,
+        )
+        if not result.ok:
+            raise failure(result, doing, self._view.host.name, self._missed)
+        return result
+
+
+def _only(directory: str) -> tuple[str, ...]:
+    """Options that make apt see that directory's packages alone, and leave its own lists be."""
+    settings = {
+        "Dir::Etc::SourceList": f"{directory}/offline.list",
+        "Dir::Etc::SourceParts": "-",
+        "Dir::State::Lists": f"{directory}/lists",
+    }
+    return tuple(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))
 
 
 def _is_locked(result: CommandResult) -> bool:

@@ -1,4 +1,4 @@
-"""Docker on a bare Debian or Ubuntu host, from the package sources the host already has.
+"""Docker on a bare host: Debian, Ubuntu, RHEL and what is made from them.
 
 An engine that runs is never upgraded, restarted or configured.
 """
@@ -6,20 +6,15 @@ An engine that runs is never upgraded, restarted or configured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
-from clusterctl.steps.apt import Apt
+from clusterctl.inventory.packages import Packages
+from clusterctl.packages.bundle import Bundle
+from clusterctl.steps.engine_source import EngineSource, engine_source
 from clusterctl.steps.root_script import root_script
-
-PACKAGE = "docker.io"
-CLIENT_PACKAGE = "docker-cli"
-"""From Debian 13 on the client is a package of its own, which docker.io only recommends."""
-
-MARKER = "/var/lib/clusterctl/engine-packages"
-"""Names of the packages that we added, one a line: what `down --purge` takes away again."""
 
 LOOK = """\
 client=$(command -v docker) || client=
@@ -32,7 +27,7 @@ if [ -n "$client" ]; then
   fi
   case $(timeout 20 docker --version 2>/dev/null) in *podman*) echo "podman=yes";; esac
 fi
-command -v apt-get >/dev/null && echo "apt=yes"
+command -v apt-get >/dev/null || command -v dnf >/dev/null && echo "packages=yes"
 [ -d /run/systemd/system ] && echo "systemd=yes"
 systemctl cat docker.service >/dev/null 2>&1 && echo "unit=yes"
 exit 0
@@ -41,12 +36,6 @@ exit 0
 START = "systemctl reset-failed docker.service docker.socket; systemctl enable --now docker.service"
 
 WHY_NOT = "journalctl -u docker.service -n 20 --no-pager"
-
-REMEMBER = """\
-set -e
-mkdir -p "${1%/*}"; touch "$1"
-sort -u - "$1" >"$1.new"; mv "$1.new" "$1"
-"""
 
 ANSWER_LIMIT = 60.0
 """Seconds from the start of the service to the engine's first answer; 15 s were measured for
@@ -64,7 +53,8 @@ class Found:
     refusal: str
     snap: bool
     podman: bool
-    apt: bool
+    packages: bool
+    """There is a package manager."""
     systemd: bool
     unit: bool
 
@@ -78,7 +68,7 @@ def found_in(text: str) -> Found:
         refusal=told.get("refusal", ""),
         snap=told.get("client", "").startswith("/snap/") or "/snap" in told.get("resolved", ""),
         podman="podman" in told,
-        apt="apt" in told,
+        packages="packages" in told,
         systemd="systemd" in told,
         unit="unit" in told,
     )
@@ -89,64 +79,60 @@ class ContainerEngine:
 
     title = "container engine"
 
-    def __init__(self, *, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        packages: Packages | None = None,
+        bundles: Sequence[Bundle] = (),
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`bundles`: packages brought along, instead of sources."""
+        self._packages = packages or Packages()
+        self._bundles = tuple(bundles)
         self._pause = pause
 
     def check(self, view: HostView) -> Change | None:
         found = _look(view)
-        _refuse(view, found)
+        _refuse(view, found, brought=bool(self._bundles))
         if found.server:
             return None
         if found.client and found.unit:
             return Change("start docker.service", before="stopped", after="running")
-        return Change(f"install {PACKAGE}", before="no container engine", after=PACKAGE)
+        name = self._source(view).name
+        return Change(f"install {name}", before="no container engine", after=name)
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
         found = _look(view)
         if not (found.client and found.unit):
-            self._install(view)
+            self._source(view).install(view)
         if not _look(view).server:
             self._start(view)
 
-    def _install(self, view: HostView) -> None:
-        apt = Apt(view, self._pause)
-        apt.finish_interrupted()
-        apt.update()
-        wanted = [PACKAGE, *([CLIENT_PACKAGE] if apt.offers(CLIENT_PACKAGE) else [])]
-        # Noted before they are installed, so that an installation cut short can be taken back.
-        remember(view, apt.would_add(wanted))
-        view.say(f"installing {' '.join(wanted)}")
-        apt.install(wanted)
+    def _source(self, view: HostView) -> EngineSource:
+        return engine_source(view, self._packages, self._bundles, self._pause)
 
     def _start(self, view: HostView) -> None:
         view.say("starting docker.service")
         # The status is not looked at: whether the engine answers is what counts.
         view.transport.run(["sh", "-c", START], sudo=True, timeout=120)
-        deadline = time.monotonic() + ANSWER_LIMIT
-        while not (found := _look(view)).server:
-            if time.monotonic() > deadline:
-                raise _not_started(view, found)
-            self._pause(1.0)
+        await_answer(view, self._pause)
 
 
-def remember(view: HostView, packages: list[str]) -> None:
-    """Add names to the marker."""
-    text = "".join(f"{name}\n" for name in packages)
-    root_script(
-        view,
-        REMEMBER,
-        MARKER,
-        stdin=text.encode(),
-        doing=f"writing {MARKER}",
-    )
+def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
+    """Wait for the engine. Raises StepFailed with the last lines of its journal."""
+    deadline = time.monotonic() + ANSWER_LIMIT
+    while not (found := _look(view)).server:
+        if time.monotonic() > deadline:
+            raise _not_started(view, found)
+        pause(1.0)
 
 
 def _look(view: HostView) -> Found:
     return found_in(root_script(view, LOOK, doing="looking for a container engine", timeout=90))
 
 
-def _refuse(view: HostView, found: Found) -> None:
+def _refuse(view: HostView, found: Found, *, brought: bool) -> None:
     """Raise for a host that can never be made right from here."""
     problem: tuple[str, str] | None = None
     if found.snap:
@@ -155,23 +141,26 @@ def _refuse(view: HostView, found: Found) -> None:
             "snap remove docker; then run clusterctl again",
         )
     elif found.podman:
-        problem = "`docker` is Podman there", "apt-get remove podman-docker, then run it again"
+        problem = (
+            "`docker` is Podman there",
+            "remove podman-docker there (apt-get or dnf), then run it again",
+        )
     elif found.server:
         return
     elif found.hung:
         problem = "the Docker engine is there and does not answer", "systemctl restart docker"
     elif view.facts.engine.rootless:
         problem = "Docker runs rootless there", "dockerd-rootless-setuptool.sh uninstall"
-    elif not found.unit and not found.apt:
+    elif not (found.unit or found.packages or brought):
         problem = (
-            f"no container engine, and clusterctl installs one only by apt-get "
+            f"no container engine, and neither apt-get nor dnf to install one "
             f"({view.facts.os.pretty})",
-            "install Docker there: dnf install docker-ce, systemctl enable --now docker",
+            "bring Docker's static archive: docs/offline.md; or install and start Docker there",
         )
     elif not found.systemd:
         problem = (
             "no running container engine, and no systemd to start one",
-            f"install {PACKAGE} and start dockerd there",
+            "install Docker and start dockerd there",
         )
     if problem:
         raise RequirementsNotMet(problem[0], host=view.host.name, hint=problem[1])

@@ -1,12 +1,15 @@
-"""Taking away the packages that clusterctl installed, and nothing else."""
+"""Taking away the engine that clusterctl installed, packages or files, and nothing else."""
 
 from __future__ import annotations
 
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.steps.apt import Apt
-from clusterctl.steps.container_engine import MARKER
+from clusterctl.steps.dnf import Dnf
+from clusterctl.steps.engine_marks import MARKER
+from clusterctl.steps.package_manager import PackageManager, target
 from clusterctl.steps.root_script import root_script
+from clusterctl.steps.static_engine import FILES_MARKER
 
 READ_MARKER = 'if [ -f "$1" ]; then cat "$1"; fi'
 
@@ -16,7 +19,17 @@ timeout 20 docker ps --all --format '{{.Label "clusterctl.cluster"}}={{.Names}}'
 [ ! -d /var/lib/docker/containers ] || ls /var/lib/docker/containers | sed 's/^/=/'
 """
 STOP = "systemctl disable --now docker.service docker.socket containerd.service 2>/dev/null; true"
-FORGET = 'rm -f "$1"; rmdir "${1%/*}" 2>/dev/null; true'
+FORGET = """\
+rm -f "$1"; rmdir "${1%/*}" 2>/dev/null
+rm -f /etc/apt/sources.list.d/clusterctl-docker.list /etc/apt/keyrings/clusterctl-docker.asc \
+  /etc/yum.repos.d/clusterctl-docker.repo /etc/pki/rpm-gpg/RPM-GPG-KEY-clusterctl-docker
+true
+"""
+REMOVE_FILES = """\
+rm -f "$@"
+systemctl daemon-reload
+true
+"""
 
 
 class EngineAbsent:
@@ -33,8 +46,8 @@ class EngineAbsent:
         self._cluster = cluster
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        packages = _ours(view)
-        if not packages:
+        ours = [*_marked(view, MARKER), *_marked(view, FILES_MARKER)]
+        if not ours:
             return None
         told = root_script(view, LEFT, doing="listing containers").splitlines()
         left = [(cluster, name) for cluster, _, name in (line.partition("=") for line in told)]
@@ -45,21 +58,31 @@ class EngineAbsent:
             return None
         if left:
             return Unknown(f"{', '.join(name for _, name in left)} must go first")
-        return Change(f"remove {', '.join(packages)}", disruptive=True)
+        return Change(f"remove {', '.join(ours)}", disruptive=True)
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        packages = _ours(view)
         view.say("stopping docker.service")
         root_script(view, STOP, doing="stopping docker.service", timeout=120)
-        apt = Apt(view)
-        apt.finish_interrupted()
-        apt.purge(packages)
-        root_script(view, FORGET, MARKER, doing=f"removing {MARKER}")
+        if packages := _marked(view, MARKER):
+            manager_here(view).purge(packages)
+        if files := _marked(view, FILES_MARKER):
+            root_script(view, REMOVE_FILES, *files, doing="removing Docker's files")
+        for marker in (FILES_MARKER, MARKER):
+            root_script(view, FORGET, marker, doing=f"removing {marker}")
 
 
-def _ours(view: HostView) -> list[str]:
-    return root_script(view, READ_MARKER, MARKER, doing=f"reading {MARKER}").split()
+def manager_here(view: HostView) -> PackageManager:
+    """The host's package manager with the sources the host has, nothing left half done."""
+    if target(view).family == "dnf":
+        return Dnf(view)
+    apt = Apt(view)
+    apt.finish_interrupted()
+    return apt
+
+
+def _marked(view: HostView, marker: str) -> list[str]:
+    return root_script(view, READ_MARKER, marker, doing=f"reading {marker}").split()
 
 
 def _still_used(view: HostView, containers: list[str]) -> RequirementsNotMet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.engine.step import HostView
-from clusterctl.steps.container_engine import REMEMBER
+from clusterctl.steps.engine_marks import REMEMBER
 from clusterctl.steps.root_script import root_script
 
 MARKER = "/var/lib/clusterctl/images"

@@ -23,7 +23,6 @@ from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, config_dir, from_json, to_json
 from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
 from clusterctl.ray_cluster.nodes import container_spec, node_document
-from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
 from clusterctl.steps.engines import Engines
@@ -43,6 +42,7 @@ from clusterctl.steps.secrets import (
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.engine_stages import engine_stages
 from clusterctl.workflows.fabric import ensure_proven, ground_of
 from clusterctl.workflows.fabric_record import FabricRecord
 from clusterctl.workflows.formation import Formed, await_formation, clock_of
@@ -60,12 +60,6 @@ class Bootstrapped:
     formed: Formed
     fabric: FabricRecord
     """What was proven of the links between them, now or by an earlier run."""
-
-
-def engine_stages(hosts: Iterable[Host]) -> tuple[Stage, ...]:
-    """What must be there before a host's facts are complete."""
-    names = tuple(host.name for host in hosts)
-    return (Stage("Container engine", names, (ContainerEngine(),)),)
 
 
 def node_stages(cluster: Cluster, hosts: Iterable[Host]) -> tuple[Stage, ...]:
@@ -91,7 +85,7 @@ def node_stages(cluster: Cluster, hosts: Iterable[Host]) -> tuple[Stage, ...]:
 
 
 def _all_stages(cluster: Cluster, hosts: tuple[Host, ...]) -> tuple[Stage, ...]:
-    return (*engine_stages(hosts), *node_stages(cluster, hosts))
+    return (*engine_stages(cluster.inventory, hosts), *node_stages(cluster, hosts))
 
 
 def make_plan(
@@ -169,7 +163,7 @@ def _carry_out(
     cluster: Cluster, hosts: tuple[Host, ...], carry_out: Callable[..., RunOutcome]
 ) -> tuple[Cluster, int]:
     """Run all stages; the cluster as it was seen last, and how many changes were made."""
-    changed = carry_out(engine_stages(hosts), cluster.views).changed
+    changed = carry_out(engine_stages(cluster.inventory, hosts), cluster.views).changed
     if changed:
         cluster = _look_again(cluster)
     rest = carry_out(node_stages(cluster, hosts), cluster.views)

@@ -22,6 +22,7 @@ from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
+from clusterctl.steps.nvidia_toolkit import ToolkitAbsent
 from clusterctl.steps.paths_absent import PathsAbsent
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
@@ -59,7 +60,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     return (
         *common,
         Stage("Image, logs, caches", names, (image, logs, shared), aside),
-        Stage("Container engine", names, (EngineAbsent(inventory.cluster),), aside),
+        Stage("Container engine", names, (ToolkitAbsent(), EngineAbsent(inventory.cluster)), aside),
     )
 
 

@@ -19,6 +19,7 @@ from clusterctl.steps import (
     container_engine,
     directories,
     engine_absent,
+    engine_marks,
     image_marks,
     node_files,
     paths_absent,
@@ -26,8 +27,9 @@ from clusterctl.steps import (
 from clusterctl.steps import secrets as secret_files
 from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
-
-DOCKER_PACKAGES = ("containerd", "docker.io", "runc")
+from tests.fakes.host_gpus import FakeGpus, GpuScripts
+from tests.fakes.host_packages import DOCKER_PACKAGES as DOCKER_PACKAGES
+from tests.fakes.host_packages import ManagedPackages
 
 
 @dataclass
@@ -45,6 +47,11 @@ class FakeHost:
     """What `apt-get update` complains about, without failing."""
     locked: int = 0
     """So many times apt-get finds its lock taken."""
+    toolkit_offered: str = ""
+    """Version of NVIDIA's toolkit that the host's own sources have."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of installed packages, where they matter."""
+    gpus: FakeGpus = field(default_factory=FakeGpus)
     systemd: bool = True
     snap: bool = False
     changes: int = 0
@@ -57,11 +64,12 @@ class FakeHost:
 
     @property
     def has_docker(self) -> bool:
-        return "docker.io" in self.packages
+        ours = {"docker.io", "docker-ce"} & self.packages
+        return bool(ours) or "/usr/bin/dockerd" in self.files
 
     def picture(self) -> str:
         """All of its state, to see whether anything changed."""
-        state = (self.files, self.directories, sorted(self.packages), self.engine)
+        state = (self.files, self.directories, sorted(self.packages), self.engine, self.gpus)
         return repr(state)
 
 
@@ -72,7 +80,10 @@ class FakeTransport:
         self.state = state
         self.host = Host(name=state.name, address=f"{state.name}.example")
         self.seen: list[tuple[str, ...]] = []
+        self._managed = ManagedPackages(state)
         self._scripts: dict[str, Callable[[list[str], bytes], str]] = {
+            **self._managed.scripts(),
+            **GpuScripts(state).scripts(),
             directories.LOOK: self._look_at_directories,
             directories.MAKE: self._make_directories,
             node_files.LOOK: self._look_at_files,
@@ -85,7 +96,8 @@ class FakeTransport:
             container_engine.LOOK: self._look_for_engine,
             container_engine.START: self._start_engine,
             container_engine.WHY_NOT: lambda *_: "",
-            container_engine.REMEMBER: self._remember,
+            engine_marks.REMEMBER: self._remember,
+            engine_absent.REMOVE_FILES: self._remove_paths,
             image_marks.READ: self._read,
             image_marks.FORGET: self._unmark,
             engine_absent.READ_MARKER: self._read,
@@ -108,8 +120,7 @@ class FakeTransport:
         self.seen.append(tuple(argv))
         if list(argv[:2]) == ["sh", "-c"]:
             return self._result(argv, self._scripts[argv[2]](list(argv[4:]), stdin))
-        words = [word for word in argv if "=" not in word and word not in ("env", "-q", "-o")]
-        return self._packages(argv, words)
+        return self._managed.run(argv)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
         self.state.about_to_change()
@@ -188,7 +199,7 @@ class FakeTransport:
 
     def _look_for_engine(self, _: list[str], __: bytes) -> str:
         state = self.state
-        told = {"apt": "yes"}
+        told = {"packages": "yes"}
         if state.systemd:
             told["systemd"] = "yes"
         if state.has_docker or state.snap:
@@ -232,36 +243,6 @@ class FakeTransport:
             self.state.files[path] = ("".join(f"{line}\n" for line in kept).encode(), 0o644)
             if not kept:
                 del self.state.files[path]
-        return ""
-
-    def _packages(self, argv: Sequence[str], words: list[str]) -> CommandResult:
-        if words == ["dpkg", "--configure", "-a"]:
-            return self._result(argv, "")
-        if words[:2] == ["apt-cache", "policy"]:
-            return self._result(argv, "")
-        assert words[0] == "apt-get", f"unknown command: {argv}"
-        if self.state.locked:
-            self.state.locked -= 1
-            return self._result(argv, "", 100, "E: Could not get lock /var/lib/apt/lists/lock")
-        if words[1:] == ["update"]:
-            return self._result(argv, "", 0, self.state.lists)
-        if self.state.mirror:
-            return self._result(argv, "", 100, self.state.mirror)
-        return self._result(argv, self._install_or_purge(words))
-
-    def _install_or_purge(self, words: list[str]) -> str:
-        missing = [name for name in DOCKER_PACKAGES if name not in self.state.packages]
-        if "-s" in words:
-            return "".join(f"Inst {name} (1.0 stable)\n" for name in missing)
-        if "purge" in words:
-            for name in words[words.index("purge") + 1 :]:
-                self.state.about_to_change()
-                self.state.packages.discard(name)
-            return ""
-        assert words[words.index("install") + 1 :] == ["docker.io"]
-        for name in missing:
-            self.state.about_to_change()
-            self.state.packages.add(name)
         return ""
 
 

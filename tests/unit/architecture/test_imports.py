@@ -25,9 +25,10 @@ ALLOWED = {
     "ray_cluster": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "serving": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "distribution": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
-    "steps": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "packages": {"inventory", "errors"},
+    "steps": {"packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "workflows": {
-        "steps", "ray_cluster", "serving", "distribution",
+        "steps", "packages", "ray_cluster", "serving", "distribution",
         "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     # `cluster_status` is plain data; the screens draw it.

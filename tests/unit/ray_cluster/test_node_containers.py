@@ -183,6 +183,9 @@ def test_gpus_by_cdi_where_there_is_a_spec_else_by_flag_else_not_at_all() -> Non
     )
     without = spec(cluster())
     assert (without.cdi_devices, without.all_gpus) == ((), True)
+    nodes = ("/dev/nvidia0", "/dev/nvidiactl")
+    named = spec(cluster(), gpus=replace(gpus(1), nodes=nodes))
+    assert named.devices == nodes, "by name, so that a daemon-reload leaves them"
     old = replace(ENGINE, cdi_spec_dirs=())
     assert spec(cluster(), cdi_specs=("/etc/cdi/nvidia.yaml",), engine=old).all_gpus
     cpu = spec(cluster(accelerator="cpu"))

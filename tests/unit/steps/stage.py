@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
-from clusterctl.steps.container_engine import MARKER, ContainerEngine
+from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.directories import DirectoriesPresent, node_directories
 from clusterctl.steps.engine_absent import EngineAbsent
+from clusterctl.steps.engine_marks import MARKER
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_copied import ImageCopied
 from clusterctl.steps.image_marks import MARKER as IMAGES

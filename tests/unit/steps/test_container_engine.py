@@ -8,8 +8,9 @@ import pytest
 
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import CommandFailed, RequirementsNotMet
-from clusterctl.steps.container_engine import MARKER, ContainerEngine, found_in
+from clusterctl.steps.container_engine import ContainerEngine, found_in
 from clusterctl.steps.engine_absent import EngineAbsent
+from clusterctl.steps.engine_marks import MARKER
 from tests.fakes.container_engine import foreign
 from tests.fakes.host import FakeHost, FakeTransport, fake_view
 from tests.unit.steps.stage import facts
@@ -156,11 +157,11 @@ def test_dpkg_left_half_done_is_finished_first(view: HostView) -> None:
 @pytest.mark.parametrize(
     ("told", "cause"),
     [
-        ("client=/snap/bin/docker\nserver=27.0\napt=yes\nsystemd=yes", "snap"),
-        ("client=/usr/bin/docker\npodman=yes\nserver=4.9\napt=yes", "Podman"),
+        ("client=/snap/bin/docker\nserver=27.0\npackages=yes\nsystemd=yes", "snap"),
+        ("client=/usr/bin/docker\npodman=yes\nserver=4.9\npackages=yes", "Podman"),
         ("client=/usr/bin/docker\nstatus=124\nrefusal=\nunit=yes\nsystemd=yes", "does not answer"),
-        ("client=\nsystemd=yes", "only by apt-get"),
-        ("client=\napt=yes", "no systemd"),
+        ("client=\nsystemd=yes", "neither apt-get nor dnf"),
+        ("client=\npackages=yes", "no systemd"),
     ],
 )
 def test_a_host_that_cannot_be_helped_is_told_so(told: str, cause: str, view: HostView) -> None:
@@ -171,14 +172,16 @@ def test_a_host_that_cannot_be_helped_is_told_so(told: str, cause: str, view: Ho
 
 
 def test_a_rootless_engine_is_told_so(view: HostView) -> None:
-    told = "client=/usr/bin/docker\nstatus=1\nrefusal=no daemon\napt=yes\nsystemd=yes"
+    told = "client=/usr/bin/docker\nstatus=1\nrefusal=no daemon\npackages=yes\nsystemd=yes"
     rootless = replace(view, transport=Saying(told), facts=facts(rootless=True))
     with pytest.raises(RequirementsNotMet, match="rootless"):
         step().check(rootless)
 
 
 def test_what_the_look_says_is_read() -> None:
-    found = found_in("client=/usr/bin/docker\nserver=20.10.24\napt=yes\nsystemd=yes\nunit=yes\n")
+    found = found_in(
+        "client=/usr/bin/docker\nserver=20.10.24\npackages=yes\nsystemd=yes\nunit=yes\n"
+    )
     assert (found.server, found.hung, found.snap, found.unit) == ("20.10.24", False, False, True)
 
 

@@ -8,8 +8,10 @@ from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError
 from clusterctl.steps.node_container import NodeContainer
 from tests.unit.steps.stage import CASES, Case
+from tests.unit.steps.stage_install import INSTALL_CASES
 
-every_step = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+EVERY = (*CASES, *INSTALL_CASES)
+every_step = pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 
 
 def pending(case: Case) -> tuple[Case, Change]:

@@ -1,0 +1,180 @@
+"""Packages brought along: a directory, or a tar of one, on the operator's machine.
+
+A bundle that `clusterctl bundle packages` made has a manifest and SHA256SUMS; a directory that
+somebody filled with .deb or .rpm files, or with Docker's static archive, needs neither. One
+directory may hold several bundles, each in a directory of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from clusterctl.errors import RequirementsNotMet, UsageError
+from clusterctl.packages.target import DEBIAN_ARCHITECTURES, Target
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+_PACKAGE = re.compile(r".+\.(deb|rpm)|docker-[0-9][0-9.]*\.tgz")
+_STATIC = re.compile(r"docker-([0-9][0-9.]*)\.tgz")
+_TOOLKIT = re.compile(r"nvidia-container-toolkit[-_]([0-9][0-9.]*-[0-9]+)[._]")
+_KEPT_FILES = 4
+"""Files held in memory, for hosts that are served at the same time."""
+
+
+@dataclass(frozen=True)
+class PackageFile:
+    name: str
+    size: int
+    """Bytes."""
+    sha256: str
+    """Empty where no SHA256SUMS says it."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Files for one kind of host."""
+
+    path: Path
+    files: tuple[PackageFile, ...]
+    manifest: Mapping[str, object] = field(default_factory=dict)
+    inside: str = ""
+    """Directory within a tar."""
+
+    @property
+    def system(self) -> str:
+        """Such as `debian12`; empty where nothing says it."""
+        return str(self.manifest.get("for", ""))
+
+    @property
+    def architecture(self) -> str:
+        return str(self.manifest.get("architecture", ""))
+
+    @property
+    def toolkit(self) -> str | None:
+        """Version of NVIDIA's toolkit in it."""
+        found = (_TOOLKIT.match(file.name) for file in self.files)
+        return next((match[1] for match in found if match), None)
+
+    @property
+    def static_engine(self) -> PackageFile | None:
+        """Docker's static archive."""
+        return next((file for file in self.files if _STATIC.fullmatch(file.name)), None)
+
+    def packages(self, suffix: str) -> tuple[PackageFile, ...]:
+        """Files that end in `.deb` or `.rpm`."""
+        return tuple(file for file in self.files if file.name.endswith(suffix))
+
+    def read(self, file: PackageFile) -> bytes:
+        """Its content. Raises UsageError when it is not what SHA256SUMS says."""
+        data = _content(self.path, f"{self.inside}{file.name}")
+        if file.sha256 and hashlib.sha256(data).hexdigest() != file.sha256:
+            raise UsageError(
+                f"{file.name} in {self.path} is damaged: {SUMS} says another checksum",
+                hint="copy the bundle again, or make it again: clusterctl bundle packages --help",
+            )
+        return data
+
+
+@lru_cache(maxsize=_KEPT_FILES)
+def _content(path: Path, name: str) -> bytes:
+    if path.is_dir():
+        return (path / name).read_bytes()
+    with tarfile.open(path) as tar:
+        member = tar.extractfile(name)
+        return member.read() if member else b""
+
+
+def open_bundles(path: Path) -> tuple[Bundle, ...]:
+    """The bundles at `path`. Raises UsageError when there is none, or it cannot be read."""
+    try:
+        bundles = tuple(_in_directory(path) if path.is_dir() else _in_tar(path))
+    except (OSError, tarfile.TarError, ValueError) as error:
+        raise UsageError(
+            f"the packages at {path} cannot be read: {error}",
+            hint="make them on a connected machine: clusterctl bundle packages --for debian12 "
+            "-o DIRECTORY",
+        ) from error
+    if not bundles:
+        raise UsageError(
+            f"there are no packages at {path}: neither .deb nor .rpm files nor docker-VERSION.tgz",
+            hint="make them on a connected machine: clusterctl bundle packages --for debian12 "
+            "-o DIRECTORY",
+        )
+    return bundles
+
+
+def _in_directory(path: Path) -> Iterator[Bundle]:
+    for directory in (path, *sorted(child for child in path.iterdir() if child.is_dir())):
+        sizes = {
+            file.name: file.stat().st_size
+            for file in sorted(directory.iterdir())
+            if _PACKAGE.fullmatch(file.name)
+        }
+        texts = [
+            (directory / name).read_text() if (directory / name).is_file() else ""
+            for name in (MANIFEST, SUMS)
+        ]
+        if sizes:
+            yield _bundle(directory, sizes, *texts)
+
+
+def _in_tar(path: Path) -> Iterator[Bundle]:
+    with tarfile.open(path) as tar:
+        members = {member.name: member for member in tar.getmembers() if member.isfile()}
+        for parent in dict.fromkeys(name.rpartition("/")[0] for name in members):
+            inside = f"{parent}/" if parent else ""
+            own = {
+                name.removeprefix(inside): member
+                for name, member in members.items()
+                if name.rpartition("/")[0] == parent
+            }
+            sizes = {name: m.size for name, m in own.items() if _PACKAGE.fullmatch(name)}
+            texts = [_text(tar, own.get(name)) for name in (MANIFEST, SUMS)]
+            if sizes:
+                yield _bundle(path, sizes, *texts, inside=inside)
+
+
+def _text(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> str:
+    file = tar.extractfile(member) if member else None
+    return file.read().decode() if file else ""
+
+
+def _bundle(
+    path: Path, sizes: Mapping[str, int], manifest: str, sums: str, *, inside: str = ""
+) -> Bundle:
+    known = {name: digest for digest, name in (line.split() for line in sums.splitlines() if line)}
+    files = tuple(PackageFile(name, size, known.get(name, "")) for name, size in sizes.items())
+    return Bundle(path, files, json.loads(manifest) if manifest else {}, inside)
+
+
+def fitting(bundles: Sequence[Bundle], target: Target, architecture: str, *, host: str) -> Bundle:
+    """The bundle for that system. Raises RequirementsNotMet when none is for it."""
+    for bundle in bundles:
+        if _is_for(bundle, target, architecture):
+            return bundle
+    there = ", ".join(f"{b.system or 'unnamed'} {b.architecture}".strip() for b in bundles)
+    raise RequirementsNotMet(
+        f"it needs packages for {target.name} {architecture}, and those brought along are for "
+        f"{there}",
+        host=host,
+        hint=f"clusterctl bundle packages --for {target.name} -o DIRECTORY",
+    )
+
+
+def _is_for(bundle: Bundle, target: Target, architecture: str) -> bool:
+    if bundle.architecture not in ("", architecture):
+        return False
+    if bundle.system:
+        return bundle.system == target.name
+    suffix = ".deb" if target.family == "apt" else ".rpm"
+    names = [file.name for file in bundle.packages(suffix)]
+    other = [name for arch, name in DEBIAN_ARCHITECTURES.items() if arch != architecture]
+    foreign = any(f"_{arch}." in name for name in names for arch in other)
+    return bundle.static_engine is not None or (bool(names) and not foreign)

@@ -1,0 +1,162 @@
+"""Packages of a Debian or Ubuntu release with all they need, by this machine's apt-get.
+
+apt works on sources, lists and a state of its own here: the machine's are left as they are, and
+what is installed on it does not count. So a bundle for another release can be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from clusterctl.errors import StepFailed, UsageError
+from clusterctl.packages import local_command
+from clusterctl.packages.openpgp import fingerprints
+from clusterctl.packages.repository import Repository, docker, nvidia
+from clusterctl.packages.target import DEBIAN_ARCHITECTURES
+from clusterctl.packages.wanted import (
+    CLIENT_OF_DISTRIBUTION,
+    ENGINE_OF_DISTRIBUTION,
+    ENGINE_OF_DOCKER,
+    TOOLKIT,
+    Wanted,
+)
+
+_SHOWN = "$(CODENAME) $(COMPONENT) $(REPO_URI)"
+
+
+def download(wanted: Wanted, work: Path) -> list[Path]:
+    """The .deb files, in a directory below `work`. Raises UsageError where this machine does not
+    know the release's sources, StepFailed with apt's own words."""
+    options = _private(wanted, work)
+    local_command.run(["apt-get", *options, "update"], timeout=600)
+    names = _names(wanted, options)
+    argv = ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install"]
+    local_command.run([*argv, *names], timeout=local_command.DOWNLOAD_LIMIT)
+    archives = (work / "cache" / "archives").glob("*.deb")
+    return [archive for archive in sorted(archives) if not _is_everywhere(archive)]
+
+
+def _names(wanted: Wanted, options: list[str]) -> list[str]:
+    engine = list(ENGINE_OF_DOCKER)
+    if not wanted.by_docker:
+        shown = local_command.run(["apt-cache", *options, "policy", CLIENT_OF_DISTRIBUTION])
+        has_client = "Candidate:" in shown and "(none)" not in shown
+        engine = [*ENGINE_OF_DISTRIBUTION, *([CLIENT_OF_DISTRIBUTION] if has_client else [])]
+    toolkit = [f"{name}={wanted.toolkit}" for name in TOOLKIT] if wanted.toolkit else []
+    return [*engine, *toolkit]
+
+
+def _is_everywhere(archive: Path) -> bool:
+    """What every Debian has, or it would not have started."""
+    told = local_command.run(["dpkg-deb", "-f", str(archive), "Priority", "Essential"])
+    return "Priority: required" in told or "Essential: yes" in told
+
+
+def _private(wanted: Wanted, work: Path) -> list[str]:
+    """Options that keep apt to files below `work`."""
+    for name in ("state/lists/partial", "cache/archives/partial", "keys"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    (work / "status").touch()
+    (work / "sources.list").write_text("".join(f"{line}\n" for line in _sources(wanted, work)))
+    settings = {
+        "APT::Architecture": DEBIAN_ARCHITECTURES[wanted.architecture],
+        "APT::Architectures": DEBIAN_ARCHITECTURES[wanted.architecture],
+        "APT::Sandbox::User": "root",
+        "APT::Keep-Downloaded-Packages": "true",
+        "APT::Update::Error-Mode": "any",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "2",
+        "Acquire::http::Timeout": "30",
+        "Acquire::https::Timeout": "30",
+        "Dir::Etc::SourceList": str(work / "sources.list"),
+        "Dir::Etc::SourceParts": "-",
+        "Dir::State": str(work / "state"),
+        "Dir::State::status": str(work / "status"),
+        "Dir::Cache": str(work / "cache"),
+    }
+    return [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+
+
+def _sources(wanted: Wanted, work: Path) -> Iterator[str]:
+    signed = f"[signed-by={wanted.keyring}] " if wanted.keyring else ""
+    for url, suite, components in _own_sources(wanted):
+        yield f"deb {signed}{url} {suite} {components}"
+    if wanted.by_docker:
+        yield _vendor(docker(wanted.target, wanted.docker_url, wanted.docker_key), work)
+    if wanted.toolkit:
+        yield _vendor(nvidia(wanted.target, wanted.nvidia_url, wanted.nvidia_key), work)
+
+
+def _own_sources(wanted: Wanted) -> list[tuple[str, str, str]]:
+    """URL, suite and components of the release's own packages: its mirror's, or those of this
+    machine with the release's name in place of the machine's."""
+    codename = wanted.target.codename
+    components = "main universe" if wanted.target.system == "ubuntu" else "main"
+    if wanted.mirror:
+        return [(wanted.mirror, codename, components)]
+    system, here = _machine()
+    if system != wanted.target.system:
+        raise UsageError(
+            f"this machine is no {wanted.target.system} and does not know where its packages are",
+            hint=f"make the bundle on a {wanted.target.system} machine (a container does), or "
+            "give --mirror URL and --keyring FILE",
+        )
+    shown = local_command.run(
+        ["apt-get", "indextargets", "--format", _SHOWN, "Created-By: Packages"]
+    )
+    rows = [line.split() for line in shown.splitlines() if line.startswith((here, f"{here}-"))]
+    found = {(row[2], row[0].replace(here, codename, 1)) for row in rows if len(row) == 3}
+    if not found:
+        raise UsageError("apt knows no source of this machine's release", hint="apt-get update")
+    return [(url, suite, components) for url, suite in sorted(found)]
+
+
+def _machine() -> tuple[str, str]:
+    """System and codename of this machine."""
+    try:
+        lines = Path("/etc/os-release").read_text().splitlines()
+    except OSError:
+        return "", ""
+    told = dict(line.split("=", 1) for line in lines if "=" in line)
+    return told.get("ID", "").strip('"'), told.get("VERSION_CODENAME", "").strip('"')
+
+
+def _vendor(repository: Repository, work: Path) -> str:
+    """A line of sources.list for a vendor's repository, whose key is known."""
+    key = work / "keys" / f"{repository.name}.asc"
+    key.write_bytes(vendor_key(repository, work))
+    return f"deb [signed-by={key}] {repository.url} {repository.suite}"
+
+
+def vendor_key(repository: Repository, work: Path) -> bytes:
+    """The key that signs it: the user's, or the vendor's, compared with its fingerprint.
+
+    Raises UsageError for a key that is another one or none.
+    """
+    fetched = repository.key_file or _fetched(repository.key_url, work / "keys" / "fetched")
+    try:
+        data = fetched.read_bytes()
+        found = fingerprints(data)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{fetched} is no signing key: {error}") from error
+    if repository.key_file is None and not found & repository.fingerprints:
+        raise UsageError(
+            f"{repository.key_url} gives another key than {repository.name}'s: "
+            f"{', '.join(sorted(found))}",
+            hint="for a mirror of your own give its key: --nvidia-key FILE, --docker-key FILE",
+        )
+    return data
+
+
+def _fetched(url: str, path: Path) -> Path:
+    try:
+        local_command.run(["/usr/lib/apt/apt-helper", "download-file", url, str(path)])
+    except StepFailed as error:
+        raise StepFailed(
+            f"the signing key {url} cannot be had here",
+            hint="run it where that address is reached, name a mirror (--nvidia URL, --docker "
+            "URL), or leave NVIDIA's toolkit out: --engine-only",
+            detail=error.detail,
+        ) from error
+    return path

@@ -1,0 +1,95 @@
+"""Making a bundle: packages and all they need, checksums, and a manifest of what it is for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+from clusterctl.packages import made_by_apt, made_by_dnf
+from clusterctl.packages.bundle import MANIFEST, SUMS
+from clusterctl.packages.wanted import Wanted
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Made:
+    path: Path
+    files: tuple[str, ...]
+    size: int
+    """Bytes of all packages."""
+
+
+def make(wanted: Wanted, output: Path, say: Callable[[str], None]) -> Made:
+    """A bundle at `output`: a tar where its name ends in .tar, else a directory.
+
+    Nothing is there until all of it is. Raises UsageError when `output` holds something else or
+    this machine cannot make it, StepFailed with the package manager's own words.
+    """
+    _insist_on_room(output)
+    tool = _tool(wanted)
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bundle-") as name:
+        work = Path(name)
+        say(f"downloading packages for {wanted.target.name} {wanted.architecture}")
+        files = tool(wanted, work)
+        bundle = work / "bundle"
+        bundle.mkdir()
+        # apt before 2.1 does not find files with the `%3a` of an epoch in their names.
+        names = [file.name.replace("%3a", "-") for file in files]
+        for file, its_name in zip(files, names, strict=True):
+            file.rename(bundle / its_name)
+        _describe(wanted, bundle, names)
+        size = sum((bundle / file).stat().st_size for file in names)
+        _place(bundle, output)
+    return Made(output, tuple(names), size)
+
+
+def _insist_on_room(output: Path) -> None:
+    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
+        raise UsageError(f"{output} is a directory with other things in it", hint="name a new one")
+
+
+def _tool(wanted: Wanted) -> Callable[[Wanted, Path], list[Path]]:
+    by_apt = wanted.target.family == "apt"
+    name = "apt-get" if by_apt else "dnf"
+    if shutil.which(name) is None:
+        raise UsageError(
+            f"packages for {wanted.target.name} are gathered by {name}, which is not here",
+            hint=f"run it on a connected machine with {name}, or in a container of that system",
+        )
+    return made_by_apt.download if by_apt else made_by_dnf.download
+
+
+def _describe(wanted: Wanted, bundle: Path, names: Sequence[str]) -> None:
+    sums = (hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in names)
+    lines = [f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)]
+    (bundle / SUMS).write_text("".join(lines))
+    manifest = {
+        "format": FORMAT,
+        "for": wanted.target.name,
+        "architecture": wanted.architecture,
+        "toolkit": wanted.toolkit,
+    }
+    (bundle / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _place(bundle: Path, output: Path) -> None:
+    """Into a directory beside `output` first, which then takes its name."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    fresh = output.with_name(f".{output.name}.new")
+    if output.suffix == ".tar":
+        with tarfile.open(fresh, "w") as tar:
+            for file in sorted(bundle.iterdir()):
+                tar.add(file, file.name)
+    else:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(bundle, fresh)
+        shutil.rmtree(output, ignore_errors=True)
+    fresh.rename(output)

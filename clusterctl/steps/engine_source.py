@@ -1,0 +1,112 @@
+"""Where a host gets its container engine from, and how it is installed from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from clusterctl.engine.step import HostView
+from clusterctl.errors import CommandFailed
+from clusterctl.inventory.packages import Packages
+from clusterctl.packages.bundle import Bundle, fitting
+from clusterctl.packages.repository import Repository, docker
+from clusterctl.packages.wanted import (
+    CLIENT_OF_DISTRIBUTION,
+    ENGINE_OF_DISTRIBUTION,
+    ENGINE_OF_DOCKER,
+)
+from clusterctl.steps.apt import Apt
+from clusterctl.steps.dnf import Dnf
+from clusterctl.steps.engine_marks import remember
+from clusterctl.steps.package_files import manager_of
+from clusterctl.steps.package_manager import PackageManager, target
+from clusterctl.steps.package_source import ensure_source
+from clusterctl.steps.static_engine import StaticEngine
+
+DISTRIBUTIONS = ENGINE_OF_DISTRIBUTION[0]
+
+
+class EngineSource(Protocol):
+    @property
+    def name(self) -> str:
+        """What is installed, and from where, for the plan."""
+
+    def install(self, view: HostView) -> None:
+        """Raises StepFailed."""
+
+
+class PackagedEngine:
+    """The engine by the host's package manager. `manager` makes one that knows its sources."""
+
+    def __init__(
+        self, name: str, manager: Callable[[HostView], PackageManager], candidates: Sequence[str]
+    ) -> None:
+        self.name = name
+        self._manager = manager
+        self._candidates = tuple(candidates)
+
+    def install(self, view: HostView) -> None:
+        manager = self._manager(view)
+        manager.prepare()
+        wanted = self._wanted(view, manager)
+        # Noted before they are installed, so that an installation cut short can be taken back.
+        remember(view, manager.would_add(wanted))
+        view.say(f"installing {' '.join(wanted)}")
+        manager.install(wanted)
+
+    def _wanted(self, view: HostView, manager: PackageManager) -> list[str]:
+        for candidate in self._candidates:
+            if candidate == DISTRIBUTIONS:
+                return [
+                    DISTRIBUTIONS,
+                    *([CLIENT_OF_DISTRIBUTION] if manager.offers(CLIENT_OF_DISTRIBUTION) else []),
+                ]
+            if manager.offers(candidate):
+                return list(ENGINE_OF_DOCKER)
+        raise CommandFailed(
+            f"none of {', '.join(self._candidates)} is in {self.name}",
+            host=view.host.name,
+            hint="clusterctl bundle packages --help",
+        )
+
+
+def engine_source(
+    view: HostView,
+    packages: Packages,
+    bundles: Sequence[Bundle],
+    pause: Callable[[float], None] = time.sleep,
+) -> EngineSource:
+    """What is brought along, then Docker's repository where the inventory or the system asks
+    for it, then the distribution's own.
+
+    Raises RequirementsNotMet when what was brought along is for other systems.
+    """
+    system = target(view)
+    if bundles:
+        bundle = fitting(bundles, system, view.facts.os.architecture, host=view.host.name)
+        return _brought(bundle, pause)
+    if packages.docker is None and system.family == "apt":
+        return PackagedEngine(DISTRIBUTIONS, lambda view: Apt(view, pause), [DISTRIBUTIONS])
+    given = packages.docker
+    repository = docker(system, given.url if given else None, given.key if given else None)
+    return _from(repository, pause)
+
+
+def _brought(bundle: Bundle, pause: Callable[[float], None]) -> EngineSource:
+    if archive := bundle.static_engine:
+        return StaticEngine(bundle, archive)
+    candidates = [ENGINE_OF_DOCKER[0], DISTRIBUTIONS]
+    return PackagedEngine(
+        f"the engine from {bundle.path.name}",
+        lambda view: manager_of(view, bundle, wanted=lambda f: "nvidia" not in f, pause=pause),
+        candidates,
+    )
+
+
+def _from(repository: Repository, pause: Callable[[float], None]) -> EngineSource:
+    def manager(view: HostView) -> PackageManager:
+        ensure_source(view, repository)
+        return Apt(view, pause) if target(view).family == "apt" else Dnf(view, pause)
+
+    return PackagedEngine(f"docker-ce from {repository.url}", manager, [ENGINE_OF_DOCKER[0]])

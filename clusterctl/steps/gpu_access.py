@@ -1,0 +1,196 @@
+"""The engine can give GPUs to containers, in a way that outlives a `systemctl daemon-reload`.
+
+Engines since Docker 25 do it by CDI: a specification of the host's GPUs, which the toolkit
+writes, and a switch in daemon.json that is on by default since Docker 28.3. Older ones need
+NVIDIA's runtime in daemon.json. Either way the device nodes need their symlinks in /dev/char,
+for systemd to find them when it sets up a container's control group anew (nvidia-container-toolkit
+issue 48); a udev rule makes nodes and links again when the driver is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.engine.step import Change, HostView, Unknown
+from clusterctl.errors import StepFailed
+from clusterctl.steps import directories
+from clusterctl.steps.container_engine import await_answer
+from clusterctl.steps.nvidia_toolkit import has_gpus
+from clusterctl.steps.root_script import root_script
+
+FIRST_WITH_CDI = 25
+"""Docker's major version."""
+
+RULE_PATH = "/etc/udev/rules.d/71-clusterctl-nvidia.rules"
+RULE = (
+    "# Written by clusterctl.\n"
+    'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", '
+    'RUN+="/usr/bin/nvidia-modprobe -c 0 -u", '
+    'RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"\n'
+)
+
+LOOK = """\
+echo "ctk=$(command -v nvidia-ctk)"
+echo "info=$(timeout 20 docker info --format '{{json .}}' 2>/dev/null)"
+for name in $(timeout 20 docker ps --format '{{.Names}}' 2>/dev/null); do echo "runs=$name"; done
+read -r driver 2>/dev/null </sys/module/nvidia/version && echo "driver=$driver"
+for spec in /etc/cdi/* /var/run/cdi/*; do
+  grep -q nvidia.com/gpu "$spec" 2>/dev/null || continue
+  echo "spec=$spec"
+  [ -z "$driver" ] || grep -q -F ".so.$driver" "$spec" && echo "fresh=$spec"
+done
+[ -d /sys/module/nvidia ] && for node in /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm \
+  /dev/nvidia-uvm-tools; do
+  [ -c "$node" ] && [ -e "/dev/char/$((0x$(stat -c %t "$node"))):$((0x$(stat -c %T "$node")))" ] || echo "lost=$node"
+done
+[ -f "$1" ] && echo "rule=yes"
+exit 0
+"""
+
+SPECIFY = """\
+set -e
+if systemctl cat nvidia-cdi-refresh.service >/dev/null 2>&1; then
+  systemctl enable --now nvidia-cdi-refresh.path >/dev/null 2>&1 || true
+  systemctl restart nvidia-cdi-refresh.service && exit 0
+fi
+mkdir -p /etc/cdi
+nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml
+"""
+"""Toolkits since 1.18 bring a service that keeps the specification fresh."""
+
+CONFIGURE = 'exec nvidia-ctk runtime configure --runtime=docker "$@"'
+
+LINK = """\
+nvidia-modprobe -c 0 -u
+nvidia-ctk system create-dev-char-symlinks --create-all ||
+  nvidia-ctk system create-dev-char-symlinks
+"""
+"""The nodes of CUDA appear when it is first used, or when nvidia-modprobe is told. With some
+drivers --create-all is refused; the nodes that exist are those that matter."""
+
+RESTART = "systemctl restart docker.service"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `LOOK` said."""
+
+    toolkit: bool
+    info: dict[str, Any]
+    running: tuple[str, ...]
+    specs: tuple[str, ...]
+    fresh: bool
+    """A specification is for the driver that is loaded."""
+    unlinked: tuple[str, ...]
+    rule: bool
+
+    @property
+    def by_cdi(self) -> bool:
+        version = re.match(r"\d+", self.info.get("ServerVersion") or "")
+        return version is not None and int(version[0]) >= FIRST_WITH_CDI
+
+    @property
+    def needs_restart(self) -> bool:
+        """Its configuration must change, which the engine reads when it starts."""
+        if self.by_cdi:
+            return not self.info.get("CDISpecDirs")
+        return "nvidia" not in (self.info.get("Runtimes") or {})
+
+    @property
+    def stopped_by_restart(self) -> tuple[str, ...]:
+        """Containers that end when the engine is restarted."""
+        return () if self.info.get("LiveRestoreEnabled") else self.running
+
+
+def found_in(text: str) -> Found:
+    """Raises ValueError when `docker info` gave something else than JSON."""
+    told: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        told.setdefault(name, []).append(value)
+    info = (told.get("info") or [""])[0]
+    return Found(
+        toolkit=any(told.get("ctk", [])),
+        info=json.loads(info) if info.startswith("{") else {},
+        running=tuple(told.get("runs", [])),
+        specs=tuple(told.get("spec", [])),
+        fresh="fresh" in told,
+        unlinked=tuple(told.get("lost", [])),
+        rule="rule" in told,
+    )
+
+
+class GpuAccess:
+    """GPUs by CDI, or by NVIDIA's runtime where the engine is too old for it."""
+
+    title = "GPU access"
+
+    def __init__(self, *, pause: Callable[[float], None] = time.sleep) -> None:
+        self._pause = pause
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        if not has_gpus(view):
+            return None
+        found = _look(view)
+        if not found.info.get("ServerVersion"):
+            return Unknown("the container engine must come first")
+        todo = list(_todo(found))
+        if not todo:
+            return None
+        stopped = found.stopped_by_restart if found.needs_restart else ()
+        return Change("; ".join(todo), disruptive=bool(stopped))
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        found = _look(view)
+        if found.by_cdi and not found.fresh:
+            view.say("writing the CDI specification")
+            root_script(view, SPECIFY, doing="writing the CDI specification", timeout=120)
+        if found.unlinked:
+            root_script(view, LINK, doing="making symlinks in /dev/char")
+        if not found.rule:
+            parent = RULE_PATH.rpartition("/")[0]
+            root_script(view, directories.MAKE, "755", parent, doing=f"making {parent}")
+            view.transport.put(RULE.encode(), RULE_PATH, sudo=True)
+        if found.needs_restart:
+            self._restart(view, found)
+
+    def _restart(self, view: HostView, found: Found) -> None:
+        flags = ("--cdi.enabled",) if found.by_cdi else ()
+        root_script(view, CONFIGURE, *flags, doing="configuring Docker for GPUs")
+        view.say("restarting docker.service")
+        root_script(view, RESTART, doing="restarting docker.service", timeout=120)
+        await_answer(view, self._pause)
+        if _look(view).needs_restart:
+            raise StepFailed(
+                "Docker was configured for GPUs and restarted, and does not offer them",
+                host=view.host.name,
+                hint="look at /etc/docker/daemon.json there; journalctl -u docker",
+            )
+
+
+def _todo(found: Found) -> Iterator[str]:
+    if found.by_cdi and not found.fresh:
+        stale = f"{found.specs[0]} is for another driver" if found.specs else "there is none"
+        yield f"write the CDI specification ({stale})"
+    if found.unlinked or not found.rule:
+        yield "link GPU device nodes in /dev/char"
+    if found.needs_restart:
+        what = "CDI" if found.by_cdi else "NVIDIA's runtime"
+        yield f"switch {what} on in Docker and restart it, {_stops(found.stopped_by_restart)}"
+
+
+def _stops(containers: Sequence[str]) -> str:
+    if containers:
+        return f"which stops {', '.join(containers)}"
+    return "which stops no container"
+
+
+def _look(view: HostView) -> Found:
+    told = root_script(view, LOOK, RULE_PATH, doing="looking at GPU access", timeout=90)
+    return found_in(told)

@@ -1,0 +1,172 @@
+"""NVIDIA's container toolkit: its four packages, all of one version.
+
+It comes from what is brought along, else from the host's own sources if they have the version,
+else from NVIDIA's repository. One that a host has already is left alone, unless the inventory
+asks for another version or its packages are of several.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.inventory.packages import Packages
+from clusterctl.packages.bundle import Bundle, fitting
+from clusterctl.packages.repository import Repository, nvidia
+from clusterctl.packages.wanted import TOOLKIT as PACKAGES
+from clusterctl.packages.wanted import TOOLKIT_VERSION as VERSION
+from clusterctl.steps.apt import Apt
+from clusterctl.steps.dnf import Dnf
+from clusterctl.steps.engine_absent import READ_MARKER, manager_here
+from clusterctl.steps.engine_marks import remember
+from clusterctl.steps.package_files import manager_of
+from clusterctl.steps.package_manager import PackageManager, target
+from clusterctl.steps.package_source import ensure_source
+from clusterctl.steps.root_script import root_script
+
+MARKER = "/var/lib/clusterctl/toolkit-packages"
+
+LOOK = """\
+for name in "$@"; do
+  if command -v dpkg-query >/dev/null; then
+    dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\\n' "$name" 2>/dev/null
+  else
+    rpm -q --qf 'installed %{NAME} %{VERSION}-%{RELEASE}\\n' "$name" 2>/dev/null
+  fi
+done
+command -v nvidia-ctk
+for name in $(timeout 20 docker ps --format '{{.Names}}' 2>/dev/null); do echo "runs $name"; done
+exit 0
+"""
+
+FORGET = """\
+rm -f "$1" /etc/apt/sources.list.d/clusterctl-nvidia-container-toolkit.list \\
+  /etc/apt/keyrings/clusterctl-nvidia-container-toolkit.asc \\
+  /etc/yum.repos.d/clusterctl-nvidia-container-toolkit.repo \\
+  /etc/pki/rpm-gpg/RPM-GPG-KEY-clusterctl-nvidia-container-toolkit
+rmdir "${1%/*}" 2>/dev/null
+true
+"""
+
+
+class NvidiaToolkit:
+    """The toolkit is installed on a host that has or promises NVIDIA GPUs."""
+
+    title = "NVIDIA toolkit"
+
+    def __init__(
+        self,
+        packages: Packages | None = None,
+        bundles: Sequence[Bundle] = (),
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._packages = packages or Packages()
+        self._bundles = tuple(bundles)
+        self._pause = pause
+
+    def check(self, view: HostView) -> Change | None:
+        if not has_gpus(view):
+            return None
+        lines = root_script(view, LOOK, *PACKAGES, doing="looking for the toolkit").splitlines()
+        words = [line.split() for line in lines]
+        found = {word[1]: word[2] for word in words if word[0] == "installed"}
+        if self._is_right(found, lines):
+            return None
+        running = [word[1] for word in words if word[0] == "runs"]
+        return self._change(view, found, running)
+
+    def _is_right(self, found: dict[str, str], lines: Sequence[str]) -> bool:
+        pinned = self._packages.toolkit
+        if not found:  # not from packages, such as on NixOS: its owner's to keep
+            return any(line.startswith("/") for line in lines)
+        same = len(found) == len(PACKAGES) and len(set(found.values())) == 1
+        return same and pinned in (None, *found.values())
+
+    def _change(self, view: HostView, found: dict[str, str], running: Sequence[str]) -> Change:
+        version, source = self._version(view), self._source(view)
+        summary = f"install {PACKAGES[0]} {version} from {source}"
+        versions = ", ".join(sorted(set(found.values())))
+        if found and running:
+            summary += f"; reloads systemd, which may take the GPUs of {', '.join(running)}"
+        return Change(
+            summary,
+            before=versions or "no NVIDIA toolkit",
+            after=version,
+            disruptive=bool(found and running),
+        )
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        manager = self._manager(view)
+        version = self._version(view)
+        wanted = [manager.pinned(name, version) for name in PACKAGES]
+        # Noted before they are installed, so that an installation cut short can be taken back.
+        remember(view, manager.would_add(wanted), MARKER)
+        view.say(f"installing {PACKAGES[0]} {version}")
+        manager.install(wanted)
+
+    def _manager(self, view: HostView) -> PackageManager:
+        """One that knows a source of that version, its lists read."""
+        if bundle := self._bundle(view):
+            manager = manager_of(view, bundle, pause=self._pause)
+            manager.prepare()
+            return manager
+        system = target(view)
+        own = Apt(view, self._pause) if system.family == "apt" else Dnf(view, self._pause)
+        own.prepare()
+        if not own.offers(own.pinned(PACKAGES[0], self._version(view))):
+            ensure_source(view, self._repository(view))
+            own.prepare()
+        return own
+
+    def _bundle(self, view: HostView) -> Bundle | None:
+        if not self._bundles:
+            return None
+        system, machine = target(view), view.facts.os.architecture
+        bundle = fitting(self._bundles, system, machine, host=view.host.name)
+        if bundle.toolkit is None:
+            raise RequirementsNotMet(
+                f"has GPUs, and the packages brought along ({bundle.path}) lack NVIDIA's toolkit",
+                host=view.host.name,
+                hint=f"clusterctl bundle packages --for {system.name} -o DIRECTORY, "
+                "without --engine-only",
+            )
+        return bundle
+
+    def _version(self, view: HostView) -> str:
+        bundle = self._bundle(view)
+        return (bundle and bundle.toolkit) or self._packages.toolkit or VERSION
+
+    def _source(self, view: HostView) -> str:
+        bundle = self._bundle(view)
+        return str(bundle.path.name) if bundle else self._repository(view).url
+
+    def _repository(self, view: HostView) -> Repository:
+        return nvidia(target(view), self._packages.nvidia.url, self._packages.nvidia.key)
+
+
+class ToolkitAbsent:
+    """The toolkit's packages are gone, if it was clusterctl that brought them."""
+
+    title = "NVIDIA toolkit"
+
+    def check(self, view: HostView) -> Change | None:
+        packages = _marked(view)
+        return Change(f"remove {', '.join(packages)}") if packages else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        manager_here(view).purge(_marked(view))
+        root_script(view, FORGET, MARKER, doing=f"removing {MARKER}")
+
+
+def _marked(view: HostView) -> list[str]:
+    return root_script(view, READ_MARKER, MARKER, doing=f"reading {MARKER}").split()
+
+
+def has_gpus(view: HostView) -> bool:
+    """A host with NVIDIA GPUs, or one that the inventory says has some."""
+    return bool(view.facts.gpus.gpus or view.host.gpus)

@@ -1,0 +1,34 @@
+"""Running a package manager's commands, and waiting while another one holds its lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from clusterctl.engine.step import HostView
+from clusterctl.transport.base import CommandResult
+
+LOCK_LIMIT = 120.0
+"""Seconds to wait for another apt-get, dpkg or dnf, such as an unattended upgrade."""
+
+
+def waiting_for_lock(
+    view: HostView,
+    argv: Sequence[str],
+    *,
+    locked: Callable[[CommandResult], bool],
+    whose: str,
+    timeout: float,
+    pause: Callable[[float], None],
+) -> CommandResult:
+    """The command's result; the last one that was `locked`, once LOCK_LIMIT is over.
+
+    `whose`: the programs that hold the lock, for the word on the screen.
+    """
+    deadline = time.monotonic() + LOCK_LIMIT
+    while True:
+        result = view.transport.run(argv, sudo=True, timeout=timeout)
+        if result.ok or not locked(result) or time.monotonic() > deadline:
+            return result
+        view.say(f"waiting for another {whose} to end")
+        pause(3.0)

@@ -1,0 +1,28 @@
+"""What must be on a host before its facts are complete: the engine, and its way to the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from clusterctl.engine.plan import Stage
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.packages.bundle import Bundle, open_bundles
+from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.gpu_access import GpuAccess
+from clusterctl.steps.nvidia_toolkit import NvidiaToolkit
+
+
+def engine_stages(inventory: Inventory, hosts: Iterable[Host]) -> tuple[Stage, ...]:
+    """Raises UsageError when the packages that the inventory names cannot be read."""
+    names = tuple(host.name for host in hosts)
+    bundles = brought_along(inventory)
+    engine = Stage("Container engine", names, (ContainerEngine(inventory.packages, bundles),))
+    if inventory.accelerator != "nvidia":
+        return (engine,)
+    toolkit = NvidiaToolkit(inventory.packages, bundles)
+    return (engine, Stage("GPUs in containers", names, (toolkit, GpuAccess())))
+
+
+def brought_along(inventory: Inventory) -> tuple[Bundle, ...]:
+    path = inventory.packages.offline
+    return open_bundles(path) if path else ()

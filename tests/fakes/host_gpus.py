@@ -1,0 +1,96 @@
+"""NVIDIA's toolkit beside the engine of a host in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.steps import gpu_access
+
+if TYPE_CHECKING:
+    from tests.fakes.host import FakeHost
+
+DRIVER = "580.159.04"
+
+
+@dataclass
+class FakeGpus:
+    """`docker` is the engine's version; 28.1 knows CDI and has it switched off."""
+
+    docker: str = "28.1.1"
+    toolkit: bool = True
+    specified_for: str = ""
+    """The driver that the CDI specification is for."""
+    configured: bool = False
+    """daemon.json has what the engine needs."""
+    offered: bool = False
+    """The engine has read it."""
+    linked: bool = False
+    live_restore: bool = False
+    deaf: bool = False
+    """The engine does not take what daemon.json says."""
+
+
+class GpuScripts:
+    def __init__(self, state: FakeHost) -> None:
+        self._state = state
+
+    def scripts(self) -> dict[str, Callable[[list[str], bytes], str]]:
+        return {
+            gpu_access.LOOK: self._look,
+            gpu_access.SPECIFY: self._specify,
+            gpu_access.CONFIGURE: self._configure,
+            gpu_access.LINK: self._link,
+            gpu_access.RESTART: self._restart,
+        }
+
+    def _look(self, words: list[str], _: bytes) -> str:
+        gpus = self._state.gpus
+        lines = ["ctk=/usr/bin/nvidia-ctk" if gpus.toolkit else "ctk=", f"info={self._info()}"]
+        lines += [f"runs={c.name}" for c in self._state.engine.containers.values() if c.running]
+        if gpus.specified_for:
+            lines.append("spec=/etc/cdi/nvidia.yaml")
+        if gpus.specified_for == DRIVER:
+            lines.append("fresh=/etc/cdi/nvidia.yaml")
+        if not gpus.linked:
+            lines.append("lost=/dev/nvidia0")
+        if words[0] in self._state.files:
+            lines.append("rule=yes")
+        return "".join(f"{line}\n" for line in lines)
+
+    def _info(self) -> str:
+        gpus = self._state.gpus
+        if not self._state.engine.running:
+            return ""
+        cdi = ["/etc/cdi"] if gpus.offered and not gpus.docker.startswith("20") else None
+        info: dict[str, object] = {
+            "ServerVersion": gpus.docker,
+            "CDISpecDirs": cdi,
+            "Runtimes": {"runc": {}, **({"nvidia": {}} if gpus.offered else {})},
+            "LiveRestoreEnabled": gpus.live_restore,
+        }
+        return json.dumps(info)
+
+    def _specify(self, *_: object) -> str:
+        self._state.about_to_change()
+        self._state.gpus.specified_for = DRIVER
+        return ""
+
+    def _configure(self, words: list[str], _: bytes) -> str:
+        assert words == ([] if self._state.gpus.docker.startswith("20") else ["--cdi.enabled"])
+        self._state.about_to_change()
+        self._state.gpus.configured = True
+        return ""
+
+    def _link(self, *_: object) -> str:
+        self._state.about_to_change()
+        self._state.gpus.linked = True
+        return ""
+
+    def _restart(self, *_: object) -> str:
+        self._state.about_to_change()
+        gpus = self._state.gpus
+        gpus.offered = gpus.configured and not gpus.deaf
+        return ""
