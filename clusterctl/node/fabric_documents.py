@@ -72,7 +72,9 @@ class Collective:
     ranks: int
     hosts: int
     bandwidth: float
-    """Bytes/s on the bus: 2 (n - 1) / n x size / time, as nccl-tests count it."""
+    """Bytes/s that cross each host's link, at least: 2 (n - 1) / n x size / time with n hosts, and
+    with n ranks on a single host. With one rank on each host it is what nccl-tests call bus
+    bandwidth; with several, NCCL adds up inside the hosts first, and theirs can exceed the line."""
     latency: float
     """Seconds of an all-reduce of 8 bytes."""
     size: int

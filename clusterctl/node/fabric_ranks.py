@@ -97,11 +97,13 @@ class Ranks:
             for event in self._heard[members[0].rank]
             if event["phase"] == "measured" and event["backend"] == backend
         )
+        hosts = len({seat.host for seat in members})
+        parties = hosts if hosts > 1 else len(members)
         return Collective(
             backend=backend,
             ranks=len(members),
-            hosts=len({seat.host for seat in members}),
-            bandwidth=event["bandwidth"],
+            hosts=hosts,
+            bandwidth=2 * (parties - 1) / parties * event["size"] / event["seconds"],
             latency=event["latency"],
             size=event["size"],
         )

@@ -1,6 +1,7 @@
-"""Two hosts on one machine with GPUs: network, mount, host name and process namespaces, one GPU
-each, NICs with different names at the two ends of a cable. A Ray of two nodes runs in them, and
-the fabric gate in that; then the gate once more without namespaces, over the GPUs' own link.
+"""Two hosts on one machine with GPUs: network, mount, host name and process namespaces, half of
+the GPUs each, NICs with different names at the two ends of a cable. A Ray of two nodes runs in
+them, and the fabric gate in that: over the cable, over the cable limited to 10 Gbit/s, and with a
+host that is told the wrong interface; then once more without namespaces, over the GPUs' own link.
 
     python3 two_hosts.py NODE.PYZ OUT.JSON
 
@@ -29,10 +30,21 @@ MTU = "9000"
 FORMED_WITHIN = 90.0
 GATE_WITHIN = 200.0
 
+LIMIT = "10gbit"
+
 HOSTS: tuple[dict[str, str], ...] = (
-    {"host": "gpua", "nic": "eth0", "ip": "10.9.0.1", "gpu": "0"},
-    {"host": "gpub", "nic": "ens2", "ip": "10.9.0.2", "gpu": "1"},
+    {"host": "gpua", "nic": "eth0", "ip": "10.9.0.1"},
+    {"host": "gpub", "nic": "ens2", "ip": "10.9.0.2"},
 )
+
+
+def gpus_of(host: Mapping[str, str]) -> list[str]:
+    """Its half of the machine's GPUs, by number."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    half = max(1, listed.stdout.count("GPU ") // 2)
+    first = 0 if host is HOSTS[0] else half
+    return [str(number) for number in range(first, first + half)]
+
 
 _INSIDE = """\
 read -r _
@@ -48,11 +60,11 @@ exec "$@"
 """What the first process of a host does: it waits until its NIC has been plugged in."""
 
 
-def node_env(host: Mapping[str, str]) -> dict[str, str]:
-    """What clusterctl puts into a node's container."""
+def node_env(host: Mapping[str, str], **wrong: str) -> dict[str, str]:
+    """What clusterctl puts into a node's container, but for `wrong`."""
     return {
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": host["gpu"],
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus_of(host)),
         "GLOO_SOCKET_IFNAME": host["nic"],
         "NCCL_SOCKET_IFNAME": f"={host['nic']}",
         "NCCL_SOCKET_FAMILY": "AF_INET",
@@ -60,6 +72,7 @@ def node_env(host: Mapping[str, str]) -> dict[str, str]:
         "NCCL_IB_HCA": "",
         "VLLM_HOST_IP": host["ip"],
         **ray_env(HOSTS[0]["ip"]),
+        **wrong,
     }
 
 
@@ -83,15 +96,17 @@ def ray_argv(host: str, ip: str, gpus: int, *, head: bool) -> list[str]:
 
 
 @contextmanager
-def two_hosts(log: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Both hosts with a running Ray; ended, whatever happens."""
-    running = [_boot(host, log) for host in HOSTS]
+def two_hosts(log: Path, **wrong: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Both hosts with a Ray that holds them; ended, whatever happens. `wrong` is the second's."""
+    running = [_boot(HOSTS[0], log), _boot(HOSTS[1], log, **wrong)]
     try:
         _plug(running)
         for process in running:
             assert process.stdin
             process.stdin.write(b"go\n")
             process.stdin.flush()
+        ask = inside(running[0], [sys.executable, "-c", _COUNT])
+        until(lambda: _answers(ask, node_env(HOSTS[0]), "2"), FORMED_WITHIN, "two nodes in Ray")
         yield running
     finally:
         for process in running:
@@ -99,13 +114,13 @@ def two_hosts(log: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def _boot(host: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def _boot(host: Mapping[str, str], log: Path, **wrong: str) -> subprocess.Popen[bytes]:
     head = host is HOSTS[0]
     inside = ["sh", "-ec", _INSIDE, "host", host["host"], host["nic"], host["ip"], MTU]
     return subprocess.Popen(
         ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
-         *inside, *ray_argv(host["host"], host["ip"], 1, head=head)],
-        env=node_env(host),
+         *inside, *ray_argv(host["host"], host["ip"], len(gpus_of(host)), head=head)],
+        env=node_env(host, **wrong),
         stdin=subprocess.PIPE,
         stdout=log.with_suffix(f".{host['host']}").open("wb"),
         stderr=subprocess.STDOUT,
@@ -149,14 +164,26 @@ def gate(argv: Sequence[str], env: Mapping[str, str], nodes: Sequence[Any]) -> d
 
 
 def over_the_cable(program: str, log: Path) -> dict[str, Any]:
-    nodes = [{"host": h["host"], "node_ip": h["ip"], "gpus": 1} for h in HOSTS]
+    """As it is, and limited."""
     with two_hosts(log) as running:
-        head_env = node_env(HOSTS[0])
-        count = "import ray; ray.init(logging_level='error'); " + _LIVING
-        ask = inside(running[0], [sys.executable, "-c", count])
-        until(lambda: _answers(ask, head_env, "2"), FORMED_WITHIN, "two nodes in Ray")
-        argv = inside(running[0], [sys.executable, program, "fabric"])
-        return {**gate(argv, head_env, nodes), "iperf3": plain_tcp(running)}
+        found = {"cable": {**_gate_in(running, program), "iperf3": plain_tcp(running)}}
+        for host, process in zip(HOSTS, running, strict=True):
+            limit = ["tbf", "rate", LIMIT, "burst", "4mb", "latency", "20ms"]
+            run(*inside(process, ["tc", "qdisc", "add", "dev", host["nic"], "root", *limit]))
+        found["limited"] = {**_gate_in(running, program), "iperf3": plain_tcp(running)}
+    return found
+
+
+def misled(program: str, log: Path) -> dict[str, Any]:
+    """The second host's NCCL is told an interface that the first one cannot reach."""
+    with two_hosts(log, NCCL_SOCKET_IFNAME="=lo") as running:
+        return {"misled": _gate_in(running, program)}
+
+
+def _gate_in(running: Sequence[subprocess.Popen[bytes]], program: str) -> dict[str, Any]:
+    nodes = [{"host": h["host"], "node_ip": h["ip"], "gpus": len(gpus_of(h))} for h in HOSTS]
+    argv = inside(running[0], [sys.executable, program, "fabric"])
+    return gate(argv, node_env(HOSTS[0]), nodes)
 
 
 def plain_tcp(running: Sequence[subprocess.Popen[bytes]]) -> dict[str, float]:
@@ -178,7 +205,10 @@ def plain_tcp(running: Sequence[subprocess.Popen[bytes]]) -> dict[str, float]:
     return found
 
 
-_LIVING = "print('living', sum(n['Alive'] for n in ray.nodes()))"
+_COUNT = (
+    "import ray; ray.init(logging_level='error'); "
+    "print('living', sum(n['Alive'] for n in ray.nodes()))"
+)
 
 
 def _answers(argv: Sequence[str], env: Mapping[str, str], wanted: str) -> bool:
@@ -187,23 +217,24 @@ def _answers(argv: Sequence[str], env: Mapping[str, str], wanted: str) -> bool:
 
 
 def over_their_own_link(program: str, log: Path) -> dict[str, Any]:
-    """One host with both GPUs: what NCCL makes of the link between them."""
+    """One host with all GPUs: what NCCL makes of the link between them."""
     env = {**os.environ, **ray_env("127.0.0.1"), "VLLM_HOST_IP": "127.0.0.1"}
     env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
     env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_IB_DISABLE": "1"}
     run("ip", "link", "set", "lo", "up")
+    gpus = sum(len(gpus_of(host)) for host in HOSTS)
     ray = subprocess.Popen(
-        ray_argv("both", "127.0.0.1", 2, head=True),
+        ray_argv("both", "127.0.0.1", gpus, head=True),
         env=env,
         stdout=log.with_suffix(".both").open("wb"),
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
     try:
-        ask = [sys.executable, "-c", "import ray; ray.init(logging_level='error'); " + _LIVING]
+        ask = [sys.executable, "-c", _COUNT]
         until(lambda: _answers(ask, env, "1"), FORMED_WITHIN, "one node in Ray")
-        node = {"host": "both", "node_ip": "127.0.0.1", "gpus": 2}
-        return gate([sys.executable, program, "fabric"], env, [node])
+        node = {"host": "both", "node_ip": "127.0.0.1", "gpus": gpus}
+        return {"link": gate([sys.executable, program, "fabric"], env, [node])}
     finally:
         ray.terminate()
         ray.wait(30)
@@ -225,11 +256,11 @@ def main() -> None:
     program, out = sys.argv[1], Path(sys.argv[2])
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
     found: dict[str, Any] = {}
-    for name, work in (("cable", over_the_cable), ("link", over_their_own_link)):
+    for work in (over_the_cable, misled, over_their_own_link):
         try:
-            found[name] = work(program, out.with_suffix(""))
+            found.update(work(program, out.with_suffix("")))
         except Exception as error:
-            found[name] = {"failed": f"{type(error).__name__}: {error}"}
+            found[work.__name__] = {"failed": f"{type(error).__name__}: {error}"}
         out.write_text(json.dumps(found, indent=1))
 
 

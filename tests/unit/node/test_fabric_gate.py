@@ -42,6 +42,7 @@ def test_three_nodes_that_reach_each_other(gpus: int, backends: list[str]) -> No
     assert all(crossing.round_trip > 0 for crossing in report.crossings)
     assert [one.backend for one in report.collectives] == backends
     assert report.collectives[-1].ranks == 3 * max(gpus, 1)
+    assert report.collectives[-1].bandwidth == pytest.approx(4 / 3 * 2**20 / 0.01)
     assert {rank.phase for rank in report.ranks} == {"done"}
     assert report.ranks[0].tail == ["a line for people"]
 
