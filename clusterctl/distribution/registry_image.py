@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from clusterctl.containers.driver import Say
 from clusterctl.containers.reference import parse
@@ -23,9 +25,10 @@ from clusterctl.distribution.manifests import (
 )
 from clusterctl.distribution.registry.arrivals import Arrivals
 from clusterctl.distribution.registry.client import RegistryClient
-from clusterctl.distribution.registry.endpoint import find_endpoint
+from clusterctl.distribution.registry.endpoint import DOCKER, find_endpoint, find_mirrors
 from clusterctl.distribution.registry.failures import RegistryFailed
 from clusterctl.distribution.registry.logins import Logins
+from clusterctl.errors import ClusterctlError
 from clusterctl.transport.credentials import Ask, nobody
 
 
@@ -38,6 +41,7 @@ def registry_image(
     ask: Ask = nobody,
     insecure: Collection[str] = (),
     pause: Callable[[float], None] = time.sleep,
+    docker: Path = DOCKER,
 ) -> RegistryImage:
     """The image that `reference` names, for `platform` (linux/amd64); only the manifest and
     the config are fetched here.
@@ -47,11 +51,27 @@ def registry_image(
     no file has. `insecure` names registries (host:port) that are reached without TLS, beside
     loopback ones and those that Docker on this machine calls so.
 
+    The mirrors of Docker Hub that the engine's configuration names (in `docker`) are asked first.
+
     Raises StepFailed and RequirementsNotMet (login, platform), with what to do.
     """
     named = parse(reference)
-    endpoint = find_endpoint(named.registry, insecure)
+    for mirror in find_mirrors(named.registry, docker):
+        # By its own name, so that it gets its own login and not Docker Hub's.
+        there = replace(named, registry=mirror.registry)
+        client = RegistryClient(there, mirror, Logins(), say=say, pause=pause)
+        try:
+            return _image(client, reference, platform, store)
+        except ClusterctlError as error:
+            say(f"the mirror {mirror.registry} does not help: {error.summary}")
+    endpoint = find_endpoint(named.registry, insecure, docker)
     client = RegistryClient(named, endpoint, Logins(ask=ask), say=say, pause=pause)
+    return _image(client, reference, platform, store)
+
+
+def _image(
+    client: RegistryClient, reference: str, platform: str, store: BlobStore
+) -> RegistryImage:
     try:
         return RegistryImage(_content(client, reference, platform, store), client, store)
     except NotAnImage as error:

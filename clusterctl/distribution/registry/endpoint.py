@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from clusterctl.containers.reference import DOCKER_HUB
 from clusterctl.errors import RequirementsNotMet
@@ -61,7 +62,7 @@ class Endpoint:
 def find_endpoint(registry: str, insecure: Collection[str] = (), docker: Path = DOCKER) -> Endpoint:
     """Loopback registries are insecure, as they are for Docker; so are those that `insecure`
     or the engine's own configuration names, by host:port or by network (10.0.0.0/8)."""
-    named = {*insecure, *_docker_insecure(docker)}
+    named = {*insecure, *_of_daemon("insecure-registries", docker)}
     host = _host(registry)
     free = registry in named or host == "localhost" or _in_networks(host, {*named, *LOOPBACK})
     return Endpoint(registry, free, docker / "certs.d" / registry)
@@ -72,11 +73,24 @@ def _host(registry: str) -> str:
     return registry.rpartition(":")[0] if ":" in registry.rpartition("]")[2] else registry
 
 
-def _docker_insecure(docker: Path) -> tuple[str, ...]:
+def find_mirrors(registry: str, docker: Path = DOCKER) -> tuple[Endpoint, ...]:
+    """What the engine's configuration names to be asked before Docker Hub; others have none."""
+    if registry != DOCKER_HUB:
+        return ()
+    urls = [urlsplit(one) for one in _of_daemon("registry-mirrors", docker)]
+    return tuple(
+        find_endpoint(url.netloc, [url.netloc] if url.scheme == "http" else (), docker)
+        for url in urls
+        if url.netloc and "@" not in url.netloc and url.path in ("", "/")
+    )
+
+
+def _of_daemon(key: str, docker: Path) -> tuple[str, ...]:
+    """A list of daemon.json; nothing where there is none, or no engine."""
     read: Any = None
     with suppress(OSError, ValueError):
         read = json.loads((docker / "daemon.json").read_text())
-    found = read.get("insecure-registries") if isinstance(read, dict) else None
+    found = read.get(key) if isinstance(read, dict) else None
     return tuple(str(one) for one in found) if isinstance(found, list) else ()
 
 

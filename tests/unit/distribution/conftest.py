@@ -62,6 +62,7 @@ def pulled(
         platform: str = "linux/amd64",
         ask: Callable[[str], str | None] | None = None,
         insecure: Collection[str] = (),
+        docker: Path = Path("/none"),
     ) -> RegistryImage:
         return registry_image(
             reference,
@@ -71,6 +72,7 @@ def pulled(
             ask=ask or (lambda _: None),
             insecure=insecure,
             pause=paused.append,
+            docker=docker,
         )
 
     return open_it

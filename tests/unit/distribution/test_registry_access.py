@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.containers.reference import parse
 from clusterctl.distribution.registry.client import RegistryClient
-from clusterctl.distribution.registry.endpoint import Endpoint
+from clusterctl.distribution.registry.endpoint import Endpoint, find_mirrors
 from clusterctl.distribution.registry.logins import Logins
 from clusterctl.distribution.registry_image import RegistryImage
 from clusterctl.errors import RequirementsNotMet, StepFailed
@@ -144,3 +144,25 @@ def test_a_registry_without_tls_says_how_to_allow_it(
     with pytest.raises(StepFailed, match="does not speak TLS") as raised:
         RegistryClient(name, strict, Logins(), say=print).manifest("1")
     assert "insecure-registries" in str(raised.value.hint)
+
+
+def test_mirrors_of_docker_hub_are_asked_first_and_by_their_own_login(
+    server: RegistryServer, image: MadeImage, pulled: Opened, home: Path, said: list[str]
+) -> None:
+    with registry_server() as empty:
+        server.demand, server.login = "basic", ("ann", "secret")
+        server.add("acme/vllm:1", image)
+        log_in(home, server.address, "ann", "secret")
+        mirrors = [f"http://{empty.address}", f"http://{server.address}/"]
+        (home / "daemon.json").write_text(json.dumps({"registry-mirrors": mirrors}))
+        found = pulled("acme/vllm:1", docker=home)
+        assert found.content.reference == "acme/vllm:1"
+        assert read(found) == [image.config, *image.layers]
+        assert any(f"mirror {empty.address} does not help" in line for line in said)
+        assert not any(one.authorization for one in empty.requests)
+
+
+def test_other_registries_have_no_mirrors(tmp_path: Path) -> None:
+    (tmp_path / "daemon.json").write_text('{"registry-mirrors": ["https://mirror.example"]}')
+    assert [one.registry for one in find_mirrors("docker.io", tmp_path)] == ["mirror.example"]
+    assert not find_mirrors("ghcr.io", tmp_path)
