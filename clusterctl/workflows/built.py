@@ -1,21 +1,29 @@
-"""What bootstrap set up, against what there is: its own plan, made for a cluster that is up."""
+"""What bootstrap set up, against what there is: its own plan, made for a cluster that is up;
+and what Ray holds."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
 
+from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
+from clusterctl.node.contract import breaches
+from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.steps.engines import Engines
 from clusterctl.transport.base import Transport
 from clusterctl.workflows.bootstrap import node_stages
+from clusterctl.workflows.cluster_images import ClusterImages
 from clusterctl.workflows.lacking import running, single
 from clusterctl.workflows.prepared import Cluster, views
+from clusterctl.workflows.reach import read_state, require_bootstrapped
 
 
 def unlike_the_plan(
@@ -39,10 +47,34 @@ def unlike_the_plan(
     seen = views(inventory, transports, answers)
     cluster = Cluster(inventory, topology, answers, seen, names)
     try:
-        planned = plan_stages(node_stages(cluster, able), seen)
+        images = ClusterImages(cluster, tuple(host.name for host in able), Engines(DockerDriver))
+        planned = plan_stages(node_stages(cluster, images), seen)
     except ClusterctlError as error:
         return single(error)
     return _drift(inventory, planned) if running(inventory, answers) else []
+
+
+def unlike_ray(
+    inventory: Inventory, topology: Topology | None, answers: Mapping[str, Probe]
+) -> list[ClusterctlError]:
+    """What Ray holds against what it was formed of, by the head's own report. Where the head's
+    container does not run there is none, and that is told already."""
+    head = inventory.head.name
+    if topology is None or head not in running(inventory, answers):
+        return []
+    path = str(NodePaths(inventory.cluster).state)
+    try:
+        state = require_bootstrapped(
+            head, read_state(answers[head].files.get(path)), answers[head].facts.clock
+        )
+    except RequirementsNotMet as error:
+        return [error]
+    return [
+        RequirementsNotMet(
+            breach.summary, host=breach.host, hint=f"clusterctl logs --host {breach.host}"
+        )
+        for breach in breaches(expected_nodes(topology), state.nodes)
+    ]
 
 
 def _drift(inventory: Inventory, planned: Plan) -> list[ClusterctlError]:

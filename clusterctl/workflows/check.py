@@ -19,7 +19,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
 from clusterctl.workflows.alike import differences
-from clusterctl.workflows.built import unlike_the_plan
+from clusterctl.workflows.built import unlike_ray, unlike_the_plan
 from clusterctl.workflows.fabric_record import FabricRecord
 from clusterctl.workflows.gpus_inside import lost_in_containers
 from clusterctl.workflows.lacking import name_listeners, place, requirements, running
@@ -55,6 +55,7 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
             *differences(inventory, answers, transports),
             *lost_in_containers(inventory, answers),
             *unlike_the_plan(inventory, topology, answers, transports),
+            *unlike_ray(inventory, topology, answers),
         ]
     choices = {node.host: node.explain for node in topology.nodes} if topology else {}
     facts = {name: answer.facts for name, answer in answers.items()}
@@ -63,11 +64,12 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
 
 
 def _new(
-    misplaced: Iterable[ClusterctlError], lacking: Iterable[ClusterctlError]
+    consequences: Iterable[ClusterctlError], causes: Iterable[ClusterctlError]
 ) -> list[ClusterctlError]:
-    """A host without a place, where nothing said about it so far tells why."""
-    known = {error.host for error in lacking}
-    return [error for error in misplaced if error.host not in known]
+    """Those of hosts of which no cause is told: one without a place in the cluster lacks the NIC
+    that is missing, one that left Ray has no container."""
+    known = {error.host for error in causes}
+    return [error for error in consequences if error.host not in known]
 
 
 def _pairs(

@@ -48,6 +48,14 @@ def test_ray_is_added_once_and_a_model_served_on_one_host(
     assert "-ray2.60.0" in images, images
     again = operator.ok("bootstrap", inventory)
     assert "0 changes made" in again.stdout
+    assert "nothing is missing" in operator.ok("check", inventory).stdout
+    on_host("gpu1", "chmod 644 /etc/clusterctl/alone/api.key; docker stop -t 5 clusterctl-alone")
+    differs = operator.run("check", inventory)
+    assert differs.status == 5, differs.text
+    assert "gpu1: is not as bootstrap would have it: " in differs.stderr
+    assert "start clusterctl-alone again" in differs.stderr
+    assert "api.key" in differs.stderr
+    operator.ok("bootstrap", inventory)
     served = operator.ok("serve", "/data/models/tiny", "--name", "tiny", "--json").json
     assert served["completion"]["tokens"] > 0
     operator.ok("down", "--purge", "--yes")
