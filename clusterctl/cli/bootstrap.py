@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +31,14 @@ def bootstrap(
     limit: options.Limit = None,
     as_json: options.Json = False,
     accept_new: AcceptNew = False,
+    install_driver: Annotated[
+        str | None,
+        typer.Option("--install-driver", help="NVIDIA's FILE.run, or a package; else never done."),
+    ] = None,
 ) -> None:
     """Make the hosts a Ray cluster, as the inventory says. A second run changes nothing."""
+    if install_driver:
+        _driver(install_driver, file, _Run(limit, dry_run, yes, as_json, accept_new))
     if dry_run:
         _plan("bootstrap", file, limit=limit, as_json=as_json, accept_new=accept_new)
     from clusterctl.cli.agreement import agreement
@@ -46,6 +53,38 @@ def bootstrap(
             opened.inventory, opened.hosts, opened.credentials, agree=agree, sink=opened.progress
         )
     print(json.dumps(_document(done), indent=2) if as_json else _sentence(done))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The flags that a driver's installation has in common with the rest of bootstrap."""
+
+    limit: str | None
+    dry_run: bool
+    yes: bool
+    as_json: bool
+    accept_new: bool
+
+
+def _driver(wanted: str, file: Path, flags: _Run) -> None:
+    """The driver first. In a dry run that would install it, that is all that can be told."""
+    from clusterctl.cli.agreement import agreement, show_plan
+    from clusterctl.cli.session import session
+    from clusterctl.steps.nvidia_driver import driver_source
+    from clusterctl.workflows.install_driver import make_plan, run
+
+    source, as_json = driver_source(wanted), flags.as_json
+    with session(
+        "bootstrap", file, limit=flags.limit, quiet=as_json, accept_new=flags.accept_new
+    ) as opened:
+        of = (opened.inventory, opened.hosts, opened.credentials, source)
+        if not flags.dry_run:
+            agree = agreement(opened.progress, yes=flags.yes, as_json=as_json)
+            run(*of, agree=agree, sink=opened.progress)
+            return
+        found = make_plan(*of)
+    if not found.empty:
+        raise show_plan(found, as_json=as_json)
 
 
 def _sentence(done: Bootstrapped) -> str:

@@ -208,7 +208,7 @@ _COMPLAINTS = (
 def _driver_hint(facts: HostFacts) -> str:
     error = facts.gpus.error or ""
     if facts.gpus.nouveau:
-        return _without_nouveau(facts)
+        return without_nouveau(facts)
     if hint := next((hint for words, hint in _COMPLAINTS if words in error.lower()), None):
         return hint
     if error != NOT_FOUND:
@@ -226,7 +226,8 @@ def _install_driver(facts: HostFacts) -> str:
     return "install the NVIDIA driver, then: sudo reboot; nvidia-smi -L"
 
 
-def _without_nouveau(facts: HostFacts) -> str:
+def without_nouveau(facts: HostFacts) -> str:
+    """The commands that keep nouveau from loading."""
     debian = {"debian", "ubuntu"} & {facts.os.id, *facts.os.like}
     rebuild = "sudo update-initramfs -u" if debian else "sudo dracut --force"
     return NOUVEAU_GONE.format(rebuild=rebuild)

@@ -46,7 +46,9 @@ for spec in /etc/cdi/* /var/run/cdi/*; do
 done
 [ -d /sys/module/nvidia ] && for node in /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm \
   /dev/nvidia-uvm-tools; do
-  [ -c "$node" ] && [ -e "/dev/char/$((0x$(stat -c %t "$node"))):$((0x$(stat -c %T "$node")))" ] || echo "lost=$node"
+  [ -c "$node" ] &&
+    [ -e "/dev/char/$((0x$(stat -c %t "$node"))):$((0x$(stat -c %T "$node")))" ] ||
+    echo "lost=$node"
 done
 [ -f "$1" ] && echo "rule=yes"
 exit 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.steps import gpu_access
+from clusterctl.steps import gpu_access, nvidia_driver
 
 if TYPE_CHECKING:
     from tests.fakes.host import FakeHost
@@ -29,6 +29,12 @@ class FakeGpus:
     """The engine has read it."""
     linked: bool = False
     live_restore: bool = False
+    driver: str = ""
+    """Version of the kernel module that is loaded."""
+    nouveau: bool = False
+    can_build: bool = True
+    computing: tuple[str, ...] = ()
+    """Process IDs on the GPUs."""
     deaf: bool = False
     """The engine does not take what daemon.json says."""
 
@@ -44,6 +50,9 @@ class GpuScripts:
             gpu_access.CONFIGURE: self._configure,
             gpu_access.LINK: self._link,
             gpu_access.RESTART: self._restart,
+            nvidia_driver.LOOK: self._look_at_driver,
+            nvidia_driver.INSTALL: self._install_driver,
+            nvidia_driver.LOAD: lambda *_: "GPU 0: NVIDIA H200",
         }
 
     def _look(self, words: list[str], _: bytes) -> str:
@@ -93,4 +102,20 @@ class GpuScripts:
         self._state.about_to_change()
         gpus = self._state.gpus
         gpus.offered = gpus.configured and not gpus.deaf
+        return ""
+
+    def _look_at_driver(self, *_: object) -> str:
+        gpus = self._state.gpus
+        lines = [f"runs={pid}" for pid in gpus.computing]
+        if gpus.driver:
+            lines += [f"loaded={gpus.driver}", "works=yes", f"on_disk={gpus.driver}"]
+        if gpus.nouveau:
+            lines.append("nouveau=yes")
+        if gpus.can_build:
+            lines += ["compiler=yes", "headers=yes"]
+        return "".join(f"{line}\n" for line in lines)
+
+    def _install_driver(self, words: list[str], _: bytes) -> str:
+        self._state.about_to_change()
+        self._state.gpus.driver = words[0].rpartition("-")[2].removesuffix(".run")
         return ""

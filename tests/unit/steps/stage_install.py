@@ -18,6 +18,7 @@ from clusterctl.packages.wanted import TOOLKIT
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engine_marks import MARKER
 from clusterctl.steps.gpu_access import GpuAccess
+from clusterctl.steps.nvidia_driver import DriverFile, NvidiaDriver
 from clusterctl.steps.nvidia_toolkit import MARKER as TOOLKIT_MARKER
 from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
 from tests.fakes.host_facts import gpus
@@ -126,6 +127,18 @@ def _toolkit_is_ours(made: Cluster) -> None:
     made.head.files[MARKER] = (b"docker.io\n", 0o644)
 
 
+def gpus_on_the_bus(made: Cluster) -> None:
+    report = replace(made.head_view.facts.gpus, pci_devices=1)
+    made.head_view = replace(made.head_view, facts=replace(made.head_view.facts, gpus=report))
+
+
+@cache
+def driver_file() -> Path:
+    path = directory() / "NVIDIA-Linux-x86_64-580.95.05.run"
+    path.write_bytes(b"#!/bin/sh")
+    return path
+
+
 def _engine(packages: Packages | None = None, *names: str) -> ContainerEngine:
     brought = bundle(*names) if names else ()
     return ContainerEngine(packages, brought, pause=lambda _: None)
@@ -150,6 +163,7 @@ INSTALL_CASES = (
     Case("toolkit by dnf", _gpu_rocky, lambda _: _toolkit(Packages(nvidia=own_key()))),
     Case("toolkit from brought files", gpu_host, lambda _: _toolkit(None, *DEBS)),
     Case("toolkit gone", _toolkit_is_ours, lambda _: ToolkitAbsent()),
+    Case("driver", gpus_on_the_bus, lambda _: NvidiaDriver(DriverFile(driver_file()))),
     Case("GPUs by CDI, switched off", _gpu_host_ready, _access),
     Case("GPUs by NVIDIA's runtime", _old_engine, _access),
     Case("CDI specification for another driver", _stale, _access),

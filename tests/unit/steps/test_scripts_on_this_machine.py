@@ -6,6 +6,8 @@ What the fake host answers to their scripts is thereby held against what a shell
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,14 @@ import pytest
 from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
-from clusterctl.steps import image_marks
+from clusterctl.packages.wanted import TOOLKIT
+from clusterctl.steps import (
+    container_engine,
+    gpu_access,
+    image_marks,
+    nvidia_driver,
+    nvidia_toolkit,
+)
 from clusterctl.steps.directories import DirectoriesPresent, Directory
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.paths_absent import PathsAbsent
@@ -141,3 +150,24 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CommandFailed, match=r"gpu1: making directories failed: .*file"):
         DirectoriesPresent([Directory(f"{tmp_path}/file/x")]).apply(view, Change(""))
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        (container_engine.LOOK, ()),
+        (nvidia_toolkit.LOOK, TOOLKIT),
+        (nvidia_driver.LOOK, ()),
+        (gpu_access.LOOK, (gpu_access.RULE_PATH,)),
+    ],
+    ids=("engine", "toolkit", "driver", "GPU access"),
+)
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_looks_run_on_any_machine_and_in_any_shell(
+    script: str, arguments: tuple[str, ...], shell: str
+) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not here")
+    argv = [shell, *(("ash",) if shell == "busybox" else ()), "-c", script, "clusterctl"]
+    done = subprocess.run([*argv, *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,219 @@
+"""NVIDIA's driver, only where a user asked for it: by NVIDIA's .run file or by a package's name.
+
+A driver that works is never replaced by a package; by a .run file only when its version is
+another one, which the plan says and asks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
+from clusterctl.facts.gpu_requirements import without_nouveau
+from clusterctl.steps import directories, node_files
+from clusterctl.steps.engine_absent import manager_here
+from clusterctl.steps.package_files import CACHE
+from clusterctl.steps.package_manager import target
+from clusterctl.steps.root_script import root_script
+
+_FILE_VERSION = re.compile(r"-(\d+\.\d+(?:\.\d+)?)[^/]*\.run$")
+
+LOOK = """\
+read -r loaded 2>/dev/null </sys/module/nvidia/version && echo "loaded=$loaded"
+timeout 30 nvidia-smi -L >/dev/null 2>&1 && echo "works=yes"
+on_disk=$(modinfo -F version nvidia 2>/dev/null) && echo "on_disk=$on_disk"
+[ -d /sys/module/nouveau ] && echo "nouveau=yes"
+command -v cc >/dev/null && command -v make >/dev/null && echo "compiler=yes"
+[ -e "/lib/modules/$(uname -r)/build" ] && echo "headers=yes"
+for pid in $(timeout 30 nvidia-smi --query-compute-apps=pid --format=csv,noheader 2>/dev/null); do
+  case $pid in *[!0-9]*) ;; *) echo "runs=$pid" ;; esac
+done
+exit 0
+"""
+
+INSTALL = """\
+file=$1
+dkms=
+command -v dkms >/dev/null && dkms=--dkms
+sh "$file" --silent $dkms && exit 0
+tail -n 15 /var/log/nvidia-installer.log >&2
+exit 1
+"""
+
+LOAD = "modprobe nvidia && modprobe nvidia-uvm; timeout 30 nvidia-smi -L"
+
+BUILD_LIMIT = 1800.0
+"""Seconds: the kernel module is compiled on the host."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `LOOK` said."""
+
+    loaded: str
+    """Version of the kernel module that runs; empty without one."""
+    on_disk: str
+    works: bool
+    nouveau: bool
+    can_build: bool
+    running: tuple[str, ...]
+    """Process IDs on the GPUs."""
+
+
+class DriverSource(Protocol):
+    def change(self, view: HostView, found: Found) -> Change | None:
+        """Raises RequirementsNotMet for a host that must be made ready first."""
+
+    def install(self, view: HostView) -> None:
+        """Raises StepFailed."""
+
+
+class NvidiaDriver:
+    """The driver is installed and works, on hosts with NVIDIA GPUs."""
+
+    title = "NVIDIA driver"
+
+    def __init__(self, source: DriverSource) -> None:
+        self._source = source
+
+    def check(self, view: HostView) -> Change | None:
+        if not (view.facts.gpus.pci_devices or view.facts.gpus.gpus):
+            return None
+        return self._source.change(view, _look(view))
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        if self._source.change(view, _look(view)) is None:
+            return
+        self._source.install(view)
+        told = view.transport.run(["sh", "-c", LOAD], sudo=True, timeout=90)
+        if not told.ok:
+            raise StepFailed(
+                "the driver is installed, and does not run before a reboot",
+                host=view.host.name,
+                hint=f"clusterctl exec --limit {view.host.name} --sudo -- reboot; then run "
+                "bootstrap again",
+                detail=told.last_lines(),
+            )
+
+
+class DriverFile:
+    """NVIDIA-Linux-ARCH-VERSION.run on the operator's machine, brought to each host."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError when there is no such file, or its name does not tell a version."""
+        match = _FILE_VERSION.search(path.name)
+        if not path.is_file() or match is None:
+            raise UsageError(
+                f"--install-driver {path}: no driver of NVIDIA's, such as "
+                "NVIDIA-Linux-x86_64-580.95.05.run",
+                hint="get it from NVIDIA's page of drivers; or name a package",
+            )
+        self._path = path
+        self._version = match[1]
+
+    def change(self, view: HostView, found: Found) -> Change | None:
+        if found.loaded == self._version and found.works:
+            return None
+        _insist_on_ready(view, found, self._version)
+        over = f", in place of {found.loaded}" if found.loaded else ""
+        ends = f"; ends processes {', '.join(found.running)} on its GPUs" if found.running else ""
+        return Change(
+            f"install driver {self._version} from {self._path.name}{over}{ends}",
+            before=found.loaded or "no driver",
+            after=self._version,
+            disruptive=bool(found.loaded),
+        )
+
+    def install(self, view: HostView) -> None:
+        remote = f"{CACHE}/{self._path.name}"
+        root_script(view, directories.MAKE, "755", CACHE, doing=f"making {CACHE}")
+        data = self._path.read_bytes()
+        seal = f"644 {hashlib.sha256(data).hexdigest()}"
+        told = root_script(view, node_files.LOOK, remote, doing="comparing the driver", timeout=120)
+        if told.strip() != seal:
+            view.say(f"copying {self._path.name}, {len(data) / 2**20:.0f} MiB")
+            view.transport.put(data, remote, sudo=True)
+        view.say(f"installing driver {self._version}: its module is compiled there")
+        root_script(view, INSTALL, remote, doing="installing the driver", timeout=BUILD_LIMIT)
+
+
+class DriverPackage:
+    """A package of the host's own sources, such as nvidia-driver-580-server."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def change(self, view: HostView, found: Found) -> Change | None:
+        if found.works:
+            return None
+        if found.nouveau:
+            raise _nouveau(view)
+        return Change(f"install {self._name}", before="no working driver", after=self._name)
+
+    def install(self, view: HostView) -> None:
+        manager = manager_here(view)
+        manager.prepare()
+        view.say(f"installing {self._name}")
+        manager.install([self._name])
+
+
+def driver_source(wanted: str) -> DriverSource:
+    """A file that ends in .run, else a package's name. Raises UsageError."""
+    if wanted.endswith(".run") or "/" in wanted:
+        return DriverFile(Path(wanted).expanduser())
+    if not re.fullmatch(r"[a-z0-9][a-z0-9+.:_-]*", wanted):
+        raise UsageError(f"--install-driver {wanted}: neither a .run file nor a package's name")
+    return DriverPackage(wanted)
+
+
+def _look(view: HostView) -> Found:
+    text = root_script(view, LOOK, doing="looking at the driver", timeout=120)
+    lines = [line.partition("=")[::2] for line in text.splitlines()]
+    told = dict(lines)
+    return Found(
+        loaded=told.get("loaded", ""),
+        on_disk=told.get("on_disk", ""),
+        works="works" in told,
+        nouveau="nouveau" in told,
+        can_build="compiler" in told and "headers" in told,
+        running=tuple(value for name, value in lines if name == "runs"),
+    )
+
+
+def _insist_on_ready(view: HostView, found: Found, wanted: str) -> None:
+    """Raises RequirementsNotMet where the .run file could only fail."""
+    if found.nouveau:
+        raise _nouveau(view)
+    if found.on_disk == wanted != found.loaded:
+        raise RequirementsNotMet(
+            f"driver {wanted} is installed and {found.loaded or 'none'} is loaded",
+            host=view.host.name,
+            hint="sudo reboot",
+        )
+    if not found.can_build:
+        raise RequirementsNotMet(
+            "the driver's kernel module is compiled there, and the compiler or the kernel's "
+            "headers are missing",
+            host=view.host.name,
+            hint=_build_tools(view),
+        )
+
+
+def _build_tools(view: HostView) -> str:
+    if target(view).family == "apt":
+        return "sudo apt-get install gcc make linux-headers-$(uname -r)"
+    return "sudo dnf install gcc make kernel-devel-$(uname -r) kernel-headers"
+
+
+def _nouveau(view: HostView) -> RequirementsNotMet:
+    return RequirementsNotMet(
+        "the kernel's nouveau driver holds the GPUs, and NVIDIA's cannot be installed beside it",
+        host=view.host.name,
+        hint=without_nouveau(view.facts),
+    )
