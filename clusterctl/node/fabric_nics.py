@@ -11,8 +11,7 @@ import fcntl
 import socket
 import struct
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clusterctl.node.fabric_documents import Place
 
@@ -20,12 +19,16 @@ TELLING = ("NCCL_", "GLOO_")
 """Prefixes of the variables that choose interfaces and transports; none of them is a secret."""
 
 _SIOCGIFFLAGS = 0x8913
-_SIOCGIFADDR = 0x8915
 _UP = 0x1
 _RUNNING = 0x40
-_IF_INET6 = Path("/proc/net/if_inet6")
-_GLOBAL = "00"
-"""The scope column of if_inet6."""
+
+_RTM_GETADDR = 22
+_REQUEST_DUMP = 0x301
+_DONE = 3
+_IFA_ADDRESS = 1
+_IFA_LOCAL = 2
+_LINK_SCOPE = 253
+"""From linux/rtnetlink.h and linux/if_addr.h."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,11 @@ class Interface:
 
 def interfaces() -> List[Interface]:
     """Those of this network namespace, with their IPv4 and global IPv6 addresses."""
-    ipv6 = _ipv6()
+    held = _addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         return [
-            Interface(name, (*_ipv4(asked, name), *ipv6.get(name, ())), _running(asked, name))
-            for _, name in socket.if_nameindex()
+            Interface(name, tuple(held.get(index, ())), _running(asked, name))
+            for index, name in socket.if_nameindex()
         ]
 
 
@@ -69,7 +72,9 @@ def places(env: Mapping[str, str], node_ip: str, found: Sequence[Interface]) -> 
 
 
 def _holder(ip: str, found: Sequence[Interface]) -> str:
-    return next((one.name for one in found if ip in one.addresses), "")
+    """The loopback has all of 127.0.0.0/8, and tells one address."""
+    loopback = "lo" if ip.startswith("127.") else ""
+    return next((one.name for one in found if ip in one.addresses), loopback)
 
 
 def _place(interface: Interface | None, ip: str, ipv6: bool) -> Tuple[str, str]:
@@ -99,14 +104,6 @@ def _nccl(env: Mapping[str, str], names: Sequence[str]) -> List[str]:
     return chosen
 
 
-def _ipv4(asked: socket.socket, name: str) -> Tuple[str, ...]:
-    try:
-        answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-    except OSError:
-        return ()
-    return (socket.inet_ntoa(answer[20:24]),)
-
-
 def _running(asked: socket.socket, name: str) -> bool:
     try:
         answer = fcntl.ioctl(asked, _SIOCGIFFLAGS, struct.pack("256s", name.encode()[:15]))
@@ -116,13 +113,42 @@ def _running(asked: socket.socket, name: str) -> bool:
     return bool(flags & _UP and flags & _RUNNING)
 
 
-def _ipv6() -> Dict[str, List[str]]:
-    found: Dict[str, List[str]] = {}
-    if not _IF_INET6.exists():
-        return found
-    for line in _IF_INET6.read_text().splitlines():
-        digits, _, _, scope, _, name = line.split()
-        if scope == _GLOBAL:
-            ip = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-            found.setdefault(name, []).append(ip)
+def _addresses() -> Dict[int, List[str]]:
+    """By interface index: all addresses that others could reach, IPv4 first."""
+    found: Dict[int, List[str]] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for index, address in _dumped(family):
+            found.setdefault(index, []).append(address)
     return found
+
+
+def _dumped(family: int) -> Iterator[Tuple[int, str]]:
+    """What the kernel lists of a family; the ioctl would tell the first address alone."""
+    header = struct.pack("=LHHLL", 24, _RTM_GETADDR, _REQUEST_DUMP, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
+        asked.settimeout(5)
+        asked.send(header + struct.pack("=BBBBL", family, 0, 0, 0, 0))
+        while True:
+            answer = asked.recv(2**17)
+            while answer:
+                length, kind = struct.unpack_from("=LH", answer)
+                if kind == _DONE or length < 16:
+                    return
+                yield from _address(answer[16:length], family)
+                answer = answer[(length + 3) & ~3 :]
+
+
+def _address(message: bytes, family: int) -> Iterator[Tuple[int, str]]:
+    """Index and address of one message, unless it is of the link's own scope."""
+    got, _, _, scope, index = struct.unpack_from("=BBBBL", message)
+    attributes = dict(_attributes(message[8:]))
+    data = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+    if got == family and data and (family == socket.AF_INET or scope < _LINK_SCOPE):
+        yield index, socket.inet_ntop(family, data)
+
+
+def _attributes(data: bytes) -> Iterator[Tuple[int, bytes]]:
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        yield kind, data[4:length]
+        data = data[(length + 3) & ~3 :]

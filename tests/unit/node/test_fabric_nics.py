@@ -65,6 +65,19 @@ def test_only_variables_of_the_fabric_are_told() -> None:
     assert telling(env) == {"NCCL_DEBUG": "INFO", "VLLM_HOST_IP": "10.0.0.1"}
 
 
+def test_a_second_address_of_an_interface_counts() -> None:
+    found = [Interface("eth0", ("10.0.0.1", "10.0.0.9"), running=True)]
+    assert places({}, "10.0.0.9", found) == [Place("control", "eth0", "10.0.0.9")]
+
+
+def test_the_loopback_has_all_of_its_network() -> None:
+    assert chosen("127.0.0.3")[0] == ("control", "lo", "127.0.0.3", "")
+
+
+def test_a_node_ip_that_is_nowhere_is_told() -> None:
+    assert chosen("10.9.9.9")[0] == ("control", "", "10.9.9.9", "missing")
+
+
 def test_this_machines_loopback_is_found() -> None:
     (loopback,) = [one for one in interfaces() if one.name == "lo"]
     assert "127.0.0.1" in loopback.addresses
