@@ -17,6 +17,7 @@ from clusterctl.distribution.image_proof import image_id, prove
 from clusterctl.distribution.progress_text import progress_text
 from clusterctl.distribution.relay_pull import pull
 from clusterctl.engine.step import HostView
+from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Transport
 
 SLOWEST = 512 * 1024
@@ -41,6 +42,8 @@ class Terms:
     """Called before an image comes to a host that has none of that name."""
     say: Callable[[str, str], None] = lambda _host, _text: None
     """What a user should know: host, sentence."""
+    chain: Callable[..., Chain] = Chain
+    """Makes the chain."""
 
 
 class Sending:
@@ -61,8 +64,9 @@ class Sending:
         self._waiting = set(lacking)
         self._arrived: set[str] = set()
         self._saying: dict[str, Say] = {}
+        self._said: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._chain = Chain(
+        self._chain = terms.chain(
             _links(supply, self._deliveries, terms),
             source=None if supply.holder else supply.blobs,
             image=supply.content,
@@ -80,6 +84,12 @@ class Sending:
         """Bring the image to this host, prove it, and give it its name."""
         with self._lock:
             self._saying[view.host.name] = view.say
+        if view.host.name not in self._stocks:
+            raise StepFailed(
+                "it answered only after the sending to the others had begun",
+                host=view.host.name,
+                hint="run the same command again",
+            )
         stock, delivery = self._stocks[view.host.name], self._deliveries[view.host.name]
         brought_as = self._bring(view, driver, delivery)
         view.say("starting a container from it")
@@ -148,8 +158,12 @@ class Sending:
     def _report(self, progress: Progress) -> None:
         with self._lock:
             say = self._saying.get(progress.host)
-        if say and not progress.lost:
-            say(progress_text(progress, self._deliveries[progress.host].size))
+            if say is None or progress.lost:
+                return
+            text = progress_text(progress, self._deliveries[progress.host].size)
+            known, self._said[progress.host] = self._said.get(progress.host), text
+        if text != known:
+            say(text)
 
 
 def _links(

@@ -111,6 +111,7 @@ class Shipment:
         take the image, as far as that is known before the image is read."""
         self._look()
         self._stock(view.host.name)
+        self._state.failure = None
         origin = self.origin()
         if isinstance(origin, Unknown):
             return origin
@@ -128,7 +129,10 @@ class Shipment:
         origin, name = self.origin(), view.host.name
         if isinstance(origin, Unknown):
             raise StepFailed(origin.reason, host=name)
-        here = same_image(self._closely(name, origin), origin.wanted)
+        stock = self._closely(name, origin)
+        here = same_image(stock, origin.wanted)
+        if stock.tagged(origin.wanted.reference) is None:
+            self._terms.before(view)
         try:
             if here is not None:
                 _name(self._drivers[name], here, origin.wanted.reference)
@@ -140,8 +144,6 @@ class Shipment:
 
     def _deliver(self, origin: Origin, view: HostView) -> None:
         sending = self._begun(origin, view)
-        if self._stock(view.host.name).tagged(origin.wanted.reference) is None:
-            self._terms.before(view)
         arrived = False
         try:
             sending.deliver(view, self._drivers[view.host.name])
@@ -158,19 +160,21 @@ class Shipment:
 
     def _stock(self, name: str) -> EngineStock:
         when, stock = self._state.seen.get(name, (0.0, None))
-        if stock is None or time.monotonic() - when > FRESH:
-            origin = self._state.origin
-            reference = origin.wanted.reference if origin else ""
-            stock = take_stock(self._drivers[name], self._terms.cache(name), reference)
-            self._state.seen[name] = (time.monotonic(), stock)
+        fresh = stock is not None and time.monotonic() - when < FRESH
+        return stock if stock and fresh else self._take(name)
+
+    def _take(self, name: str) -> EngineStock:
+        origin = self._state.origin
+        reference = origin.wanted.reference if origin else ""
+        stock = take_stock(self._drivers[name], self._terms.cache(name), reference)
+        self._state.seen[name] = (time.monotonic(), stock)
         return stock
 
     def _closely(self, name: str, origin: Origin) -> EngineStock:
         """With the name looked up by itself, where engines do not list all that they have."""
         stock = self._stock(name)
         if stock.containerd and stock.tagged(origin.wanted.reference) is None:
-            self._state.seen.pop(name, None)
-            return self._stock(name)
+            return self._take(name)
         return stock
 
     def _begun(self, origin: Origin, view: HostView) -> Sending:
@@ -187,7 +191,7 @@ class Shipment:
             return self._state.sending
 
     def _begin(self, origin: Origin, say: Say) -> Sending:
-        stocks = {name: stock for name, stock in self._look().items() if name in self._targets}
+        stocks = values(fan_out({name: name for name in self._targets}, self._stock))
         lacking = {
             name: stock for name, stock in stocks.items() if not same_image(stock, origin.wanted)
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
-from clusterctl.engine.step import HostView, Step
+from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.facts.pairs import judgement
 from clusterctl.inventory.model import Host, Inventory
@@ -23,11 +22,8 @@ from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, config_dir, from_json, to_json
 from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
 from clusterctl.ray_cluster.nodes import container_spec, node_document
-from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_copied import ImageCopied
-from clusterctl.steps.image_present import ImagePresent
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.node_image import NodeImage
@@ -40,8 +36,8 @@ from clusterctl.steps.secrets import (
     secret_path,
 )
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.cluster_images import ClusterImages
 from clusterctl.workflows.engine_stages import engine_stages
 from clusterctl.workflows.fabric import ensure_proven, ground_of
 from clusterctl.workflows.fabric_record import FabricRecord
@@ -62,20 +58,18 @@ class Bootstrapped:
     """What was proven of the links between them, now or by an earlier run."""
 
 
-def node_stages(cluster: Cluster, hosts: Iterable[Host]) -> tuple[Stage, ...]:
-    """Everything else, in order. `hosts` are those that --limit left."""
-    names = tuple(host.name for host in hosts)
+def node_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
+    """Everything after the engine, in order, on the hosts of `images`."""
+    names = images.names
     head = cluster.inventory.head.name
     heads = tuple(name for name in names if name == head)
     workers = tuple(name for name in names if name != head)
-    engines = Engines(DockerDriver)
-    image = NodeImage(cluster.inventory.image, engines, cluster.head)
-    container = NodeContainer(cluster.inventory.cluster, _spec_for(cluster, image), engines)
+    spec = _spec_for(cluster, images.node)
+    container = NodeContainer(cluster.inventory.cluster, spec, images.engines)
     token = HeadSecret(cluster.head, secret_path(cluster.inventory.cluster, RAY_TOKEN))
     made = [secret_path(cluster.inventory.cluster, name) for name in (RAY_TOKEN, API_KEY)]
     return (
-        Stage("Image on the head", heads, _head_image(cluster, image, engines)),
-        Stage("Image on workers", workers, (ImageCopied(image, engines, _node_ip(cluster)),)),
+        *images.stages(),
         Stage("Node files", names, (DirectoriesPresent(_directories(cluster)), _files(cluster))),
         Stage("Secrets of the cluster", heads, (SecretsMade(made),)),
         Stage("Secrets for workers", workers, (SecretCopied(token),)),
@@ -84,8 +78,11 @@ def node_stages(cluster: Cluster, hosts: Iterable[Host]) -> tuple[Stage, ...]:
     )
 
 
-def _all_stages(cluster: Cluster, hosts: tuple[Host, ...]) -> tuple[Stage, ...]:
-    return (*engine_stages(cluster.inventory, hosts), *node_stages(cluster, hosts))
+def _plan(cluster: Cluster, hosts: tuple[Host, ...], engines: Engines) -> Plan:
+    names = tuple(host.name for host in hosts)
+    first = engine_stages(cluster.inventory, hosts)
+    rest = node_stages(cluster, ClusterImages(cluster, names, engines))
+    return plan_stages((*first, *rest), cluster.views)
 
 
 def make_plan(
@@ -99,7 +96,7 @@ def make_plan(
         for node in cluster.topology.nodes:
             for reason in node.explain:
                 sink(Note(reason, node.host))
-        return plan_stages(_all_stages(cluster, hosts), cluster.views)
+        return _plan(cluster, hosts, Engines(DockerDriver))
 
 
 def run(
@@ -124,7 +121,8 @@ def run(
         for text in _left_out(cluster):
             sink(Note(text))
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            plan = plan_stages(_all_stages(cluster, hosts), cluster.views)
+            engines = Engines(DockerDriver)
+            plan = _plan(cluster, hosts, engines)
             agree(plan)
             with interruptible(sink) as cancelled:
                 changed, since = 0, None
@@ -133,7 +131,7 @@ def run(
                     carry_out = partial(
                         execute, sink=sink, cancelled=cancelled, before_stage=lock.ensure_held
                     )
-                    cluster, changed = _carry_out(cluster, hosts, carry_out)
+                    cluster, changed = _carry_out(cluster, hosts, engines, carry_out, sink)
                     since = clock_of(cluster.head.transport)
                 formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
                 proof = ensure_proven(ground_of(cluster), sink, cancelled)
@@ -160,13 +158,19 @@ def _require_ways(cluster: Cluster, sink: EventSink) -> None:
 
 
 def _carry_out(
-    cluster: Cluster, hosts: tuple[Host, ...], carry_out: Callable[..., RunOutcome]
+    cluster: Cluster,
+    hosts: tuple[Host, ...],
+    engines: Engines,
+    carry_out: Callable[..., RunOutcome],
+    sink: EventSink,
 ) -> tuple[Cluster, int]:
     """Run all stages; the cluster as it was seen last, and how many changes were made."""
     changed = carry_out(engine_stages(cluster.inventory, hosts), cluster.views).changed
     if changed:
         cluster = _look_again(cluster)
-    rest = carry_out(node_stages(cluster, hosts), cluster.views)
+    names = tuple(host.name for host in hosts)
+    with ClusterImages(cluster, names, engines, sink) as images:
+        rest = carry_out(node_stages(cluster, images), cluster.views)
     raise_all(rest.set_aside.values())
     return cluster, changed + rest.changed
 
@@ -224,38 +228,6 @@ def _restarts_ray(file: RemoteFile, now: bytes) -> bool:
         return True
     new = from_json(NodeDocument, file.data.decode())
     return (old.ray_argv, old.env, old.head_ip) != (new.ray_argv, new.env, new.head_ip)
-
-
-def _head_image(cluster: Cluster, image: NodeImage, engines: Engines) -> tuple[Step, ...]:
-    """The inventory's image from wherever it is, and the node image made from it."""
-    inventory = cluster.inventory
-    present = ImagePresent(
-        inventory.image,
-        engines,
-        others=tuple(cluster.views.values()),
-        node_ip=_node_ip(cluster),
-        archive=inventory.image_archive,
-        operator=_operators_engine(),
-    )
-    with_ray = RayInImage(
-        image,
-        engines,
-        pip_index=inventory.packages.pip_index,
-        allow_unauthenticated=inventory.allow_unauthenticated_ray,
-    )
-    return (present, with_ray)
-
-
-def _operators_engine() -> DockerDriver | None:
-    """Docker on this machine, where there is a client; without a daemon it has no image."""
-    if shutil.which("docker") is None:
-        return None
-    here = Host(name="operator", address="localhost")
-    return DockerDriver(LocalTransport(here), sudo=False)
-
-
-def _node_ip(cluster: Cluster) -> Callable[[HostView], str]:
-    return lambda view: cluster.topology.node(view.host.name).node_ip
 
 
 def _spec_for(cluster: Cluster, image: NodeImage) -> Callable[[HostView], ContainerSpec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
@@ -12,6 +12,7 @@ from clusterctl.containers.reference import tagged
 from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec
 from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Channel, CommandResult
+from tests.fakes.loaded_image import loaded_image
 
 GIB = 1024**3
 
@@ -161,28 +162,20 @@ class FakeDriver:
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
     ) -> CommandResult:
         self._answer()
-        assert argv[3] == "stock", f"unknown command: {argv}"
-        return CommandResult(tuple(argv), 0, _stock(self._engine), "")
+        if argv[3] == "stock":
+            return CommandResult(tuple(argv), 0, _stock(self._engine), "")
+        assert argv[3] == "load", f"unknown command: {argv}"
+        self._change()
+        new = loaded_image(stdin)
+        self._engine.images.setdefault(new.id, new)
+        return CommandResult(tuple(argv), 0, f"Loaded image ID: {new.id}\n", "")
 
     def open(self, argv: Sequence[str]) -> Channel:
-        if list(argv[:2]) == ["docker", "save"]:
-            found = self.image(argv[2])
-            assert found is not None
-            return FakeChannel(json.dumps(asdict(found)).encode())
-        if list(argv) == ["docker", "load"]:
-            return FakeChannel(on_input=self._load)
-        if list(argv[:2]) == ["sh", "-c"] and argv[3] == "send":
-            return FakeChannel(status=1)  # hosts in memory have no network between them
-        raise AssertionError(f"unknown command: {argv}")
-
-    def _load(self, data: bytes) -> bytes:
-        self._change()
-        told = json.loads(data)
-        loaded = Image(
-            told["id"], tuple(told["layers"]), told["size"], (), told["labels"], told["env"]
-        )
-        self._engine.images.setdefault(loaded.id, loaded)
-        return f"Loaded image ID: {loaded.id}\n".encode()
+        assert list(argv[:3]) == ["docker", "pull", "--quiet"], f"unknown command: {argv}"
+        if argv[3] not in self._engine.registry:
+            return FakeChannel(status=1)
+        self.pull(argv[3], lambda _: None)
+        return FakeChannel(f"{argv[3]}\n".encode())
 
     def _add(self, new: Image) -> None:
         for found in list(self._engine.images.values()):
@@ -212,7 +205,7 @@ def _stock(engine: FakeEngine) -> str:
     told = {"version": "20.10.24", "os": "linux", "machine": "x86_64", "driver": [], "security": []}
     images = [
         {"id": i.id, "tags": i.tags, "layers": i.layers, "size": i.size,
-         "config": {"Labels": dict(i.labels)}}
+         "config": {"Labels": dict(i.labels), "Env": [f"{k}={v}" for k, v in i.env.items()]}}
         for i in engine.images.values()
     ]  # fmt: skip
     lines = ["root\t/var/lib/docker", f"engine\t{json.dumps(told)}", "python\tpython3"]
@@ -255,20 +248,13 @@ def foreign(name: str, **labels: str) -> Container:
 
 
 class FakeChannel:
-    """Gives `output`, or what `on_input` makes of all that was sent."""
+    """Gives `output`, and ends with `status`."""
 
-    def __init__(
-        self,
-        output: bytes = b"",
-        *,
-        status: int = 0,
-        on_input: Callable[[bytes], bytes] | None = None,
-    ) -> None:
-        self._output, self._status, self._on_input = output, status, on_input
-        self._sent = b""
+    def __init__(self, output: bytes = b"", *, status: int = 0) -> None:
+        self._output, self._status = output, status
 
     def send(self, data: bytes) -> None:
-        self._sent += data
+        return None
 
     def recv(self, size: int) -> bytes:
         data, self._output = self._output[:size], self._output[size:]
@@ -278,8 +264,7 @@ class FakeChannel:
         return None
 
     def close_stdin(self) -> None:
-        if self._on_input is not None:
-            self._output = self._on_input(self._sent)
+        return None
 
     def wait(self, timeout: float | None = None) -> int:
         return self._status

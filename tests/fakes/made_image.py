@@ -53,14 +53,16 @@ def layer(name: str, data: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def made_image(*layers: bytes, word: str = "one", packed: bool = False) -> MadeImage:
+def made_image(
+    *layers: bytes, word: str = "one", packed: bool = False, platform: str = "linux/amd64"
+) -> MadeImage:
     """No shell, no files but those of `layers`. `packed`: layers travel as gzip."""
     diff_ids = tuple(map(_digest, layers))
     sent = [gzip.compress(data, 1, mtime=0) if packed else data for data in layers]
     config = json.dumps(
         {
-            "architecture": "amd64",
-            "os": "linux",
+            "architecture": platform.partition("/")[2],
+            "os": platform.partition("/")[0],
             "config": {"Env": [f"WORD={word}"], "Labels": {"made": "here"}},
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
             "history": [{"created_by": "test"} for _ in layers],
@@ -77,9 +79,7 @@ def made_image(*layers: bytes, word: str = "one", packed: bool = False) -> MadeI
             "layers": [_described(blob) for blob in listed],
         }
     ).encode()
-    content = ImageContent(
-        REFERENCE, manifest, MANIFEST, described, listed, diff_ids, "linux/amd64"
-    )
+    content = ImageContent(REFERENCE, manifest, MANIFEST, described, listed, diff_ids, platform)
     return MadeImage(content, {_digest(data): data for data in (config, *sent)})
 
 

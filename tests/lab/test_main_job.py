@@ -94,9 +94,9 @@ def test_a_dry_run_changes_nothing(operator: Operator, inventory: str, on_host: 
     ("moment", "fault", "status"),
     [
         ("Container engine", signal.SIGKILL, -signal.SIGKILL),
-        ("Image on the head", signal.SIGKILL, -signal.SIGKILL),
-        ("Image on the head", signal.SIGINT, 130),
-        ("Image on workers", signal.SIGKILL, -signal.SIGKILL),
+        ("Image", signal.SIGKILL, -signal.SIGKILL),
+        ("Image", signal.SIGINT, 130),
+        ("Node image on workers", signal.SIGKILL, -signal.SIGKILL),
     ],
 )
 def test_a_bootstrap_cut_short_ends_at_once_or_at_the_next_step(

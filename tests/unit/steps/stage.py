@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
+from clusterctl.distribution.shipment import Shipment
 from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
 from clusterctl.steps.container_engine import ContainerEngine
@@ -14,19 +15,27 @@ from clusterctl.steps.directories import DirectoriesPresent, node_directories
 from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.engine_marks import MARKER
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_copied import ImageCopied
 from clusterctl.steps.image_marks import MARKER as IMAGES
-from clusterctl.steps.image_present import ImagePresent
+from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.node_image import BASE_LABEL, RAY_LABEL, REFERENCE_LABEL, NodeImage, content
 from clusterctl.steps.paths_absent import PathsAbsent
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
+from tests.fakes.chain import RELAY, FakeChains
 from tests.fakes.container_engine import foreign, image
 from tests.fakes.host import DOCKER_PACKAGES, FakeHost, fake_driver, fake_view
+from tests.fakes.made_image import MadeImage
+from tests.unit.steps.shipping import (
+    IMAGE,
+    NEWER,
+    REFERENCE,
+    from_archive,
+    give_image,
+    ship,
+)
 
-REFERENCE = "vllm/vllm-openai:v0.33.0"
 TOKEN = secret_path("demo", RAY_TOKEN)
 ETC = "/etc/clusterctl/demo"
 
@@ -82,6 +91,12 @@ def cluster() -> Cluster:
     head, worker = FakeHost("gpu1"), FakeHost("gpu2")
     views = fake_view(head, facts()), fake_view(worker, facts())
     return Cluster(head, worker, *views, Engines(fake_driver))
+
+
+def shipment(made: Cluster, wanted: MadeImage) -> Shipment:
+    """To the head, out of an archive."""
+    chains = FakeChains({"gpu1": made.head.engine})
+    return ship(from_archive(wanted), {"gpu1": made.head_view}, chains)
 
 
 def spec(cluster: Cluster, *, command: str = "node") -> ContainerSpec:
@@ -158,8 +173,12 @@ def _image_in_registry(made: Cluster) -> None:
     made.head.engine.registry[REFERENCE] = image("base", REFERENCE)
 
 
-def _image_on_worker(made: Cluster) -> None:
-    give_base(made.worker)
+def _nameless(made: Cluster) -> None:
+    give_image(made.head, IMAGE, f"{RELAY}/image:1")
+
+
+def _older_image(made: Cluster) -> None:
+    give_image(made.head, IMAGE, REFERENCE)
 
 
 def _image_on_head(made: Cluster) -> None:
@@ -169,12 +188,6 @@ def _image_on_head(made: Cluster) -> None:
 def _node_image_on_head(made: Cluster) -> None:
     give_base(made.head)
     give_node_image(made.head)
-
-
-def _other_node_image_on_worker(made: Cluster) -> None:
-    _node_image_on_head(made)
-    give_node_image(made.worker, layer="another")
-    made.worker.engine.images["old"] = replace(made.worker.engine.images.pop("node"), id="old")
 
 
 def _all_of_it(made: Cluster) -> None:
@@ -195,15 +208,6 @@ def _files(_: HostView) -> tuple[RemoteFile, ...]:
 
 def _node_container(made: Cluster) -> Step:
     return NodeContainer("demo", lambda _: spec(made), made.engines, settle=0)
-
-
-def _image_present(made: Cluster) -> Step:
-    others = (made.head_view, made.worker_view)
-    return ImagePresent(REFERENCE, made.engines, others=others, node_ip=lambda v: v.host.address)
-
-
-def _image_copied(made: Cluster) -> Step:
-    return ImageCopied(made.node_image, made.engines, lambda view: view.host.address)
 
 
 def _engine(_: Cluster) -> Step:
@@ -229,15 +233,20 @@ CASES = (
     Case("container, none there", lambda _: None, _node_container),
     Case("container from another spec", _other_container, _node_container),
     Case("container beside a surplus one", _surplus_container, _node_container),
-    Case("image from the registry", _image_in_registry, _image_present),
-    Case("image from another host", _image_on_worker, _image_present),
+    Case("image, none there", lambda _: None, lambda made: shipment(made, IMAGE)),
+    Case("image in place of another", _image_on_head, lambda made: shipment(made, IMAGE)),
+    Case("image without its name", _nameless, lambda made: shipment(made, IMAGE)),
+    Case("top layer of an image", _older_image, lambda made: shipment(made, NEWER)),
+    Case(
+        "image that only the host can pull",
+        _image_in_registry,
+        lambda made: ImagePulled(REFERENCE, made.engines, "no way to it", marked=True),
+    ),
     Case(
         "node image made",
         _image_on_head,
         lambda made: RayInImage(made.node_image, made.engines),
     ),
-    Case("node image on a worker", _node_image_on_head, _image_copied, on_head=False),
-    Case("another node image on a worker", _other_node_image_on_worker, _image_copied, False),
     Case("containers gone", _other_container, lambda made: ContainersAbsent("demo", made.engines)),
     Case("images gone", _all_of_it, lambda made: ImagesAbsent(REFERENCE, made.engines, ETC)),
     Case(

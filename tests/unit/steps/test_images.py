@@ -1,29 +1,19 @@
-"""Where images come from, what is in them, and what is said when none can be had."""
+"""The node image: what is in it, how it is made; and what `down --purge` takes away again."""
 
 from __future__ import annotations
 
-import json
-import tarfile
-import threading
-from dataclasses import replace
-from io import BytesIO
-from pathlib import Path
-
 import pytest
 
-from clusterctl.engine.plan import Stage
-from clusterctl.engine.planner import plan
-from clusterctl.engine.step import Change, HostView, Unknown
+from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.derived_image import RayInImage, dockerfile, index_arguments
-from clusterctl.steps.image_copied import ImageCopied
-from clusterctl.steps.image_holders import ImageHolders
-from clusterctl.steps.image_present import ImagePresent
+from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_image import REFERENCE_LABEL, content, tag_for
 from clusterctl.steps.ray_pin import has_tokens, ray_for
 from tests.fakes.container_engine import image
-from tests.unit.steps.stage import REFERENCE, Cluster, cluster, give_base, give_node_image
+from tests.unit.steps.shipping import REFERENCE
+from tests.unit.steps.stage import Cluster, cluster, give_base, give_node_image
 
 
 @pytest.fixture
@@ -31,143 +21,11 @@ def made() -> Cluster:
     return cluster()
 
 
-def listening(view: HostView) -> tuple[HostView, list[str]]:
-    said: list[str] = []
-    return replace(view, say=said.append), said
-
-
-def present(made: Cluster, archive: Path | None = None) -> ImagePresent:
-    others = (made.head_view, made.worker_view)
-    return ImagePresent(
-        REFERENCE, made.engines, others=others, node_ip=lambda v: v.host.address, archive=archive
-    )
-
-
-def copied(made: Cluster) -> ImageCopied:
-    return ImageCopied(made.node_image, made.engines, lambda view: view.host.address)
-
-
-def archive_of(path: Path, *layers: str) -> Path:
-    """A docker archive that says what is in it, without the layers."""
-    files = {
-        "manifest.json": [{"Config": "c.json", "RepoTags": [REFERENCE], "Layers": []}],
-        "c.json": {"rootfs": {"diff_ids": list(layers)}},
-    }
-    with tarfile.open(path, "w") as tar:
-        for name, content_ in files.items():
-            data = json.dumps(content_).encode()
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, BytesIO(data))
-    return path
-
-
-def test_another_host_comes_before_the_registry(made: Cluster) -> None:
-    give_base(made.worker)
-    made.head.engine.registry[REFERENCE] = image("other", REFERENCE)
-    view, said = listening(made.head_view)
-    present(made).apply(view, Change(""))
-    assert said[0] == "from gpu2"
-    assert made.head.engine.images["base"].layers == ("layer-base",)
-
-
-def test_a_host_whose_engine_is_down_gives_nothing_and_hinders_nothing(made: Cluster) -> None:
-    made.worker.engine.running = False
-    made.head.engine.registry[REFERENCE] = image("base", REFERENCE)
-    present(made).apply(made.head_view, Change(""))
-    assert "base" in made.head.engine.images
-
-
 def test_an_image_that_is_nowhere_is_said_so(made: Cluster) -> None:
-    with pytest.raises(StepFailed, match="is on no host, and the registry has no such image"):
-        present(made).apply(made.head_view, Change(""))
-
-
-def test_an_image_for_another_processor_is_refused_before_it_is_sent(made: Cluster) -> None:
-    give_base(made.worker)
-    made.worker.engine.images["base"] = replace(
-        made.worker.engine.images["base"], architecture="arm64"
-    )
-    with pytest.raises(RequirementsNotMet, match="made for arm64, and the host is amd64"):
-        present(made).apply(made.head_view, Change(""))
-
-
-def test_a_full_disk_is_told_with_sizes_before_anything_is_sent(made: Cluster) -> None:
-    give_base(made.worker)
-    made.worker.engine.images["base"] = replace(
-        made.worker.engine.images["base"], size=20 * 1024**3
-    )
-    made.head.engine.free = 30 * 1024**3
-    with pytest.raises(RequirementsNotMet, match=r"20\.0 GiB needs 42\.0 GiB .* 30\.0 GiB free"):
-        present(made).apply(made.head_view, Change(""))
-
-
-def test_an_archive_with_other_layers_replaces_the_image(made: Cluster, tmp_path: Path) -> None:
-    give_base(made.head)
-    same = archive_of(tmp_path / "same.tar", "layer-base")
-    newer = archive_of(tmp_path / "newer.tar", "layer-new")
-    assert present(made, same).check(made.head_view) is None
-    change = present(made, newer).check(made.head_view)
-    assert change is not None
-    assert "replace" in change.summary
-
-
-def test_the_worker_cannot_be_planned_before_the_head_has_its_image(made: Cluster) -> None:
-    stages = [Stage("Image", ("gpu2",), (copied(made),))]
-    found = plan(stages, {"gpu2": made.worker_view}).changes[0].change
-    assert found == Unknown("gpu1 gets the image first")
-
-
-def test_an_engine_missing_on_the_head_is_unknown_for_the_worker(made: Cluster) -> None:
-    made.head.engine.running = False
-    assert isinstance(copied(made).check(made.worker_view), Unknown)
-
-
-def test_a_worker_gets_the_image_by_the_heads_name(made: Cluster) -> None:
-    give_base(made.head)
-    give_node_image(made.head)
-    copied(made).apply(made.worker_view, Change(""))
-    found = made.node_image.on(made.worker_view)
-    assert found.layers == made.node_image.on(made.head_view).layers
-
-
-def test_without_a_way_between_the_hosts_it_goes_through_this_machine(made: Cluster) -> None:
-    give_base(made.head)
-    give_node_image(made.head)
-    view, said = listening(made.worker_view)
-    copied(made).apply(view, Change(""))
-    assert any("through this machine" in line for line in said)
-
-
-def test_a_host_that_was_served_serves_others(made: Cluster) -> None:
-    """With one place on the head, the second worker waits until the first has it."""
-    holders = ImageHolders(made.head_view, receivers=1)
-    third = cluster().worker_view
-    with holders.lend(made.worker_view) as first:
-        assert first.host.name == "gpu1"
-        got: list[str] = []
-
-        def wait_for_a_turn() -> None:
-            with holders.lend(third, patience=10) as holder:
-                got.append(holder.host.name)
-
-        waiting = threading.Thread(target=wait_for_a_turn)
-        waiting.start()
-        holders.add(made.worker_view)
-        waiting.join(10)
-    assert got == ["gpu2"]
-
-
-def test_a_wait_for_a_turn_ends(made: Cluster) -> None:
-    holders = ImageHolders(made.head_view, receivers=1)
-    view, said = listening(made.worker_view)
-    with (
-        holders.lend(made.worker_view),
-        pytest.raises(StepFailed, match="no host came free"),
-        holders.lend(view, patience=0.01),
-    ):
-        pass
-    assert said == ["waiting for a turn: gpu1 are sending"]
+    step = ImagePulled(REFERENCE, made.engines, "from here, no answer", marked=True)
+    with pytest.raises(StepFailed, match="is on no host, and the registry has no such image") as e:
+        step.apply(made.head_view, Change(""))
+    assert "from here, no answer" in str(e.value.detail)
 
 
 def ray_step(made: Cluster, *, allow: bool = False, index: str | None = None) -> RayInImage:
@@ -281,7 +139,7 @@ def test_purge_keeps_an_image_that_was_there_before_bootstrap(made: Cluster) -> 
 
 def test_purge_takes_what_bootstrap_brought_and_nothing_that_comes_later(made: Cluster) -> None:
     made.head.engine.registry[REFERENCE] = image("base", REFERENCE)
-    present(made).apply(made.head_view, Change(""))
+    ImagePulled(REFERENCE, made.engines, "", marked=True).apply(made.head_view, Change(""))
     assert gone(made).check(made.head_view) == Change(f"remove {REFERENCE}")
     gone(made).apply(made.head_view, Change(""))
     assert made.head.engine.images == {}

@@ -1,0 +1,40 @@
+"""Images on their way to hosts in memory."""
+
+from __future__ import annotations
+
+from clusterctl.distribution.image_origin import LocalOrigin
+from clusterctl.distribution.sending import Terms
+from clusterctl.distribution.shipment import Find, Shipment
+from clusterctl.engine.step import HostView
+from clusterctl.steps.image_marks import mark
+from tests.fakes.chain import FakeChains
+from tests.fakes.host import FakeHost, fake_driver
+from tests.fakes.loaded_image import image_of
+from tests.fakes.made_image import MadeImage, layer, made_image
+
+REFERENCE = "vllm/vllm-openai:v0.33.0"
+BASE = layer("base", b"b" * 2_000_000)
+IMAGE = made_image(BASE, layer("top", b"one"))
+NEWER = made_image(BASE, layer("top", b"two"), word="two")
+
+
+def give_image(host: FakeHost, image: MadeImage, *tags: str) -> None:
+    """The host has it already."""
+    identifier = image.content.config.digest
+    host.engine.images[identifier] = image_of(image.config, identifier, *tags)
+
+
+def from_archive(image: MadeImage, reference: str = REFERENCE) -> Find:
+    return lambda _: LocalOrigin("bundle.tar", image, reference)
+
+
+def ship(find: Find, views: dict[str, HostView], chains: FakeChains) -> Shipment:
+    """To all of `views`; bootstrap's way, which marks what it brings."""
+    terms = Terms(
+        {name: view.transport for name, view in views.items()},
+        lambda name: f"{name}.example",
+        before=lambda view: mark(view, REFERENCE),
+        chain=chains,  # type: ignore[arg-type]
+    )
+    drivers = {name: fake_driver(view.transport) for name, view in views.items()}
+    return Shipment(find, drivers, tuple(views), terms)

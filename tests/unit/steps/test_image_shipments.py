@@ -1,0 +1,106 @@
+"""One image to two hosts in memory: who gets what by a chain, and what is said before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from clusterctl.distribution.shipment import Find, Shipment
+from clusterctl.engine.executor import execute
+from clusterctl.engine.plan import Stage
+from clusterctl.engine.planner import plan
+from clusterctl.errors import ConnectionFailed, Problems, RequirementsNotMet, StepFailed
+from tests.fakes.chain import FakeChains
+from tests.fakes.made_image import made_image
+from tests.unit.steps.shipping import BASE, IMAGE, NEWER, REFERENCE, from_archive, give_image, ship
+from tests.unit.steps.stage import Cluster, cluster
+
+
+@pytest.fixture
+def made() -> Cluster:
+    return cluster()
+
+
+@dataclass(frozen=True)
+class Site:
+    """gpu1 and gpu2, and what chains between them do."""
+
+    made: Cluster
+    chains: FakeChains
+
+    def ship(self, find: Find) -> Shipment:
+        views = {"gpu1": self.made.head_view, "gpu2": self.made.worker_view}
+        return ship(find, views, self.chains)
+
+    def run(self, find: Find) -> int:
+        """How many hosts were changed."""
+        with self.ship(find) as shipment:
+            stage = Stage("Image", ("gpu1", "gpu2"), (shipment,))
+            views = {"gpu1": self.made.head_view, "gpu2": self.made.worker_view}
+            return execute([stage], views, lambda _: None).changed
+
+
+@pytest.fixture
+def site(made: Cluster) -> Site:
+    engines = {"gpu1": made.head.engine, "gpu2": made.worker.engine}
+    return Site(made, FakeChains(engines))
+
+
+def test_one_chain_serves_all_that_lack_it(site: Site) -> None:
+    assert site.run(from_archive(IMAGE)) == 2
+    assert site.chains.links == [("gpu1", "gpu2")]
+    assert site.chains.kept == [False], "nothing stays in caches"
+    for host in (site.made.head, site.made.worker):
+        (image_,) = host.engine.images.values()
+        assert image_.tags == (REFERENCE,)
+    assert site.run(from_archive(IMAGE)) == 0
+    assert len(site.chains.links) == 1
+
+
+def test_a_host_that_has_it_is_left_out_of_the_chain(site: Site) -> None:
+    give_image(site.made.head, IMAGE, REFERENCE)
+    assert site.run(from_archive(IMAGE)) == 1
+    assert site.chains.links == [("gpu2",)]
+
+
+def test_only_what_lacks_is_fetched_for_a_partial_load(site: Site) -> None:
+    give_image(site.made.worker, IMAGE, REFERENCE)
+    site.run(from_archive(NEWER))
+    assert site.chains.fetched == [("gpu2", (NEWER.content.layers[1].digest,))]
+    for host in (site.made.head, site.made.worker):
+        assert host.engine.images[NEWER.content.config.digest].tags == (REFERENCE,)
+
+
+def test_what_came_so_far_stays_when_a_host_fails(site: Site) -> None:
+    site.made.worker.cut_at = 2
+    with pytest.raises(ConnectionFailed):
+        site.run(from_archive(IMAGE))
+    assert site.chains.kept == [True]
+    assert site.made.head.engine.images, "the other host has it"
+    assert site.run(from_archive(IMAGE)) == 1
+
+
+def test_room_is_asked_of_all_hosts_before_anything_is_sent(site: Site) -> None:
+    site.made.head.engine.free = site.made.worker.engine.free = 2**20
+    stage = Stage("Image", ("gpu1", "gpu2"), (site.ship(from_archive(IMAGE)),))
+    views = {"gpu1": site.made.head_view, "gpu2": site.made.worker_view}
+    with pytest.raises(Problems) as raised:
+        plan([stage], views)
+    assert [error.host for error in raised.value.errors] == ["gpu1", "gpu2"]
+    assert "needs 0.3 GiB at /var/lib/docker" in str(raised.value.errors[0])
+    assert site.chains.links == []
+
+
+def test_an_image_for_another_processor_is_refused_before_it_is_sent(site: Site) -> None:
+    arm = made_image(BASE, platform="linux/arm64")
+    with pytest.raises(RequirementsNotMet, match="made for linux/arm64, and the host is linux/am"):
+        site.ship(from_archive(arm)).check(site.made.head_view)
+
+
+def test_a_chain_that_cannot_go_on_ends_the_pull_with_its_own_words(site: Site) -> None:
+    site.chains.problem = StepFailed("the source is gone")
+    site.chains.broken = True
+    with pytest.raises(Problems) as raised:
+        site.run(from_archive(IMAGE))
+    assert all("the source is gone" in error.summary for error in raised.value.errors)
