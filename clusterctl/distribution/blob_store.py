@@ -107,20 +107,13 @@ class BlobStore:
         return path
 
     def _receive(self, blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> None:
-        hashed, count = hashlib.sha256(), 0
-        while chunk := file.read(CHUNK):
-            hashed.update(chunk)
-            count += len(chunk)
-        arrived(min(count, blob.size))
-        if count < blob.size:
-            for chunk in fetch(count):
-                hashed.update(chunk)
-                file.write(chunk)
-                file.flush()
-                count += len(chunk)
-                arrived(count)
-        _insist_whole(blob, count)
-        if hashed.hexdigest() != blob.hex or count != blob.size:
+        """What an earlier attempt left may be what is wrong: then all of it comes anew."""
+        had = os.fstat(file.fileno()).st_size
+        whole = _completed(blob, file, fetch, arrived)
+        if not whole and had:
+            file.truncate(0)
+            whole = _completed(blob, file, fetch, arrived)
+        if not whole:
             self.part(blob.digest).unlink()
             raise WrongBytes(f"{blob.digest} arrived with other bytes than its digest promises")
 
@@ -133,7 +126,6 @@ class BlobStore:
         while not self.holds(blob):
             with part.open("a+b") as file:
                 if locked(file) and same_file(file, part):
-                    file.seek(0)
                     yield file
                     return
             arrived(watch.look())
@@ -196,6 +188,25 @@ def same_file(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _completed(blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> bool:
+    """Fetch what lacks behind what is in `file`; whether it is the blob."""
+    hashed, count = hashlib.sha256(), 0
+    file.seek(0)
+    while chunk := file.read(CHUNK):
+        hashed.update(chunk)
+        count += len(chunk)
+    arrived(min(count, blob.size))
+    if count < blob.size:
+        for chunk in fetch(count):
+            hashed.update(chunk)
+            file.write(chunk)
+            file.flush()
+            count += len(chunk)
+            arrived(min(count, blob.size))
+    _insist_whole(blob, count)
+    return hashed.hexdigest() == blob.hex
 
 
 def _insist_whole(blob: Blob, count: int) -> None:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import Meter
+from clusterctl.distribution.archives.split import clean
 from clusterctl.distribution.blob_store import BlobStore, disk_errors
 from clusterctl.distribution.codec import Codec
 from clusterctl.distribution.content import CHUNK, Blob, ImageContent
@@ -173,9 +174,13 @@ def _digits(file: BinaryIO) -> str:
 
 @contextmanager
 def _fresh_file(directory: Path) -> Iterator[BinaryIO]:
-    """Gone afterwards, unless it was renamed."""
+    """Gone afterwards, unless it was renamed; `clean` removes what a killed run left."""
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=directory, suffix=".new", delete=False) as file:
+    clean(str(directory))
+    prefix = f"save-{os.getpid()}-"
+    with tempfile.NamedTemporaryFile(
+        dir=directory, prefix=prefix, suffix=".part", delete=False
+    ) as file:
         try:
             yield file  # type: ignore[misc]
         finally:

@@ -13,6 +13,7 @@ CODEC is gzip, zstd or -.
 """
 
 import base64
+import errno
 import hashlib
 import os
 import re
@@ -215,9 +216,17 @@ def broken(splitter: Splitter, read: Read) -> Optional[Broken]:
 def clean(directory: str) -> None:
     """Remove what a killed run left half written."""
     for name in os.listdir(directory):
-        found = re.match(r"save-(\d+)-\d+\.part$", name)
-        if found and not os.path.exists(f"/proc/{found.group(1)}"):
+        found = re.match(r"save-(\d+)-\w+\.part$", name)
+        if found and not alive(int(found.group(1))):
             os.unlink(os.path.join(directory, name))
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from clusterctl.containers.meter import Meter
 from clusterctl.distribution.archives.members import SplitMembers
-from clusterctl.distribution.archives.split import Splitter, still_true
+from clusterctl.distribution.archives.split import Splitter, clean, still_true
 from clusterctl.distribution.archives.tar_stream import Read
 from clusterctl.distribution.blob_store import BlobStore, disk_errors
 
@@ -39,6 +39,7 @@ def _split(
 
     with disk_errors(store.directory):
         store.blobs.mkdir(parents=True, exist_ok=True)
+        clean(str(store.blobs))
         with stream() as read:
             Splitter(str(store.blobs), None, listen).split(read)
     return "\n".join(lines)

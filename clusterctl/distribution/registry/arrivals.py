@@ -33,7 +33,7 @@ class Arrival:
 
     def reached(self, count: int) -> None:
         with self._changed:
-            self._count = max(self._count, count)
+            self._count = count
             self._changed.notify_all()
 
     def end(self, error: BaseException | None) -> None:

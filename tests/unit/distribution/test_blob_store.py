@@ -61,6 +61,15 @@ def test_wrong_bytes_are_thrown_away(store: BlobStore, wrong: bytes) -> None:
     store.fill(BLOB, pieces)
 
 
+def test_wrong_bytes_of_an_earlier_run_are_fetched_anew(store: BlobStore) -> None:
+    part = store.part(BLOB.digest)
+    part.parent.mkdir(parents=True)
+    for left in (b"junk" * 1000, b"junk" * len(DATA)):
+        part.write_bytes(left)
+        assert store.fill(BLOB, pieces).read_bytes() == DATA
+        store.path(BLOB.digest).unlink()
+
+
 def test_too_few_bytes_are_kept_for_the_next_try(store: BlobStore) -> None:
     with pytest.raises(StepFailed, match="ends after 500000 of 2560000"):
         store.fill(BLOB, lambda offset: pieces(offset, DATA[:500_000]))

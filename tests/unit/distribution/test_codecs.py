@@ -108,6 +108,8 @@ def test_a_source_that_fails_leaves_nothing(
     plain: LocalImage, store: BlobStore, tmp_path: Path
 ) -> None:
     (tmp_path / "image.tar").write_bytes(b"changed meanwhile")
+    store.blobs.mkdir(parents=True)
+    (store.blobs / "save-999999999-abc.part").write_bytes(b"of a killed run")
     with pytest.raises(StepFailed):
         recompressed(plain, Codec.GZIP, store, say=print)
-    assert not list(store.blobs.glob("*.new"))
+    assert not list(store.blobs.iterdir())
