@@ -183,10 +183,12 @@ def run(files: List[File], headers: Headers, piece: int) -> None:
     for thread in threads:
         thread.daemon = True
         thread.start()
-    while any(thread.is_alive() for thread in threads):
+    while True:
         for thread in threads:
             thread.join(1.0 / AT_ONCE)
         crew.tell("have", str(sum(file.have for file in files)))
+        if not any(thread.is_alive() for thread in threads):
+            return
 
 
 def show(url: str, headers: Headers) -> None:

@@ -1,0 +1,243 @@
+"""Models by real relays and scripts, to hosts that are this machine, each with a models directory
+of its own at the same path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.distribution.weights.arriving import Arriving
+from clusterctl.distribution.weights.delivery import Delivery, Terms
+from clusterctl.distribution.weights.download import Downloads
+from clusterctl.distribution.weights.files_source import FilesSource
+from clusterctl.distribution.weights.hashing import HashCache, manifest_of
+from clusterctl.distribution.weights.hub import needed
+from clusterctl.distribution.weights.hub_access import Access
+from clusterctl.distribution.weights.huggingface import HuggingFace
+from clusterctl.distribution.weights.manifest import FILE_NAME, parse
+from clusterctl.distribution.weights.supply import Supply
+from clusterctl.distribution.weights.tree import read_tree
+from clusterctl.distribution.weights.web import OperatorWeb
+from clusterctl.engine.events import Event, StepProgress
+from clusterctl.engine.executor import RunOutcome, execute
+from clusterctl.engine.plan import OnFailure, Stage
+from clusterctl.engine.planner import plan
+from clusterctl.engine.step import HostView
+from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
+from clusterctl.inventory.model import Host
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.wire import Wire
+from tests.fakes.host_facts import host_facts
+from tests.fakes.hubs import FakeHubs, running_hubs
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts directories")
+
+MIB = 1 << 20
+OWN_MODELS = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+class HostHere(LocalTransport):
+    """This machine, with `own` mounted at `models` for every command."""
+
+    def __init__(self, name: str, own: Path, models: Path) -> None:
+        super().__init__(Host(name=name, address="localhost"))
+        self.own, self._models = own, models
+
+    def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
+        mounted = ["unshare", "-m", "sh", "-c", OWN_MODELS, "host", str(self.own)]
+        return super()._start([*mounted, str(self._models), *argv])
+
+
+class Cluster:
+    """Hosts h1, h2, ... and a model on the operator's side."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.models = folder / "models"
+        self.models.mkdir()
+        self.cache = HashCache(folder / "hashes")
+        self.views = {name: self._view(folder, name) for name in _names(count)}
+        self.events: list[Event] = []
+
+    def _view(self, folder: Path, name: str) -> HostView:
+        own = folder / name
+        own.mkdir()
+        transport = HostHere(name, own, self.models)
+        return HostView(transport.host, host_facts(), transport)
+
+    def own(self, name: str) -> Path:
+        transport = self.views[name].transport
+        assert isinstance(transport, HostHere)
+        return transport.own
+
+    def supply(self, directory: Path, name: str | None = None) -> Supply:
+        tree = read_tree(directory, name)
+        manifest = manifest_of(tree, cache=self.cache)
+        source = FilesSource(tree, manifest)
+        return Supply(manifest, "here", source, trouble=source.changes)
+
+    def delivery(self, supply: Supply, *hosts: str) -> Delivery:
+        wanted = {name: self.views[name] for name in hosts or self.views}
+        return Delivery(supply, wanted, Terms(str(self.models), lambda _: "127.0.0.1"))
+
+    def run(self, delivery: Delivery) -> RunOutcome:
+        stage = Stage("Model", tuple(self.views), (delivery,), OnFailure.SET_HOST_ASIDE)
+        with delivery:
+            return execute((stage,), self.views, self.events.append)
+
+    def push(self, supply: Supply) -> tuple[RunOutcome, int]:
+        """How it went, and the bytes that left this side."""
+        delivery = self.delivery(supply)
+        outcome = self.run(delivery)
+        return outcome, delivery.sent
+
+
+def _names(count: int) -> list[str]:
+    return [f"h{number}" for number in range(1, count + 1)]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of more than one piece, with an empty file and equal ones."""
+    directory = tmp_path / "Tiny-1B"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "llama"}')
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "generation_config.json").write_text("{}")
+    (directory / "__init__.py").write_text("")
+    (directory / "model.bin").write_bytes(os.urandom(MIB) * 70)
+    return directory
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path, 3)
+
+
+def same(directory: Path, there: Path) -> bool:
+    names = {path.name for path in directory.iterdir()}
+    assert {path.name for path in there.iterdir()} == {*names, FILE_NAME}
+    return all((there / name).read_bytes() == (directory / name).read_bytes() for name in names)
+
+
+def test_every_host_gets_it_once_and_a_second_push_moves_nothing(
+    cluster: Cluster, model: Path
+) -> None:
+    supply = cluster.supply(model)
+    outcome, sent = cluster.push(supply)
+    assert (outcome.changed, dict(outcome.set_aside)) == (3, {})
+    assert sent == sum(blob.size for blob in supply.manifest.blobs)
+    for name in cluster.views:
+        assert same(model, cluster.own(name) / "Tiny-1B")
+        text = (cluster.own(name) / "Tiny-1B" / FILE_NAME).read_text()
+        assert parse(text) == supply.manifest
+        assert list((cluster.own(name) / ".clusterctl-incoming").iterdir()) == []
+    assert cluster.push(supply) == (RunOutcome(0, {}), 0)
+
+
+def test_the_plan_says_what_would_be_brought_and_writes_nothing(
+    cluster: Cluster, model: Path
+) -> None:
+    stage = Stage("Model", tuple(cluster.views), (cluster.delivery(cluster.supply(model)),))
+    found = plan((stage,), cluster.views)
+    assert len(found.changes) == 3
+    assert "bring Tiny-1B: 0.07 GiB in 4 files, from here" in repr(found.changes[0].change)
+    assert [list(cluster.own(name).iterdir()) for name in cluster.views] == [[], [], []]
+
+
+def test_a_host_that_has_it_heads_the_chain(cluster: Cluster, model: Path) -> None:
+    supply = cluster.supply(model)
+    first = cluster.delivery(supply, "h2")
+    with first:
+        execute((Stage("Model", ("h2",), (first,)),), cluster.views, cluster.events.append)
+    outcome, sent = cluster.push(supply)
+    assert (outcome.changed, sent) == (2, 0)
+    assert all(same(model, cluster.own(name) / "Tiny-1B") for name in cluster.views)
+
+
+def test_a_new_version_sends_what_is_new_and_replaces_the_tree(
+    cluster: Cluster, model: Path
+) -> None:
+    cluster.push(cluster.supply(model))
+    (model / "config.json").write_text('{"model_type": "llama", "new": 1}')
+    (model / "tokenizer.json").unlink()
+    supply = cluster.supply(model)
+    change = cluster.delivery(supply).check(cluster.views["h1"])
+    assert change is not None
+    assert change.disruptive
+    _, sent = cluster.push(supply)
+    assert sent == (model / "config.json").stat().st_size
+    assert all(same(model, cluster.own(name) / "Tiny-1B") for name in cluster.views)
+
+
+def test_all_hosts_without_room_are_named_before_the_first_byte(
+    cluster: Cluster, model: Path
+) -> None:
+    supply = cluster.supply(model)
+    large = tuple(
+        replace(file, size=file.size * 2**20) if file.path == "model.bin" else file
+        for file in supply.manifest.files
+    )
+    delivery = cluster.delivery(replace(supply, manifest=replace(supply.manifest, files=large)))
+    stage = Stage("Model", tuple(cluster.views), (delivery,))
+    with pytest.raises(Problems) as raised:
+        plan((stage,), cluster.views)
+    assert [error.host for error in raised.value.errors] == ["h1", "h2", "h3"]
+    assert all(isinstance(error, RequirementsNotMet) for error in raised.value.errors)
+    assert all("are free" in error.summary for error in raised.value.errors)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_named(cluster: Cluster, model: Path) -> None:
+    supply = cluster.supply(model)
+    with (model / "model.bin").open("r+b") as file:
+        file.seek(60 * MIB)
+        file.write(b"written meanwhile")
+    outcome, _ = cluster.push(supply)
+    errors: list[ClusterctlError] = list(outcome.set_aside.values())
+    assert len(errors) == 3
+    assert all("model.bin changed while it was read" in error.summary for error in errors)
+    assert not any((cluster.own(name) / "Tiny-1B").exists() for name in cluster.views)
+    mended, _ = cluster.push(cluster.supply(model))
+    assert mended.changed == 3
+
+
+def test_hosts_have_the_first_bytes_before_the_hub_has_sent_the_last(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    weights = os.urandom(MIB) * 70
+    hubs = FakeHubs(models={"Org/Tiny": {"config.json": b"{}", "model.bin": weights}})
+    hubs.held = {"model.bin"}
+    with ExitStack() as stack:
+        stack.enter_context(running_hubs(hubs))
+        web = stack.enter_context(OperatorWeb(timeout=20))
+        hub = HuggingFace(web, Access(hubs.endpoint))
+        listing = needed(hub.listing("Org/Tiny", None))
+        downloads = Downloads(tmp_path / "got", web.stream, {}, cache=cluster.cache)
+        arriving = Arriving(listing, "Tiny", downloads)
+        stack.callback(arriving.stop)
+        supply = Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
+        sink = _opens(hubs, "h2", tmp_path)
+        delivery = cluster.delivery(supply)
+        stage = Stage("Model", tuple(cluster.views), (delivery,))
+        with delivery:
+            execute((stage,), cluster.views, sink)
+    for name in cluster.views:
+        assert (cluster.own(name) / "Tiny" / "model.bin").read_bytes() == weights
+        manifest = parse((cluster.own(name) / "Tiny" / FILE_NAME).read_text())
+        assert manifest.origin == listing.origin
+        assert [len(file.chunks) for file in manifest.files] == [1, 2]
+
+
+def _opens(hubs: FakeHubs, host: str, folder: Path) -> Callable[[Event], None]:
+    """Lets the hub go on once bytes of what it sent so far are on `host`'s disk."""
+
+    def see(event: Event) -> None:
+        if isinstance(event, StepProgress) and event.host == host:
+            parts = list((folder / host).rglob("model.bin.part"))
+            if any(part.stat().st_blocks for part in parts):
+                hubs.hold.set()
+
+    return see
