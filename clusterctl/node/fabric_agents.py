@@ -13,7 +13,8 @@ class Limits:
     arrive: float = 20.0
     """Ray's own start of a worker process takes 2 to 6 on two busy cores."""
     answer: float = 10.0
-    """For an agent to answer at all; a crossing takes 3 at most."""
+    """For an agent to answer at all (a crossing takes 3 at most), and for the 4 MiB whose sums are
+    compared: an MTU black hole lets ranks join, and then nothing arrives."""
     importing: float = 120.0
     """torch with CUDA is gigabytes, read from a cold disk the first time."""
     join: float = 15.0

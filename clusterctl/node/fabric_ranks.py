@@ -88,8 +88,9 @@ class Ranks:
         }
 
     def await_measured(self, backend: str) -> Collective:
-        """Joined within one limit, measured within another."""
+        """Joined, right and measured, each within its own limit."""
         self._await(backend, self._reached("joined", backend), self._limits.join)
+        self._await(backend, self._reached("correct", backend), self._limits.answer)
         self._await(backend, self._reached("measured", backend), self._limits.measure)
         members = self._members(backend)
         event = next(
