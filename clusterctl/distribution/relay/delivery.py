@@ -71,6 +71,8 @@ class Delivery:
         if segment is not self._segment:
             self._enter(segment)
         count = self._blob.wait(self._position, self._turn, SIGN_OF_LIFE)
+        if count and self._file < 0:
+            self._file = self._blob.open_for_reading(self._segment, self._turn)
         return min(count, TURN, self._end - self._position)
 
     def _announce(self, count: int) -> None:
@@ -80,8 +82,6 @@ class Delivery:
         self._connection.sendall(data)
 
     def _send_file(self, count: int) -> None:
-        if self._file < 0:
-            self._file = self._blob.open_for_reading()
         while count:
             try:
                 sent = os.sendfile(self._connection.fileno(), self._file, self._position, count)

@@ -75,12 +75,14 @@ class Fetch:
         return False
 
     def _blame(self) -> None:
-        """Bytes that were left on disk come first: nobody else is to blame for those."""
+        """One who sent all of it. Bytes that were left on disk come first: nobody else is to
+        blame for those; and of several, nobody knows which: the next try may show."""
         if self._resumed:
             self._say("wrong", "an earlier run", self._blob.digest)
             return
         self._say("wrong", " or ".join(self._contributors), self._blob.digest)
-        self._blamed.update(self._contributors)
+        if len(self._contributors) == 1:
+            self._blamed.update(self._contributors)
         if self._blamed >= {upstream.name for upstream in self._roster.all()}:
             self._blamed.clear()
 
@@ -93,7 +95,7 @@ class Fetch:
 
     def _start_over(self) -> None:
         self._blob.drop(self._segment)
-        self._part.forget(self._segment)
+        self._part.forget(self._segment, self._wait)
         self._contributors, self._resumed = [], False
         self._hash = self._part.hash_of(self._segment)
 

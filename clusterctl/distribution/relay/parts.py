@@ -66,12 +66,15 @@ class PartFile:
             os.write(self._journal, line.encode())
             self._noted[segment.index] = segment.have
 
-    def forget(self, segment: Segment) -> None:
-        """Its bytes were wrong."""
-        if self._journal is None:
-            os.ftruncate(self._open_descriptor(), 0)
-        else:
+    def forget(self, segment: Segment, wait: Wait) -> None:
+        """Its bytes were wrong. Who reads them now keeps what it has open."""
+        if self._journal is not None:
             self.note(segment)
+            return
+        before = self._open_descriptor()
+        _unlink(self._blob.part)
+        self._descriptor = self._locked(wait)
+        os.close(before)
 
     def finish(self) -> None:
         """All is there and verified: the file gets its name. Raises OSError."""

@@ -77,9 +77,15 @@ class Stored:
     def segment_at(self, position: int) -> Segment:
         return self.segments[position // self.piece_size if len(self.segments) > 1 else WHOLE]
 
-    def open_for_reading(self) -> int:
-        """A descriptor of the file as it is now; it stays good when the file gets its name."""
+    def open_for_reading(self, segment: Segment, turn: int) -> int:
+        """A descriptor of the file as it is now; it stays good when the file gets its name, and
+        when wrong bytes are thrown away: those come again in a file of their own.
+
+        Raises Restarted when that has happened already.
+        """
         with self.changed:
+            if segment.round != turn:
+                raise Restarted
             return os.open(self.path if self.complete else self.part, os.O_RDONLY | os.O_CLOEXEC)
 
     def claim(self, segment: Segment) -> bool:

@@ -117,6 +117,22 @@ def test_wrong_bytes_of_an_upstream_are_noticed_and_taken_from_another(bench: Be
     assert ("h2", f"h1 sent wrong bytes for {blob.hex[:12]}; they come anew") in bench.said
 
 
+def test_wrong_bytes_stop_at_the_first_host(bench: Bench) -> None:
+    """They are passed on before anyone can know, but never to the last byte; h2 blames nobody."""
+    blob = bench.source.add(6 * MIB)
+    right = bench.source.data[blob.digest]
+    bench.source.data[blob.digest] = right[:-1] + b"?"
+
+    def mend(_blob: Blob, position: int) -> None:
+        if position == blob.size - MIB:
+            bench.source.data[blob.digest] = right
+
+    bench.source.gate = mend
+    with bench.chain(bench.links(3), [blob]) as chain:
+        bench.bring(chain, ["h1", "h2", "h3"], [blob])
+    assert [(host, text.split()[0]) for host, text in bench.said] == [("h1", "source")]
+
+
 def test_a_host_that_has_it_heads_the_chain(bench: Bench) -> None:
     blob = bench.source.add(6 * MIB)
     here = bench.folder / "model"
