@@ -163,7 +163,7 @@ class _Watch:
             self._size, self._moved = size, time.monotonic()
         elif time.monotonic() - self._moved > WRITER_SILENCE:
             raise StepFailed(
-                f"another clusterctl fetches {self._blob.digest} and makes no progress",
+                f"another process fetches {self._blob.digest} and makes no progress",
                 hint=f"see who: fuser -v {self._part}",
             )
         return size

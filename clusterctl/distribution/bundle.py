@@ -137,7 +137,7 @@ def _insist_room(path: Path, needed: int) -> None:
 def _insist_alone(file: BinaryIO, part: Path) -> None:
     """Whoever was faster may also have finished, and given the file its name, by now."""
     if not locked(file) or not same_file(file, part):
-        raise StepFailed(f"another clusterctl writes {part}", hint=f"see who: fuser -v {part}")
+        raise StepFailed(f"another process writes {part}", hint=f"see who: fuser -v {part}")
 
 
 @contextlib.contextmanager

@@ -104,7 +104,7 @@ def test_two_at_once_do_not_mix(opened: Opened, image: MadeImage, tmp_path: Path
     path = tmp_path / "bundle.tar"
     with (tmp_path / "bundle.tar.part").open("wb") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        with pytest.raises(StepFailed, match="another clusterctl"):
+        with pytest.raises(StepFailed, match="another process"):
             write_bundle([opened(image)], path, say=print)
     write_bundle([opened(image)], path, say=print)
     assert path.exists()
