@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.inventory.load import load
@@ -52,7 +52,7 @@ class Figures:
     sent: int
     """By this machine."""
     source_cpu_per_gb: float
-    """CPU seconds of the pushing process and its start, per 1e9 bytes sent."""
+    """CPU seconds of the pushing process, beyond those of a push of nothing, per 1e9 bytes."""
     second_wall: float
     second_sent: int
     resumed_extra: int
@@ -85,11 +85,11 @@ class Bench:
         began = time.monotonic()
         self._push("--dry-run")
         hashing = time.monotonic() - began
-        before, cpu = self._received(), _cpu()
-        wall, full = self._timed()
-        cpu, usual = _cpu() - cpu, self._received() - before
+        before = self._received()
+        wall, cpu, full = self._timed()
+        usual = self._received() - before
         self._verify()
-        second_wall, second = self._timed()
+        second_wall, second_cpu, second = self._timed()
         extra = self._killed_and_resumed(size) - usual
         self._forget()
         return Figures(
@@ -99,16 +99,17 @@ class Bench:
             limit=size / self._rate,
             wall=wall,
             sent=int(full["sent"]),
-            source_cpu_per_gb=cpu / (int(full["sent"]) / 1e9),
+            source_cpu_per_gb=(cpu - second_cpu) / (int(full["sent"]) / 1e9),
             second_wall=second_wall,
             second_sent=int(second["sent"]),
             resumed_extra=extra,
         )
 
-    def _timed(self) -> tuple[float, Mapping[str, int]]:
-        began = time.monotonic()
+    def _timed(self) -> tuple[float, float, Mapping[str, int]]:
+        """A push: its time, its CPU seconds here, and what it printed."""
+        began, cpu = time.monotonic(), _cpu()
         done = json.loads(self._push("--json"))
-        return time.monotonic() - began, done
+        return time.monotonic() - began, _cpu() - cpu, done
 
     def _killed_and_resumed(self, size: int) -> int:
         """Bytes on the first host's link over both runs."""
@@ -201,6 +202,30 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def rows(found: Figures) -> list[tuple[str, str, str]]:
+    """Figure, bar, measured: for the table of all figures."""
+    pushed = f"weights, {found.hosts} hosts, {found.size / 1e9:.1f} GB in {len(SHARDS) + 3} files"
+    return [
+        (f"{pushed}: wall / (bytes / rate)", "1.15", f"{found.ratio:.2f} ({found.wall:.1f} s)"),
+        (f"{pushed}: bytes sent here", "1.02 x", f"{found.sent / found.size:.3f} x"),
+        (
+            "weights: a push killed at 40 %, and another one, beyond one push",
+            "one chunk, 67 MB",
+            f"{found.resumed_extra / 1e6:.0f} MB",
+        ),
+        (
+            "weights: second push, nothing changed",
+            "2 s, no bytes",
+            f"{found.second_wall:.1f} s, {found.second_sent} bytes",
+        ),
+        (
+            "weights: CPU of the source, beyond a push of nothing",
+            "1 s per GB",
+            f"{found.source_cpu_per_gb:.1f} s",
+        ),
+    ]
+
+
 def measure_weights(rate: str, inventory: Path = LAB) -> Figures:
     """The figures, with links of `rate` (400mbit); in a directory that is removed again."""
     work = Path(tempfile.mkdtemp(prefix="clusterctl-bench-", dir="/var/tmp"))
@@ -216,7 +241,8 @@ def main() -> None:
     parser.add_argument("--inventory", type=Path, default=LAB)
     asked = parser.parse_args()
     found = measure_weights(asked.rate, asked.inventory)
-    print(json.dumps({**asdict(found), "ratio": round(found.ratio, 3)}, indent=2))  # noqa: T201
+    for row in rows(found):
+        print("  ".join(row))  # noqa: T201
 
 
 if __name__ == "__main__":
