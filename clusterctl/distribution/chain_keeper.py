@@ -188,6 +188,8 @@ class Keeper:
         if name == "wrong":
             self._say(self.link.host, f"{first} sent wrong bytes for {second[:12]}; they come anew")
             self._feed.blame(first, second)
+        elif name == "detour":
+            self._say(self.link.host, f"gets from the source what a host did not pass on: {first}")
         elif name == "absent":
             self._say(self.link.host, f"{first} is not what it was, and is fetched: {second}")
         else:

@@ -8,7 +8,7 @@ from clusterctl.distribution.relay import http_wire
 from clusterctl.distribution.relay.parts import PartFile
 from clusterctl.distribution.relay.roster import Roster
 from clusterctl.distribution.relay.stored import Segment, Stored
-from clusterctl.distribution.relay.upstream import Broken, Upstream, WrongSoFar
+from clusterctl.distribution.relay.upstream import SOURCE, Broken, Upstream, WrongSoFar
 
 TICK = 1.0
 """Seconds after which a silent stream is looked at."""
@@ -49,6 +49,7 @@ class Fetch:
         self._contributors: List[str] = []
         self._resumed = False
         self._waiting = False
+        self._reason = ""
         self._hash: Any = None
 
     def run(self) -> None:
@@ -103,8 +104,10 @@ class Fetch:
         found = self._roster.choose(self._tried | self._blamed)
         if found is None:
             self._tried.clear()
-            self._wait(self._waits.reason(self) or "an upstream")
+            self._wait(self._reason or "an upstream")
             time.sleep(PAUSE)
+        elif found.name == SOURCE and self._tried - {SOURCE} and self._roster.is_first_detour():
+            self._say("detour", self._reason, self._blob.digest)
         return found
 
     def _take(self, upstream: Upstream) -> None:
@@ -169,6 +172,7 @@ class Fetch:
 
     def _wait(self, reason: str) -> None:
         self._waiting = True
+        self._reason = reason
         self._waits.note(self, reason)
 
 
@@ -186,10 +190,6 @@ class Waits:
     def clear(self, fetch: Fetch) -> None:
         with self._lock:
             self._reasons.pop(fetch, None)
-
-    def reason(self, fetch: Fetch) -> str:
-        with self._lock:
-            return str(self._reasons.get(fetch, ""))
 
     def text(self) -> str:
         """One of them; "" when nobody waits."""

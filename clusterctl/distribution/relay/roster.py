@@ -22,6 +22,7 @@ class Roster:
         self._since: Dict[str, float] = {}
         self._failed_at: Dict[str, float] = {}
         self._lock = threading.Lock()
+        self._told_of_detour = False
 
     def set(self, upstreams: List[Upstream]) -> None:
         """The first is asked first. One that is the same object as before keeps its standing."""
@@ -66,6 +67,12 @@ class Roster:
         """It delivered."""
         with self._lock:
             self._failed_at.pop(upstream.name, None)
+
+    def is_first_detour(self) -> bool:
+        """True the first time it is asked: once is enough to tell a user."""
+        with self._lock:
+            first, self._told_of_detour = not self._told_of_detour, True
+            return first
 
     def has_better(self, upstream: Upstream, joined: float) -> bool:
         """Whether one before `upstream` was announced after `joined`."""

@@ -85,6 +85,8 @@ def test_an_upstream_that_says_nothing_is_left(bench: Bench) -> None:
         try:
             bench.bring(chain, ["h2", "h3"], [blob])
             assert chain.progress()["h3"].received < 1.1 * blob.size, "h3 stayed with h2"
+            (told,) = [text for host, text in bench.said if host == "h2"]
+            assert told.startswith("gets from the source what a host did not pass on: h1: nothing")
         finally:
             os.kill(stopped[0], signal.SIGCONT)
 
