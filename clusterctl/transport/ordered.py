@@ -31,7 +31,7 @@ class OrderedChannel:
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel: Any = channel
 
-    def send(self, data: bytes) -> int:
+    def send(self, data: bytes | memoryview) -> int:
         """How many bytes of `data` were sent: at least one, as the peer's window allows.
 
         Raises OSError when the channel is closed, TimeoutError after `settimeout`'s time.
@@ -46,7 +46,7 @@ class OrderedChannel:
             message = paramiko.Message()
             message.add_byte(cMSG_CHANNEL_DATA)
             message.add_int(channel.remote_chanid)
-            message.add_string(data[:size])
+            message.add_string(bytes(data[:size]))
             return message
 
         self._send(compose)
@@ -57,7 +57,7 @@ class OrderedChannel:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[self.send(bytes(rest[:LARGEST])) :]
+                rest = rest[self.send(rest) :]
             except TimeoutError:  # `settimeout` is for readers; who receives is slow
                 continue
 
