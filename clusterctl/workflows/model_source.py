@@ -57,7 +57,7 @@ def supplying(
     if name is not None:
         _require_name(name)
     if holder is not None:
-        return of_host(asked, models, holder, name)
+        return of_host(asked, models, holder, name, sink)
     found = of_directory(Path(asked), name, sink)
     return lambda _: found
 
@@ -94,7 +94,7 @@ def _telling(tree: Tree, sink: EventSink) -> Callable[[int], None]:
 
 
 def of_host(
-    asked: str, models: str, holder: str, name: str | None
+    asked: str, models: str, holder: str, name: str | None, sink: EventSink
 ) -> Callable[[Mapping[str, HostView]], Supply]:
     """A model that the host `holder` has: `asked` is its directory's name, a path, or a name of
     the catalogue. Its hashes are taken there, once, and kept beside it."""
@@ -104,7 +104,10 @@ def of_host(
         directory, tree = _find(asked, models, view)
         manifest = tree.manifest
         if manifest is None or tree.lacking:
+            text = f"hashing {tree.path} there: {tree.size / _GIB:.1f} GiB"
+            sink(StepProgress(holder, "hash", text))
             manifest = _hashed(view, directory, tree)
+            sink(StepFinished(holder, "hash", "unchanged", 0.0))
         paths = {
             file.blob.digest: f"{directory}/{tree.path}/{file.path}" for file in manifest.files
         }
