@@ -51,12 +51,12 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         topology, misplaced = place(inventory, answers)
         told = [*failures(found), *lacking, *_new(misplaced, lacking)]
         between, noted = _pairs(inventory, topology, answers, transports)
-        unlike = [
-            *differences(inventory, answers, transports),
+        drift = [
             *lost_in_containers(inventory, answers),
             *unlike_the_plan(inventory, topology, answers, transports),
-            *unlike_ray(inventory, topology, answers),
         ]
+        in_ray = _new(unlike_ray(inventory, topology, answers), drift)
+        unlike = [*differences(inventory, answers, transports), *drift, *in_ray]
     choices = {node.host: node.explain for node in topology.nodes} if topology else {}
     facts = {name: answer.facts for name, answer in answers.items()}
     all_notes = (*notes(inventory, facts), *noted)
