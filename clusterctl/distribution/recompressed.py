@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,15 +37,30 @@ AT_ONCE = 4
 DOCKER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 
-def recompressed(source: LocalImage, codec: Codec, store: BlobStore, *, say: Say) -> LocalImage:
+def plain_size(image: LocalImage, lacking: Collection[str] | None = None) -> int:
+    """Bytes of its plain layers; of those whose diff IDs are in `lacking`, when given."""
+    return sum(layer.size for layer in _plain(image.content, lacking))
+
+
+def recompressed(
+    source: LocalImage,
+    codec: Codec,
+    store: BlobStore,
+    *,
+    say: Say,
+    lacking: Collection[str] | None = None,
+) -> LocalImage:
     """`source` with its plain layers compressed into `store`: same config and diff IDs, another
-    manifest. What was compressed before is taken from there."""
+    manifest. What was compressed before is taken from there, as engines know it by its digest.
+
+    `lacking`: diff IDs of the layers that will travel, None for all; others that were never
+    compressed stay as they are.
+    """
     content = source.content
-    plain = [layer for layer in content.layers if layer.media_type in PLAIN_LAYERS]
-    if codec is Codec.PLAIN or not plain:
+    if codec is Codec.PLAIN or not _plain(content, None):
         return source
-    work = _Work(source, codec, store, say, sum(layer.size for layer in plain))
-    packed = work.all_of(plain)
+    work = _Work(source, codec, store, say, plain_size(source, lacking))
+    packed = {**work.done_before(_plain(content, None)), **work.all_of(_plain(content, lacking))}
     return RecompressedImage(_with_layers(content, packed), source, store, frozenset(packed))
 
 
@@ -99,16 +114,27 @@ class _Work:
             self._stopped.set()
             crew.shutdown(cancel_futures=True)
 
+    def done_before(self, layers: Iterable[Blob]) -> dict[str, Blob]:
+        known = {layer.digest: self._recalled(layer) for layer in layers}
+        return {digest: blob for digest, blob in known.items() if blob is not None}
+
     def _packed(self, layer: Blob) -> Blob:
-        name = f"{self._codec}-{layer.hex}"
-        known = self._store.recall(name)
-        if isinstance(known, dict):
-            blob = Blob(str(known["digest"]), int(known["size"]), self._media_type)
-            if self._store.holds(blob):
-                return blob
+        known = self._recalled(layer)
+        if known is not None:
+            return known
         blob = self._pack(layer)
-        self._store.remember(name, {"digest": blob.digest, "size": blob.size})
+        self._store.remember(self._name(layer), {"digest": blob.digest, "size": blob.size})
         return blob
+
+    def _recalled(self, layer: Blob) -> Blob | None:
+        known = self._store.recall(self._name(layer))
+        if not isinstance(known, dict):
+            return None
+        blob = Blob(str(known["digest"]), int(known["size"]), self._media_type)
+        return blob if self._store.holds(blob) else None
+
+    def _name(self, layer: Blob) -> str:
+        return f"{self._codec}-{layer.hex}"
 
     @property
     def _media_type(self) -> str:
@@ -185,6 +211,15 @@ def _fresh_file(directory: Path) -> Iterator[BinaryIO]:
             yield file  # type: ignore[misc]
         finally:
             Path(file.name).unlink(missing_ok=True)
+
+
+def _plain(content: ImageContent, lacking: Collection[str] | None) -> list[Blob]:
+    pairs = zip(content.layers, content.diff_ids, strict=True)
+    return [
+        layer
+        for layer, diff_id in pairs
+        if layer.media_type in PLAIN_LAYERS and (lacking is None or diff_id in lacking)
+    ]
 
 
 def _with_layers(content: ImageContent, packed: dict[str, Blob]) -> ImageContent:

@@ -14,7 +14,7 @@ from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.codec import Codec, choose_codec
 from clusterctl.distribution.location import LocalImage
-from clusterctl.distribution.recompressed import recompressed
+from clusterctl.distribution.recompressed import plain_size, recompressed
 from clusterctl.errors import StepFailed
 from tests.fakes.image_archives import MadeImage, sha256, tar_of
 
@@ -82,6 +82,21 @@ def test_without_the_cache_it_comes_out_the_same(plain: LocalImage, tmp_path: Pa
         for name in ("one", "two")
     ]
     assert made[0] == made[1]
+
+
+def test_only_what_travels_is_compressed(
+    plain: LocalImage, image: MadeImage, store: BlobStore
+) -> None:
+    """What was compressed for an earlier push keeps the digest that engines know it by."""
+    last = plain.content.diff_ids[1]
+    found = recompressed(plain, Codec.GZIP, store, say=print, lacking=[last])
+    assert [layer.media_type.endswith("gzip") for layer in found.content.layers] == [
+        False, True, False,
+    ]  # fmt: skip
+    assert b"".join(found.open(found.content.layers[0])) == image.layers[0]
+    assert plain_size(plain, [last]) == len(image.layers[1])
+    whole = recompressed(plain, Codec.GZIP, store, say=print)
+    assert recompressed(plain, Codec.GZIP, store, say=print, lacking=[]).content == whole.content
 
 
 def test_plain_stays_plain(plain: LocalImage, store: BlobStore) -> None:
