@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from clusterctl.distribution.chain_link import CACHE
 from clusterctl.distribution.weights.delivery import Delivery, Terms
 from clusterctl.distribution.weights.manifest import Manifest
 from clusterctl.distribution.weights.supply import Supply
@@ -16,6 +17,7 @@ from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
+from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.ray_cluster.topology import resolve
 from clusterctl.transport.base import Transport
@@ -71,12 +73,14 @@ class _Ready:
     views: Mapping[str, HostView]
     """The hosts that are to have the model."""
     addresses: Mapping[str, str]
+    pythons: Mapping[str, tuple[str, ...]]
 
     def delivery(self, say: Callable[[str, str], None]) -> Delivery:
         terms = Terms(
             self.push.inventory.models,
             lambda view: self.addresses[view.host.name],
             self.push.limit_rate,
+            lambda view: self.pythons[view.host.name],
             say,
         )
         return Delivery(self.supply, self.views, terms)
@@ -144,4 +148,15 @@ def _look(push: Push, transports: Mapping[str, Transport]) -> _Ready:
     seen = views(involved, transports, answers)
     targets = {host.name: seen[host.name] for host in push.hosts}
     addresses = {name: topology.node(name).node_ip for name in seen}
-    return _Ready(push, push.supplying(seen), targets, addresses)
+    pythons = {name: python_on(answer, push.inventory.models) for name, answer in answers.items()}
+    return _Ready(push, push.supplying(seen), targets, addresses, pythons)
+
+
+def python_on(answer: Probe, models: str) -> tuple[str, ...]:
+    """What starts a Python for the relay: () for the host's own; on a host without one that of
+    the node image, if the host has it, with the models directory where it is outside."""
+    if answer.facts.python3 is not None or answer.image is None:
+        return ()
+    mounts = [word for path in (models, CACHE) for word in ("-v", f"{path}:{path}")]
+    run = ("docker", "run", "--rm", "-i", "--network", "host", *mounts)
+    return (*run, "--entrypoint", "python3", answer.image.id)

@@ -120,7 +120,14 @@ def _links(
     holder = supply.holder or _complete(needs, views)
     links = []
     if holder:
-        links.append(Link(holder.view.transport, terms.address(holder.view), origin=holder.paths))
+        links.append(
+            Link(
+                holder.view.transport,
+                terms.address(holder.view),
+                origin=holder.paths,
+                python=terms.python(holder.view),
+            )
+        )
     places = placing.places(supply.manifest, terms.directory)
     for name, found in needs.items():
         if not found.complete and not (holder and name == holder.view.host.name):
@@ -131,6 +138,7 @@ def _links(
                     terms.address(views[name]),
                     places={digest: place for digest, place in places.items() if digest in wanted},
                     origin=placing.origin(found),
+                    python=terms.python(views[name]),
                 )
             )
     return links

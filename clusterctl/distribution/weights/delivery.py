@@ -35,6 +35,8 @@ class Terms:
     """The address of a host that the others reach it at."""
     limit_rate: int | None = None
     """Bytes a second that leave this machine, in all."""
+    python: Callable[[HostView], tuple[str, ...]] = lambda _: ()
+    """argv that starts a Python on a host that has none of its own: Link.python."""
     say: Callable[[str, str], None] = lambda _host, _text: None
     """What a user should know: host, sentence."""
 

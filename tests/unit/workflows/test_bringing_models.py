@@ -1,0 +1,56 @@
+"""What bringing a model decides before anything moves, and what it says meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.distribution.chain_link import Progress
+from clusterctl.distribution.weights.bringing import bringing_text
+from clusterctl.errors import UsageError
+from clusterctl.facts.model import ImageFacts
+from clusterctl.facts.parse import Probe
+from clusterctl.workflows.model_pull import wanted
+from clusterctl.workflows.model_push import python_on
+from tests.fakes.host_facts import host_facts
+
+IMAGE = ImageFacts("sha256:1", (), (), (), 1, "amd64", {})
+GIB = 2**30
+
+
+def test_the_relay_runs_in_the_node_image_where_the_host_has_no_python() -> None:
+    answer = Probe(host_facts(), {}, (), (), IMAGE)
+    assert python_on(answer, "/data/models") == ()
+    without = replace(answer, facts=host_facts(python3=None))
+    argv = python_on(without, "/data/models")
+    assert argv[:4] == ("docker", "run", "--rm", "-i")
+    assert argv[-3:] == ("--entrypoint", "python3", "sha256:1")
+    assert "/data/models:/data/models" in argv
+    assert python_on(replace(without, image=None), "/data/models") == ()
+
+
+def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
+    short = wanted("qwen2.5-1.5b", "/data/models", "hf", None, None)
+    assert (short.model_id, short.name) == ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen2.5-1.5B-Instruct")
+    other = wanted("org/name", "/data/models", "modelscope", "v1", "mine")
+    assert (other.hub, other.model_id, other.name, other.revision) == (
+        "modelscope", "org/name", "mine", "v1",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="no model of a hub"):
+        wanted("/data/models/x", "/data/models", "hf", None, None)
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (
+            Progress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("gpu1",)),
+            "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from gpu1",
+        ),
+        (Progress("a", 0, 0, 0, 0.0, (), "gpu1: timed out"), "0.0 of 4.0 GiB, gpu1: timed out"),
+        (Progress("a", 9 * GIB, 9 * GIB, 0, 1.0, ()), "4.0 of 4.0 GiB"),
+    ],
+)
+def test_one_line_says_how_far_a_host_is(progress: Progress, text: str) -> None:
+    assert bringing_text(progress, 4 * GIB) == text
