@@ -112,6 +112,8 @@ class Chain:
         """End the relays; remove what is in their caches of these blobs. With `keep` only on
         the hosts of `done`, which will not come back for more."""
         self._ended.set()
+        with self._changed:
+            self._changed.notify_all()
         fan_out(
             self._keepers,
             lambda keeper: keeper.close(clean=not keep or keeper.link.host in done),
@@ -189,8 +191,9 @@ class Chain:
                 before = [*keeper.as_upstream, *before]
 
     def _is_settled(self, keeper: Keeper, digests: Collection[str]) -> bool:
-        arrived = keeper.paths.keys() >= set(digests)
-        return arrived or self.problem(keeper.link.host) is not None
+        if self._ended.is_set() or keeper.paths.keys() >= set(digests):
+            return True
+        return self.problem(keeper.link.host) is not None
 
     def _raise_failure(self, keeper: Keeper, digests: Collection[str]) -> None:
         if keeper.paths.keys() >= set(digests):
@@ -198,6 +201,8 @@ class Chain:
         problem = self.problem(keeper.link.host)
         if problem is not None:
             raise problem
+        if self._ended.is_set():
+            raise StepFailed("the transfer was broken off", host=keeper.link.host)
 
     def _tell(self) -> None:
         while not self._ended.wait(REPORT_EVERY):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clusterctl.distribution import chain_relay
+from clusterctl.distribution.chain_courier import Courier
 from clusterctl.distribution.chain_feed import Feed, FeedLine, RelayGone
 from clusterctl.distribution.chain_link import Link, Progress
 from clusterctl.distribution.chain_relay import NO_PORTS, Ports, Relay
@@ -18,8 +18,6 @@ from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 
 BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 8.0)
 """Seconds before each attempt to start a relay again; after the last one its host is lost."""
-
-PING_EVERY = 5.0
 
 Say = Callable[[str, str], None]
 
@@ -54,6 +52,7 @@ class Keeper:
         self._token, self._stall, self._backoff = token, stall, backoff
         self._say, self._moved, self._changed = say, moved, changed
         self._relay: Relay | None = None
+        self._courier: Courier | None = None
         self._telling = threading.Lock()
         self._starts = 0
         self._wanted: list[str] = []
@@ -83,7 +82,7 @@ class Keeper:
         with self._telling:
             same, self._upstreams = self._upstreams == tuple(words), tuple(words)
             if not same:
-                self._command(frames.fields("upstreams", *words))
+                self._tell(frames.fields("upstreams", *words))
 
     def want(self, digests: Collection[str]) -> None:
         """Have these blobs on the host."""
@@ -91,7 +90,7 @@ class Keeper:
             new = [each for each in digests if each not in self._wanted]
             self._wanted += new
             if new:
-                self._command(self._want(new))
+                self._tell(self._want(new))
 
     def progress(self) -> Progress:
         return self._tally.progress(lost=self.lost is not None)
@@ -100,9 +99,7 @@ class Keeper:
         """End the relay, tidied up if `clean`."""
         self._closing.set()
         relay = self._relay
-        if relay is not None:
-            with contextlib.suppress(ConnectionFailed):
-                relay.end(clean=clean)
+        self._tell(*(["clean", "end"] if clean else ["end"]))
         self._thread.join(chain_relay.LAST_WORDS)
         if relay is not None:
             relay.close()
@@ -139,41 +136,39 @@ class Keeper:
         line = FeedLine(self._feed, relay)
         try:
             if not self._closing.is_set():
-                self._begin(relay, ports)
-                self._ping(relay, line)
+                self._begin(relay, ports, line)
                 for frame in relay.frames():
                     self._take(line, *frame)
         except (ConnectionFailed, RelayGone):
             pass  # what it last said tells more
         finally:
             line.close()
-            with self._changed:
-                self._relay = None
-                self._changed.notify_all()
-            self._tally.ended()
-            relay.close()
+            self._end(relay)
         return StepFailed("the relay ended", host=self.link.host, detail=relay.last_words() or None)
 
-    def _begin(self, relay: Relay, ports: Ports) -> None:
+    def _begin(self, relay: Relay, ports: Ports, line: FeedLine) -> None:
         """Tell a new relay all that its predecessor was told."""
         with self._telling:
+            self._courier = Courier(relay, line, self.link.host)
             rows = [frames.fields("upstreams", *self._upstreams)]
             rows += [self._want(self._wanted)] if self._wanted else []
-            relay.command(*rows)
+            self._tell(*rows)
             with self._changed:
                 self.ports, self._starts = ports, self._starts + 1
                 self._relay = relay
                 self._changed.notify_all()
         self._moved()
 
-    def _ping(self, relay: Relay, line: FeedLine) -> None:
-        def beat() -> None:
-            with contextlib.suppress(ConnectionFailed, RelayGone):
-                while self._relay is relay and not self._closing.wait(PING_EVERY):
-                    relay.command("ping")
-                    line.sign_of_life()
-
-        threading.Thread(target=beat, name=f"ping-{self.link.host}", daemon=True).start()
+    def _end(self, relay: Relay) -> None:
+        with self._telling:
+            if self._courier is not None:
+                self._courier.leave()
+            self._courier = None
+        with self._changed:
+            self._relay = None
+            self._changed.notify_all()
+        self._tally.ended()
+        relay.close()
 
     def _take(self, line: FeedLine, kind: bytes, number: int, payload: bytes) -> None:
         if kind in (frames.WANT, frames.ENOUGH):
@@ -204,12 +199,11 @@ class Keeper:
     def _want(self, digests: Sequence[str]) -> str:
         return frames.fields("want", *(self._blobs[each].hex for each in digests))
 
-    def _command(self, row: str) -> None:
+    def _tell(self, *rows: str) -> None:
         """To the relay if one runs; the next one gets it when it starts."""
-        relay = self._relay
-        if relay is not None:
-            with contextlib.suppress(ConnectionFailed):
-                relay.command(row)
+        courier = self._courier
+        if courier is not None:
+            courier.tell(*rows)
 
     def _give_up(self, error: ClusterctlError) -> None:
         error.host = error.host or self.link.host

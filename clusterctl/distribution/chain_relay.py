@@ -94,11 +94,6 @@ class Relay:
     def last_words(self) -> str:
         return self._channel.stderr_tail().strip()
 
-    def end(self, *, clean: bool) -> None:
-        """Ask it to end, tidied up if `clean`; the reader of `frames` sees its end."""
-        rows = ["clean", "end"] if clean else ["end"]
-        self.command(*rows)
-
     def close(self) -> None:
         self._channel.close()
 
