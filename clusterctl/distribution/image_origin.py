@@ -10,12 +10,13 @@ from typing import Protocol
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.reference import tagged
 from clusterctl.distribution.content import BlobSource, ImageContent
-from clusterctl.distribution.engine_image import save_on_host
-from clusterctl.distribution.engine_stock import HeldImage, settings
+from clusterctl.distribution.engine_image import HostImage, save_on_host
+from clusterctl.distribution.engine_stock import EngineStock, HeldImage, settings
 from clusterctl.distribution.image_load import HostBlobs
 from clusterctl.distribution.image_plan import Wanted
 from clusterctl.distribution.load_archive import manifest_digest
 from clusterctl.distribution.location import LocalImage
+from clusterctl.distribution.overlay_image import overlay_image
 from clusterctl.errors import StepFailed
 
 SAVED = "/var/cache/clusterctl/saved"
@@ -70,12 +71,13 @@ def wanted_from(content: ImageContent, config: bytes, reference: str) -> Wanted:
     )
 
 
-Coded = Callable[[LocalImage, Say], LocalImage]
-"""Gives an image with its plain layers compressed, where that is worth it."""
+Coded = Callable[[LocalImage, Collection[str], Say], LocalImage]
+"""Gives an image with those of its plain layers compressed that hosts lack (by diff ID), where
+that is worth it."""
 
 
-def as_it_is(image: LocalImage, say: Say) -> LocalImage:
-    del say
+def as_it_is(image: LocalImage, lacking: Collection[str], say: Say) -> LocalImage:
+    del lacking, say
     return image
 
 
@@ -99,8 +101,7 @@ class LocalOrigin:
         self.wanted = wanted_from(image.content, config, reference)
 
     def supply(self, lacking: Collection[str], say: Say) -> Supply:
-        del lacking
-        image = self._coded(self._image, say)
+        image = self._coded(self._image, lacking, say)
         return Supply(image.content, image)
 
     def clear(self) -> None:
@@ -126,8 +127,7 @@ class EngineOrigin:
         self._save, self._coded = save, coded
 
     def supply(self, lacking: Collection[str], say: Say) -> Supply:
-        del lacking
-        image = self._coded(self._save(say), say)
+        image = self._coded(self._save(say), lacking, say)
         return Supply(image.content, image)
 
     def clear(self) -> None:
@@ -141,16 +141,31 @@ class HostOrigin:
     content = None
 
     def __init__(
-        self, driver: ContainerDriver, held: HeldImage, reference: str, directory: str = SAVED
+        self,
+        driver: ContainerDriver,
+        stock: EngineStock,
+        held: HeldImage,
+        reference: str,
+        directory: str = SAVED,
     ) -> None:
         self.name = driver.host
         self.holder = driver.host
         self.wanted = wanted_held(held, reference)
-        self._driver = driver
+        self._driver, self._stock, self._held = driver, stock, held
         self._directory = directory
 
     def supply(self, lacking: Collection[str], say: Say) -> Supply:
-        image = self._driver.image(next(iter(self.wanted.ids)))
+        found = self._read(lacking, say) or self._saved(lacking, say)
+        return Supply(found.content, HostBlobs(self._driver, found.paths), self.holder, found.paths)
+
+    def _read(self, lacking: Collection[str], say: Say) -> HostImage | None:
+        reference = self.wanted.reference
+        return overlay_image(
+            self._driver, self._stock, self._held, reference, self._directory, lacking, say
+        )
+
+    def _saved(self, lacking: Collection[str], say: Say) -> HostImage:
+        image = self._driver.image(self._held.id)
         if image is None:
             raise StepFailed(
                 f"{self.wanted.reference} is gone from this host",
@@ -158,9 +173,7 @@ class HostOrigin:
                 hint="run the same command again",
             )
         reference = self.wanted.reference
-        saved = save_on_host(self._driver, image, reference, self._directory, say=say, keep=lacking)
-        blobs = HostBlobs(self._driver, saved.paths)
-        return Supply(saved.content, blobs, self.holder, saved.paths)
+        return save_on_host(self._driver, image, reference, self._directory, say=say, keep=lacking)
 
     def clear(self) -> None:
         self._driver.command(["rm", "-rf", self._directory])

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from clusterctl.distribution.content import Blob, ImageContent
 from clusterctl.distribution.engine_stock import EngineStock, HeldImage
+from clusterctl.distribution.manifests import fits
 from clusterctl.errors import RequirementsNotMet
 
 EXPANSION = 3.0
@@ -113,7 +114,7 @@ def choose_delivery(stock: EngineStock, content: ImageContent) -> Delivery:
 
 def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[RequirementsNotMet]:
     """Why the host cannot take the image."""
-    if content.platform != stock.platform:
+    if content.platform and not fits(content.platform, stock.platform):
         yield RequirementsNotMet(
             f"{content.reference} is made for {content.platform}, and the host is {stock.platform}",
             host=host,

@@ -113,7 +113,7 @@ class ClusterImages:
         held = stocks[self._head].tagged(tag) if self._head in stocks else None
         if held is None:
             return Unknown(f"{self._head} gets the image first")
-        return HostOrigin(self._drivers[self._head], held, tag)
+        return HostOrigin(self._drivers[self._head], stocks[self._head], held, tag)
 
     def _with_ray(self) -> RayInImage:
         inventory = self._cluster.inventory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,12 +14,21 @@ from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
 from clusterctl.containers.reference import tagged
 from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
+from clusterctl.distribution.codec import FAST_LINK, choose_codec
 from clusterctl.distribution.engine_image import engine_image
 from clusterctl.distribution.engine_stock import EngineStock, HeldImage, take_stock
-from clusterctl.distribution.image_origin import EngineOrigin, HostOrigin, LocalOrigin, Origin
+from clusterctl.distribution.image_origin import (
+    Coded,
+    EngineOrigin,
+    HostOrigin,
+    LocalOrigin,
+    Origin,
+)
 from clusterctl.distribution.location import LocalImage
+from clusterctl.distribution.recompressed import plain_size, recompressed
 from clusterctl.distribution.registry_image import registry_image
 from clusterctl.distribution.shipment import Stocks
+from clusterctl.distribution.upload_rate import upload_rate
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
 from clusterctl.inventory.model import Host, Inventory
@@ -26,6 +36,9 @@ from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.local import LocalTransport
 
 HOST = "host:"
+
+WORTH_PACKING = 32 * 1024**2
+"""Bytes of plain layers; fewer are there as soon as they would be compressed."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,8 @@ class ImageSource:
     """Docker on this machine."""
     platform: str = "linux/amd64"
     """What hosts are, where no engine could be asked."""
+    limit_rate: int | None = None
+    """Bytes a second that may leave this machine."""
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
@@ -54,7 +69,7 @@ class ImageSource:
         if self.chosen == "registry":
             return self._registry(stocks)
         if self.chosen == "docker":
-            return self._operators() or self._missing("Docker on this machine", "docker pull")
+            return self._operators(stocks) or self._missing("Docker on this machine", "docker pull")
         if self.chosen.startswith(HOST):
             return self._named_host(self.chosen.removeprefix(HOST), stocks)
         return self._archived(Path(self.chosen).expanduser(), stocks, self.reference)
@@ -64,7 +79,7 @@ class ImageSource:
         still comes before it, as it is nearer to the others."""
         archived = self._archived(self.archive, stocks, None) if self.archive else None
         held = self._holder(stocks, archived)
-        found = held or archived or self._operators()
+        found = held or archived or self._operators(stocks)
         return found or self._registry_or_host(stocks)
 
     def _holder(self, stocks: Stocks, archived: Origin | None) -> Origin | None:
@@ -73,20 +88,21 @@ class ImageSource:
             able = held is not None and stocks[name].python is not None
             same = held is not None and archived is not None and archived.wanted.layers
             if held and able and (archived is None or held.layers == same):
-                return self._host_origin(name, held)
+                return self._host_origin(name, stocks[name], held)
         return None
 
-    def _host_origin(self, name: str, held: HeldImage) -> Origin:
-        return HostOrigin(self.drivers[name], held, tagged(self.reference))
+    def _host_origin(self, name: str, stock: EngineStock, held: HeldImage) -> Origin:
+        return HostOrigin(self.drivers[name], stock, held, tagged(self.reference))
 
     def _named_host(self, name: str, stocks: Stocks) -> Origin:
         if name not in self.drivers:
             known = ", ".join(self.drivers)
             raise UsageError(f"--from host:{name}: no such host", hint=f"they are {known}")
-        if name not in stocks:
-            take_stock(self.drivers[name])
-        held = stocks[name].tagged(tagged(self.reference)) if name in stocks else None
-        return self._host_origin(name, held) if held else self._missing(name, "docker images")
+        stock = stocks.get(name) or take_stock(self.drivers[name])
+        held = stock.tagged(tagged(self.reference))
+        if held is None:
+            self._missing(name, "docker images")
+        return self._host_origin(name, stock, held)
 
     def _missing(self, where: str, hint: str) -> NoReturn:
         raise StepFailed(f"{where} has no {self.reference}", hint=f"{hint} {self.reference}")
@@ -96,9 +112,9 @@ class ImageSource:
         image = archive_image(
             path, self.store, reference=reference, platform=platform, say=self.say
         )
-        return LocalOrigin(path.name, image, self.reference)
+        return LocalOrigin(path.name, image, self.reference, coded=self._coding(stocks))
 
-    def _operators(self) -> Origin | None:
+    def _operators(self, stocks: Stocks) -> Origin | None:
         """A machine without Docker, or without its daemon, has no image to give."""
         driver = self.operator
         if driver is None:
@@ -109,7 +125,8 @@ class ImageSource:
             return None
         if held is None:
             return None
-        return EngineOrigin(held, self.reference, lambda say: self._saved(driver, say))
+        save = partial(self._saved, driver)
+        return EngineOrigin(held, self.reference, save, coded=self._coding(stocks))
 
     def _saved(self, driver: ContainerDriver, say: Say) -> LocalImage:
         image = driver.image(self.reference)
@@ -121,6 +138,26 @@ class ImageSource:
         platform = _platform(stocks.values()) or self.platform
         image = registry_image(self.reference, platform, self.store, say=self.say, ask=self.ask)
         return LocalOrigin("its registry", image, self.reference)
+
+    def _coding(self, stocks: Stocks) -> Coded:
+        """Measures the way to the first host once it is known that something will be sent."""
+        versions = [stock.version for stock in stocks.values()]
+
+        def coded(image: LocalImage, lacking: Collection[str], say: Say) -> LocalImage:
+            if plain_size(image, lacking) < WORTH_PACKING:
+                return image
+            codec = choose_codec(
+                self._link(), versions, zstd_at_hand=shutil.which("zstd") is not None
+            )
+            return recompressed(image, codec, self.store, say=say, lacking=lacking)
+
+        return coded
+
+    def _link(self) -> float | None:
+        """Mbit/s from here to the first host."""
+        if self.limit_rate is not None and self.limit_rate * 8 / 1e6 < FAST_LINK:
+            return self.limit_rate * 8 / 1e6
+        return upload_rate(self.drivers[self.order[0]])
 
     def _registry_or_host(self, stocks: Stocks) -> Origin | Unknown:
         """A host may reach a registry that this machine does not, or have a login there."""

@@ -66,15 +66,7 @@ def _tar(megabytes: int, seed: str) -> Iterator[bytes]:
 
 def make_archive(path: Path, reference: str, layers: Sequence[Layer]) -> int:
     """An OCI layout tar with one image of these layers; the image's bytes, packed."""
-    config = json.dumps(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Env": ["PATH=/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
-            "history": [{"created_by": "benchmark"} for _ in layers],
-        }
-    ).encode()
+    config = _config(layers)
     manifest = json.dumps(
         {
             "schemaVersion": 2,
@@ -93,12 +85,41 @@ def make_archive(path: Path, reference: str, layers: Sequence[Layer]) -> int:
     }
     with tarfile.open(path, "w") as tar:
         for name, data in documents.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
+            _add(tar, name, data)
         for layer in layers:
             tar.add(layer.path, _blob(layer.digest))
     return sum(layer.size for layer in layers) + len(config)
+
+
+def make_plain_archive(path: Path, reference: str, layers: Sequence[Layer]) -> None:
+    """The same image as Docker 20.10 saves it: layers unpacked."""
+    config = _config(layers)
+    names = [f"{layer.diff_id.removeprefix('sha256:')}/layer.tar" for layer in layers]
+    listed = [{"Config": "config.json", "RepoTags": [reference], "Layers": names}]
+    with tarfile.open(path, "w") as tar:
+        for name, data in (("config.json", config), ("manifest.json", json.dumps(listed).encode())):
+            _add(tar, name, data)
+        for layer, name in zip(layers, names, strict=True):
+            with gzip.open(layer.path) as plain:
+                _add(tar, name, plain.read())
+
+
+def _config(layers: Sequence[Layer]) -> bytes:
+    return json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+            "history": [{"created_by": "benchmark"} for _ in layers],
+        }
+    ).encode()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
 
 
 def _described(kind: str, digest: str, size: int) -> dict[str, object]:

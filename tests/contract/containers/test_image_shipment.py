@@ -101,7 +101,7 @@ def from_first(site: Site) -> Callable[[Stocks], Origin]:
         held = stocks["gpu1"].tagged(REFERENCE)
         assert held is not None
         driver = site.engines["gpu1"].driver()
-        return HostOrigin(driver, held, REFERENCE, str(site.caches / "saved"))
+        return HostOrigin(driver, stocks["gpu1"], held, REFERENCE, str(site.caches / "saved"))
 
     return find
 
