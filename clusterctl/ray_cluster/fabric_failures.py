@@ -231,7 +231,7 @@ def _cure(step: str, host: str, topology: Topology) -> str:
         return f"clusterctl logs --host {host}"
     node = topology.node(host)
     nics = node.gloo_nic if step == "gloo" else ", ".join(node.nccl_nics)
-    without = "; without RDMA: NCCL_IB_DISABLE: 1 under env" if node.rdma else ""
+    without = "; without RDMA: network.rdma: false" if node.rdma else ""
     return f"clusterctl check FILE, which tries {nics} of {host} with every other host{without}"
 
 
