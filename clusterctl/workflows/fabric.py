@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from clusterctl.containers.docker_driver import DockerDriver
@@ -205,10 +206,12 @@ def _no_report(channel: Channel, host: str) -> ClusterctlError:
 
 
 def _keep(ground: FabricGround, record: FabricRecord | None) -> None:
-    """Write what was proven; nothing is proven while there is no such file."""
+    """Write what was proven; nothing is proven while there is no such file. On a full disk it is
+    proven again the next time."""
     file = record_file(ground.inventory.cluster)
     if record is None:
         ground.head.run(["rm", "-f", "--", file], sudo=True, timeout=20)
         return
     text = json.dumps(asdict(record), indent=1) + "\n"
-    ground.head.put(text.encode(), file, mode=0o644, sudo=True)
+    with suppress(StepFailed):
+        ground.head.put(text.encode(), file, mode=0o644, sudo=True)
