@@ -167,6 +167,7 @@ def _ready(
         chosen=push.chosen,
         archive=archive_for(push.inventory, push.reference),
         operator=operators_engine(),
+        limit_rate=push.limit_rate,
         ask=credentials.ask,
         say=lambda text: sink(Note(text)),
     )
