@@ -116,8 +116,10 @@ class Keeper:
             if self.ports == NO_PORTS or attempt > len(self._backoff):
                 self._give_up(error)
                 return
-            self._say(self.link.host, f"its relay ended and is started again: {error.summary}")
-            self._closing.wait(self._backoff[max(0, attempt - 1)])
+            number = max(1, attempt)
+            tries = f"{number} of {len(self._backoff)}"
+            self._say(self.link.host, f"its relay is started again ({tries}): {error.summary}")
+            self._closing.wait(self._backoff[number - 1])
 
     def _live(self) -> ClusterctlError:
         try:
@@ -207,6 +209,8 @@ class Keeper:
 
     def _give_up(self, error: ClusterctlError) -> None:
         error.host = error.host or self.link.host
+        if self._starts:
+            self._say(self.link.host, f"the others go on without it: {error.summary}")
         with self._changed:
             self.lost = error
             self._changed.notify_all()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.distribution.chain import Chain
+from clusterctl.distribution.chain_relay import NoPython
 from clusterctl.distribution.content import Blob
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
 from tests.contract.distribution.conftest import MIB, Bench
@@ -101,6 +102,10 @@ def test_a_host_that_is_lost_for_good_holds_nobody_up(bench: Bench) -> None:
         bench.bring(chain, ["h2", "h3"], [blob])
 
         assert list(chain.lost) == ["h1"]
+        assert (
+            "h1",
+            "the others go on without it: the relay did not start at 127.0.0.1",
+        ) in bench.said
         with pytest.raises(StepFailed, match="h1: the relay did not start"):
             chain.fetch("h1", [blob.digest], 5)
         assert chain.progress()["h1"].lost
@@ -253,6 +258,17 @@ def test_without_any_host_the_errors_of_all_are_raised(bench: Bench) -> None:
 
     with pytest.raises(ClusterctlError, match="2 problems"), bench.chain(links, []):
         pytest.fail("no relay runs")
+
+
+def test_a_host_without_python_is_left_out_and_told_apart(bench: Bench) -> None:
+    blob = bench.source.add(MIB)
+    links = [bench.link(1, python=("sh", "-c", "exit 127")), bench.link(2)]
+
+    with bench.chain(links, [blob]) as chain:
+        bench.bring(chain, ["h2"], [blob])
+
+        assert isinstance(chain.lost["h1"], NoPython)
+        assert "apt-get install -y python3-minimal" in (chain.lost["h1"].hint or "")
 
 
 @pytest.mark.parametrize("minor", [6, 8, 9])
