@@ -1,0 +1,129 @@
+"""The fabric gate on whole hosts, in the image that serves: its figures against the link's, and
+links that break under a cluster that was fine. In the order of this file, on one cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from clusterctl.lab import lifecycle
+from clusterctl.lab.paths import LabPaths
+from tests.lab.cluster import Operator, quiet, until
+from tests.lab.conftest import OnHost
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+]
+
+LINK = 500e6
+"""Bit/s that the cables are limited to where the gate's figure is held against them."""
+
+FIREWALL = "INPUT -i ens3 -p tcp --syn --dport 32768:60999 -j DROP"
+PROVEN_BEFORE = "/var/log/clusterctl/lab/fabric.json"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inventory(lab: LabPaths) -> Iterator[str]:
+    lifecycle.down(say=quiet)
+    made = lifecycle.up(2, say=quiet)
+    yield str(made.inventory)
+    lifecycle.down(say=quiet)
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    return Operator(tmp_path_factory.mktemp("operator"))
+
+
+def test_bootstrap_proves_the_fabric_in_the_serving_image(
+    operator: Operator, inventory: str
+) -> None:
+    ran = operator.ok("bootstrap", "--yes", "--json", inventory, timeout=1000)
+    (line,) = ran.json["fabric"]
+    assert line.startswith("Gloo, 2 ranks on 2 hosts: Socket on eth1 (gpu1), ens3 (gpu2), ")
+
+
+def test_what_is_proven_stays_so_while_the_same_containers_run(
+    operator: Operator, inventory: str
+) -> None:
+    ran = operator.ok("bootstrap", inventory)
+    assert "fabric proven at " in ran.stderr
+    assert "0 changes made" in ran.stdout
+
+
+def test_the_measured_bandwidth_is_the_links(
+    operator: Operator, inventory: str, record_property: Callable[[str, object], None]
+) -> None:
+    lifecycle.up(2, link_rate="500mbit", say=quiet)
+    try:
+        ran = operator.ok("check", "--fabric", "--json", inventory)
+    finally:
+        lifecycle.up(2, say=quiet)
+    (network,) = ran.json["fabric"]["network"]
+    record_property("Mbit/s over a link of 500", round(network["bandwidth"] * 8 / 1e6))
+    assert 0.9 * LINK < network["bandwidth"] * 8 < LINK
+    assert ran.json["fabric"]["seconds"] < 40
+
+
+def test_a_firewall_that_drops_ephemeral_ports_is_named_with_nic_and_port(
+    operator: Operator, inventory: str, on_host: OnHost
+) -> None:
+    on_host("gpu2", f"docker restart clusterctl-lab && iptables -I {FIREWALL}")
+    try:
+        ran = operator.run("bootstrap", inventory)
+        assert ran.status == 5, ran.text
+        assert re.search(
+            r"gpu2: gpu1 cannot reach its ens3 \(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME\) at "
+            r"10\.78\.0\.12 port \d+: no answer within 3 s",
+            ran.stderr,
+        ), ran.text
+        assert "fix: let TCP 32768-60999 through on ens3 of gpu2" in ran.stderr
+        refused = operator.run("serve", "/data/models/tiny", "--tp", "2", "-i", inventory)
+        assert refused.status == 5, refused.text
+        assert "gpu1 cannot reach its ens3" in refused.stderr
+        assert operator.ok("status", "--json").json["services"] == []
+    finally:
+        on_host("gpu2", f"iptables -D {FIREWALL}")
+    assert max(ran.seconds, refused.seconds) < 60, "Ray's own start after the restart included"
+
+
+def test_an_interface_that_cannot_reach_the_others_is_named_on_both_ends(
+    operator: Operator, inventory: str, on_host: OnHost
+) -> None:
+    on_host("gpu2", "ip addr add 10.98.0.12/24 dev ens3; ip addr del 10.78.0.12/24 dev ens3")
+    try:
+        ran = operator.run("bootstrap", inventory)
+    finally:
+        on_host("gpu2", "ip addr add 10.78.0.12/24 dev ens3; ip addr del 10.98.0.12/24 dev ens3")
+    assert ran.status == 5, ran.text
+    assert "gpu2: gpu1 cannot reach its ens3" in ran.stderr
+    assert "10.98.0.12" in ran.stderr
+    assert ran.seconds < 30, ran.text
+
+
+def test_a_worker_that_ray_lost_is_named(
+    operator: Operator, inventory: str, on_host: OnHost
+) -> None:
+    on_host("gpu2", "docker stop --time 5 clusterctl-lab")
+    try:
+        ran = operator.run("check", "--fabric", inventory)
+    finally:
+        on_host("gpu2", "docker start clusterctl-lab")
+    assert ran.status == 5, ran.text
+    assert "gpu2" in ran.stderr
+    assert ran.seconds < 30, ran.text
+
+
+def test_mended_links_are_proven_anew(operator: Operator, inventory: str, on_host: OnHost) -> None:
+    assert on_host("gpu1", f"cat {PROVEN_BEFORE}").returncode != 0
+    until(
+        lambda: operator.run("bootstrap", inventory).status == 0,
+        within=120,
+        what="a bootstrap that ends well",
+    )
+    assert on_host("gpu1", f"cat {PROVEN_BEFORE}").returncode == 0
