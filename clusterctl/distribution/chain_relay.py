@@ -142,7 +142,8 @@ def _not_started(link: Link, channel: Channel) -> RelayNotStarted:
         return NoPython(
             "there is no Python 3.6 or later to run the relay",
             host=link.host,
-            hint=f"clusterctl exec --limit {link.host} -- apt-get install -y python3-minimal",
+            hint="install python3 there, as with: "
+            f"clusterctl exec --limit {link.host} -- apt-get install -y python3-minimal",
             detail=said or None,
         )
     return RelayNotStarted(

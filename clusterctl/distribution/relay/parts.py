@@ -24,6 +24,7 @@ class PartFile:
     def __init__(self, blob: Stored) -> None:
         self._blob = blob
         self._opening = threading.Lock()
+        self._noting = threading.Lock()
         self._descriptor: Optional[int] = None
         self._journal: Optional[int] = None
         self._noted: Dict[int, int] = {}
@@ -57,13 +58,16 @@ class PartFile:
 
     def note(self, segment: Segment) -> None:
         """Tell the journal how far the piece is, if that is worth a line."""
-        if self._journal is None:
-            return
+        with self._noting:
+            if self._journal is not None:
+                self._note(self._journal, segment)
+
+    def _note(self, journal: int, segment: Segment) -> None:
         before = self._noted.get(segment.index, 0)
         if segment.done or segment.have < before or segment.have - before >= NOTED_EVERY:
             state = "done" if segment.done else "have"
             line = "%s %d %d\n" % (state, segment.index, segment.have)
-            os.write(self._journal, line.encode())
+            os.write(journal, line.encode())
             self._noted[segment.index] = segment.have
 
     def forget(self, segment: Segment, wait: Wait) -> None:
@@ -90,12 +94,13 @@ class PartFile:
         self._close()
 
     def _close(self) -> None:
-        for descriptor in (self._descriptor, self._journal):
-            if descriptor is not None:
-                os.close(descriptor)
-        if self._journal is not None:
-            _unlink(self._blob.journal)
-        self._descriptor = self._journal = None
+        with self._noting:
+            for descriptor in (self._descriptor, self._journal):
+                if descriptor is not None:
+                    os.close(descriptor)
+            if self._journal is not None:
+                _unlink(self._blob.journal)
+            self._descriptor = self._journal = None
 
     def _open_descriptor(self) -> int:
         if self._descriptor is None:

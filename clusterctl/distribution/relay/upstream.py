@@ -102,7 +102,6 @@ class Peer(Upstream):
         stream.sendall(http_wire.request("GET", "/blobs/sha256:" + digest, headers))
 
     def _frames(self, stream: socket.socket, size: int) -> Iterator[Any]:
-        status = 0
         reader = _Patient(stream)
         head = b""
         while not head.endswith(b"\r\n\r\n"):
