@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
+from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.files_source import FilesSource
 from clusterctl.distribution.weights.hashing import manifest_of
@@ -149,7 +150,9 @@ def _hashed(view: HostView, directory: str, tree: HostTree) -> Manifest:
     path = f"{directory}/{tree.path}"
     _require_whole(view, path)
     kept = {p: seen for p, seen in tree.files.items() if not is_passed_over(p)}
-    found = placing.hashes(view.transport, [f"{path}/{p}" for p in kept], tree.size, pieces=True)
+    found = placing.hashes(
+        view.transport, [f"{path}/{p}" for p in kept], tree.size, piece_size=PIECE
+    )
     again = look_at_models(view.transport, directory).tree(tree.path)
     files = []
     for p, seen in kept.items():

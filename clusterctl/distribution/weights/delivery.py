@@ -79,7 +79,7 @@ class Delivery:
     def check(self, view: HostView) -> Change | None:
         """See Step. Raises RequirementsNotMet when there is no room."""
         host = self._look(view)
-        found = need(self._supply.manifest, host)
+        found = self._need(view, host)
         if problem := no_room(self._supply.manifest, found, host):
             raise problem
         return None if found.complete else _change(self._supply, found)
@@ -95,6 +95,14 @@ class Delivery:
 
     def _look(self, view: HostView) -> HostModels:
         return look_at_models(view.transport, self._terms.directory)
+
+    def _need(self, view: HostView, host: HostModels) -> Need:
+        """What the host needs; the one that gives the model has all of it by another name."""
+        found = need(self._supply.manifest, host)
+        holder = self._supply.holder
+        if found.complete or holder is None or holder.view.host.name != view.host.name:
+            return found
+        return found.had({digest.partition(":")[2]: p for digest, p in holder.paths.items()})
 
     def _begun(self, view: HostView) -> Bringing:
         """What is under way; the first host begins it for all."""
@@ -131,7 +139,7 @@ class Delivery:
         """The staging directory with all that the host has of the model in other places."""
         host = self._look(view)
         manifest, directory = self._supply.manifest, self._terms.directory
-        found = need(manifest, host)
+        found = self._need(view, host)
         if found.complete:
             return found
         if found.unproven:

@@ -83,16 +83,18 @@ class HashCache:
         return self._directory / f"{stamp.device}-{stamp.inode}.json"
 
 
-def hash_file(path: Path, told: Callable[[int], None] = lambda _: None) -> Hashed:
-    """Read `path` once; `told` gets the bytes of each piece. Raises OSError."""
+def hash_file(
+    path: Path, told: Callable[[int], None] = lambda _: None, *, piece_size: int = PIECE
+) -> Hashed:
+    """Read `path` once; `told` gets the bytes of each read. Raises OSError."""
     whole, part, chunks, filled = hashlib.sha256(), hashlib.sha256(), [], 0
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(min(CHUNK, PIECE - filled)):
+        while piece := file.read(min(CHUNK, piece_size - filled)):
             whole.update(piece)
             part.update(piece)
             filled += len(piece)
             told(len(piece))
-            if filled == PIECE:
+            if filled == piece_size:
                 chunks.append(part.hexdigest())
                 part, filled = hashlib.sha256(), 0
     if filled:

@@ -46,6 +46,13 @@ class Need:
         doubtful = set(self.unproven.values())
         return sum(blob.size for blob in self.brought if blob.hex not in doubtful)
 
+    def had(self, paths: Mapping[str, str]) -> Need:
+        """The same, for a host that has further contents: by sha256, their absolute paths."""
+        wanted = {blob.hex for blob in self.brought}
+        more = {digest: path for digest, path in paths.items() if digest in wanted}
+        rest = tuple(blob for blob in self.brought if blob.hex not in more)
+        return Need(self.state, {**self.linked, **more}, self.unproven, rest)
+
     def proven(self, hashes: Mapping[str, str]) -> Need:
         """The same after the host hashed its unproven files: `hashes` by absolute path."""
         right = {

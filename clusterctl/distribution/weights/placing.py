@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import PurePosixPath
 
-from clusterctl.distribution.chain_link import PIECE, Place
+from clusterctl.distribution.chain_link import Place
 from clusterctl.distribution.weights.hashing import Hashed
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, dump
 from clusterctl.distribution.weights.need import Need, staging_path
+from clusterctl.distribution.weights.on_host import SHARED_FROM
 from clusterctl.errors import CommandFailed
 from clusterctl.transport.base import Transport
 
@@ -38,7 +39,9 @@ def prepare(transport: Transport, manifest: Manifest, found: Need, directory: st
     """Make the staging directory, with what the host has already. Safe to do again."""
     lines = [f"dir\t{path}" for path in _directories(manifest)]
     firsts = _firsts(manifest)
-    lines += [f"take\t{path}\t{firsts[digest].path}" for digest, path in found.linked.items()]
+    for digest, path in found.linked.items():
+        word = "take" if firsts[digest].size >= SHARED_FROM else "copy"
+        lines.append(f"{word}\t{path}\t{firsts[digest].path}")
     argv = ("sh", "-c", _script("prepare.sh"), "prepare", staging_path(manifest, directory))
     # A link costs nothing; where there can be none, all of it is copied.
     size = sum(firsts[digest].size for digest in found.linked)
@@ -70,13 +73,14 @@ def rename_staged(transport: Transport, staged: str, manifest: Manifest, directo
 
 
 def hashes(
-    transport: Transport, paths: Sequence[str], size: int, *, pieces: bool = False
+    transport: Transport, paths: Sequence[str], size: int, *, piece_size: int | None = None
 ) -> dict[str, Hashed]:
-    """The hashes of files on the host, by path, those of pieces too where asked for. A file
-    that cannot be read is left out. `size`: bytes of all of them, for the time limit."""
+    """The hashes of files on the host, by path, those of its pieces too where their size
+    is given. A file that cannot be read is left out. `size`: bytes of all of them, for the
+    time limit."""
     if not paths:
         return {}
-    argv = ("sh", "-c", _script("hash.sh"), "hash", str(PIECE) if pieces else "")
+    argv = ("sh", "-c", _script("hash.sh"), "hash", str(piece_size or ""))
     told = _run(transport, argv, paths, doing="hashing files", size=size)
     rows = (line.split("\t", 2) for line in told.splitlines())
     return {path: Hashed(whole, tuple(chunks.split())) for whole, chunks, path in rows}

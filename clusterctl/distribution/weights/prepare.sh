@@ -1,7 +1,8 @@
 #!/bin/sh
 # Begin the tree that grows in the directory "$1". On stdin, fields parted by tabs:
 #   dir PATH        a directory below it
-#   take FILE PATH  a file that this host has elsewhere: a hard link, or a copy where none can be
+#   copy FILE PATH  a file that this host has elsewhere
+#   take FILE PATH  the same, as a hard link, or a copy where none can be
 
 set -e
 umask 022
@@ -13,8 +14,8 @@ cd "$1"
 while IFS=$TAB read -r word first second; do
     case $word in
     dir) mkdir -p "./$first" ;;
-    take)
-        ln -f "$first" "./$second" 2>/dev/null && continue
+    take | copy)
+        [ "$word" = take ] && ln -f "$first" "./$second" 2>/dev/null && continue
         cp -p "$first" "./$second.copy"
         mv "./$second.copy" "./$second"
         ;;

@@ -13,11 +13,11 @@ from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.hashing import HashCache, hash_file, manifest_of
 from clusterctl.distribution.weights.manifest import Manifest
 from clusterctl.distribution.weights.need import Need, need, no_room, staging_path
-from clusterctl.distribution.weights.on_host import HostModels, look_at_models
+from clusterctl.distribution.weights.on_host import SHARED_FROM, HostModels, look_at_models
 from clusterctl.distribution.weights.tree import Tree, read_tree
 from clusterctl.errors import CommandFailed
 from clusterctl.transport.local import LocalTransport
-from tests.unit.distribution.weights.conftest import MakeModel
+from tests.unit.distribution.weights.conftest import MakeModel, safetensors
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hosts are worked on as root")
 
@@ -101,15 +101,12 @@ def test_a_file_that_was_written_to_or_is_gone_is_missed(
 
 
 def test_equal_large_files_of_another_version_are_hard_links(
-    make_model: MakeModel,
-    here: LocalTransport,
-    models: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("clusterctl.distribution.weights.on_host.SHARED_FROM", 4000)
-    deliver(*hashed(make_model("Tiny-1B"), tmp_path), here, models)
-    tree, second = hashed(make_model("Tiny-1B-v2", **{"tokenizer.json": b'{"new": 1}'}), tmp_path)
+    large = {"model-2.safetensors": safetensors(SHARED_FROM)}
+    deliver(*hashed(make_model("Tiny-1B", **large), tmp_path), here, models)
+    new = {"tokenizer.json": b'{"new": 1}', **large}
+    tree, second = hashed(make_model("Tiny-1B-v2", **new), tmp_path)
     found = need(second, look_at_models(here, models))
     small = sum(file.size for file in second.files if file.path != "model-2.safetensors")
     assert found.bytes == small
@@ -152,15 +149,11 @@ def test_what_someone_else_copied_is_hashed_there_and_not_sent(
     assert need(manifest, look_at_models(here, models)).complete
 
 
-def test_pieces_are_hashed_on_the_host_as_here(
-    here: LocalTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("clusterctl.distribution.weights.placing.PIECE", 1000)
-    monkeypatch.setattr("clusterctl.distribution.weights.hashing.PIECE", 1000)
+def test_pieces_are_hashed_on_the_host_as_here(here: LocalTransport, tmp_path: Path) -> None:
     file = tmp_path / "it's $HOME; a file"
     file.write_bytes(os.urandom(2500))
-    told = placing.hashes(here, [str(file), f"{tmp_path}/none"], 2500, pieces=True)
-    assert told == {str(file): hash_file(file)}
+    told = placing.hashes(here, [str(file), f"{tmp_path}/none"], 2500, piece_size=1000)
+    assert told == {str(file): hash_file(file, piece_size=1000)}
 
 
 def test_a_cache_entry_gets_a_second_snapshot_and_keeps_the_first(

@@ -111,11 +111,10 @@ def test_a_blob_that_is_not_what_its_name_says_is_damaged(tmp_path: Path) -> Non
         manifest_of(read_tree(entry), cache=HashCache(tmp_path / "hashes"))
 
 
-def test_pieces_have_hashes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterctl.distribution.weights.hashing.PIECE", 10)
+def test_pieces_have_hashes_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"0123456789abcdefghij!")
-    found = hash_file(file)
+    found = hash_file(file, piece_size=10)
     assert found.sha256 == hashlib.sha256(b"0123456789abcdefghij!").hexdigest()
     assert found.chunks == tuple(
         hashlib.sha256(piece).hexdigest() for piece in (b"0123456789", b"abcdefghij", b"!")
