@@ -81,7 +81,7 @@ def _private(wanted: Wanted, work: Path) -> list[str]:
 def _sources(wanted: Wanted, work: Path) -> Iterator[str]:
     signed = f"[signed-by={wanted.keyring}] " if wanted.keyring else ""
     for url, suite, components in _own_sources(wanted):
-        yield f"deb {signed}{url} {suite} {components}"
+        yield f"deb {signed}{_copied(url)} {suite} {components}"
     if wanted.by_docker:
         yield _vendor(docker(wanted.target, wanted.docker_url, wanted.docker_key), work)
     if wanted.toolkit:
@@ -126,7 +126,12 @@ def _vendor(repository: Repository, work: Path) -> str:
     """A line of sources.list for a vendor's repository, whose key is known."""
     key = work / "keys" / f"{repository.name}.asc"
     key.write_bytes(vendor_key(repository, work))
-    return f"deb [signed-by={key}] {repository.url} {repository.suite}"
+    return f"deb [signed-by={key}] {_copied(repository.url)} {repository.suite}"
+
+
+def _copied(url: str) -> str:
+    """apt uses packages of a `file:` source where they lie, and brings those of `copy:` along."""
+    return f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
 
 
 def vendor_key(repository: Repository, work: Path) -> bytes:

@@ -106,9 +106,11 @@ def _is_locked(result: CommandResult) -> bool:
 
 
 def failure(result: CommandResult, doing: str, host: str) -> CommandFailed:
-    """dnf's own first error as the cause, the rest as detail."""
+    """dnf's own first error as the cause, the rest as detail. A repository that is gone is no
+    error to dnf until something is not found: it is named first then."""
     text = f"{result.stdout}\n{result.stderr}"
-    found = re.findall(r"^\s*(?:Error: ?|Problem: ?|- )(\S.+)$", text, re.MULTILINE)
+    found = re.findall(r"^Error: *(\S.*)$", text, re.MULTILINE)
+    found += re.findall(r"^ *Problem[^:]*: (.+)$", text, re.MULTILINE)
     first = found[0] if found else (result.last_lines(1) or f"status {result.status}")
     hints = (fix for words, fix in _HINTS if words in first.lower())
     return CommandFailed(

@@ -20,7 +20,7 @@ from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed
 from clusterctl.steps import directories
 from clusterctl.steps.container_engine import await_answer
-from clusterctl.steps.nvidia_toolkit import has_gpus
+from clusterctl.steps.nvidia_toolkit import KEPT, has_gpus
 from clusterctl.steps.root_script import root_script
 
 FIRST_WITH_CDI = 25
@@ -65,7 +65,19 @@ nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml
 """
 """Toolkits since 1.18 bring a service that keeps the specification fresh."""
 
-CONFIGURE = 'exec nvidia-ctk runtime configure --runtime=docker "$@"'
+CONFIGURE = """\
+set -e
+kept=$1; shift
+mkdir -p "$kept" /etc/docker
+if [ ! -e "$kept/daemon.json.before" ]; then
+  [ ! -e /etc/docker/daemon.json ] || cp /etc/docker/daemon.json "$kept/daemon.json.new"
+  touch "$kept/daemon.json.new"
+  mv "$kept/daemon.json.new" "$kept/daemon.json.before"
+fi
+nvidia-ctk runtime configure --runtime=docker "$@"
+cp /etc/docker/daemon.json "$kept/daemon.json.ours"
+"""
+"""What was there before is kept, for `down --purge` to put back."""
 
 LINK = """\
 nvidia-modprobe -c 0 -u
@@ -164,7 +176,7 @@ class GpuAccess:
 
     def _restart(self, view: HostView, found: Found) -> None:
         flags = ("--cdi.enabled",) if found.by_cdi else ()
-        root_script(view, CONFIGURE, *flags, doing="configuring Docker for GPUs")
+        root_script(view, CONFIGURE, KEPT, *flags, doing="configuring Docker for GPUs")
         view.say("restarting docker.service")
         root_script(view, RESTART, doing="restarting docker.service", timeout=120)
         await_answer(view, self._pause)

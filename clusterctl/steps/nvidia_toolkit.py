@@ -19,14 +19,15 @@ from clusterctl.packages.wanted import TOOLKIT as PACKAGES
 from clusterctl.packages.wanted import TOOLKIT_VERSION as VERSION
 from clusterctl.steps.apt import Apt
 from clusterctl.steps.dnf import Dnf
-from clusterctl.steps.engine_absent import READ_MARKER, manager_here
+from clusterctl.steps.engine_absent import manager_here
 from clusterctl.steps.engine_marks import remember
 from clusterctl.steps.package_files import manager_of
 from clusterctl.steps.package_manager import PackageManager, target
 from clusterctl.steps.package_source import ensure_source
 from clusterctl.steps.root_script import root_script
 
-MARKER = "/var/lib/clusterctl/toolkit-packages"
+KEPT = "/var/lib/clusterctl"
+MARKER = f"{KEPT}/toolkit-packages"
 
 LOOK = """\
 for name in "$@"; do
@@ -41,14 +42,27 @@ for name in $(timeout 20 docker ps --format '{{.Names}}' 2>/dev/null); do echo "
 exit 0
 """
 
-FORGET = """\
-rm -f "$1" /etc/apt/sources.list.d/clusterctl-nvidia-container-toolkit.list \\
-  /etc/apt/keyrings/clusterctl-nvidia-container-toolkit.asc \\
-  /etc/yum.repos.d/clusterctl-nvidia-container-toolkit.repo \\
+LEFT = """\
+[ ! -f "$1" ] || cat "$1"
+[ ! -e "${1%/*}/daemon.json.before" ] || echo /etc/docker/daemon.json
+"""
+
+RESTORE = """\
+cd "$1" || exit 0
+if [ -e daemon.json.before ] && cmp -s daemon.json.ours /etc/docker/daemon.json; then
+  if [ -s daemon.json.before ]; then cat daemon.json.before >/etc/docker/daemon.json
+  else rm -f /etc/docker/daemon.json; rmdir /etc/docker 2>/dev/null; fi
+fi
+rm -f daemon.json.before daemon.json.ours toolkit-packages \
+  /etc/udev/rules.d/71-clusterctl-nvidia.rules \
+  /etc/apt/sources.list.d/clusterctl-nvidia-container-toolkit.list \
+  /etc/apt/keyrings/clusterctl-nvidia-container-toolkit.asc \
+  /etc/yum.repos.d/clusterctl-nvidia-container-toolkit.repo \
   /etc/pki/rpm-gpg/RPM-GPG-KEY-clusterctl-nvidia-container-toolkit
-rmdir "${1%/*}" 2>/dev/null
+cd /; rmdir "$1" 2>/dev/null
 true
 """
+"""A daemon.json that somebody changed since is left as it is."""
 
 
 class NvidiaToolkit:
@@ -149,22 +163,25 @@ class NvidiaToolkit:
 
 
 class ToolkitAbsent:
-    """The toolkit's packages are gone, if it was clusterctl that brought them."""
+    """What clusterctl brought for GPUs is gone: packages, sources, its part of daemon.json."""
 
     title = "NVIDIA toolkit"
 
     def check(self, view: HostView) -> Change | None:
-        packages = _marked(view)
-        return Change(f"remove {', '.join(packages)}") if packages else None
+        left = _left(view)
+        return Change(f"take back {', '.join(left)}") if left else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        manager_here(view).purge(_marked(view))
-        root_script(view, FORGET, MARKER, doing=f"removing {MARKER}")
+        packages = [name for name in _left(view) if not name.startswith("/")]
+        if packages:
+            manager_here(view).purge(packages)
+        root_script(view, RESTORE, KEPT, doing="taking back what was brought for GPUs")
 
 
-def _marked(view: HostView) -> list[str]:
-    return root_script(view, READ_MARKER, MARKER, doing=f"reading {MARKER}").split()
+def _left(view: HostView) -> list[str]:
+    """Packages, and daemon.json where it was ours to change."""
+    return root_script(view, LEFT, MARKER, doing=f"reading {MARKER}").split()
 
 
 def has_gpus(view: HostView) -> bool:

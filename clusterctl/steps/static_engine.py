@@ -40,6 +40,7 @@ for name in "$@"; do
   mv -f "$directory/.$name.new" "$directory/$name"
 done
 systemctl daemon-reload
+systemctl enable containerd.service
 """
 
 CONTAINERD = """\

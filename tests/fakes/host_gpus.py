@@ -25,6 +25,8 @@ class FakeGpus:
     """The driver that the CDI specification is for."""
     configured: bool = False
     """daemon.json has what the engine needs."""
+    kept: bool = False
+    """What daemon.json was before."""
     offered: bool = False
     """The engine has read it."""
     linked: bool = False
@@ -88,9 +90,10 @@ class GpuScripts:
         return ""
 
     def _configure(self, words: list[str], _: bytes) -> str:
-        assert words == ([] if self._state.gpus.docker.startswith("20") else ["--cdi.enabled"])
+        by_cdi = not self._state.gpus.docker.startswith("20")
+        assert words[1:] == (["--cdi.enabled"] if by_cdi else [])
         self._state.about_to_change()
-        self._state.gpus.configured = True
+        self._state.gpus.configured = self._state.gpus.kept = True
         return ""
 
     def _link(self, *_: object) -> str:

@@ -34,7 +34,8 @@ class ManagedPackages:
             archive.NAMES: self._archived,
             archive.UNPACK: self._unpack,
             nvidia_toolkit.LOOK: self._toolkit,
-            nvidia_toolkit.FORGET: self._forget,
+            nvidia_toolkit.LEFT: self._left,
+            nvidia_toolkit.RESTORE: self._restore,
             engine_absent.REMOVE_FILES: self._remove,
         }
 
@@ -159,9 +160,14 @@ class ManagedPackages:
             self._state.files.pop(path, None)
         return ""
 
-    def _forget(self, words: list[str], _: bytes) -> str:
+    def _left(self, words: list[str], _: bytes) -> str:
+        marked = self._state.files.get(words[0], (b"", 0))[0].decode()
+        return marked + ("/etc/docker/daemon.json\n" if self._state.gpus.kept else "")
+
+    def _restore(self, *_: object) -> str:
         self._state.about_to_change()
-        self._state.files.pop(words[0], None)
+        self._state.files.pop(nvidia_toolkit.MARKER, None)
+        self._state.gpus.kept = False
         return ""
 
 

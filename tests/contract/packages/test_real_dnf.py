@@ -1,0 +1,128 @@
+"""A real dnf on a root of its own, with a repository of packages made here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.engine.step import HostView
+from clusterctl.errors import CommandFailed
+from clusterctl.inventory.model import Host
+from clusterctl.steps.dnf import Dnf
+from clusterctl.transport.local import LocalTransport
+from tests.fakes.host import FakeHost, fake_view
+from tests.unit.steps.stage import facts
+
+TOOLS = ("dnf", "rpmbuild", "createrepo_c")
+
+pytestmark = pytest.mark.skipif(
+    not all(shutil.which(tool) for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"
+)
+
+NEEDS = {"docker-ce": ("docker-ce-cli", "containerd.io"), "docker-ce-cli": (), "containerd.io": ()}
+
+
+def build(name: str, needs: Sequence[str], work: Path, *, version: str = "29.1.3") -> Path:
+    spec = work / f"{name}.spec"
+    requires = "".join(f"Requires: {other}\n" for other in needs)
+    spec.write_text(
+        f"Name: {name}\nVersion: {version}\nRelease: 1\nSummary: stand-in\nLicense: none\n"
+        f"BuildArch: noarch\n{requires}%description\nstand-in\n%files\n"
+    )
+    subprocess.run(
+        ["rpmbuild", "-bb", "--define", f"_topdir {work}", spec], check=True, capture_output=True
+    )
+    (file,) = (work / "RPMS/noarch").glob(f"{name}-{version}-1.noarch.rpm")
+    return file
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("rpms")
+    for name, needs in NEEDS.items():
+        build(name, needs, work)
+    subprocess.run(["createrepo_c", work / "RPMS"], check=True, capture_output=True)
+    return work / "RPMS"
+
+
+@pytest.fixture
+def root(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty root that every `dnf` in this test works on."""
+    root, repos, programs = tmp_path / "root", tmp_path / "repos", tmp_path / "bin"
+    for directory in (root, repos, programs):
+        directory.mkdir()
+    (repos / "test.repo").write_text(
+        f"[test]\nname=test\nbaseurl=file://{repository}\nenabled=1\ngpgcheck=0\n"
+    )
+    (programs / "dnf").write_text(
+        f"#!/bin/sh\nexec {shutil.which('dnf')} --installroot={root} --releasever=9 "
+        f'--setopt=reposdir={repos} --setopt=cachedir={tmp_path}/cache "$@"\n'
+    )
+    (programs / "dnf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin:/usr/sbin:/sbin")
+    return root
+
+
+@pytest.fixture
+def view(root: Path) -> HostView:
+    del root
+    transport = LocalTransport(Host(name="gpu1", address="localhost"))
+    return replace(fake_view(FakeHost("gpu1"), facts()), transport=transport)
+
+
+def installed(root: Path) -> list[str]:
+    argv = ["rpm", "--root", str(root), "-qa", "--qf", "%{NAME}\n"]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    return sorted(done.stdout.split())
+
+
+def test_packages_come_with_what_they_need_and_go_alone(view: HostView, root: Path) -> None:
+    dnf = Dnf(view)
+    dnf.prepare()
+    assert dnf.offers("docker-ce")
+    assert dnf.offers(dnf.pinned("docker-ce", "29.1.3-1"))
+    assert not dnf.offers(dnf.pinned("docker-ce", "1.0-1"))
+    assert not dnf.offers("docker.io")
+    assert dnf.would_add(["docker-ce"]) == sorted(NEEDS)
+    assert installed(root) == []
+    dnf.install(["docker-ce"])
+    assert installed(root) == sorted(NEEDS)
+    assert dnf.would_add(["docker-ce"]) == []
+    dnf.purge(["docker-ce", "docker-ce-cli"])
+    assert installed(root) == ["containerd.io"]
+
+
+def test_files_are_installed_without_any_repository(
+    view: HostView, root: Path, repository: Path
+) -> None:
+    files = [str(file) for file in sorted(repository.rglob("*.rpm"))]
+    dnf = Dnf(view, files=files)
+    dnf.prepare()
+    assert dnf.would_add(["docker-ce"]) == sorted(NEEDS)
+    dnf.install(["docker-ce"])
+    assert installed(root) == sorted(NEEDS)
+
+
+def test_a_package_that_no_repository_has(view: HostView) -> None:
+    with pytest.raises(CommandFailed, match="no-such-package") as raised:
+        Dnf(view).install(["no-such-package"])
+    assert "dnf repolist" in str(raised.value.hint)
+
+
+def test_a_repository_that_is_gone(view: HostView, tmp_path: Path) -> None:
+    (tmp_path / "repos/gone.repo").write_text(
+        "[gone]\nname=gone\nbaseurl=file:///no/such/place\nenabled=1\ngpgcheck=0\n"
+    )
+    dnf = Dnf(view)
+    dnf.prepare()
+    assert dnf.offers("docker-ce"), "from the other one"
+    with pytest.raises(
+        CommandFailed, match="Failed to download metadata for repo 'gone'"
+    ) as raised:
+        dnf.install(["no-such-package"])
+    assert "cannot reach that repository" in str(raised.value.hint)
