@@ -5,15 +5,16 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from clusterctl.distribution.blob_store import store_directory
 from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.content import Blob
-from clusterctl.distribution.weights.download import Downloads
+from clusterctl.distribution.weights.download import AT_ONCE, Downloads
 from clusterctl.distribution.weights.hub import HubFile, Listing
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, in_order
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, raise_all
 
 MODE = 0o644
 """Of what comes from a hub; git keeps no other, but for programs."""
@@ -32,70 +33,62 @@ def download_directory(listing: Listing) -> Path:
 class Arriving:
     """A BlobSource over downloads: a blob can be read from the first byte on that came.
 
-    Small files come first and whole (`begin`), since hubs tell of some only git's hash; the
-    rest starts with the first blob that is asked for.
+    Small files come first and whole (`begin`), since hubs tell of some only git's hash. A large
+    one starts when it is first asked for: what all hosts have already never comes.
     """
 
     def __init__(self, listing: Listing, name: str, downloads: Downloads) -> None:
         self._listing, self._name, self._downloads = listing, name, downloads
-        self._rest = [file for file in listing.files if file.sha256 and file.size > PIECE]
-        self._first = [file for file in listing.files if file not in self._rest]
+        self._large = [file for file in listing.files if file.sha256 and file.size > PIECE]
+        self._small = [file for file in listing.files if file not in self._large]
         self._files: dict[str, HubFile] = {}
-        self._thread = threading.Thread(target=self._run, name="download", daemon=True)
-        self._starting = threading.Lock()
-        self._error: ClusterctlError | None = None
+        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="download")
+        self._begun: dict[str, Future[None]] = {}
+        self._beginning = threading.Lock()
 
     def begin(self) -> Manifest:
         """Get the small files; what is known of the model then. Large files have no hashes of
         pieces yet. Raises what the hub says."""
-        self._downloads.run(self._first)
-        self._downloads.expect(self._rest)
-        known = [self._hashed(file) for file in self._first]
-        known += [WeightFile(f.path, f.size, MODE, f.sha256) for f in self._rest]
+        self._downloads.run(self._small)
+        self._downloads.expect(self._large)
+        manifest = self._manifest()
         by_path = {file.path: file for file in self._listing.files}
-        self._files = {each.blob.digest: by_path[each.path] for each in known}
-        return self._manifest(known)
+        self._files = {each.blob.digest: by_path[each.path] for each in manifest.files}
+        return manifest
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         """See BlobSource."""
-        with self._starting:
-            if not self._thread.ident:
-                self._thread.start()
-        return self._downloads.read(self._files[blob.digest], offset)
+        file = self._files[blob.digest]
+        with self._beginning:
+            if file in self._large and file.path not in self._begun:
+                self._begun[file.path] = self._pool.submit(self._downloads.run, [file])
+        return self._downloads.read(file, offset)
 
     def complete(self) -> Manifest:
-        """With the hashes of all pieces, once everything is here; waits for that if hosts had
-        no need of some file."""
-        if self._thread.ident:
-            self._thread.join()
-        else:
-            self._run()
-        if self._error:
-            raise self._error
-        return self._manifest([self._hashed(file) for file in self._listing.files])
+        """With the hashes of pieces of all that came; waits for what is under way."""
+        wait(self._begun.values())
+        raise_all(self.trouble())
+        return self._manifest()
 
     def trouble(self) -> Sequence[ClusterctlError]:
         """Why the hub's bytes do not come any more."""
-        return [self._error] if self._error else []
+        ended = [future.exception() for future in self._begun.values() if future.done()]
+        return [error for error in ended if isinstance(error, ClusterctlError)]
 
     def stop(self) -> None:
         """End what still comes."""
         self._downloads.stop()
-        if self._thread.ident:
-            self._thread.join(timeout=10)
+        self._pool.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
-        try:
-            self._downloads.run(self._rest)
-        except ClusterctlError as error:
-            self._error = error
+    def _manifest(self) -> Manifest:
+        files = [self._described(file) for file in self._listing.files]
+        return Manifest(self._name, in_order(files), origin=self._listing.origin)
 
-    def _hashed(self, file: HubFile) -> WeightFile:
+    def _described(self, file: HubFile) -> WeightFile:
+        if file in self._large and file.path not in self._begun:
+            return WeightFile(file.path, file.size, MODE, file.sha256)
         hashed = self._downloads.hashed(file)
         return WeightFile(file.path, file.size, MODE, hashed.sha256, hashed.chunks)
-
-    def _manifest(self, files: Sequence[WeightFile]) -> Manifest:
-        return Manifest(self._name, in_order(files), origin=self._listing.origin)
 
 
 def foreseen(listing: Listing, name: str) -> Manifest:

@@ -91,7 +91,8 @@ class Downloads:
         self.expect(files)
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             list(pool.map(self._bring, files))
-        errors = [a.error for a in self._arrivals.values() if a.error]
+        ended = [self._arrivals[file.path].error for file in files]
+        errors = [error for error in ended if error]
         raise_all({error.summary: error for error in errors}.values())
 
     def stop(self) -> None:

@@ -55,4 +55,6 @@ rm -rf "$1.old"
 
 # Other versions of it that were begun and never finished.
 h='[0-9a-f]'
-for left in "${1%.*}".$h$h$h$h$h$h$h$h$h$h$h$h; do rm -rf "$left"; done
+for left in "${1%.*}".$h$h$h$h$h$h$h$h$h$h$h$h; do
+    rm -rf "$left" "$left.old"
+done

@@ -173,3 +173,25 @@ def _opens(hubs: FakeHubs, host: str, folder: Path) -> Callable[[Event], None]:
                 hubs.hold.set()
 
     return see
+
+
+def test_what_hosts_have_of_a_new_revision_is_not_downloaded(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    weights = os.urandom(MIB) * 70
+    (tmp_path / "Tiny").mkdir()
+    (tmp_path / "Tiny" / "model.bin").write_bytes(weights)
+    (tmp_path / "Tiny" / "config.json").write_text('{"old": 1}')
+    cluster.push(cluster.supply(tmp_path / "Tiny"))
+    hubs = FakeHubs(models={"Org/Tiny": {"config.json": b"{}", "model.bin": weights}})
+    with running_hubs(hubs), OperatorWeb(timeout=20) as web:
+        listing = needed(HuggingFace(web, Access(hubs.endpoint)).listing("Org/Tiny", None))
+        downloads = Downloads(tmp_path / "got", web.stream, {}, cache=cluster.cache)
+        arriving = Arriving(listing, "Tiny", downloads)
+        outcome, sent = cluster.push(
+            Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
+        )
+        arriving.stop()
+    assert (outcome.changed, sent) == (3, 2)
+    assert not [line for line in hubs.asked if "model.bin" in line]
+    assert (cluster.own("h3") / "Tiny" / "config.json").read_text() == "{}"
