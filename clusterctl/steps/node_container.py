@@ -77,9 +77,7 @@ class NodeContainer:
     def _find(self, driver: ContainerDriver) -> tuple[Container | None, list[Container]]:
         """The cluster's container by its name, and others of the cluster."""
         name = container_name(self._cluster)
-        found = driver.find(name)
-        if found and found.cluster != self._cluster:
-            raise _somebody_elses(found)
+        found = own_container(driver, self._cluster)
         others = [c for c in driver.containers(self._cluster) if c.name != name]
         return found, others
 
@@ -92,6 +90,14 @@ class NodeContainer:
             if time.monotonic() >= deadline:
                 return
             time.sleep(min(0.25, self._settle))
+
+
+def own_container(driver: ContainerDriver, cluster: str) -> Container | None:
+    """The node container of `cluster`. Raises RequirementsNotMet when another has its name."""
+    found = driver.find(container_name(cluster))
+    if found and found.cluster != cluster:
+        raise _somebody_elses(found)
+    return found
 
 
 class ContainersAbsent:

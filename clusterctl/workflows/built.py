@@ -18,9 +18,12 @@ from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.node_container import own_container
 from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.workflows.bootstrap import node_stages
 from clusterctl.workflows.cluster_images import ClusterImages
+from clusterctl.workflows.engine_stages import engine_stages
 from clusterctl.workflows.lacking import running, single
 from clusterctl.workflows.prepared import Cluster, views
 from clusterctl.workflows.reach import read_state, require_bootstrapped
@@ -33,25 +36,30 @@ def unlike_the_plan(
     transports: Mapping[str, Transport],
 ) -> list[ClusterctlError]:
     """A problem for every host on which bootstrap would change something, once its container runs
-    anywhere; before that, what keeps bootstrap from making its plan.
+    anywhere; before that, for every host with a stranger in its place.
 
-    Needs all hosts of the inventory, since each has a part in every other's documents; an engine
-    that does not answer is told already.
+    Engines that do not answer are told already, and asked nothing. A plan needs all hosts of the
+    inventory, since each has a part in every other's documents.
     """
+    able = {
+        name: view
+        for name, view in views(inventory, transports, answers).items()
+        if view.facts.engine.running
+    }
+    engines = Engines(DockerDriver)
+    if not running(inventory, answers):
+        return failures(fan_out(able, lambda view: own_container(engines(view), inventory.cluster)))
     if topology is None or len(topology.nodes) < len(inventory.hosts):
         return []
-    able = [host for host in inventory.hosts if answers[host.name].facts.engine.running]
-    if inventory.head not in able:
+    if inventory.head.name not in able:
         return []
-    names = tuple(host.name for host in inventory.hosts)
-    seen = views(inventory, transports, answers)
-    cluster = Cluster(inventory, topology, answers, seen, names)
+    cluster = Cluster(inventory, topology, answers, able, tuple(able))
     try:
-        images = ClusterImages(cluster, tuple(host.name for host in able), Engines(DockerDriver))
-        planned = plan_stages(node_stages(cluster, images), seen)
+        first = engine_stages(inventory, [view.host for view in able.values()])
+        rest = node_stages(cluster, ClusterImages(cluster, tuple(able), engines))
+        return _drift(inventory, plan_stages((*first, *rest), able))
     except ClusterctlError as error:
         return single(error)
-    return _drift(inventory, planned) if running(inventory, answers) else []
 
 
 def unlike_ray(
