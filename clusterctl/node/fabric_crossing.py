@@ -2,7 +2,8 @@
 
 None of them binds its own side: which interface a connection leaves by is the routes' choice, so
 it is theirs here too, and told. A listener answers with its own host's name, so that an address
-that leads back to the caller, or to somebody else, is not taken for the peer.
+that leads back to the caller, or to somebody else, is not taken for the peer. Then 64 KiB go there:
+where an MTU swallows large packets, small ones pass and those never arrive.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ WITHIN = 3.0
 """Seconds for a connection and its answer: TCP repeats a lost SYN after one and after three."""
 
 _ROUNDS = 10
+_PING = b"."
+_BULK = 2**16
+_GOT = b"!"
 
 
 class Echo:
-    """A listener on one address and an ephemeral port: says its host's name, then echoes."""
+    """A listener on one address and an ephemeral port: says its host's name, echoes, and tells
+    when all of the bulk has come."""
 
     def __init__(self, host: str, ip: str) -> None:
         """Raises OSError when the address cannot be bound."""
@@ -48,8 +53,14 @@ class Echo:
             peer.settimeout(2 * WITHIN)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.sendall(self._greeting)
-            while data := peer.recv(64):
-                peer.sendall(data)
+            missing = _BULK
+            while data := peer.recv(_BULK):
+                if data == _PING:
+                    peer.sendall(data)
+                    continue
+                missing -= len(data)
+                if missing <= 0:
+                    peer.sendall(_GOT)
 
 
 def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
@@ -107,12 +118,22 @@ def _talk(connection: socket.socket, expected: str) -> tuple[str, float]:
         name += part
     if name.decode().strip() != expected:
         return f"{name.decode().strip()} answers there", 0.0
-    return "", min(_round_trip(connection) for _ in range(_ROUNDS))
+    trip = min(_round_trip(connection) for _ in range(_ROUNDS))
+    return _bulk(connection), trip
+
+
+def _bulk(connection: socket.socket) -> str:
+    """What is wrong with a large message that goes there."""
+    try:
+        connection.sendall(b"#" * _BULK)
+        return "" if connection.recv(1) == _GOT else "64 KiB did not arrive"
+    except socket.timeout:  # noqa: UP041 - as above
+        return f"it answers, and 64 KiB do not arrive within {WITHIN:g} s"
 
 
 def _round_trip(connection: socket.socket) -> float:
     began = time.perf_counter()
-    connection.sendall(b".")
+    connection.sendall(_PING)
     connection.recv(1)
     return time.perf_counter() - began
 

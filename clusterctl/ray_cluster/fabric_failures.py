@@ -139,6 +139,11 @@ def _way_in(one: Crossing) -> str:
         return f"{one.nic} is the host's loopback: {rename}"
     if "answers there" in one.error:
         return f"{one.ip} is on both hosts: {rename}"
+    if "64 KiB" in one.error:
+        return (
+            f"large packets are lost on the way to {one.nic} of {one.target}: clusterctl check "
+            "FILE tells the MTU that passes"
+        )
     if "unreachable" in one.error.lower() or "route" in one.error.lower():
         return f"{one.source} has no way to {one.ip} (ip route get {one.ip}): {rename}"
     return (

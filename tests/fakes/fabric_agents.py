@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,30 @@ class Deaf(Agent):
         offered = super().listen(wanted)
         self.close()
         return offered
+
+
+class Narrow(Agent):
+    """Answers small messages and loses large ones: behind an MTU black hole."""
+
+    def listen(self, wanted: Sequence[Place]) -> list[Crossing]:
+        return [replace(one, port=self._narrow(one)) for one in super().listen(wanted)]
+
+    def _narrow(self, one: Crossing) -> int:
+        listener = socket.create_server((one.ip, 0))
+        threading.Thread(target=self._relay, args=(listener, one), daemon=True).start()
+        return int(listener.getsockname()[1])
+
+    @staticmethod
+    def _relay(listener: socket.socket, one: Crossing) -> None:
+        with listener:
+            caller, _ = listener.accept()
+        with caller, socket.create_connection((one.ip, one.port)) as behind:
+            caller.sendall(behind.recv(256))
+            while len(data := caller.recv(2**16)) == 1:
+                behind.sendall(data)
+                caller.sendall(behind.recv(1))
+            while data:
+                data = caller.recv(2**16)
 
 
 class LocalAgents:

@@ -12,7 +12,7 @@ from clusterctl.node.fabric_agent import Agent
 from clusterctl.node.fabric_agents import Limits
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import Gate
-from tests.fakes.fabric_agents import Deaf, LocalAgents, agent, spec
+from tests.fakes.fabric_agents import Deaf, LocalAgents, Narrow, agent, spec
 
 QUICK = Limits(arrive=10, answer=10, importing=20, join=2, measure=5, pairs=20, poll=0.02)
 
@@ -85,6 +85,15 @@ def test_a_node_that_takes_no_connection_is_named_by_everybody_else() -> None:
     assert report.failed == "crossings"
     broken = [(one.source, one.target, one.error) for one in report.crossings if one.error]
     assert broken == [("a", "c", "Connection refused"), ("b", "c", "Connection refused")]
+
+
+def test_a_node_that_large_messages_do_not_reach_is_named() -> None:
+    asked = spec("a", "b")
+    with agents(asked, b=agent(asked.nodes[1], Narrow)) as found:
+        report = gate(asked, found)
+    (broken,) = [one for one in report.crossings if one.error]
+    assert (broken.source, broken.target) == ("a", "b")
+    assert broken.error == "it answers, and 64 KiB do not arrive within 3 s"
 
 
 def test_a_node_on_which_ray_starts_nothing() -> None:
