@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import threading
 import time
 from typing import Any, Callable, Dict, Optional
@@ -13,6 +14,9 @@ from clusterctl.distribution.relay.stored import Segment, Stored
 READ = 1 << 20
 NOTED_EVERY = 8 << 20
 """Bytes of a piece after which the journal hears of it: what a killed relay may lose of each."""
+
+OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")
+"""What relays leave in a cache."""
 
 BOOT = "/proc/sys/kernel/random/boot_id"
 Wait = Callable[[str], None]
@@ -163,12 +167,12 @@ class PartFile:
 
 
 def sweep(folder: str, before: float) -> None:
-    """Remove what nobody went on with since `before`, seconds since 1970."""
+    """Remove blobs that nobody went on with since `before`, seconds since 1970."""
     try:
         names = os.listdir(folder)
     except OSError:
         return
-    for name in names:
+    for name in filter(OURS.match, names):
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError):
             if os.path.isfile(path) and os.path.getmtime(path) < before:

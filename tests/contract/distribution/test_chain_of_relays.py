@@ -245,12 +245,13 @@ def test_an_origin_that_is_not_there_any_more_is_fetched(bench: Bench) -> None:
 def test_what_nobody_went_on_with_is_swept_out(bench: Bench) -> None:
     cache = bench.folder / "h1"
     cache.mkdir()
-    for name, age in (("old.part", 8 * 86400), ("young.part", 86400)):
+    old, young, foreign = f"{'0' * 64}.part", f"{'1' * 64}.part", "not a blob"
+    for name, days in ((old, 8), (young, 1), (foreign, 100)):
         (cache / name).write_text("left by a run that was broken off")
-        os.utime(cache / name, (time.time() - age,) * 2)
+        os.utime(cache / name, (time.time() - days * 86400,) * 2)
 
     with bench.chain(bench.links(1), []):
-        assert [file.name for file in cache.iterdir()] == ["young.part"]
+        assert {file.name for file in cache.iterdir()} == {young, foreign}
 
 
 def test_without_any_host_the_errors_of_all_are_raised(bench: Bench) -> None:
