@@ -24,6 +24,7 @@ LINK = 500e6
 """Bit/s that the cables are limited to where the gate's figure is held against them."""
 
 FIREWALL = "INPUT -i ens3 -p tcp --syn --dport 32768:60999 -j DROP"
+BLACK_HOLE = "INPUT -i ens3 -p tcp -m length --length 1000:65535 -j DROP"
 PROVEN_BEFORE = "/var/log/clusterctl/lab/fabric.json"
 
 
@@ -103,6 +104,18 @@ def test_an_interface_that_cannot_reach_the_others_is_named_on_both_ends(
     assert ran.status == 5, ran.text
     assert "gpu2: gpu1 cannot reach its ens3" in ran.stderr
     assert "10.98.0.12" in ran.stderr
+    assert ran.seconds < 30, ran.text
+
+
+def test_an_mtu_black_hole_is_named(operator: Operator, inventory: str, on_host: OnHost) -> None:
+    on_host("gpu2", f"iptables -I {BLACK_HOLE}")
+    try:
+        ran = operator.run("bootstrap", inventory)
+    finally:
+        on_host("gpu2", f"iptables -D {BLACK_HOLE}")
+    assert ran.status == 5, ran.text
+    assert "gpu2: gpu1 cannot reach its ens3" in ran.stderr
+    assert "it answers, and 64 KiB do not arrive" in ran.stderr
     assert ran.seconds < 30, ran.text
 
 
