@@ -21,6 +21,7 @@ from clusterctl.containers.driver import Container, EngineUnavailable, EngineVer
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.inspected import container_from, image_from
 from clusterctl.containers.reference import repository_and_tag
+from clusterctl.containers.run_argv import device_flags
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport
@@ -129,11 +130,18 @@ class DockerDriver:
         return self.command(words, stdin=stdin, timeout=timeout)
 
     def run_once(
-        self, image: str, argv: Sequence[str], *, timeout: float = 120, init: bool = False
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        timeout: float = 120,
+        init: bool = False,
+        devices_of: ContainerSpec | None = None,
     ) -> CommandResult:
         name = f"clusterctl-once-{secrets.token_hex(6)}"
         options = ["--rm", "--network", "none", "--name", name, "--entrypoint", argv[0]]
         options += ["--init"] if init else []
+        options += device_flags(devices_of) if devices_of else []
         try:
             return self.command(["docker", "run", *options, image, *argv[1:]], timeout=timeout)
         except CommandTimedOut:

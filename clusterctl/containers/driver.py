@@ -138,10 +138,17 @@ class ContainerDriver(Protocol):
         """Run `argv` in a running container."""
 
     def run_once(
-        self, image: str, argv: Sequence[str], *, timeout: float = 120, init: bool = False
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        timeout: float = 120,
+        init: bool = False,
+        devices_of: ContainerSpec | None = None,
     ) -> CommandResult:
         """Run `argv` in a throw-away container without network; it is gone afterwards. `init`
-        puts the engine's own /sbin/docker-init into it, whatever the image holds."""
+        puts the engine's own /sbin/docker-init into it, whatever the image holds; it has the
+        GPUs and devices of the spec `devices_of`."""
 
     def tag(self, image: str, reference: str) -> None: ...
 

@@ -110,8 +110,8 @@ _KNOWN = (
         ("could not select device driver", "unknown or invalid runtime name: nvidia"),
         Failure(
             "Docker cannot hand GPUs to containers: the NVIDIA container toolkit is missing",
-            "install nvidia-container-toolkit, then: nvidia-ctk runtime configure && "
-            "systemctl restart docker",
+            "clusterctl bootstrap installs it; by hand: nvidia-ctk runtime configure "
+            "--runtime=docker && systemctl restart docker",
         ),
     ),
     _Known(
@@ -119,6 +119,14 @@ _KNOWN = (
         Failure(
             "Docker does not know the GPUs by their CDI names",
             "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        ),
+    ),
+    _Known(
+        ("unsatisfied condition: cuda", "please update your driver"),
+        Failure(
+            "the driver is too old for the image's CUDA",
+            "a newer driver: clusterctl bootstrap FILE --install-driver FILE.run; or an image for "
+            "an older CUDA",
         ),
     ),
     _Known(

@@ -21,14 +21,19 @@ def docker_run_argv(spec: ContainerSpec) -> tuple[str, ...]:
         *_flags("--env", (f"{name}={value}" for name, value in sorted(spec.env.items()))),
         *_flags("--volume", (mount.bind for mount in spec.mounts)),
         *_flags("--ulimit", (f"{name}={value}" for name, value in sorted(spec.ulimits.items()))),
-        *_flags("--device", (*spec.cdi_devices, *spec.devices)),
-        *(("--gpus", "all") if spec.all_gpus else ()),
+        *device_flags(spec),
         *_flags("--cap-add", iter(spec.capabilities)),
         *_flags("--label", _labels(spec)),
         *(("--entrypoint", spec.command[0]) if spec.command else ()),
         spec.image,
         *spec.command[1:],
     )
+
+
+def device_flags(spec: ContainerSpec) -> tuple[str, ...]:
+    """GPUs and other devices."""
+    gpus = ("--gpus", "all") if spec.all_gpus else ()
+    return (*_flags("--device", (*spec.cdi_devices, *spec.devices)), *gpus)
 
 
 def _fixed(spec: ContainerSpec) -> Iterator[str]:

@@ -24,6 +24,7 @@ from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root,
 from clusterctl.ray_cluster.nodes import container_spec, node_document
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.gpus_in_image import GpusInImage
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.node_image import NodeImage
@@ -71,6 +72,7 @@ def node_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
     return (
         *images.stages(),
         Stage("Node files", names, (DirectoriesPresent(_directories(cluster)), _files(cluster))),
+        Stage("GPUs in the image", names, (GpusInImage(spec, images.engines),)),
         Stage("Secrets of the cluster", heads, (SecretsMade(made),)),
         Stage("Secrets for workers", workers, (SecretCopied(token),)),
         Stage("Ray head", heads, (container,)),

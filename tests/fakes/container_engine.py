@@ -33,6 +33,8 @@ class FakeEngine:
     contents: dict[str, str | None] = field(default_factory=lambda: {"ray": None, "vllm": "0.33.0"})
     free: int = 100 * GIB
     dies_at_once: bool = False
+    cuda: str = '{"cuda": "13.0", "gpus": 1}'
+    """What CUDA in an image says."""
     gpus_inside: dict[str, str] = field(default_factory=dict)
     """Container ID to what `nvidia-smi -L` says in it."""
 
@@ -109,11 +111,19 @@ class FakeDriver:
         return CommandResult(tuple(argv), 0 if told.startswith("GPU") else 255, told, "")
 
     def run_once(
-        self, image: str, argv: Sequence[str], *, timeout: float = 120, init: bool = False
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        timeout: float = 120,
+        init: bool = False,
+        devices_of: ContainerSpec | None = None,
     ) -> CommandResult:
         if argv[0] == "/sbin/docker-init" and init:
             return CommandResult(tuple(argv), 0, "tini version 0.19.0\n", "")
         assert argv[0] == "python3"
+        if devices_of:
+            return CommandResult(tuple(argv), 0, self._engine.cuda, "")
         return CommandResult(tuple(argv), 0, json.dumps(self._engine.contents) + "\n", "")
 
     def tag(self, image: str, reference: str) -> None:

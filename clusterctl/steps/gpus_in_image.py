@@ -1,0 +1,116 @@
+"""CUDA works in the very image that is to serve, with the GPUs that the node will have.
+
+The driver's version and the image's labels say what should work; only a container that sets CUDA
+up shows that it does. The step changes nothing: it finds nothing, or names what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clusterctl.containers.diff import Keep, compare
+from clusterctl.containers.failures import engine_error
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.steps.engines import Engines
+
+LIMIT = 180.0
+"""Seconds: PyTorch is read from a disk that just got 20 GB, and every GPU is set up."""
+
+PROBE = """\
+import json
+told = {}
+try:
+    import torch
+    told["cuda"] = torch.version.cuda or ""
+    torch.cuda.init()
+    told["gpus"] = torch.cuda.device_count()
+except Exception as error:
+    told["error"] = str(error).strip().splitlines()[0][:300]
+print(json.dumps(told))
+"""
+
+_FIXES = (
+    ("driver on your system is too old", "a newer driver: bootstrap --install-driver FILE.run"),
+    (
+        "error 803",
+        "the image brings CUDA libraries of its own that this driver does not go with: a newer "
+        "driver (bootstrap --install-driver FILE.run), or an image for an older CUDA (vllm #33447)",
+    ),
+    (
+        "error 804",
+        "these GPUs cannot run a newer CUDA than their driver's: a newer driver (bootstrap "
+        "--install-driver FILE.run), or an image for an older CUDA",
+    ),
+    ("error 802", "sudo systemctl enable --now nvidia-fabricmanager"),
+    ("no cuda gpus", "nvidia-smi on the host; clusterctl bootstrap writes the CDI specification"),
+    ("unknown error", "sudo nvidia-modprobe -u -c 0; if that does not help: sudo reboot"),
+)
+"""What CUDA says, in small letters, and what helps."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `PROBE` said."""
+
+    cuda: str = ""
+    gpus: int = 0
+    error: str = ""
+
+
+class GpusInImage:
+    title = "GPUs in the image"
+
+    def __init__(self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines) -> None:
+        self._spec_for = spec_for
+        self._engines = engines
+
+    def check(self, view: HostView) -> None:
+        """Raises RequirementsNotMet when CUDA does not work there, StepFailed when the engine
+        gives no GPUs. A host without GPUs, or whose node runs already, is not looked at."""
+        spec = self._spec_for(view)
+        if not (spec.cdi_devices or spec.all_gpus):
+            return
+        driver = self._engines(view)
+        ours = driver.find(spec.name)
+        if ours and ours.running and compare(spec, ours) == Keep():
+            return
+        view.say("setting CUDA up in the image")
+        argv = ["python3", "-c", PROBE]
+        result = driver.run_once(spec.image, argv, timeout=LIMIT, devices_of=spec)
+        if not result.ok:
+            raise engine_error(result.last_lines() or f"status {result.status}", view.host.name)
+        _require(view, parse(result.stdout))
+
+    def apply(self, view: HostView, change: Change) -> None:
+        """Nothing is ever to be changed."""
+
+
+def parse(text: str) -> Answer:
+    """The last line; libraries may write before it."""
+    try:
+        return Answer(**json.loads(text.strip().splitlines()[-1]))
+    except (ValueError, IndexError, TypeError):
+        return Answer(error="PyTorch said nothing that can be read")
+
+
+def _require(view: HostView, answer: Answer) -> None:
+    promised = len(view.host.gpus)
+    if answer.error:
+        said = answer.error.lower()
+        driver = next((gpu.driver for gpu in view.facts.gpus.gpus), "unknown")
+        raise RequirementsNotMet(
+            f"CUDA {answer.cuda or '?'} of the image does not work with driver {driver}: "
+            f"{answer.error}",
+            host=view.host.name,
+            hint=next((fix for words, fix in _FIXES if words in said), "nvidia-smi on the host"),
+        )
+    if answer.gpus < promised:
+        raise RequirementsNotMet(
+            f"promises {promised} GPUs, and a container of the image sees {answer.gpus}",
+            host=view.host.name,
+            hint="nvidia-smi -L on the host; nvidia-ctk cdi list",
+        )
