@@ -7,6 +7,7 @@ from typing import Any
 
 from clusterctl.errors import Problems
 from clusterctl.facts.model import HostFacts
+from clusterctl.facts.pairs.model import Way
 from clusterctl.reporting.error_view import error_document
 from clusterctl.reporting.text import columns, count, size
 from clusterctl.workflows.check import Report
@@ -50,6 +51,23 @@ def check_document(report: Report) -> dict[str, Any]:
             for name, facts in report.facts.items()
         },
         "fabric": asdict(report.fabric) if report.fabric else None,
+        "pairs": [_pair(way) for way in report.ways],
         "notes": list(report.notes),
         "problems": error_document(Problems(report.errors))["problems"],
+    }
+
+
+def _pair(way: Way) -> dict[str, Any]:
+    """One direction; what was not measured is null."""
+    trip = way.round_trip
+    return {
+        "from": way.sender.host,
+        "to": way.receiver.host,
+        "for": list(way.lane.purposes),
+        "from_nic": way.sender.nic,
+        "to_address": way.receiver.ip,
+        "leaves_by": way.route,
+        "closed_ports": sorted(port for port, word in way.tcp.items() if word != "ok"),
+        "round_trip_ms": None if trip is None else round(trip * 1000, 3),
+        "mbit_s": None if way.rate is None else round(way.rate),
     }

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.errors import ClusterctlError
 from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.pairs import judgement
+from clusterctl.facts.pairs.model import Seen, Way
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
@@ -36,6 +37,8 @@ class Report:
     """Which address and interfaces each host uses, and why."""
     notes: tuple[str, ...]
     errors: tuple[ClusterctlError, ...]
+    ways: tuple[Way, ...] = ()
+    """What was seen between hosts, both directions of every pair."""
     fabric: FabricRecord | None = None
     """What the gate proved, where it was asked for."""
 
@@ -50,7 +53,7 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         name_listeners(lacking, transports)
         topology, misplaced = place(inventory, answers)
         told = [*failures(found), *lacking, *_new(misplaced, lacking)]
-        between, noted = _pairs(inventory, topology, answers, transports)
+        seen = _pairs(inventory, topology, answers, transports)
         drift = [
             *lost_in_containers(inventory, answers),
             *unlike_the_plan(inventory, topology, answers, transports),
@@ -59,8 +62,10 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         unlike = [*differences(inventory, answers, transports), *drift, *in_ray]
     choices = {node.host: node.explain for node in topology.nodes} if topology else {}
     facts = {name: answer.facts for name, answer in answers.items()}
-    all_notes = (*notes(inventory, facts), *noted)
-    return Report(facts, choices, all_notes, (*told, *_clocks_once(told, between), *unlike))
+    between = _clocks_once(told, judgement.problems(seen, ray_ports(inventory)))
+    beside = default_route_notes(topology, facts) if topology else ()
+    noted = (*notes(inventory, facts), *beside, *judgement.notes(seen))
+    return Report(facts, choices, noted, (*told, *between, *unlike), seen.ways)
 
 
 def _new(
@@ -77,15 +82,13 @@ def _pairs(
     topology: Topology | None,
     answers: Mapping[str, Probe],
     transports: Mapping[str, Transport],
-) -> tuple[list[RequirementsNotMet], tuple[str, ...]]:
-    """Problems and notes between the hosts that have a place."""
+) -> Seen:
+    """What is seen between the hosts that have a place."""
     if topology is None:
-        return [], ()
+        return Seen((), {}, {})
     placed = {node.host: answers[node.host].facts for node in topology.nodes}
     unrated = IN_USE if running(inventory, answers) else ""
-    seen = prove(inventory, topology, placed, transports, unrated=unrated)
-    noted = (*default_route_notes(topology, placed), *judgement.notes(seen))
-    return judgement.problems(seen, ray_ports(inventory)), noted
+    return prove(inventory, topology, placed, transports, unrated=unrated)
 
 
 def _clocks_once(

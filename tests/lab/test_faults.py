@@ -219,6 +219,9 @@ def test_all_faults_of_all_hosts_come_at_once(lab_bench: Bench) -> None:
     found = {(problem["host"], problem["summary"].split()[0]) for problem in ran.json["problems"]}
     assert found == {("gpu1", "its"), ("gpu2", "calls"), ("gpu2", "a")}
     assert all(problem["hint"] for problem in ran.json["problems"])
+    closed = {(pair["from"], tuple(pair["closed_ports"])) for pair in ran.json["pairs"]}
+    assert closed == {("gpu1", (6381,)), ("gpu1", ()), ("gpu2", ())}
+    assert all(pair["round_trip_ms"] and pair["mbit_s"] for pair in ran.json["pairs"])
 
 
 def test_bootstrap_changes_nothing_while_hosts_do_not_reach_each_other(
