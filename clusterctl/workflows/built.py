@@ -24,7 +24,7 @@ from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.workflows.bootstrap import node_stages
 from clusterctl.workflows.cluster_images import ClusterImages
 from clusterctl.workflows.engine_stages import engine_stages
-from clusterctl.workflows.lacking import running, single
+from clusterctl.workflows.lacking import made, running, single
 from clusterctl.workflows.prepared import Cluster, views
 from clusterctl.workflows.reach import read_state, require_bootstrapped
 
@@ -35,8 +35,8 @@ def unlike_the_plan(
     answers: Mapping[str, Probe],
     transports: Mapping[str, Transport],
 ) -> list[ClusterctlError]:
-    """A problem for every host on which bootstrap would change something, once its container runs
-    anywhere; before that, for every host with a stranger in its place.
+    """A problem for every host on which bootstrap would change something, once there is a
+    node container anywhere; before that, for every host with a stranger in its place.
 
     Engines that do not answer are told already, and asked nothing. A plan needs all hosts of the
     inventory, since each has a part in every other's documents.
@@ -47,7 +47,7 @@ def unlike_the_plan(
         if view.facts.engine.running
     }
     engines = Engines(DockerDriver)
-    if not running(inventory, answers):
+    if not made(inventory, answers):
         return failures(fan_out(able, lambda view: own_container(engines(view), inventory.cluster)))
     if topology is None or len(topology.nodes) < len(inventory.hosts):
         return []

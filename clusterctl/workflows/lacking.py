@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from clusterctl.errors import ClusterctlError, Problems
 from clusterctl.facts.network_requirements import PortsTaken
@@ -29,11 +29,22 @@ def requirements(inventory: Inventory, answers: Mapping[str, Probe]) -> list[Clu
 
 def running(inventory: Inventory, answers: Mapping[str, Probe]) -> set[str]:
     """Hosts whose node container runs."""
+    return _with_container(inventory, answers, lambda state: state == "running")
+
+
+def made(inventory: Inventory, answers: Mapping[str, Probe]) -> set[str]:
+    """Hosts that have their node container, whatever became of it."""
+    return _with_container(inventory, answers, lambda _: True)
+
+
+def _with_container(
+    inventory: Inventory, answers: Mapping[str, Probe], fits: Callable[[str], bool]
+) -> set[str]:
     ours = container_name(inventory.cluster)
     return {
         name
         for name, answer in answers.items()
-        if any(c.name == ours and c.state == "running" for c in answer.containers)
+        if any(c.name == ours and fits(c.state) for c in answer.containers)
     }
 
 
