@@ -3,7 +3,7 @@
     sudo .venv/bin/python -m tests.bench
 
 It makes the lab with four hosts and links of 100 Mbit/s both ways, this machine's own included,
-and leaves the lab up. About 12 minutes; a machine that is busy otherwise makes the times worthless
+and leaves the lab up. About 20 minutes; a machine that is busy otherwise makes the times worthless
 (not the bytes). Root on Debian or Ubuntu.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from clusterctl.lab import faults, lifecycle
 from clusterctl.lab.network import parse_rate
+from tests.bench import weights
 from tests.bench.images import ImageBench, Images, Run, link_down, lost, make_images
 from tests.bench.source_link import limited
 
@@ -157,6 +158,8 @@ def main() -> None:
         say(f"load of the machine before: {os.getloadavg()[0]:.1f}")
         with limited(rate):
             Measurement(bench, images, rate, table).all()
+            for row in weights.rows(weights.measure_weights(asked.rate, inventory)):
+                table.add(*row)
     finally:
         shutil.rmtree(work)
     print(table.text())  # noqa: T201
