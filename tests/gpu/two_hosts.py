@@ -189,20 +189,25 @@ def _gate_in(running: Sequence[subprocess.Popen[bytes]], program: str) -> dict[s
 def plain_tcp(running: Sequence[subprocess.Popen[bytes]]) -> dict[str, float]:
     """Bytes/s that iperf3 gets through the cable, by the number of its connections; nothing where
     it is not installed."""
-    found = {}
-    for streams in (1, 4) if shutil.which("iperf3") else ():
-        server = subprocess.Popen(
-            inside(running[1], ["iperf3", "-s", "-1"]), stdout=subprocess.DEVNULL
-        )
-        ask = ["iperf3", "-c", HOSTS[1]["ip"], "-P", str(streams), "-t", "3", "-J"]
-        time.sleep(0.5)
-        done = subprocess.run(inside(running[0], ask), capture_output=True, text=True, timeout=30)
-        server.kill()
-        server.wait()
-        if done.returncode == 0:
-            bits = json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]
-            found[str(streams)] = bits / 8
-    return found
+    return {str(n): _streams(running, n) for n in ((1, 4) if shutil.which("iperf3") else ())}
+
+
+def _streams(running: Sequence[subprocess.Popen[bytes]], count: int) -> float:
+    serve, ask = ["iperf3", "-s", "-1"], ["iperf3", "-c", HOSTS[1]["ip"], "-P", str(count)]
+    server = subprocess.Popen(inside(running[1], serve), stdout=subprocess.DEVNULL)
+    answers: list[str] = []
+    argv = inside(running[0], [*ask, "-t", "3", "-J"])
+    until(lambda: _said(argv, answers), 30, "an answer of iperf3")
+    server.kill()
+    server.wait()
+    return float(json.loads(answers[-1])["end"]["sum_received"]["bits_per_second"]) / 8
+
+
+def _said(argv: Sequence[str], answers: list[str]) -> bool:
+    """Whether it measured; what it printed is kept. It is refused until its server listens."""
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    answers.append(done.stdout)
+    return "sum_received" in done.stdout
 
 
 _COUNT = (
