@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.spec import ContainerSpec
-from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
+from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -142,8 +141,9 @@ def run(
 
 def _require_ways(cluster: Cluster, sink: EventSink) -> None:
     """Every pair of hosts must reach each other before Ray is to be made of them."""
+    if len(cluster.held) < 2:
+        return
     sink(StageStarted("Ways between hosts", cluster.held))
-    started = time.monotonic()
     held = {name: cluster.views[name] for name in cluster.held}
     up = running(cluster.inventory, cluster.answers)
     seen = prove(
@@ -156,7 +156,6 @@ def _require_ways(cluster: Cluster, sink: EventSink) -> None:
     for text in judgement.notes(seen):
         sink(Note(text))
     raise_all(judgement.problems(seen, ray_ports(cluster.inventory)))
-    sink(StageFinished("Ways between hosts", time.monotonic() - started))
 
 
 def _carry_out(
