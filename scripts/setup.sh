@@ -8,7 +8,10 @@ lab_packages=(
     debootstrap systemd-container iproute2 apt-utils dpkg-dev openssh-server openssh-client
     procps iptables sudo curl
 )
-test_packages=(docker.io docker-registry busybox-static fish tcsh)
+test_packages=(
+    docker.io docker-registry busybox-static fish tcsh
+    dnf createrepo-c rpm gpg gpg-agent
+)
 
 say() { printf '%s\n' "setup: $*" >&2; }
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusterctl.errors import StepFailed, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.packages import local_command
-from clusterctl.packages.openpgp import fingerprints
 from clusterctl.packages.repository import Repository, docker, nvidia
 from clusterctl.packages.target import DEBIAN_ARCHITECTURES
+from clusterctl.packages.vendor_keys import vendor_key
 from clusterctl.packages.wanted import (
     CLIENT_OF_DISTRIBUTION,
     ENGINE_OF_DISTRIBUTION,
@@ -125,43 +125,10 @@ def _machine() -> tuple[str, str]:
 def _vendor(repository: Repository, work: Path) -> str:
     """A line of sources.list for a vendor's repository, whose key is known."""
     key = work / "keys" / f"{repository.name}.asc"
-    key.write_bytes(vendor_key(repository, work))
+    key.write_bytes(vendor_key(repository))
     return f"deb [signed-by={key}] {_copied(repository.url)} {repository.suite}"
 
 
 def _copied(url: str) -> str:
     """apt uses packages of a `file:` source where they lie, and brings those of `copy:` along."""
     return f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
-
-
-def vendor_key(repository: Repository, work: Path) -> bytes:
-    """The key that signs it: the user's, or the vendor's, compared with its fingerprint.
-
-    Raises UsageError for a key that is another one or none.
-    """
-    fetched = repository.key_file or _fetched(repository.key_url, work / "keys" / "fetched")
-    try:
-        data = fetched.read_bytes()
-        found = fingerprints(data)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{fetched} is no signing key: {error}") from error
-    if repository.key_file is None and not found & repository.fingerprints:
-        raise UsageError(
-            f"{repository.key_url} gives another key than {repository.name}'s: "
-            f"{', '.join(sorted(found))}",
-            hint="for a mirror of your own give its key: --nvidia-key FILE, --docker-key FILE",
-        )
-    return data
-
-
-def _fetched(url: str, path: Path) -> Path:
-    try:
-        local_command.run(["/usr/lib/apt/apt-helper", "download-file", url, str(path)])
-    except StepFailed as error:
-        raise StepFailed(
-            f"the signing key {url} cannot be had here",
-            hint="run it where that address is reached, name a mirror (--nvidia URL, --docker "
-            "URL), or leave NVIDIA's toolkit out: --engine-only",
-            detail=error.detail,
-        ) from error
-    return path

@@ -13,6 +13,9 @@ import pytest
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
+from clusterctl.packages import made_by_dnf
+from clusterctl.packages.target import Target
+from clusterctl.packages.wanted import TOOLKIT, TOOLKIT_VERSION, Wanted
 from clusterctl.steps.dnf import Dnf
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host import FakeHost, fake_view
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.skipif(
     not all(shutil.which(tool) for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"
 )
 
+SIGNING_TOOLS = ("gpg", "rpmsign")
 NEEDS = {"docker-ce": ("docker-ce-cli", "containerd.io"), "docker-ce-cli": (), "containerd.io": ()}
 
 
@@ -126,3 +130,58 @@ def test_a_repository_that_is_gone(view: HostView, tmp_path: Path) -> None:
     ) as raised:
         dnf.install(["no-such-package"])
     assert "cannot reach that repository" in str(raised.value.hint)
+
+
+@pytest.fixture
+def vendors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Docker's and NVIDIA's layouts, signed as theirs: here the packages, there the lists."""
+    home = tmp_path / "gnupg"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("GNUPGHOME", str(home))
+    gpg = ["gpg", "--batch", "--pinentry-mode", "loopback", "--passphrase", ""]
+    subprocess.run(
+        [*gpg, "--quick-generate-key", "tests", "rsa2048", "sign", "never"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    armored = subprocess.run(["gpg", "--armor", "--export"], check=True, capture_output=True).stdout
+    (tmp_path / "key.asc").write_bytes(armored)
+    stable = tmp_path / "docker/centos/9/x86_64/stable"
+    toolkit = tmp_path / "nvidia/stable/rpm/x86_64"
+    for directory, packages, version in (
+        (stable, NEEDS, "29.1.3"),
+        (toolkit, dict.fromkeys(TOOLKIT, ()), TOOLKIT_VERSION.partition("-")[0]),
+    ):
+        directory.mkdir(parents=True)
+        for name, needs in packages.items():
+            file = shutil.move(build(name, needs, tmp_path, version=version), directory)
+            subprocess.run(
+                [
+                    "rpmsign", "--define", "_gpg_name tests",
+                    "--define", f"__gpg {shutil.which('gpg')}", "--addsign", file,
+                ],
+                check=True, capture_output=True,
+            )  # fmt: skip
+        subprocess.run(["createrepo_c", directory], check=True, capture_output=True)
+    metadata = toolkit / "repodata/repomd.xml"
+    subprocess.run([*gpg, "--armor", "--detach-sign", metadata], check=True, capture_output=True)
+    return tmp_path
+
+
+@pytest.mark.skipif(
+    not all(shutil.which(tool) for tool in SIGNING_TOOLS), reason="needs gpg and rpmsign"
+)
+def test_a_bundle_for_rocky_is_gathered(vendors: Path, repository: Path) -> None:
+    key = vendors / "key.asc"
+    wanted = Wanted(
+        Target("rocky", "9"),
+        docker_url=f"file://{vendors}/docker",
+        docker_key=key,
+        nvidia_url=f"file://{vendors}/nvidia",
+        nvidia_key=key,
+        mirror=f"file://{repository}",
+    )
+    (vendors / "work").mkdir()
+    names = [file.name for file in made_by_dnf.download(wanted, vendors / "work")]
+    assert len(names) == 7
+    for name in TOOLKIT:
+        assert f"{name}-1.19.1-1.noarch.rpm" in names
