@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,6 +120,9 @@ def pull(
     name: Annotated[
         str | None, typer.Option("--name", help="What hosts call it; default: as the hub does.")
     ] = None,
+    include: Annotated[
+        str | None, typer.Option("--include", help="Of the weights, only these: '*Q4_K_M*'.")
+    ] = None,
     on: Annotated[
         str | None, typer.Option("--on", help="Host that downloads; default: this machine.")
     ] = None,
@@ -138,7 +142,10 @@ def pull(
     rate = options.rate_of(limit_rate)
     with session("model-pull", inventory, limit=limit, quiet=as_json) as opened:
         holder = _host_named(on, opened.inventory)
-        wanted = model_pull.wanted(model, opened.inventory.models, source, revision, name)
+        wanted = replace(
+            model_pull.wanted(model, opened.inventory.models, source, revision, name),
+            include=include,
+        )
         push = Push(opened.inventory, tuple(opened.hosts), model_pull.unset, holder, rate)
         if dry_run:
             plan = model_pull.make_plan(wanted, push, opened.credentials)

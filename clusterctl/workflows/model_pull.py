@@ -50,6 +50,8 @@ class Wanted:
     name: str
     """Of the directory on hosts."""
     revision: str | None = None
+    include: str | None = None
+    """Pattern that weights must match."""
 
 
 def wanted(asked: str, models: str, hub: str, revision: str | None, name: str | None) -> Wanted:
@@ -64,6 +66,11 @@ def wanted(asked: str, models: str, hub: str, revision: str | None, name: str | 
         )
     known: HubName = "hf" if hub == "hf" else "modelscope"
     return Wanted(known, model.hub_id, name or model.hub_id.rpartition("/")[2], revision)
+
+
+def listed(pull: Wanted, hub: Hub) -> Listing:
+    """What is to be got. Raises what the hub says."""
+    return needed(hub.listing(pull.model_id, pull.revision), pull.include)
 
 
 def unset(_views: Mapping[str, HostView]) -> Supply:
@@ -85,7 +92,7 @@ def make_plan(pull: Wanted, push: Push, credentials: Credentials) -> Plan:
 
         def supplying(views: Mapping[str, HostView]) -> Supply:
             web = HostWeb(views[push.holder].transport) if push.holder else here
-            listing = needed(hub_for(pull.hub, web).listing(pull.model_id, pull.revision))
+            listing = listed(pull, hub_for(pull.hub, web))
             return held(listing, pull.name, push, views) or Supply(
                 foreseen(listing, pull.name), pull.hub
             )
@@ -106,7 +113,7 @@ def run(
     hosts say; what came until then is kept for the next run."""
     with OperatorWeb() as web:
         hub = hub_for(pull.hub, web)
-        listing = needed(hub.listing(pull.model_id, pull.revision))
+        listing = listed(pull, hub)
         directory = download_directory(listing)
         with _arriving(listing, pull, hub, web, sink) as arriving:
 
@@ -185,5 +192,6 @@ def held(listing: Listing, name: str, push: Push, views: Mapping[str, HostView])
 
 def _is(tree: HostTree, manifest: Manifest, listing: Listing) -> bool:
     """By where it came from, or by all its hashes, where the hub tells those."""
-    known = manifest.origin == listing.origin
+    paths = {file.path for file in manifest.files} == {file.path for file in listing.files}
+    known = manifest.origin == listing.origin and paths
     return tree.intact and (known or manifest.identity == foreseen(listing, "").identity)

@@ -9,7 +9,7 @@ from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.arriving import MODE, foreseen
 from clusterctl.distribution.weights.hashing import Hashed
 from clusterctl.distribution.weights.host_web import HostWeb
-from clusterctl.distribution.weights.hub import Hub, Listing, Refused, needed
+from clusterctl.distribution.weights.hub import Hub, Listing, Refused
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.distribution.weights.need import need, no_room, staging_path
 from clusterctl.distribution.weights.on_host import HostModels, look_at_models
@@ -21,7 +21,7 @@ from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.workflows import model_push
-from clusterctl.workflows.model_pull import Wanted, held, hub_for, telling
+from clusterctl.workflows.model_pull import Wanted, held, hub_for, listed, telling
 from clusterctl.workflows.model_push import Push, Pushed
 
 
@@ -43,7 +43,7 @@ def run(
     def supplying(views: Mapping[str, HostView]) -> Supply:
         web = HostWeb(views[holder].transport)
         hub = hub_for(pull.hub, web)
-        listing = needed(hub.listing(pull.model_id, pull.revision))
+        listing = listed(pull, hub)
         there = held(listing, pull.name, push, views)
         if there:
             return there

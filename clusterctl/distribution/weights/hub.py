@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Protocol
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 
-_DUPLICATES = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf")
-"""The same weights in formats that vLLM does not read where safetensors are there."""
+_FORMATS = (".safetensors", ".bin", ".pt", ".gguf")
+"""Of weights that vLLM reads, the better before the others; a repository often has several."""
+
+_UNREAD = (".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".mlmodel", ".tflite")
+"""The same weights in formats that it does not read."""
 
 _OTHER_LAYOUTS = ("original/", "onnx/", "openvino/", "metal/", "coreml/", "gguf/")
 """Directories that repositories keep the same weights in for other programs."""
 
-_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 @dataclass(frozen=True)
@@ -101,30 +106,52 @@ class Hub(Protocol):
         """What an answer other than 200 means, and what to do about it."""
 
 
-def needed(listing: Listing) -> Listing:
-    """Only what vLLM reads: one format of the weights, safetensors before the others.
+def needed(listing: Listing, include: str | None = None) -> Listing:
+    """Only what vLLM reads: one format of the weights, safetensors before the others. With
+    `include`, of the weights only those whose path matches that pattern.
 
-    Raises RequirementsNotMet when the repository has no weights.
+    Raises RequirementsNotMet when the repository has no weights, or has quantizations of which
+    one has to be chosen.
     """
-    safe = [file.path for file in listing.files if _at_top(file.path, ".safetensors")]
-    sharded = any(path.startswith("model") for path in safe)
+    weights = {f.path for f in listing.files if _is_weight(f, include)}
+    chosen = next((s for s in _FORMATS if any(p.endswith(s) for p in weights)), None)
+    if chosen is None:
+        raise _no_weights(listing, include)
+    sharded = any(path.startswith("model") for path in weights)
     files = tuple(
         file
         for file in listing.files
         if not file.path.startswith(_OTHER_LAYOUTS)
         and file.path != ".gitattributes"
-        and not (safe and file.path.endswith(_DUPLICATES))
+        and not file.path.endswith(_UNREAD)
+        and (not file.path.endswith(_FORMATS) or file.path.endswith(chosen))
+        and (file.path in weights or not _is_weight(file, None))
         and not (sharded and file.path.startswith("consolidated"))
     )
-    if not any(_at_top(file.path, _WEIGHTS) for file in files):
-        raise RequirementsNotMet(
-            f"{listing.model_id} has no weights that vLLM reads",
-            detail="\n".join(file.path for file in listing.files[:20]),
-        )
+    if chosen == ".gguf":
+        _require_one(listing, files)
     return Listing(listing.hub, listing.model_id, listing.revision, files)
 
 
-def _at_top(path: str, suffixes: str | Sequence[str]) -> bool:
-    return "/" not in path and path.endswith(
-        suffixes if isinstance(suffixes, str) else tuple(suffixes)
+def _is_weight(file: HubFile, include: str | None) -> bool:
+    known = "/" not in file.path and file.path.endswith(_FORMATS)
+    return known and (include is None or fnmatch(file.path, include))
+
+
+def _no_weights(listing: Listing, include: str | None) -> RequirementsNotMet:
+    which = f" that match {include}" if include else " that vLLM reads"
+    return RequirementsNotMet(
+        f"{listing.model_id} has no weights{which}",
+        detail="\n".join(file.path for file in listing.files[:20]),
     )
+
+
+def _require_one(listing: Listing, files: Sequence[HubFile]) -> None:
+    """A GGUF file is a model by itself, or a part `...-00001-of-00003.gguf` of one."""
+    models = {_PART.sub("", file.path) for file in files if file.path.endswith(".gguf")}
+    if len(models) > 1:
+        raise RequirementsNotMet(
+            f"{listing.model_id} has {len(models)} models, of which vLLM serves one",
+            hint=f"clusterctl model pull {listing.model_id} --include '*Q4_K_M*'",
+            detail="\n".join(sorted(models)[:30]),
+        )

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.distribution.weights.download import Downloads
 from clusterctl.distribution.weights.hashing import HashCache
-from clusterctl.distribution.weights.hub import Hub, Listing, needed
+from clusterctl.distribution.weights.hub import Hub, HubFile, Listing, needed
 from clusterctl.distribution.weights.hub_access import (
     Access,
     huggingface_access,
@@ -194,6 +194,40 @@ def test_a_repository_without_weights(hubs: FakeHubs, web: OperatorWeb) -> None:
     hubs.models[MODEL] = {"config.json": b"{}"}
     with pytest.raises(RequirementsNotMet, match="no weights that vLLM reads"):
         needed(hub_of("hf", hubs, web).listing(MODEL, None))
+
+
+def listing_of(*paths: str) -> Listing:
+    return Listing("hf", MODEL, "c", tuple(HubFile(path, 1, "u") for path in paths))
+
+
+@pytest.mark.parametrize(
+    ("paths", "include", "kept"),
+    [
+        (("a.bin", "a.h5", "flax.msgpack", "config.json"), None, ("a.bin", "config.json")),
+        (("a.Q4_K_M.gguf", "a.Q8_0.gguf", "README.md"), "*Q8*", ("a.Q8_0.gguf", "README.md")),
+        (("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"), None,
+         ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf")),
+        (("model.safetensors", "consolidated.safetensors", "a.gguf", "1_Pooling/config.json"),
+         None, ("model.safetensors", "1_Pooling/config.json")),
+        (("consolidated.safetensors", "params.json"), None,
+         ("consolidated.safetensors", "params.json")),
+    ],
+)  # fmt: skip
+def test_one_format_of_the_weights_is_got(
+    paths: tuple[str, ...], include: str | None, kept: tuple[str, ...]
+) -> None:
+    assert tuple(file.path for file in needed(listing_of(*paths), include).files) == kept
+
+
+def test_of_several_quantizations_one_must_be_chosen() -> None:
+    several = listing_of("a.Q4_K_M.gguf", "a.Q8_0.gguf")
+    with pytest.raises(
+        RequirementsNotMet, match="has 2 models, of which vLLM serves one"
+    ) as raised:
+        needed(several)
+    assert "--include" in str(raised.value.hint)
+    with pytest.raises(RequirementsNotMet, match=r"no weights that match \*Q2\*"):
+        needed(several, "*Q2*")
 
 
 def test_access_comes_from_the_environment_and_the_hubs_own_files(tmp_path: Path) -> None:
