@@ -19,7 +19,8 @@ class Place:
     """Where a blob becomes a file on a host, at once and without a second copy."""
 
     path: str
-    """Absolute; its directory is made if it is missing. `path.part` holds the bytes until all are there."""
+    """Absolute; its directory is made if it is missing. `path.part` holds the bytes until all are
+    there."""
     pieces: tuple[str, ...] = ()
     """sha256, 64 hexadecimal digits each, of every PIECE bytes. With them, pieces come side by
     side and a resumed transfer trusts those it has; without, the whole file is hashed again."""

@@ -44,7 +44,7 @@ class Packages(_Model):
     toolkit: PackageVersion | None = Field(
         default=None,
         description="Version of NVIDIA's container toolkit, such as 1.19.1-1, for all four of "
-        "its packages. Default: the one a host has, or the one that clusterctl was tried with.",
+        "its packages. Default: the one a host has, or the one that this version was made with.",
     )
 
     pip_index: IndexUrl | None = Field(

@@ -26,7 +26,9 @@ ALLOWED = {
     "serving": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "distribution": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "packages": {"inventory", "errors"},
-    "steps": {"packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "steps": {
+        "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+    },
     "workflows": {
         "steps", "packages", "ray_cluster", "serving", "distribution",
         "node", "containers", "engine", "facts", "transport", "inventory", "errors",

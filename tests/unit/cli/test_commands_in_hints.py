@@ -94,6 +94,8 @@ def test_exec_takes_hosts_by_limit_alone() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("words", [["initiate", "HOST"], ["exec", "--nope", "--", "x"], ["lab", "up2"]])
+@pytest.mark.parametrize(
+    "words", [["initiate", "HOST"], ["exec", "--nope", "--", "x"], ["lab", "up2"]]
+)
 def test_the_check_sees_what_does_not_exist(words: list[str]) -> None:
     assert _problem(words)
