@@ -85,7 +85,7 @@ class NvidiaToolkit:
         if not has_gpus(view):
             return None
         lines = root_script(view, LOOK, *PACKAGES, doing="looking for the toolkit").splitlines()
-        words = [line.split() for line in lines]
+        words = [line.split() for line in lines if line.strip()]
         found = {word[1]: word[2] for word in words if word[0] == "installed"}
         if self._is_right(found, lines):
             return None
