@@ -71,12 +71,20 @@ def node_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
     return (
         *images.stages(),
         Stage("Node files", names, (DirectoriesPresent(_directories(cluster)), _files(cluster))),
-        Stage("GPUs in the image", names, (GpusInImage(spec, images.engines),)),
+        *_cuda_stage(cluster, images, spec),
         Stage("Secrets of the cluster", heads, (SecretsMade(made),)),
         Stage("Secrets for workers", workers, (SecretCopied(token),)),
         Stage("Ray head", heads, (container,)),
         Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
     )
+
+
+def _cuda_stage(
+    cluster: Cluster, images: ClusterImages, spec: Callable[[HostView], ContainerSpec]
+) -> tuple[Stage, ...]:
+    if cluster.inventory.accelerator != "nvidia":
+        return ()
+    return (Stage("GPUs in the image", images.names, (GpusInImage(spec, images.engines),)),)
 
 
 def _plan(cluster: Cluster, hosts: tuple[Host, ...], engines: Engines) -> Plan:
