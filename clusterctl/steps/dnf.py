@@ -40,7 +40,7 @@ _HINTS = (
 class Dnf:
     """dnf on one host, as root. Raises CommandFailed with dnf's first error and a fix.
 
-    `files`: packages to install from instead of repositories, by name; no repository is asked.
+    `files`: packages to install instead of any from repositories, which are not asked.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Dnf:
 
     def offers(self, package: str) -> bool:
         if self._files:
-            return True
+            names = (file.rpartition("/")[2] for file in self._files)
+            return any(re.match(rf"{re.escape(package)}-\d", name) for name in names)
         argv = [*_DNF, "--quiet", "list", "--available", package]
         return self._view.transport.run(argv, sudo=True, timeout=300).ok
 

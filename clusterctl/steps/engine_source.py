@@ -56,19 +56,25 @@ class PackagedEngine:
         manager.install(wanted)
 
     def _wanted(self, view: HostView, manager: PackageManager) -> list[str]:
+        if len(self._candidates) == 1 and DISTRIBUTIONS in self._candidates:
+            return _of_distribution(manager)  # apt itself says best why it is not there
         for candidate in self._candidates:
-            if candidate == DISTRIBUTIONS:
-                return [
-                    DISTRIBUTIONS,
-                    *([CLIENT_OF_DISTRIBUTION] if manager.offers(CLIENT_OF_DISTRIBUTION) else []),
-                ]
             if manager.offers(candidate):
-                return list(ENGINE_OF_DOCKER)
+                return (
+                    _of_distribution(manager)
+                    if candidate == DISTRIBUTIONS
+                    else list(ENGINE_OF_DOCKER)
+                )
         raise CommandFailed(
-            f"none of {', '.join(self._candidates)} is in {self.name}",
+            f"neither of {', '.join(self._candidates)} is in {self.name}",
             host=view.host.name,
-            hint="clusterctl bundle packages --help",
+            hint="what a bundle holds: clusterctl bundle packages --help",
         )
+
+
+def _of_distribution(manager: PackageManager) -> list[str]:
+    client = [CLIENT_OF_DISTRIBUTION] if manager.offers(CLIENT_OF_DISTRIBUTION) else []
+    return [DISTRIBUTIONS, *client]
 
 
 def engine_source(

@@ -69,7 +69,7 @@ class ManagedPackages:
 
     def _has_source_of(self, name: str) -> bool:
         if "offline" in self._sources():
-            return name in TOOLKIT
+            return name in (*TOOLKIT, "docker.io")
         whose = {"docker-ce": "docker", "nvidia-container-toolkit": "nvidia"}
         found = next((word for known, word in whose.items() if name.startswith(known)), None)
         return found is not None and f"clusterctl-{found}" in self._sources()

@@ -1,0 +1,125 @@
+"""Where the engine comes from: what the plan says, what is brought, what is taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
+from clusterctl.inventory.packages import Packages, PackageSource
+from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.engine_absent import EngineAbsent
+from clusterctl.steps.static_engine import FILES_MARKER
+from tests.fakes.host import FakeTransport
+from tests.unit.steps.stage import Cluster, cluster
+from tests.unit.steps.stage_install import DEBS, RPMS, bare, bare_rocky, bundle, own_key
+
+
+@pytest.fixture
+def made() -> Cluster:
+    made = cluster()
+    bare(made)
+    return made
+
+
+def step(packages: Packages | None = None, *names: str) -> ContainerEngine:
+    return ContainerEngine(packages, bundle(*names) if names else (), pause=lambda _: None)
+
+
+def planned(step: ContainerEngine, view: HostView) -> str:
+    change = step.check(view)
+    assert change is not None
+    return change.summary
+
+
+def test_a_debian_gets_its_own_engine(made: Cluster) -> None:
+    assert planned(step(), made.head_view) == "install docker.io"
+
+
+def test_dockers_own_where_the_inventory_asks_for_it(made: Cluster) -> None:
+    assert planned(step(Packages(docker=PackageSource())), made.head_view) == (
+        "install docker-ce from https://download.docker.com/linux/debian"
+    )
+    mirror = Packages(docker=PackageSource(url="https://mirror.example/docker"))
+    assert planned(step(mirror), made.head_view) == (
+        "install docker-ce from https://mirror.example/docker/debian"
+    )
+
+
+def test_rocky_gets_dockers_own(made: Cluster) -> None:
+    bare_rocky(made)
+    assert planned(step(), made.head_view) == (
+        "install docker-ce from https://download.docker.com/linux/centos/9/$basearch/stable"
+    )
+
+
+def test_the_source_and_its_key_are_noted_in_files_of_their_own(made: Cluster) -> None:
+    step(Packages(docker=own_key())).apply(made.head_view, Change(""))
+    sources = {path for path in made.head.files if path.startswith("/etc/apt")}
+    assert sources == {
+        "/etc/apt/sources.list.d/clusterctl-docker.list",
+        "/etc/apt/keyrings/clusterctl-docker.asc",
+    }
+
+
+def test_brought_packages_come_without_asking_any_source(made: Cluster) -> None:
+    brought = step(None, *DEBS)
+    brought.apply(made.head_view, Change(""))
+    transport = made.head_view.transport
+    assert isinstance(transport, FakeTransport)
+    asked = [argv for argv in transport.seen if "apt-get" in argv]
+    assert asked
+    for argv in asked:
+        assert "Dir::Etc::SourceParts=-" in argv
+
+
+def test_brought_packages_without_an_engine(made: Cluster) -> None:
+    bare_rocky(made)
+    with pytest.raises(CommandFailed, match="neither of docker-ce, docker"):
+        step(None, *RPMS[1:]).apply(made.head_view, Change(""))
+
+
+def test_brought_packages_for_another_system(made: Cluster) -> None:
+    with pytest.raises(RequirementsNotMet, match="it needs packages for debian12 x86_64"):
+        step(None, *RPMS).check(made.head_view)
+
+
+def test_what_arrives_damaged_is_not_installed(made: Cluster) -> None:
+    class Damaging(FakeTransport):
+        def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+            super().put(data[:-1], path, mode=mode, sudo=sudo)
+
+    view = replace(made.head_view, transport=Damaging(made.head))
+    with pytest.raises(StepFailed, match="not what was sent"):
+        step(None, *DEBS).apply(view, Change(""))
+    assert made.head.packages == set()
+
+
+def test_a_second_run_copies_nothing_again(made: Cluster) -> None:
+    brought = step(None, *DEBS)
+    brought.apply(made.head_view, Change(""))
+    first = made.head.changes
+    made.head.packages.clear()
+    made.head.engine.running = False
+    brought.apply(made.head_view, Change(""))
+    assert made.head.changes - first <= first - len(DEBS)
+
+
+def test_the_static_archives_files_are_noted_and_taken_back(made: Cluster) -> None:
+    made.head.directories |= {"/etc/systemd/system": 0o755}
+    step(None, "docker-29.1.3.tgz").apply(made.head_view, Change(""))
+    marked = made.head.files[FILES_MARKER][0].decode().split()
+    assert marked == [
+        "/etc/systemd/system/containerd.service",
+        "/etc/systemd/system/docker.service",
+        "/usr/bin/docker",
+        "/usr/bin/dockerd",
+        "/usr/bin/runc",
+    ]
+    unit = made.head.files["/etc/systemd/system/docker.service"][0].decode()
+    assert "--iptables=false" in unit, "the host in memory has no iptables"
+    EngineAbsent("demo").apply(made.head_view, Change(""))
+    assert not set(marked) & set(made.head.files)
+    assert EngineAbsent("demo").check(made.head_view) is None
