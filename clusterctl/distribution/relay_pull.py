@@ -21,6 +21,17 @@ SILENCE_LIMIT = 900.0
 TRIES = 4
 """Pulls in a row that fail without a byte between."""
 
+PULL = """\
+exec 3<&0
+docker pull --quiet "$1" & pull=$!
+{ cat <&3; kill "$pull"; } >/dev/null 2>&1 & watch=$!
+wait "$pull"; status=$?
+kill "$watch" 2>/dev/null
+exit "$status"
+"""
+# The pull must end with the connection. One that outlived it would ask a relay that is gone, again
+# and again for over a minute, and a new pull of the same layers would only join it.
+
 _RELAY_NAME = re.compile(r"127\.0\.0\.1:\d+/[0-9a-f]{32}/")
 """What images are pulled as: chain.Chain.pull_reference."""
 
@@ -70,7 +81,7 @@ class _Final(CommandTimedOut):
 
 def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
     watch = _Watch(chain, driver.host)
-    with driver.open(["docker", "pull", "--quiet", reference]) as channel:
+    with driver.open(["sh", "-c", PULL, "pull", reference]) as channel:
         channel.settimeout(LOOK_EVERY)
         while True:
             try:

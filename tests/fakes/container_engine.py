@@ -181,11 +181,12 @@ class FakeDriver:
         return CommandResult(tuple(argv), 0, f"Loaded image ID: {new.id}\n", "")
 
     def open(self, argv: Sequence[str]) -> Channel:
-        assert list(argv[:3]) == ["docker", "pull", "--quiet"], f"unknown command: {argv}"
-        if argv[3] not in self._engine.registry:
+        assert list(argv[:2]) == ["sh", "-c"], f"unknown command: {argv}"
+        assert argv[3] == "pull", f"unknown command: {argv}"
+        if argv[4] not in self._engine.registry:
             return FakeChannel(status=1)
-        self.pull(argv[3], lambda _: None)
-        return FakeChannel(f"{argv[3]}\n".encode())
+        self.pull(argv[4], lambda _: None)
+        return FakeChannel(f"{argv[4]}\n".encode())
 
     def _add(self, new: Image) -> None:
         for found in list(self._engine.images.values()):

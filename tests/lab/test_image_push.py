@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,8 @@ HOSTS = ("gpu1", "gpu2", "gpu3")
 SIZES = (30, 20, 10, 4, 1)
 """MB of the layers, unpacked; with links of 100 Mbit/s a transfer takes 4 s at least."""
 
-ENGINE = "apt-get -qq update && apt-get -qq install -y --no-install-recommends docker.io"
+INSTALL = "apt-get -qq install -y --no-install-recommends docker.io"
+ENGINE = f"apt-get -qq update && {INSTALL} && systemctl start docker"
 FORGET = "docker images -q | sort -u | xargs -r docker rmi -f; rm -rf /var/cache/clusterctl"
 START = (
     f"docker run --rm --network none --init --entrypoint /sbin/docker-init {REFERENCE} --version"
@@ -76,17 +78,19 @@ class Scene:
 
     def holders(self) -> list[str]:
         """Hosts on which a container starts from the image."""
-        return [name for name in HOSTS if self.on_host(name, START).returncode == 0]
+        with ThreadPoolExecutor() as pool:
+            started = pool.map(lambda name: self.on_host(name, START).returncode, HOSTS)
+            return [name for name, status in zip(HOSTS, started, strict=True) if status == 0]
 
 
 @pytest.fixture(scope="module")
 def inventory(lab: LabPaths, on_host: OnHost) -> Iterator[Path]:
     lifecycle.down(say=quiet)
-    made = lifecycle.up(len(HOSTS), link_rate="100mbit", image=False, say=quiet)
-    for name in HOSTS:
-        done = on_host(name, f"{ENGINE} && systemctl start docker")
-        assert done.returncode == 0, done.stderr
-    yield made.inventory
+    lifecycle.up(len(HOSTS), say=quiet)
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda name: on_host(name, ENGINE), HOSTS):
+            assert done.returncode == 0, done.stderr
+    yield lifecycle.up(len(HOSTS), link_rate="100mbit", say=quiet).inventory
     lifecycle.down(say=quiet)
 
 
@@ -110,8 +114,8 @@ def scene(
 ) -> Scene:
     monkeypatch.setenv("CLUSTERCTL_INVENTORY", str(inventory))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in HOSTS:
-        on_host(name, FORGET)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: on_host(name, FORGET), HOSTS))
     return Scene(Operator(tmp_path / "state"), *archives, on_host)
 
 
@@ -143,7 +147,7 @@ def test_the_operators_side_killed_and_run_again_goes_on_where_it_stopped(scene:
             pause=0.05,
         )
         running.send_signal(signal.SIGKILL)
-        running.wait(30)
+        running.communicate(timeout=30)
         ran = scene.push()
         assert ran.status == 0, ran.text
 
