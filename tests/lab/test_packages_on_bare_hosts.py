@@ -37,7 +37,8 @@ pytestmark = [
 
 SLEEPER = """\
 tar ch -C / bin/sleep $(ldd /bin/sleep | grep -o '/[^ ]*' | sed 's,^/,,') 2>/dev/null |
-  docker import - sleeper >/dev/null && docker run -d --stop-timeout 1 --name training sleeper /bin/sleep 1000
+  docker import - sleeper >/dev/null &&
+  docker run -d --stop-timeout 1 --name training sleeper /bin/sleep 1000
 """
 
 Write = Callable[..., Path]
