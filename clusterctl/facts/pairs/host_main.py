@@ -66,8 +66,11 @@ class Post:
         for moment, source, to, port in order["slots"]:
             _wait_until(moment)
             _send(source, to, port, order["index"], order["seconds"])
-        _wait_until(order["end"])
-        return dict(self._listeners[0].counted)
+        counted = self._listeners[0].counted
+        # A busy host is late with its slot: what it sends is waited for.
+        while len(counted) < order["expected"] and time.monotonic() < order["end"]:
+            time.sleep(0.02)
+        return dict(counted)
 
 
 def _wait_until(moment: float) -> None:

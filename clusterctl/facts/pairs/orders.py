@@ -13,6 +13,9 @@ WARM_UP, WINDOW, SLOT = 0.07, 0.18, 0.3
 """Seconds: not counted, counted, and from one round to the next. TCP fills 10 Gbit/s after some
 10 ms in a local network; 0.18 s are 22 MB on 1 Gbit/s."""
 
+LATE = 1.5
+"""Seconds that a figure is waited for after the last round."""
+
 ROUNDS_WITHIN = 6.0
 """Seconds for throughput; what does not fit is left out, and said."""
 
@@ -194,7 +197,13 @@ def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
     )  # fmt: skip
     index = table.hosts.index(host)
     seconds = WARM_UP + WINDOW + 0.03  # the receiver's clock starts when the first bytes come
-    return {"slots": slots, "index": index, "seconds": seconds, "end": start + planned.end}
+    return {
+        "slots": slots,
+        "index": index,
+        "seconds": seconds,
+        "expected": sum(way.receiver.host == host for _, way in planned.slots),
+        "end": start + planned.end + LATE,
+    }
 
 
 def with_rates(
