@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from clusterctl.serving.fit.describe import describe
+from clusterctl.serving.fit.exact import exact, read_answer
 from clusterctl.serving.fit.hardware import find_gpu, parse_gpus
 from clusterctl.serving.fit.log_lines import read_reported
 from clusterctl.serving.fit.options import parse_options
@@ -152,3 +153,17 @@ def test_a_compiled_model_has_more_room_and_teaches_nothing_of_the_runtime() -> 
     assert learned
     assert learned == pytest.approx(0.22, abs=0.02)
     assert learn(again.plan(), again.reported, RULES).runtime_gib is None
+
+
+ASKED: dict[str, Any] = json.loads(Path(__file__).with_name("asked_h200.json").read_text())
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_images_vllm_counts_what_is_predicted(name: str) -> None:
+    """vLLM 0.25.1 asked on an H200 by `asked_vllm.py`, with no start."""
+    plan = next(row for row in ROWS if row.name == name).plan()
+    answer = read_answer(json.dumps(ASKED[name]))
+    found = exact(plan, {rank.gpu: answer for rank in plan.ranks})
+    assert found.differences == ()
+    assert found.max_concurrency == pytest.approx(plan.max_concurrency, rel=0.0005)
+    assert answer.memory_gib == pytest.approx(plan.ranks[0].memory_gib, abs=0.01)
