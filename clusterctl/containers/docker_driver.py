@@ -20,7 +20,7 @@ from clusterctl.containers.create_request import create_request
 from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.inspected import container_from, image_from
-from clusterctl.containers.reference import repository_and_tag
+from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.containers.run_argv import device_flags
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
@@ -62,11 +62,13 @@ class DockerDriver:
             return EngineVersion(told["Version"], engine.api_version)
 
     def image(self, reference: str) -> Image | None:
+        # What came by a relay or an archive is unknown by the digest of its manifest.
+        names = (reference, tagged(reference)) if "@" in reference else (reference,)
         with self._engine() as engine:
-            try:
-                return image_from(engine.inspect_image(reference))
-            except NotFound:
-                return None
+            for name in names:
+                with contextlib.suppress(NotFound):
+                    return image_from(engine.inspect_image(name))
+        return None
 
     def images(self, labels: Mapping[str, str]) -> list[Image]:
         wanted = [f"{name}={value}" for name, value in labels.items()]

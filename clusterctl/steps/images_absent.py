@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.reference import tagged
 from clusterctl.engine.step import Change, HostView
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_marks import MARKER, brought, unmark
@@ -41,5 +42,5 @@ class ImagesAbsent:
         made = driver.images({REFERENCE_LABEL: self._reference})
         names = [name for image in made for name in image.tags or (image.id,)]
         if brought(view, self._reference) and driver.image(self._reference):
-            names.append(self._reference)
+            names.append(tagged(self._reference))
         return names

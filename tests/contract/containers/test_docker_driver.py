@@ -267,3 +267,11 @@ def _comparable(inspected: str) -> object:
     host["Binds"].sort()
     host["Ulimits"].sort(key=str)
     return config, dict(sorted(host.items()))
+
+
+def test_a_reference_with_a_digest_is_found_by_its_name(driver: DockerDriver, image: str) -> None:
+    """As an engine knows it that did not pull it from its registry."""
+    by_digest = f"{REFERENCE}@sha256:{'a' * 64}"
+    found = driver.image(by_digest)
+    assert found is not None
+    assert found.id == image
