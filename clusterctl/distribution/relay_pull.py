@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from clusterctl.containers.driver import ContainerDriver, Say
@@ -46,7 +46,13 @@ class Carrier(Protocol):
     def progress(self) -> Mapping[str, Progress]: ...
 
 
-def pull(driver: ContainerDriver, chain: Carrier, say: Say) -> str:
+def pull(
+    driver: ContainerDriver,
+    chain: Carrier,
+    say: Say,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> str:
     """Pull the chain's image on the driver's host; the name it has there now.
 
     An engine whose relay is started again loses its connections, and is told to go on. Raises
@@ -65,7 +71,7 @@ def pull(driver: ContainerDriver, chain: Carrier, say: Say) -> str:
             if chain.problem(driver.host) or failures >= TRIES or isinstance(error, _Final):
                 raise chain.problem(driver.host) or error from error
             say(f"going on after: {error.summary}")
-            time.sleep(1)
+            pause(1.0)
         else:
             return reference
 
