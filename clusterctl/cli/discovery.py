@@ -22,8 +22,8 @@ from clusterctl.workflows.inventory_text import inventory_text
 STDOUT = Path("-")
 
 
-def refuse_to_overwrite(output: Path, *, force: bool) -> None:
-    """Before any host is asked."""
+def insist_on_room(output: Path, *, force: bool) -> None:
+    """Raises UsageError for a file that may not or cannot be written; before any host is asked."""
     if output == STDOUT:
         return
     if output.is_dir() or not output.absolute().parent.is_dir():
@@ -34,6 +34,12 @@ def refuse_to_overwrite(output: Path, *, force: bool) -> None:
             f"{output} is there already, and your changes may be in it",
             hint="--force overwrites it; -o names another file, and -o - prints",
         )
+    try:
+        NamedTemporaryFile(dir=output.absolute().parent, prefix=".init-").close()
+    except OSError as error:
+        raise UsageError(
+            f"{output} cannot be written: {error.strerror}", hint="-o another file, or print: -o -"
+        ) from error
 
 
 def look(words: list[str], wishes: Wishes, *, accept_new: bool) -> Found:

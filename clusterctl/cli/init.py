@@ -53,10 +53,10 @@ def init(
     ] = None,
 ) -> None:
     """Look at hosts over SSH and write their inventory, every choice explained in it."""
-    from clusterctl.cli.discovery import deliver, look, refuse_to_overwrite
+    from clusterctl.cli.discovery import deliver, insist_on_room, look
     from clusterctl.workflows.init import Wishes, ssh_of
 
-    refuse_to_overwrite(output, force=force)
+    insist_on_room(output, force=force)
     ssh = ssh_of(user=user, port=port, identity_file=identity, known_hosts=known_hosts)
     wishes = Wishes(cluster, image, models, accelerator, subnet, ssh)
     deliver(wishes, look(hosts, wishes, accept_new=accept_new), output)

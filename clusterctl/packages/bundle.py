@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -72,8 +74,11 @@ class Bundle:
         return tuple(file for file in self.files if file.name.endswith(suffix))
 
     def read(self, file: PackageFile) -> bytes:
-        """Its content. Raises UsageError when it is not what SHA256SUMS says."""
-        data = _content(self.path, f"{self.inside}{file.name}")
+        """Its content. Raises UsageError when it is not what SHA256SUMS says, or is gone."""
+        try:
+            data = _content(self.path, f"{self.inside}{file.name}")
+        except _UNREADABLE as error:
+            raise _unreadable(self.path, error) from error
         if file.sha256 and hashlib.sha256(data).hexdigest() != file.sha256:
             raise UsageError(
                 f"{file.name} in {self.path} is damaged: {SUMS} says another checksum",
@@ -95,19 +100,34 @@ def open_bundles(path: Path) -> tuple[Bundle, ...]:
     """The bundles at `path`. Raises UsageError when there is none, or it cannot be read."""
     try:
         bundles = tuple(_in_directory(path) if path.is_dir() else _in_tar(path))
-    except (OSError, tarfile.TarError, ValueError) as error:
-        raise UsageError(
-            f"the packages at {path} cannot be read: {error}",
-            hint="make them on a connected machine: clusterctl bundle packages --for debian12 "
-            "-o DIRECTORY",
-        ) from error
+    except _UNREADABLE as error:
+        raise _unreadable(path, error) from error
     if not bundles:
         raise UsageError(
             f"there are no packages at {path}: neither .deb nor .rpm files nor docker-VERSION.tgz",
-            hint="make them on a connected machine: clusterctl bundle packages --for debian12 "
-            "-o DIRECTORY",
+            hint=_HOW_MADE,
         )
     return bundles
+
+
+_UNREADABLE = (
+    OSError,
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    ValueError,
+    KeyError,
+)
+"""What reading files and tars ends in; a tar that was cut short, in any of them."""
+
+_HOW_MADE = (
+    "make them on a connected machine: clusterctl bundle packages --for debian12 -o DIRECTORY"
+)
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"the packages at {path} cannot be read: {error}", hint=_HOW_MADE)
 
 
 def _in_directory(path: Path) -> Iterator[Bundle]:
@@ -149,9 +169,17 @@ def _text(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> str:
 def _bundle(
     path: Path, sizes: Mapping[str, int], manifest: str, sums: str, *, inside: str = ""
 ) -> Bundle:
-    known = {name: digest for digest, name in (line.split() for line in sums.splitlines() if line)}
+    """Raises ValueError for files beside the packages that say something else, or that packages
+    are missing."""
+    rows = (line.split() for line in sums.splitlines() if line)
+    known = {name.lstrip("*"): digest for digest, name in rows}
+    if missing := {name for name in known if _PACKAGE.fullmatch(name)} - sizes.keys():
+        raise ValueError(f"{SUMS} names {min(missing)}, which is not there")
     files = tuple(PackageFile(name, size, known.get(name, "")) for name, size in sizes.items())
-    return Bundle(path, files, json.loads(manifest) if manifest else {}, inside)
+    told = json.loads(manifest) if manifest else {}
+    if not isinstance(told, dict):
+        raise ValueError(f"{MANIFEST} is not one that clusterctl wrote")  # noqa: TRY004 - of the file
+    return Bundle(path, files, told, inside)
 
 
 def fitting(bundles: Sequence[Bundle], target: Target, architecture: str, *, host: str) -> Bundle:

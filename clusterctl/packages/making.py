@@ -30,8 +30,9 @@ class Made:
 def make(wanted: Wanted, output: Path, say: Callable[[str], None]) -> Made:
     """A bundle at `output`: a tar where its name ends in .tar, else a directory.
 
-    Nothing is there until all of it is. Raises UsageError when `output` holds something else or
-    this machine cannot make it, StepFailed with the package manager's own words.
+    Nothing is there until all of it is. Raises UsageError when `output` holds something else,
+    cannot be written or this machine cannot make it, StepFailed with the package manager's own
+    words.
     """
     _insist_on_room(output)
     tool = _tool(wanted)
@@ -47,13 +48,32 @@ def make(wanted: Wanted, output: Path, say: Callable[[str], None]) -> Made:
             file.rename(bundle / its_name)
         _describe(wanted, bundle, names)
         size = sum((bundle / file).stat().st_size for file in names)
-        _place(bundle, output)
+        try:
+            _place(bundle, output)
+        except OSError as error:
+            raise _unwritable(output, error) from error
     return Made(output, tuple(names), size)
 
 
 def _insist_on_room(output: Path) -> None:
+    """Before hundreds of MB are downloaded."""
+    packed = output.suffix == ".tar"
+    if output.exists() and output.is_dir() == packed:
+        kind = "a directory" if packed else "a file"
+        raise UsageError(
+            f"{output} is {kind}", hint="-o names a directory, or a file that ends in .tar"
+        )
     if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
         raise UsageError(f"{output} is a directory with other things in it", hint="name a new one")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+
+
+def _unwritable(output: Path, error: OSError) -> UsageError:
+    why = error.strerror or str(error)
+    return UsageError(f"{output} cannot be written: {why}", hint=f"ls -ld {output.parent}")
 
 
 def _tool(wanted: Wanted) -> Callable[[Wanted, Path], list[Path]]:
@@ -82,7 +102,6 @@ def _describe(wanted: Wanted, bundle: Path, names: Sequence[str]) -> None:
 
 def _place(bundle: Path, output: Path) -> None:
     """Into a directory beside `output` first, which then takes its name."""
-    output.parent.mkdir(parents=True, exist_ok=True)
     fresh = output.with_name(f".{output.name}.new")
     if output.suffix == ".tar":
         with tarfile.open(fresh, "w") as tar:

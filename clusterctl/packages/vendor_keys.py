@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from clusterctl.errors import StepFailed, UsageError
@@ -14,6 +14,12 @@ LIMIT = 30.0
 """Seconds for a key of a few KiB."""
 LARGEST = 1 << 20
 
+_INSTEAD = {
+    "docker": "name a mirror: --docker URL",
+    "nvidia-container-toolkit": "name a mirror: --nvidia URL; or leave it out: --engine-only",
+}
+"""By repository: what to do where its key is out of reach."""
+
 
 def vendor_key(repository: Repository) -> bytes:
     """The key that signs it: the user's, or the vendor's, compared with its fingerprint.
@@ -21,7 +27,7 @@ def vendor_key(repository: Repository) -> bytes:
     Raises UsageError for a key that is another one or none, StepFailed when it cannot be had.
     """
     whence = str(repository.key_file or repository.key_url)
-    data = _own(repository.key_file) if repository.key_file else _fetched(repository.key_url)
+    data = _own(repository.key_file) if repository.key_file else _fetched(repository)
     try:
         found = fingerprints(data)
     except ValueError as error:
@@ -41,15 +47,15 @@ def _own(path: Path) -> bytes:
         raise UsageError(f"the key {path} cannot be read: {error.strerror}") from error
 
 
-def _fetched(url: str) -> bytes:
+def _fetched(repository: Repository) -> bytes:
+    url = repository.key_url
     try:
         with urllib.request.urlopen(_absolute(url), timeout=LIMIT) as answer:  # noqa: S310 - the user's own words
             return bytes(answer.read(LARGEST))
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise StepFailed(
-            f"the signing key {url} cannot be had here: {error}",
-            hint="run it where that address is reached, name a mirror (--nvidia URL, --docker "
-            "URL), or leave NVIDIA's toolkit out: --engine-only",
+            f"the signing key {url} cannot be had here: {getattr(error, 'reason', error)}",
+            hint=f"run it where that address is reached, or {_INSTEAD[repository.name]}",
         ) from error
 
 

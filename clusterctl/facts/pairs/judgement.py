@@ -118,14 +118,14 @@ def notes(seen: Seen) -> Iterator[str]:
 
 
 def _of_lanes(seen: Seen) -> Iterator[str]:
-    """`Ray: 2 ways, round trip at most 0.1 ms, 9410 to 9420 Mbit/s`."""
+    """`Ray: 2 ways, round trip at most 0.10 ms, 9410 to 9420 Mbit/s`."""
     lanes: dict[tuple[str, ...], list[Way]] = defaultdict(list)
     for way in seen.ways:
         lanes[way.lane.purposes].append(way)
     for ways in lanes.values():
         trips = [way.round_trip for way in ways if way.round_trip is not None]
         speeds = [way.rate for way in ways if way.rate is not None]
-        words = [f"round trip at most {max(trips) * 1000:.1f} ms"] if trips else []
+        words = [f"round trip at most {max(trips) * 1000:.2f} ms"] if trips else []
         if speeds:
             words.append(f"{min(speeds):.0f} to {max(speeds):.0f} Mbit/s")
         if words:

@@ -1,6 +1,7 @@
 # A host's way to the others, where it has no Python: routes and packet sizes only.
 # Arguments: SOURCE TO SIZE, again and again; the size is that of the whole IP packet.
-# Answers: `route SOURCE TO NIC`, `echo SOURCE TO SIZE SECONDS`, and `done` at the end.
+# Answers: `route SOURCE TO NIC`, `echo SOURCE TO SIZE MILLISECONDS`, `-` for none
+# or lost, and `done` at the end.
 AT_ONCE=32
 
 route() {

@@ -191,5 +191,5 @@ def test_what_was_measured_and_what_not_is_noted() -> None:
     assert list(notes(seen)) == [
         "gpu3: not proven: it has no python3",
         "packet sizes are not proven: raw sockets need root on the hosts",
-        "between hosts, for NCCL and Gloo: round trip at most 0.1 ms, 940 to 9400 Mbit/s",
+        "between hosts, for NCCL and Gloo: round trip at most 0.10 ms, 940 to 9400 Mbit/s",
     ]

@@ -64,6 +64,41 @@ def test_a_damaged_file_is_found_when_it_is_read(tmp_path: Path) -> None:
         bundle.read(bundle.files[0])
 
 
+def test_a_file_that_is_gone_when_it_is_read(tmp_path: Path) -> None:
+    path = fill(tmp_path / "b", "docker.io_1_amd64.deb")
+    (bundle,) = open_bundles(path)
+    (path / "docker.io_1_amd64.deb").unlink()
+    with pytest.raises(UsageError, match=r"cannot be read: .*No such file"):
+        bundle.read(bundle.files[0])
+
+
+def test_a_bundle_that_was_copied_in_part(tmp_path: Path) -> None:
+    path = fill(tmp_path / "b", "docker.io_1_amd64.deb", "runc_1_amd64.deb", sums=True)
+    (path / "runc_1_amd64.deb").unlink()
+    with pytest.raises(UsageError, match=r"SHA256SUMS names runc_1_amd64\.deb, which is not there"):
+        open_bundles(path)
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
+def test_a_tar_that_was_cut_short(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"b.tar.{kind}"
+    with tarfile.open(path, f"w:{kind}") as tar:  # type: ignore[call-overload]
+        for number in range(50):
+            name = fill(tmp_path / "b", f"a{number}_1_amd64.deb") / f"a{number}_1_amd64.deb"
+            tar.add(name, name.name)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    with pytest.raises(UsageError, match="cannot be read"):
+        open_bundles(path)
+
+
+def test_a_manifest_of_somebody_else(tmp_path: Path) -> None:
+    path = fill(tmp_path / "b", "docker.io_1_amd64.deb")
+    (path / "manifest.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"manifest\.json is not one that clusterctl wrote"):
+        open_bundles(path)
+
+
 @pytest.mark.parametrize("what", ["missing", "empty", "no tar"])
 def test_nothing_to_install_from(tmp_path: Path, what: str) -> None:
     path = tmp_path / "b"
