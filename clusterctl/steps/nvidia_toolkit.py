@@ -141,12 +141,19 @@ class NvidiaToolkit:
             return None
         system, machine = target(view), view.facts.os.architecture
         bundle = fitting(self._bundles, system, machine, host=view.host.name)
+        make = f"clusterctl bundle packages --for {system.name} -o DIRECTORY"
         if bundle.toolkit is None:
             raise RequirementsNotMet(
                 f"has GPUs, and the packages brought along ({bundle.path}) lack NVIDIA's toolkit",
                 host=view.host.name,
-                hint=f"clusterctl bundle packages --for {system.name} -o DIRECTORY, "
-                "without --engine-only",
+                hint=f"{make}, without --engine-only",
+            )
+        if self._packages.toolkit not in (None, bundle.toolkit):
+            raise RequirementsNotMet(
+                f"packages.toolkit is {self._packages.toolkit}, and the packages brought along "
+                f"({bundle.path}) have {bundle.toolkit}",
+                host=view.host.name,
+                hint=f"{make} --toolkit {self._packages.toolkit}; or take packages.toolkit out",
             )
         return bundle
 

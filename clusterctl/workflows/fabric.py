@@ -102,7 +102,7 @@ def ensure_proven(
 
 
 def prove(ground: FabricGround, sink: EventSink) -> FabricProof:
-    """Run the gate, and keep what it proved; a failed one makes what was kept void.
+    """Run the gate, and keep what it proved; what was kept before is void as soon as it begins.
 
     Raises RequirementsNotMet, RayNotFormed or StepFailed, of all hosts together.
     """
@@ -134,11 +134,11 @@ def _prove(
 ) -> FabricProof:
     hosts = tuple(node.host for node in ground.topology.nodes)
     sink(StageStarted(TITLE, hosts))
+    # Ahead: a gate that hangs or is killed leaves nothing proven.
+    _forget(ground)
     report = _run(ground, sink, cancelled or threading.Event())
     verdict = _judged(ground, report)
-    if verdict.errors:
-        _keep(ground, None)
-        raise_all(verdict.errors)
+    raise_all(verdict.errors)
     network = [verdict.network] if verdict.network else []
     record = FabricRecord(time.time(), now, list(verdict.lines), network, report.seconds)
     _keep(ground, record)
@@ -205,13 +205,15 @@ def _no_report(channel: Channel, host: str) -> ClusterctlError:
     )
 
 
-def _keep(ground: FabricGround, record: FabricRecord | None) -> None:
-    """Write what was proven; nothing is proven while there is no such file. On a full disk it is
-    proven again the next time."""
+def _forget(ground: FabricGround) -> None:
+    """Nothing is proven while there is no such file."""
     file = record_file(ground.inventory.cluster)
-    if record is None:
-        ground.head.run(["rm", "-f", "--", file], sudo=True, timeout=20)
-        return
+    ground.head.run(["rm", "-f", "--", file], sudo=True, timeout=20)
+
+
+def _keep(ground: FabricGround, record: FabricRecord) -> None:
+    """On a full disk nothing is kept, and it is proven again the next time."""
+    file = record_file(ground.inventory.cluster)
     text = json.dumps(asdict(record), indent=1) + "\n"
     with suppress(StepFailed):
         ground.head.put(text.encode(), file, mode=0o644, sudo=True)
