@@ -150,7 +150,7 @@ def check(
 
     with session("check", file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         report = run(opened.inventory, opened.hosts, opened.credentials)
-        if fabric and not report.errors:
+        if fabric:
             report = with_fabric(
                 report, opened.inventory, opened.hosts, opened.credentials, opened.progress
             )

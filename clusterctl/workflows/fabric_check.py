@@ -14,6 +14,8 @@ from clusterctl.workflows.fabric import ground_of, prove
 from clusterctl.workflows.prepared import look_and_require
 from clusterctl.workflows.reach import reach
 
+NOT_TRIED = "the fabric gate was not run: what is wrong comes first"
+
 
 def with_fabric(
     report: Report,
@@ -22,7 +24,10 @@ def with_fabric(
     credentials: Credentials,
     sink: EventSink,
 ) -> Report:
-    """What `check` found, and the gate's answer on `hosts` and the head, whose cluster is up."""
+    """What `check` found, and the gate's answer on `hosts` and the head, whose cluster is up. Not
+    asked where `check` found something: the gate would fail of the same, in vaguer words."""
+    if report.errors:
+        return replace(report, notes=(*report.notes, NOT_TRIED))
     try:
         with reach(inventory.hosts, credentials) as transports:
             proof = prove(ground_of(look_and_require(inventory, transports, hosts)), sink)

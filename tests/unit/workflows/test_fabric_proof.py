@@ -14,7 +14,10 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.fabric_documents import Collective, Crossing, FabricReport
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.serving.fit.speed import Link
+from clusterctl.transport.credentials import Credentials
+from clusterctl.workflows.check import Report
 from clusterctl.workflows.fabric import FabricGround, ensure_proven, incarnations, prove
+from clusterctl.workflows.fabric_check import with_fabric
 from clusterctl.workflows.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.workflows.fit_cluster import measured_network
 from tests.fakes.transport import FakeTransport, starts
@@ -152,6 +155,13 @@ def test_a_host_whose_container_does_not_run_is_named() -> None:
         incarnations(lab.ground)
     assert caught.value.host == "gpu2"
     assert caught.value.hint == "clusterctl bootstrap FILE"
+
+
+def test_check_says_that_the_gate_was_not_run_where_something_is_wrong() -> None:
+    report = Report({}, {}, ("a note",), (RequirementsNotMet("its clock is 300 s behind"),))
+    found = with_fabric(report, Lab().ground.inventory, (), Credentials(), lambda _: None)
+    assert found.errors == report.errors
+    assert found.notes == ("a note", "the fabric gate was not run: what is wrong comes first")
 
 
 def test_a_request_to_stop_ends_it() -> None:
