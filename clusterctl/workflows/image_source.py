@@ -61,6 +61,8 @@ class ImageSource:
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
+    _refused: list[str] = field(default_factory=list)
+    """Why the registry is not asked from here again in this run."""
 
     def find(self, stocks: Stocks) -> Origin | Unknown:
         """Raises StepFailed, RequirementsNotMet, UsageError when it is not there."""
@@ -83,12 +85,12 @@ class ImageSource:
         return found or self._registry_or_host(stocks)
 
     def _holder(self, stocks: Stocks, archived: Origin | None) -> Origin | None:
+        layers = archived.wanted.layers if archived else None
         for name in self.order:
-            held = stocks[name].tagged(tagged(self.reference)) if name in stocks else None
-            able = held is not None and stocks[name].python is not None
-            same = held is not None and archived is not None and archived.wanted.layers
-            if held and able and (archived is None or held.layers == same):
-                return self._host_origin(name, stocks[name], held)
+            stock = stocks.get(name)
+            held = stock.tagged(tagged(self.reference)) if stock else None
+            if stock and held and stock.python and layers in (None, held.layers):
+                return self._host_origin(name, stock, held)
         return None
 
     def _host_origin(self, name: str, stock: EngineStock, held: HeldImage) -> Origin:
@@ -161,10 +163,12 @@ class ImageSource:
 
     def _registry_or_host(self, stocks: Stocks) -> Origin | Unknown:
         """A host may reach a registry that this machine does not, or have a login there."""
-        try:
-            return self._registry(stocks)
-        except ClusterctlError as error:
-            return Unknown(f"{self.order[0]} pulls it first: from here, {error.summary}")
+        if not self._refused:
+            try:
+                return self._registry(stocks)
+            except ClusterctlError as error:
+                self._refused.append(f"{self.order[0]} pulls it first: from here, {error.summary}")
+        return Unknown(self._refused[0])
 
 
 def _platform(stocks: Collection[EngineStock]) -> str | None:
