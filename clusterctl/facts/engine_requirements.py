@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.facts.model import ENGINE_ROOT, EngineFacts, HostFacts
+from clusterctl.facts.model import ENGINE_ROOT, HostFacts
 from clusterctl.inventory.model import Host, Inventory
 
 _GIB = 2**30
@@ -25,18 +25,25 @@ SLACK = 1 * _GIB
 """For the engine's own files and the container's."""
 
 
-def engine_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
-    """Engines that are there and cannot be used, and hosts where none can be installed."""
-    reason = _unusable(facts.engine, facts) or _no_control_groups(facts)
+def engine_problems(
+    host: Host, facts: HostFacts, *, brought: bool = False
+) -> Iterator[RequirementsNotMet]:
+    """Engines that are there and cannot be used, and hosts where none can be installed.
+
+    brought  the inventory names packages that are brought along: Docker's static archive may be
+             among them, which needs no package manager
+    """
+    reason = _unusable(facts, brought=brought) or _no_control_groups(facts)
     if reason:
         summary, hint = reason
         yield RequirementsNotMet(summary, host=host.name, hint=hint, detail=facts.engine.error)
 
 
-def _unusable(engine: EngineFacts, facts: HostFacts) -> tuple[str, str] | None:
+def _unusable(facts: HostFacts, *, brought: bool) -> tuple[str, str] | None:
     """Cause and fix."""
+    engine = facts.engine
     if not engine.installed:
-        return None if _is_known(facts) else _no_engine(facts)
+        return None if brought or _is_known(facts) else _no_engine(facts)
     if engine.podman:
         remove = "apt-get remove" if _is_debian(facts) else "dnf remove"
         return "its `docker` is Podman under another name", f"sudo {remove} podman-docker"
@@ -98,7 +105,8 @@ def _no_engine(facts: HostFacts) -> tuple[str, str]:
     return (
         "has no container engine, and clusterctl installs one only where there is apt-get or dnf, "
         f"not on {facts.os.pretty or facts.os.id}",
-        "install Docker there and start it: systemctl enable --now docker",
+        "bring Docker's static archive (docs/offline.md); or install Docker there and start it: "
+        "systemctl enable --now docker",
     )
 
 

@@ -80,7 +80,7 @@ def _host_problems(
     yield from network_problems(inventory, host, facts)
     if inventory.accelerator == "nvidia":
         yield from gpu_problems(host, facts, image_env)
-    yield from engine_problems(host, facts)
+    yield from engine_problems(host, facts, brought=inventory.packages.offline is not None)
     yield from limit_problems(host, facts)
 
 

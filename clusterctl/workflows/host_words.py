@@ -43,8 +43,9 @@ def _host(word: str, ssh: Ssh) -> Host:
 
 
 def _named_twice(hosts: Iterable[Host]) -> Iterable[UsageError]:
-    seen: dict[tuple[str, int | None], str] = {}
+    seen: set[tuple[str, int | None]] = set()
     for host in hosts:
-        first = seen.setdefault((host.address.lower(), host.ssh.port), host.name)
-        if first is not host.name:
+        place = (host.address.lower(), host.ssh.port)
+        if place in seen:
             yield UsageError(f"{host.name} is named twice", hint="name every host once")
+        seen.add(place)

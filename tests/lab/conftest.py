@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from clusterctl.lab import lifecycle
 from clusterctl.lab.hosts import host_by_name
 from clusterctl.lab.paths import LabPaths, lab_paths
+from tests.lab.cluster import Operator, quiet
 
 OnHost = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -16,6 +18,20 @@ OnHost = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def lab() -> LabPaths:
     return lab_paths()
+
+
+@pytest.fixture(scope="module")
+def inventory(lab: LabPaths) -> Iterator[str]:
+    """Two bare hosts, and the file that names them."""
+    lifecycle.down(say=quiet)
+    made = lifecycle.up(2, say=quiet)
+    yield str(made.inventory)
+    lifecycle.down(say=quiet)
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    return Operator(tmp_path_factory.mktemp("operator"))
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from clusterctl.lab import lifecycle
-from clusterctl.lab.paths import LabPaths
 from tests.lab.cluster import Operator, quiet, until
 from tests.lab.conftest import OnHost
 
@@ -18,6 +17,7 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+    pytest.mark.usefixtures("inventory"),
 ]
 
 LINK = 500e6
@@ -26,19 +26,6 @@ LINK = 500e6
 FIREWALL = "INPUT -i ens3 -p tcp --syn --dport 32768:60999 -j DROP"
 BLACK_HOLE = "INPUT -i ens3 -p tcp -m length --length 1000:65535 -j DROP"
 PROVEN_BEFORE = "/var/log/clusterctl/lab/fabric.json"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def inventory(lab: LabPaths) -> Iterator[str]:
-    lifecycle.down(say=quiet)
-    made = lifecycle.up(2, say=quiet)
-    yield str(made.inventory)
-    lifecycle.down(say=quiet)
-
-
-@pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    return Operator(tmp_path_factory.mktemp("operator"))
 
 
 def test_bootstrap_proves_the_fabric_in_the_serving_image(

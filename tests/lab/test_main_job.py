@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,21 @@ import httpx
 import pytest
 
 from clusterctl.inventory.load import load
-from clusterctl.lab import faults, lifecycle
-from clusterctl.lab.paths import LabPaths
+from clusterctl.lab import faults
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.lock import ClusterLock
-from tests.lab.cluster import Operator, quiet, until
+from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+    pytest.mark.usefixtures("inventory"),
 ]
 
 RECOVERY = 240.0
 """Seconds within which a service must answer again after a fault, on two slow cores."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def inventory(lab: LabPaths) -> Iterator[str]:
-    """Two bare hosts, and the file that names them."""
-    lifecycle.down(say=quiet)
-    made = lifecycle.up(2, say=quiet)
-    yield str(made.inventory)
-    lifecycle.down(say=quiet)
-
-
-@pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    return Operator(tmp_path_factory.mktemp("operator"))
 
 
 def service(operator: Operator, name: str) -> dict[str, Any]:

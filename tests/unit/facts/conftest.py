@@ -4,10 +4,12 @@ the others were put together from the formats that the tools document."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 
@@ -28,3 +30,9 @@ def captured(capture_text: Callable[[str], str]) -> Callable[[str], Probe]:
         return parse_probe(answer, sudo_error=None, received=RECEIVED)
 
     return load
+
+
+@pytest.fixture
+def healthy(captured: Callable[[str], Probe]) -> HostFacts:
+    """Eight H200, two usable NICs, Docker 29; nothing of ours runs yet."""
+    return replace(captured("ubuntu-24.04-8-gpus").facts, listening_ports=(22,))

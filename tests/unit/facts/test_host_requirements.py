@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.facts.model import Disk, EngineFacts, GpuFacts, GpuReport, HostFacts
+from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import notes, problems
 from clusterctl.inventory.model import Host, Inventory
 
 GIB = 2**30
 Captured = Callable[[str], Probe]
-
-
-@pytest.fixture
-def healthy(captured: Captured) -> HostFacts:
-    """Eight H200, two usable NICs, Docker 29; nothing of ours runs yet."""
-    facts = captured("ubuntu-24.04-8-gpus").facts
-    return replace(facts, listening_ports=(22,))
 
 
 def inventory(host: Mapping[str, Any] | None = None, **fields: Any) -> Inventory:
@@ -218,85 +211,6 @@ def test_a_host_whose_gpus_cannot_be_used(report: GpuReport, hint: str, healthy:
 def test_a_cluster_on_cpus_needs_no_driver(healthy: HostFacts) -> None:
     facts = replace(healthy, gpus=GpuReport((), "nvidia-smi is not installed"))
     assert found(facts, {"gpus": ({}, {})}, accelerator="cpu") == []
-
-
-def with_engine(facts: HostFacts, **changes: Any) -> HostFacts:
-    return replace(facts, engine=replace(facts.engine, **changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said", "hint"),
-    [
-        ({"podman": True, "running": False}, "its `docker` is Podman under another name",
-         "sudo apt-get remove podman-docker"),
-        ({"client": "/snap/bin/docker"}, "its Docker is a snap", "sudo snap remove docker"),
-        ({"remapped": True}, "its Docker remaps users", "userns-remap"),
-        ({"desktop": True}, "its Docker is Docker Desktop", "docker-desktop"),
-        ({"default_runtime": "runsc"}, "its Docker starts containers by runsc", "default-runtime"),
-        ({"rootless": True}, "its Docker runs rootless", "dockerd-rootless-setuptool.sh uninstall"),
-        ({"hung": True, "running": False}, "its Docker daemon does not answer",
-         "sudo systemctl restart docker"),
-    ],
-)  # fmt: skip
-def test_engines_that_cannot_be_used(
-    changes: dict[str, Any], said: str, hint: str, healthy: HostFacts
-) -> None:
-    problem = only(*found(with_engine(healthy, **changes)))
-    assert problem.summary.startswith(said)
-    assert hint in str(problem.hint)
-
-
-def test_no_engine_where_none_can_be_installed(captured: Captured) -> None:
-    facts = replace(captured("rhel-9-podman").facts, root=True)
-    absent = EngineFacts(False, False, "", "", "", "", "", "", (), (), False, None)
-    assert found(replace(facts, engine=absent)) == [], "dnf installs it"
-    alpine = replace(facts.os, id="alpine", like=(), pretty="Alpine Linux v3.22")
-    problem = only(*found(replace(facts, engine=absent, os=alpine)))
-    assert problem.summary == (
-        "has no container engine, and clusterctl installs one only where there is apt-get or dnf, "
-        "not on Alpine Linux v3.22"
-    )
-
-
-def test_no_engine_on_debian_is_what_bootstrap_is_for(captured: Captured) -> None:
-    facts = replace(captured("debian-13-ipv6-only").facts, disks=())
-    assert found(facts) == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "free", "size", "said"),
-    [
-        ({}, 25, None, "25.0 GiB are free at /var/lib/docker, and the image needs 28 GiB "
-                       "(its size is not known; this is the usual one)"),
-        ({}, 29, None, None),
-        ({"accelerator": "cpu"}, 5, None, "5.0 GiB are free at /var/lib/docker, and the image "
-                                          "needs 6 GiB (its size is not known; this is the "
-                                          "usual one)"),
-        ({}, 25, 20 * GIB, None),
-        ({}, 20, 20 * GIB, "20.0 GiB are free at /var/lib/docker, and the image needs 21 GiB "
-                           "(measured)"),
-    ],
-)  # fmt: skip
-def test_room_for_the_image(
-    fields: dict[str, Any], free: int, size: int | None, said: str | None, healthy: HostFacts
-) -> None:
-    facts = with_engine(healthy, data_root="/var/lib/docker", containerd_store=False)
-    facts = replace(facts, disks=(Disk("/var/lib/docker", 500 * GIB, free * GIB),))
-    saw = found(facts, arguments={"image_size": size}, **fields)
-    assert [problem.summary for problem in saw] == ([said] if said else [])
-
-
-def test_the_containerd_store_needs_half_as_much_again(healthy: HostFacts) -> None:
-    facts = replace(healthy, disks=(Disk("/data/docker", 500 * GIB, 25 * GIB),))
-    problem = only(*found(facts, arguments={"image_size": 20 * GIB}))
-    assert "the image needs 31 GiB (measured, unpacked and packed)" in problem.summary
-    assert "at /data/docker" in problem.summary
-
-
-@pytest.mark.parametrize("argument", ["with_image", "ours"])
-def test_a_host_that_has_the_image_needs_no_room(argument: str, healthy: HostFacts) -> None:
-    facts = replace(healthy, disks=(Disk("/data/docker", 500 * GIB, GIB),))
-    assert found(facts, arguments={argument: {"gpu1"}}) == []
 
 
 def test_ports_that_ray_needs(healthy: HostFacts) -> None:

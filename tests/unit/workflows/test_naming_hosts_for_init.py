@@ -47,6 +47,8 @@ def test_all_words_that_name_no_host_are_told_at_once() -> None:
 
 def test_a_host_named_twice_is_told() -> None:
     with pytest.raises(UsageError, match="gpu1 is named twice"):
+        named_hosts(["gpu1"] * 2, COMMON)
+    with pytest.raises(UsageError, match="gpu1 is named twice"):
         named_hosts(["GPU1", "gpu2", "gpu1"], COMMON)
     assert len(named_hosts(["gpu1", "gpu1:2222"], COMMON)) == 2
 
