@@ -84,8 +84,8 @@ def _driver_problems(
         yield RequirementsNotMet(
             f"its driver {driver} is too old for the image, which needs {wanted}",
             host=host.name,
-            hint=f"clusterctl bootstrap --install-driver FILE.run with driver {branch or 'newer'} "
-            "or later; or an image for an older CUDA",
+            hint="clusterctl bootstrap FILE --install-driver FILE.run with driver "
+            f"{branch or 'newer'} or later; or an image for an older CUDA",
         )
 
 
@@ -215,7 +215,7 @@ def _driver_hint(facts: HostFacts) -> str:
         return "sudo modprobe nvidia; if that fails: sudo dmesg | grep -i nvrm"
     if facts.gpus.pci_devices == 0:
         return "no NVIDIA GPU is on its PCI bus: lspci -d 10de:; set gpus: 0 in the inventory"
-    return f"{_install_driver(facts)}; or: clusterctl bootstrap --install-driver FILE.run"
+    return f"{_install_driver(facts)}; or: clusterctl bootstrap FILE --install-driver FILE.run"
 
 
 def _install_driver(facts: HostFacts) -> str:

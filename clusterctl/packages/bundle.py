@@ -178,7 +178,7 @@ def _bundle(
     files = tuple(PackageFile(name, size, known.get(name, "")) for name, size in sizes.items())
     told = json.loads(manifest) if manifest else {}
     if not isinstance(told, dict):
-        raise ValueError(f"{MANIFEST} is not one that clusterctl wrote")  # noqa: TRY004 - of the file
+        raise ValueError(f"{MANIFEST} does not describe a bundle")  # noqa: TRY004 - of the file
     return Bundle(path, files, told, inside)
 
 

@@ -33,17 +33,19 @@ except Exception as error:
 print(json.dumps(told))
 """
 
+_NEWER_DRIVER = "a newer driver: clusterctl bootstrap FILE --install-driver FILE.run"
+
 _FIXES = (
-    ("driver on your system is too old", "a newer driver: bootstrap --install-driver FILE.run"),
+    ("driver on your system is too old", _NEWER_DRIVER),
     (
         "error 803",
-        "the image brings CUDA libraries of its own that this driver does not go with: a newer "
-        "driver (bootstrap --install-driver FILE.run), or an image for an older CUDA (vllm #33447)",
+        "the image brings CUDA libraries of its own that this driver does not go with (vllm "
+        f"#33447): an image for an older CUDA, or {_NEWER_DRIVER}",
     ),
     (
         "error 804",
-        "these GPUs cannot run a newer CUDA than their driver's: a newer driver (bootstrap "
-        "--install-driver FILE.run), or an image for an older CUDA",
+        "these GPUs cannot run a newer CUDA than their driver's: an image for an older CUDA, or "
+        f"{_NEWER_DRIVER}",
     ),
     ("error 802", "sudo systemctl enable --now nvidia-fabricmanager"),
     ("no cuda gpus", "nvidia-smi on the host; clusterctl bootstrap writes the CDI specification"),

@@ -95,7 +95,7 @@ def test_a_tar_that_was_cut_short(tmp_path: Path, kind: str) -> None:
 def test_a_manifest_of_somebody_else(tmp_path: Path) -> None:
     path = fill(tmp_path / "b", "docker.io_1_amd64.deb")
     (path / "manifest.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"manifest\.json is not one that clusterctl wrote"):
+    with pytest.raises(UsageError, match=r"manifest\.json does not describe a bundle"):
         open_bundles(path)
 
 
