@@ -47,6 +47,8 @@ class RegistryServer:
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    forms: list[str] = field(default_factory=list)
+    """What was asked for a token with, by POST; nobody gets one so, but is led to `redirect`."""
     tokens: int = 0
     port: int = 0
 
@@ -93,6 +95,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._manifest(url.path)
         else:
             self._blob(url.path)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.registry.forms.append(body.decode())
+        self._send(307, b"", {"Location": f"{self.registry.redirect}/token"})
 
     def _admitted(self, said: str) -> bool:
         server = self.registry

@@ -41,12 +41,12 @@ class Authorization:
     def sent(self, url: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
         """The answer to GET, which may still be a refusal."""
         response, used = self._send(url, headers)
-        for again in (False, True):
-            if response.status_code != 401 or not self._renewed(response, used, again=again):
-                break
-            response.close()
-            response, used = self._send(url, headers)
         try:
+            for again in (False, True):
+                if response.status_code != 401 or not self._renewed(response, used, again=again):
+                    break
+                response.close()
+                response, used = self._send(url, headers)
             yield response
         finally:
             response.close()
@@ -113,7 +113,9 @@ class Authorization:
         fields = {"service": challenge.service, "scope": scope}
         if self._login and self._login.is_token:
             grant = {"grant_type": "refresh_token", "refresh_token": self._login.password}
-            return self._http.post(challenge.realm, data={**grant, **fields, "client_id": _CLIENT})
+            form = {**grant, **fields, "client_id": _CLIENT}
+            # A redirect would take the form along, and with it the login, to anybody.
+            return self._http.post(challenge.realm, data=form, follow_redirects=False)
         login = (self._login.user, self._login.password) if self._login else None
         return self._http.get(challenge.realm, params=fields, auth=login)
 

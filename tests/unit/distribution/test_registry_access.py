@@ -94,6 +94,20 @@ def test_another_host_is_not_told_the_login(
         assert not any(one.authorization for one in other.requests)
 
 
+def test_an_identity_token_is_not_led_elsewhere(
+    server: RegistryServer, image: MadeImage, pulled: Opened, home: Path
+) -> None:
+    with registry_server() as other:
+        server.demand, server.redirect = "token", f"http://localhost:{other.port}"
+        (home / ".docker").mkdir()
+        auths = {"auths": {server.address: {"identitytoken": "refresh-me"}}}
+        (home / ".docker" / "config.json").write_text(json.dumps(auths))
+        with pytest.raises(StepFailed, match="answers HTTP 307"):
+            pulled(server.add("acme/vllm:1", image))
+        assert ["refresh-me" in form for form in server.forms] == [True]
+        assert other.forms == []
+
+
 def test_a_proxy_is_used_but_not_for_this_machine(
     server: RegistryServer, image: MadeImage, pulled: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
