@@ -34,6 +34,7 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.workflows import model_push
 from clusterctl.workflows.model_push import Push, Pushed
+from clusterctl.workflows.model_source import require_name
 
 HubName = Literal["hf", "modelscope"]
 
@@ -57,6 +58,8 @@ class Wanted:
 def wanted(asked: str, models: str, hub: str, revision: str | None, name: str | None) -> Wanted:
     """What the user means: a name of the catalogue, or ORGANISATION/NAME. On hosts the model
     gets the hub's own name, by which `serve` finds it. Raises UsageError."""
+    if name is not None:
+        require_name(name)
     if hub not in ("hf", "modelscope"):
         raise UsageError(f"--source {hub} is not known", hint="--source hf, or modelscope")
     model = resolve(asked, models)

@@ -56,15 +56,15 @@ def supplying(
     """How to find what is asked for. A directory of this machine is read and hashed at once, so
     that what is wrong with it is said before any host is asked."""
     if name is not None:
-        _require_name(name)
+        require_name(name)
     if holder is not None:
         return of_host(asked, models, holder, name, sink)
     found = of_directory(Path(asked), name, sink)
     return lambda _: found
 
 
-def _require_name(name: str) -> None:
-    """It becomes a directory below the models directory, and no other."""
+def require_name(name: str) -> None:
+    """It becomes a directory below the models directory, and no other. Raises UsageError."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith(("/", ".")) or ".." in parts or len(parts) > MOST_PARTS:
         raise UsageError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Protocol
 
+from clusterctl.distribution.weights.manifest import inside, is_digest
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 
 _FORMATS = (".safetensors", ".bin", ".pt", ".gguf")
@@ -111,8 +112,9 @@ def needed(listing: Listing, include: str | None = None) -> Listing:
     `include`, of the weights only those whose path matches that pattern.
 
     Raises RequirementsNotMet when the repository has no weights, or has quantizations of which
-    one has to be chosen.
+    one has to be chosen; StepFailed when a file would be written elsewhere than in its directory.
     """
+    _require_sound(listing)
     weights = {f.path for f in listing.files if _is_weight(f, include)}
     chosen = next((s for s in _FORMATS if any(p.endswith(s) for p in weights)), None)
     if chosen is None:
@@ -131,6 +133,24 @@ def needed(listing: Listing, include: str | None = None) -> Listing:
     if chosen == ".gguf":
         _require_one(listing, files)
     return Listing(listing.hub, listing.model_id, listing.revision, files)
+
+
+def _require_sound(listing: Listing) -> None:
+    """Hosts write these files as root, and name blobs by their hashes."""
+    for file in listing.files:
+        try:
+            inside(file.path)
+        except ValueError as error:
+            raise _unsound(listing, str(error)) from error
+        if file.size < 0 or (file.sha256 and not is_digest(file.sha256)):
+            raise _unsound(listing, f"{file.path} has {file.size} bytes and {file.sha256!r}")
+
+
+def _unsound(listing: Listing, what: str) -> StepFailed:
+    return StepFailed(
+        f"{listing.hub} lists a file of {listing.model_id} that no model can have: {what}",
+        hint="is the address of the hub right, and is no other server in between?",
+    )
 
 
 def _is_weight(file: HubFile, include: str | None) -> bool:

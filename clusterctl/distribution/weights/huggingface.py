@@ -83,7 +83,9 @@ class HuggingFace:
         return _decoded(self._get(url, model_id, revision), url)
 
     def _get(self, url: str, model_id: str, revision: str) -> Answer:
-        answer = self._web.get(url, self.headers)
+        # The next page of a mirror's listing may be on the Hub itself, whose token it is not.
+        own = url.startswith(f"{self._access.endpoint}/")
+        answer = self._web.get(url, self.headers if own else {})
         if answer.status != 200:
             raise self.refusal(answer, model_id, revision)
         return answer

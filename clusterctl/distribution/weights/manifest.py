@@ -99,9 +99,9 @@ def parse(text: str) -> Manifest:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
         manifest = Manifest(
-            document["name"],
+            inside(document["name"]),
             tuple(_file(entry) for entry in document["files"]),
-            tuple(WeightLink(_inside(link["path"]), link["target"]) for link in document["links"]),
+            tuple(WeightLink(inside(link["path"]), link["target"]) for link in document["links"]),
             document["origin"],
         )
         identity = document["identity"]
@@ -114,11 +114,11 @@ def parse(text: str) -> Manifest:
 
 def _file(entry: dict[str, object]) -> WeightFile:
     return WeightFile(
-        path=_inside(str(entry["path"])),
+        path=inside(str(entry["path"])),
         size=int(str(entry["size"])),
         mode=int(str(entry["mode"])),
-        sha256=str(entry["sha256"]),
-        chunks=tuple(str(chunk) for chunk in _list(entry["chunks"])),
+        sha256=_digest(entry["sha256"]),
+        chunks=tuple(_digest(chunk) for chunk in _list(entry["chunks"])),
     )
 
 
@@ -128,8 +128,21 @@ def _list(value: object) -> list[object]:
     return value
 
 
-def _inside(path: str) -> str:
-    """The path, if it stays below the directory: manifests come from hosts and hubs."""
+def _digest(value: object) -> str:
+    """Files are named by it on other hosts."""
+    if not is_digest(str(value)):
+        raise ValueError(f"{value!r} is no sha256")
+    return str(value)
+
+
+def is_digest(text: str) -> bool:
+    """Whether it is a sha256: 64 hexadecimal digits."""
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+
+
+def inside(path: str) -> str:
+    """The path, if it stays below its directory: manifests come from hosts, listings from hubs.
+    Raises ValueError."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or any(ord(c) < 32 for c in path):
         raise ValueError(f"{path!r} is no path below the model's directory")

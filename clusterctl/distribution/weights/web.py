@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -74,9 +73,12 @@ def _begin(answer: httpx.Response) -> int:
 
 @contextmanager
 def _told(url: str) -> Iterator[None]:
-    server = urlsplit(url).netloc
+    server = url.partition("://")[2].partition("/")[0]
     try:
         yield
+    except httpx.InvalidURL as error:
+        text = f"{url} is no address: {error}"
+        raise StepFailed(text, hint="look at HF_ENDPOINT and MODELSCOPE_ENDPOINT") from error
     except httpx.TimeoutException as error:
         raise StepFailed(f"{server} does not answer", hint=_HINT, detail=repr(error)) from error
     except httpx.HTTPError as error:

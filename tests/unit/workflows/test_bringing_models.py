@@ -54,3 +54,9 @@ def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
 )
 def test_one_line_says_how_far_a_host_is(progress: Progress, text: str) -> None:
     assert bringing_text(progress, 4 * GIB) == text
+
+
+def test_a_name_that_leads_out_of_the_models_directory_is_refused() -> None:
+    for name in ("../elsewhere", "/etc", "a/../..", ".hidden"):
+        with pytest.raises(UsageError, match="is no name of a model directory"):
+            wanted("Qwen/Qwen2.5-1.5B-Instruct", "/data/models", "hf", None, name)

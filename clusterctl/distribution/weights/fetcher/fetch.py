@@ -167,7 +167,7 @@ class Crew:
             code = refusal.headers.get("x-error-code", "-")
             text = refusal.headers.get("x-error-message", "-")
             self.tell("refused", file.path, str(refusal.status), code, text)
-        except (Failed, OSError) as error:
+        except (Failed, OSError, ValueError) as error:
             self.tell("failed", file.path, str(error))
 
     def tell(self, *fields: str) -> None:

@@ -56,6 +56,7 @@ def test_equal_files_are_brought_once() -> None:
         lambda text: text.replace('"format": 1', '"format": 9'),
         lambda text: text.replace("config.json", "../../etc/passwd"),
         lambda text: text.replace("config.json", "/etc/passwd"),
+        lambda text: text.replace('"name": "m"', '"name": "../m"'),
         lambda text: json.dumps(json.loads(text)["files"]),
         lambda _: "",
     ],
@@ -64,3 +65,9 @@ def test_another_text_is_refused(damage: object) -> None:
     assert callable(damage)
     with pytest.raises(ValueError, match=r"."):
         parse(damage(dump(MODEL)))
+
+
+def test_a_hash_that_is_none_is_refused() -> None:
+    for wrong in ("../" + "a" * 61, "a" * 63):
+        with pytest.raises(ValueError, match="is no sha256"):
+            parse(dump(Manifest("m", (WeightFile("config.json", 10, 0o644, wrong),))))
