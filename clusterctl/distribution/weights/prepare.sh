@@ -15,7 +15,8 @@ while IFS=$TAB read -r word first second; do
     case $word in
     dir) mkdir -p "./$first" ;;
     take | copy)
-        [ "$word" = take ] && ln -f "$first" "./$second" 2>/dev/null && continue
+        # -L: in a directory of links, the file and not the link to it.
+        [ "$word" = take ] && ln -fL "$first" "./$second" 2>/dev/null && continue
         cp -p "$first" "./$second.copy"
         mv "./$second.copy" "./$second"
         ;;

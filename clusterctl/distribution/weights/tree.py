@@ -109,15 +109,29 @@ def _below(entry: Path, snapshot: Path, file: TreeFile) -> str:
     return str(real.relative_to(entry))
 
 
-def _files(directory: Path, below: str = "") -> Iterator[TreeFile]:
-    for entry in sorted(os.scandir(directory / below), key=lambda found: found.name):
+def _files(
+    directory: Path, below: str = "", within: frozenset[Path] = frozenset()
+) -> Iterator[TreeFile]:
+    """`within`: the directories that we are in, by their real paths."""
+    within |= {(directory / below).resolve()}
+    for entry in _entries(directory / below):
         path = f"{below}{entry.name}"
         if _passed_over(entry.name):
             continue
         if entry.is_dir():
-            yield from _files(directory, f"{path}/")
+            if (directory / path).resolve() in within:
+                raise UsageError(f"{directory / path} leads back to a directory that it is in")
+            yield from _files(directory, f"{path}/", within)
         else:
             yield _tree_file(path, directory / path)
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}") from error
 
 
 def is_passed_over(path: str) -> bool:

@@ -149,6 +149,24 @@ def test_what_someone_else_copied_is_hashed_there_and_not_sent(
     assert need(manifest, look_at_models(here, models)).complete
 
 
+def test_of_a_directory_of_links_the_files_are_taken(
+    make_model: MakeModel, here: LocalTransport, models: str, tmp_path: Path
+) -> None:
+    large = {"model-2.safetensors": safetensors(SHARED_FROM)}
+    tree, manifest = hashed(make_model(**large), tmp_path)
+    linked = Path(models) / "Tiny-1B"
+    linked.mkdir(parents=True)
+    for file in tree.files:
+        (linked / file.path).symlink_to(file.source)
+    found = need(manifest, look_at_models(here, models))
+    settled = found.proven(placing.sums(placing.hashes(here, list(found.unproven), manifest.size)))
+    assert settled.brought == ()
+    placing.prepare(here, manifest, settled, models)
+    placing.settle(here, manifest, models)
+    assert not any(path.is_symlink() for path in linked.iterdir())
+    assert need(manifest, look_at_models(here, models)).complete
+
+
 def test_pieces_are_hashed_on_the_host_as_here(here: LocalTransport, tmp_path: Path) -> None:
     file = tmp_path / "it's $HOME; a file"
     file.write_bytes(os.urandom(2500))

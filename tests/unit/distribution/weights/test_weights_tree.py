@@ -70,6 +70,17 @@ def test_no_directory_and_what_cannot_be_sent(tmp_path: Path) -> None:
         read_tree(model)
 
 
+def test_links_that_lead_in_a_circle_are_named(make_model: MakeModel) -> None:
+    directory = make_model()
+    (directory / "more").mkdir()
+    (directory / "more" / "again").symlink_to("..")
+    with pytest.raises(UsageError, match=r"more/again leads back to a directory that it is in"):
+        read_tree(directory)
+    (directory / "more" / "again").unlink()
+    (directory / "twice").symlink_to("more")
+    assert faults(read_tree(directory)) == []
+
+
 def cache_entry(tmp_path: Path, content: bytes, name: str) -> Path:
     """As huggingface_hub lays it out: a large file by its sha256, a small one by git's sha1."""
     entry = tmp_path / "models--Org--Tiny"
