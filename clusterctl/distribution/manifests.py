@@ -82,10 +82,18 @@ def blob_of(descriptor: Any) -> Blob:
         digest, size = str(descriptor["digest"]), int(descriptor["size"])
     except (KeyError, TypeError, ValueError) as error:
         raise NotAnImage(f"a descriptor has no digest or size: {descriptor}") from error
-    algorithm, _, digits = digest.partition(":")
+    if size < 0:
+        raise NotAnImage(f"{digest} cannot have {size} bytes")
+    kind = str(descriptor.get("mediaType", "application/octet-stream"))
+    return Blob(_insist_digest(digest), size, kind)
+
+
+def _insist_digest(text: str) -> str:
+    """Blobs become files of that name, here and on hosts."""
+    algorithm, _, digits = text.partition(":")
     if algorithm != "sha256" or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
-        raise NotAnImage(f"{digest} is no sha256 digest")
-    return Blob(digest, size, str(descriptor.get("mediaType", "application/octet-stream")))
+        raise NotAnImage(f"{text} is no sha256 digest")
+    return text
 
 
 def listed(index: dict[str, Any]) -> tuple[PlatformManifest, ...]:
@@ -159,7 +167,8 @@ def config_facts(config: bytes) -> tuple[tuple[str, ...], str]:
     root = read.get("rootfs")
     if not isinstance(root, dict) or root.get("diff_ids") is None:
         raise NotAnImage("the config lists no layers (rootfs.diff_ids)")
-    return texts(root["diff_ids"], "rootfs.diff_ids of the config"), _spelled(read)
+    diff_ids = texts(root["diff_ids"], "rootfs.diff_ids of the config")
+    return tuple(map(_insist_digest, diff_ids)), _spelled(read)
 
 
 def made_manifest(config: Blob, layers: Iterable[Blob]) -> bytes:

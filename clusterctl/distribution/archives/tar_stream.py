@@ -88,9 +88,9 @@ def members(stream: Stream) -> Iterator[Member]:
         elif member.kind == b"g":
             stream.whole(member.size)
         else:
-            member.name = normal(long.get("path", member.name))
-            member.target = long.get("linkpath", member.target)
-            member.size = int(long.get("size", member.size))
+            member.name = normal(one_line(long.get("path", member.name)))
+            member.target = one_line(long.get("linkpath", member.target))
+            member.size = count(long["size"]) if "size" in long else member.size
             long = {}
             yield member
 
@@ -102,7 +102,7 @@ def parsed(header: bytes) -> Member:
         size = number(header[124:136])
     except ValueError:
         raise Broken("this is not a tar archive") from None
-    if sum(header[:148]) + sum(header[156:]) + 8 * 32 != expected:
+    if size < 0 or sum(header[:148]) + sum(header[156:]) + 8 * 32 != expected:
         raise Broken("this is not a tar archive, or a header of it is damaged")
     name = string(header[:100])
     if header[257:263] == b"ustar\0" and header[345:500].strip(b"\0"):
@@ -125,12 +125,28 @@ def extended(data: bytes) -> Dict[str, str]:
     """A pax header: lines of `LENGTH KEY=VALUE`."""
     found = {}
     while data:
-        length = int(data.partition(b" ")[0])
+        length = count(data.partition(b" ")[0].decode("ascii", "replace"))
+        if not length:
+            raise Broken("a header of it is damaged: a record without bytes")
         record = data[:length].partition(b" ")[2]
         key, _, value = record.rstrip(b"\n").partition(b"=")
         found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
         data = data[length:]
     return found
+
+
+def count(text: str) -> int:
+    """Bytes, as pax headers write them."""
+    if not text.isdecimal():
+        raise Broken(f"a header of it is damaged: {text[:20]!r} is no number")
+    return int(text)
+
+
+def one_line(name: str) -> str:
+    """What is told of a member is a line of fields between tabs."""
+    if "\t" in name or len(f"{name}|".splitlines()) > 1:
+        raise Broken(f"a file in it has the name {name!r}")
+    return name
 
 
 def normal(name: str) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from tests.fakes.image_archives import MadeImage, layer_tar, nested_layout, sha256, tar_of
 
 SMALL = MadeImage("acme/vllm:1", (layer_tar("base", 700), layer_tar("ray", 30)))
@@ -79,6 +79,24 @@ def test_documents_with_other_values_than_they_should_have(tmp_path: Path, name:
     for files in documents(name):
         (tmp_path / "image.tar").write_bytes(tar_of(files))
         read_or_fail(tmp_path)
+
+
+def test_a_layer_that_would_become_another_file_is_refused(tmp_path: Path) -> None:
+    """A docker archive's layers are named by its config alone."""
+    config = json.loads(SMALL.config)
+    config["rootfs"]["diff_ids"][1] = "sha256:../../../../etc/cron.d/x"
+    layers = {f"blobs/sha256/{sha256(one)[7:]}": one for one in SMALL.layers}
+    listed = {"Config": "config", "RepoTags": [SMALL.name], "Layers": list(layers)}
+    files = {"manifest.json": packed([listed]), "config": packed(config), **layers}
+    (tmp_path / "image.tar").write_bytes(tar_of(files))
+    with pytest.raises(RequirementsNotMet, match="is no sha256 digest"):
+        archive_image(
+            tmp_path / "image.tar",
+            BlobStore(tmp_path / "cache"),
+            reference=None,
+            platform=None,
+            say=lambda _: None,
+        )
 
 
 def documents(name: str) -> Iterator[dict[str, bytes]]:

@@ -45,6 +45,24 @@ def split(data: bytes, directory: Path, keep: set[str] | None = None) -> str:
     return "\n".join(told)
 
 
+def pax(records: bytes) -> bytes:
+    """A file behind a pax header of these records."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, len(records)
+    padding = bytes(-len(records) % 512)
+    return header.tobuf() + records + padding + tarfile.TarInfo("file").tobuf() + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    "records", [b"11 size=-5\n", b"11 size=ab\n", b"0 size=5\n", b"x path=a\n", b"11 path=a\tb\n",
+                b"10 path=\xc2\x85\n"],
+)  # fmt: skip
+def test_headers_that_no_one_would_write_are_refused(tmp_path: Path, records: bytes) -> None:
+    with pytest.raises(Broken):
+        split(pax(records), tmp_path)
+    assert "file\t0\t" in split(pax(b"10 path=a\n"), tmp_path)
+
+
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_every_kind_of_header(tmp_path: Path, form: int) -> None:
     found = SplitMembers(split(archive(form), tmp_path), tmp_path)
