@@ -27,6 +27,9 @@ from clusterctl.transport.wire import Wire
 _TIMEOUT_STATUSES = (124, 137)
 """What coreutils' `timeout` ends with: after SIGTERM, after SIGKILL."""
 
+_SEEN_LATE = 0.5
+"""Seconds that a busy machine may take to see that a command has begun: its clock starts then."""
+
 _PUT = """\
 set -u; umask 077
 [ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }
@@ -92,7 +95,7 @@ class ShellTransport(ABC):
         # What goes in by stdin, secrets among it, is never logged.
         words = shlex.join(argv)[:_LOGGED]
         _log.debug("%s: %d after %.2f s: %s", self._host.name, output.status, output.seconds, words)
-        if output.status in _TIMEOUT_STATUSES and output.seconds >= timeout:
+        if output.status in _TIMEOUT_STATUSES and output.seconds >= timeout - _SEEN_LATE:
             raise self._timed_out(argv, timeout, result.last_lines())
         return result
 
