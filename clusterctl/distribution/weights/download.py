@@ -90,7 +90,11 @@ class Downloads:
         """Get them all. Raises the errors of all files together; what came is kept."""
         self.expect(files)
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-            list(pool.map(self._bring, files))
+            try:
+                list(pool.map(self._bring, files))
+            except BaseException:  # Ctrl-C: the pool waits for its threads
+                self.stop()
+                raise
         ended = [self._arrivals[file.path].error for file in files]
         errors = [error for error in ended if error]
         raise_all({error.summary: error for error in errors}.values())

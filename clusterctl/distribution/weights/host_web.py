@@ -77,7 +77,8 @@ class HostWeb:
                 _hear(heard, row.split("\t"), by_path, explain, told)
             raise_all({error.summary: error for error in heard.errors}.values())
             if len(heard.found) < len(files):
-                raise _no_answer(channel.stderr_tail(), channel.wait(5), self._transport.host.name)
+                status = _status(channel)
+                raise _no_answer(channel.stderr_tail(), status, self._transport.host.name)
         return heard.found
 
     def _said(self, channel: Channel) -> Iterator[str]:
@@ -130,7 +131,15 @@ def _answer(text: str) -> Answer:
     return Answer(int(status), headers, body.encode())
 
 
-def _no_answer(said: str, status: int, host: str) -> StepFailed:
+def _status(channel: Channel) -> int | None:
+    """None where it closed its output and goes on."""
+    try:
+        return channel.wait(5)
+    except TimeoutError:
+        return None
+
+
+def _no_answer(said: str, status: int | None, host: str) -> StepFailed:
     if status == 127:
         return StepFailed(
             "there is no Python 3.6 or later to download with",
