@@ -88,7 +88,8 @@ def _cache_entry(entry: Path, name: str | None) -> Tree:
 
 
 def _target(link: Path) -> str:
-    return str(link.readlink())
+    """From the link to its file, through other links, so that it leads there on any host."""
+    return os.path.relpath(link.resolve(), link.parent)
 
 
 def _snapshot(entry: Path) -> Path:

@@ -116,6 +116,23 @@ def test_a_cache_entry_keeps_its_layout(tmp_path: Path) -> None:
     assert (plain.name, plain.links) == ("Tiny", ())
 
 
+def test_links_of_a_cache_entry_lead_to_its_blobs_on_any_host(tmp_path: Path) -> None:
+    content = safetensors(100)
+    digest = hashlib.sha256(content).hexdigest()
+    entry = cache_entry(tmp_path, content, digest)
+    snapshot = entry / "snapshots" / "c0ffee"
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(entry / "blobs" / digest)
+    (snapshot / "config.json").rename(snapshot / "other.json")
+    (snapshot / "config.json").symlink_to("other.json")
+    tree = read_tree(entry)
+    assert faults(tree) == []
+    assert {link.target for link in tree.links} == {
+        f"../../blobs/{digest}",
+        f"../../blobs/{'1' * 40}",
+    }
+
+
 def test_a_blob_that_is_not_what_its_name_says_is_damaged(tmp_path: Path) -> None:
     entry = cache_entry(tmp_path, b"other bytes", "f" * 64)
     with pytest.raises(StepFailed, match="its sha256 is not its name"):
