@@ -13,6 +13,17 @@ CACHE = "/var/cache/clusterctl/blobs"
 PIECE = 64 * 1024**2
 """Bytes of each piece of a placed file that has its own digest; the last one may be shorter."""
 
+SLOWEST = 512 * 1024
+"""Bytes a second below which a transfer is given up."""
+
+START_LIMIT = 600.0
+"""Seconds that a fetch may take beside its bytes: the hosts before it may be slow to start."""
+
+
+def fetch_limit(size: int) -> float:
+    """Seconds that a host may take to get `size` bytes through the chain."""
+    return START_LIMIT + size / SLOWEST
+
 
 @dataclass(frozen=True)
 class Place:

@@ -15,7 +15,7 @@ FAST_LINK = 500.0
 60 to 100 MB/s on a core, and a link of that speed takes 60 MB/s."""
 
 ZSTD_SINCE = 23
-"""First major version of Docker that unpacks zstd layers (moby, pkg/archive)."""
+"""First major version of Docker whose overlay2 unpacks zstd layers (moby, pkg/archive)."""
 
 
 class Codec(StrEnum):
@@ -31,12 +31,12 @@ def choose_codec(link: float | None, engines: Iterable[str], *, zstd_at_hand: bo
     of all hosts' engines (20.10.24+dfsg1)."""
     if link is None or link >= FAST_LINK:
         return Codec.PLAIN
-    if zstd_at_hand and all(_major(version) >= ZSTD_SINCE for version in engines):
+    if zstd_at_hand and all(major(version) >= ZSTD_SINCE for version in engines):
         return Codec.ZSTD
     return Codec.GZIP
 
 
-def _major(version: str) -> int:
-    """0 for what is no version: such an engine gets what all understand."""
+def major(version: str) -> int:
+    """Of an engine; 0 for what is no version: such an engine gets what all understand."""
     found = re.match(r"\d+", version)
     return int(found[0]) if found else 0

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from clusterctl.distribution.codec import ZSTD_SINCE, major
 from clusterctl.distribution.content import Blob, ImageContent
 from clusterctl.distribution.engine_stock import EngineStock, HeldImage
 from clusterctl.distribution.manifests import fits
@@ -25,9 +26,6 @@ SLACK = 256 * 1024**2
 
 SMALL = 1024**2
 """Bytes for which no other way is gone than the plain one."""
-
-ZSTD_SINCE = 23
-"""The first Docker whose overlay2 unpacks zstd layers (moby, pkg/archive)."""
 
 PARTIAL_SINCE = 25
 """The first Docker whose containerd store loads an archive that lacks layers (moby
@@ -121,7 +119,7 @@ def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[R
             hint=f"name an image for {stock.platform}, or leave the host out: --limit '!{host}'",
         )
     zstd = any("zstd" in layer.media_type for layer in content.layers)
-    if zstd and not stock.containerd and _major(stock) < ZSTD_SINCE:
+    if zstd and not stock.containerd and major(stock.version) < ZSTD_SINCE:
         yield RequirementsNotMet(
             f"{content.reference} has zstd layers, which Docker {stock.version} cannot unpack",
             host=host,
@@ -172,9 +170,4 @@ def _recognized(stock: EngineStock, content: ImageContent) -> int:
 
 
 def _takes_partial(stock: EngineStock) -> bool:
-    return not stock.containerd or _major(stock) >= PARTIAL_SINCE
-
-
-def _major(stock: EngineStock) -> int:
-    digits = stock.version.partition(".")[0]
-    return int(digits) if digits.isdigit() else 0
+    return not stock.containerd or major(stock.version) >= PARTIAL_SINCE

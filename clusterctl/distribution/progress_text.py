@@ -13,15 +13,21 @@ SOURCE = "source"
 def progress_text(progress: Progress, expected: int) -> str:
     """Such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`; `expected` in bytes."""
     done, total = min(progress.done, expected), max(expected, 1)
-    parts = [f"{done / MIB:.0f} of {total / MIB:.0f} MiB"]
+    amount = f"{done / MIB:.0f} of {total / MIB:.0f} MiB"
     if done >= expected:
-        return f"{parts[0]}, the engine unpacks"
-    if progress.rate > 0:
+        return f"{amount}, the engine unpacks"
+    return ", ".join((amount, *movement(progress, expected - done)))
+
+
+def movement(progress: Progress, left: int) -> list[str]:
+    """How fast it comes, when the `left` bytes will be there, from whom, and what is waited for."""
+    parts = []
+    if progress.rate > 0 and left:
         parts.append(f"{progress.rate / MIB:.1f} MiB/s")
-        parts.append(f"{(expected - done) / progress.rate:.0f} s left")
+        parts.append(f"{left / progress.rate:.0f} s left")
     if progress.sources:
         names = ("this machine" if name == SOURCE else name for name in progress.sources)
         parts.append(f"from {', '.join(names)}")
     if progress.waiting:
         parts.append(progress.waiting)
-    return ", ".join(parts)
+    return parts

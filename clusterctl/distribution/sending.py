@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.distribution.chain import Chain
-from clusterctl.distribution.chain_link import CACHE, Link, Progress
+from clusterctl.distribution.chain_link import CACHE, Link, Progress, fetch_limit
 from clusterctl.distribution.engine_stock import EngineStock
 from clusterctl.distribution.image_load import load_by_stream, load_from_cache
 from clusterctl.distribution.image_origin import Origin, Supply
@@ -19,12 +19,6 @@ from clusterctl.distribution.relay_pull import pull
 from clusterctl.engine.step import HostView
 from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Transport
-
-SLOWEST = 512 * 1024
-"""Bytes a second below which a transfer is given up."""
-
-START_LIMIT = 600.0
-"""Seconds that a fetch may take beside its bytes: the hosts before it may be slow to start."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +143,7 @@ class Sending:
     def _load(self, view: HostView, driver: ContainerDriver, delivery: Delivery) -> None:
         content = self._supply.content
         wanted = [layer.digest for layer in delivery.layers]
-        limit = START_LIMIT + delivery.size / SLOWEST
+        limit = fetch_limit(delivery.size)
         paths = self._chain.fetch(view.host.name, wanted, timeout=limit) if wanted else {}
         config = b"".join(self._supply.blobs.open(content.config))
         view.say("loading the layers that were missing")

@@ -20,8 +20,9 @@ from clusterctl.distribution.image_plan import choose_delivery, problems, same_i
 from clusterctl.distribution.image_proof import insist_on_start
 from clusterctl.distribution.relay_pull import is_relay_name
 from clusterctl.distribution.sending import Sending, Terms
+from clusterctl.distribution.shared_failure import share_of
 from clusterctl.engine.step import Change, HostView, Unknown
-from clusterctl.errors import ClusterctlError, Problems, StepFailed, raise_all
+from clusterctl.errors import ClusterctlError, StepFailed, raise_all
 from clusterctl.transport.fanout import fan_out, values
 
 FRESH = 15.0
@@ -181,13 +182,13 @@ class Shipment:
         """The sending under way; the first host begins it for all."""
         with self._lock:
             if self._state.failure is not None:
-                raise _own(self._state.failure, view.host.name)
+                raise share_of(self._state.failure, view.host.name, "image")
             if self._state.sending is None:
                 try:
                     self._state.sending = self._begin(origin, view.say)
                 except ClusterctlError as error:
                     self._state.failure = error
-                    raise _own(error, view.host.name) from error
+                    raise share_of(error, view.host.name, "image") from error
             return self._state.sending
 
     def _begin(self, origin: Origin, say: Say) -> Sending:
@@ -250,12 +251,3 @@ def _summary(origin: Origin, stock: EngineStock) -> str:
     delivery = choose_delivery(stock, origin.content)
     packed = f"{delivery.size / _GIB:.2f} of {origin.content.size / _GIB:.2f} GiB"
     return f"{verb} {reference}: {packed} from {origin.name}, by {delivery.way.words}"
-
-
-def _own(error: ClusterctlError, host: str) -> ClusterctlError:
-    """What one host is told of a failure that concerns several: its own part in it."""
-    found = error.errors if isinstance(error, Problems) else (error,)
-    for single in found:
-        if single.host in (host, None):
-            return single
-    return StepFailed(f"the image was not sent: {found[0]}", host=host, hint=found[0].hint)

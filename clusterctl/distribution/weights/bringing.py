@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from clusterctl.distribution.chain import Chain
-from clusterctl.distribution.chain_link import Link, Progress
+from clusterctl.distribution.chain_link import Link, Progress, fetch_limit
+from clusterctl.distribution.progress_text import movement
 from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.need import Need
 from clusterctl.distribution.weights.supply import Holder, Supply
@@ -16,12 +17,6 @@ from clusterctl.errors import ClusterctlError, raise_all
 
 if TYPE_CHECKING:
     from clusterctl.distribution.weights.delivery import Terms
-
-SLOWEST = 512 * 1024
-"""Bytes a second below which a transfer is given up."""
-
-START_LIMIT = 600.0
-"""Seconds that a fetch may take beside its bytes: the hosts before it may be slow to start."""
 
 _GIB = 2**30
 _MIB = 2**20
@@ -83,7 +78,7 @@ class Bringing:
             self._chain.close(keep=keep)
 
     def _fetch(self, name: str, found: Need) -> None:
-        limit = START_LIMIT + found.bytes / SLOWEST
+        limit = fetch_limit(found.bytes)
         try:
             self._chain.fetch(name, [blob.digest for blob in found.brought], timeout=limit)
         except ClusterctlError:
@@ -102,15 +97,8 @@ def bringing_text(progress: Progress, expected: int) -> str:
     """Such as `1.2 of 2.0 GiB, 48.0 MiB/s, 17 s left, from gpu1`; `expected` in bytes."""
     done = min(progress.done, expected)
     unit, name = (_GIB, "GiB") if expected >= _GIB else (_MIB, "MiB")
-    parts = [f"{done / unit:.1f} of {expected / unit:.1f} {name}"]
-    if progress.rate > 0 and done < expected:
-        parts.append(f"{progress.rate / _MIB:.1f} MiB/s")
-        parts.append(f"{(expected - done) / progress.rate:.0f} s left")
-    if progress.sources:
-        parts.append(f"from {', '.join(progress.sources)}")
-    if progress.waiting:
-        parts.append(progress.waiting)
-    return ", ".join(parts)
+    amount = f"{done / unit:.1f} of {expected / unit:.1f} {name}"
+    return ", ".join((amount, *movement(progress, expected - done)))
 
 
 def _links(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from clusterctl.distribution.shared_failure import share_of
 from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.bringing import Bringing
 from clusterctl.distribution.weights.manifest import Manifest
@@ -19,7 +20,7 @@ from clusterctl.distribution.weights.need import Need, need, no_room
 from clusterctl.distribution.weights.on_host import HostModels, look_at_models
 from clusterctl.distribution.weights.supply import Supply
 from clusterctl.engine.step import Change, HostView
-from clusterctl.errors import ClusterctlError, Problems, StepFailed, raise_all
+from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transport.fanout import Failed, failures, fan_out, values
 
 _GIB = 2**30
@@ -115,7 +116,7 @@ class Delivery:
                     self._state.bringing = self._begin(view)
                 except ClusterctlError as error:
                     for host in self._views:
-                        self._state.failures.setdefault(host, _own(error, host))
+                        self._state.failures.setdefault(host, share_of(error, host, "model"))
                     raise self._state.failures[name] from error
             if name in self._state.failures:
                 raise self._state.failures[name]
@@ -196,12 +197,3 @@ _VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs
 
 def _amount(count: int) -> str:
     return f"{count / _GIB:.2f} GiB" if count >= _GIB / 100 else f"{count / 2**20:.1f} MiB"
-
-
-def _own(error: ClusterctlError, host: str) -> ClusterctlError:
-    """What one host is told of a failure that concerns several: its own part in it."""
-    found = error.errors if isinstance(error, Problems) else (error,)
-    for single in found:
-        if single.host in (host, None):
-            return single
-    return StepFailed(f"the model was not sent: {found[0]}", host=host, hint=found[0].hint)

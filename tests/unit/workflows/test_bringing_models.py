@@ -48,6 +48,10 @@ def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
             Progress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("gpu1",)),
             "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from gpu1",
         ),
+        (
+            Progress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("source",)),
+            "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from this machine",
+        ),
         (Progress("a", 0, 0, 0, 0.0, (), "gpu1: timed out"), "0.0 of 4.0 GiB, gpu1: timed out"),
         (Progress("a", 9 * GIB, 9 * GIB, 0, 1.0, ()), "4.0 of 4.0 GiB"),
     ],
