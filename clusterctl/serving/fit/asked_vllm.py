@@ -62,7 +62,8 @@ def engine_config(question: dict[str, Any], directory: str) -> Any:
         from vllm.utils import FlexibleArgumentParser
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     fixed = ["--model", directory, "--skip-tokenizer-init", "--load-format", "dummy"]
-    parsed = parser.parse_args([*question["arguments"], *fixed])
+    # Flags of the API server (tool calls, say) are not the engine's, and decide nothing here.
+    parsed, _ = parser.parse_known_args([*question["arguments"], *fixed])
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
     parallel = config.parallel_config
     parallel.tensor_parallel_size = question["tp"]
