@@ -18,7 +18,7 @@ PIECE = 256 * 1024
 """Bytes sent at a time: what a relay must get within a stall time, on the slowest link."""
 
 LIMITED_PIECE = 32 * 1024
-
+"""The same under a rate limit, which is to be even."""
 
 TRIES = 3
 TRYING = 5.0
@@ -119,9 +119,12 @@ class Feed:
                 line.send(frames.DATA, number, piece)
                 self._passed(len(piece))
             line.send(frames.END, number)
-        except ClusterctlError as error:
-            self._failed(error)
-            line.send(frames.FAILED, number, str(error).encode())
+        except RelayGone:
+            raise
+        except Exception as error:  # nobody else would hear of it, and the relay would wait
+            told = _as_words(error)
+            self._failed(told)
+            line.send(frames.FAILED, number, str(told).encode())
 
     def _pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
         if self._source is None:
@@ -149,6 +152,16 @@ class Feed:
         with self._lock:
             since, times = self._failing or (self._clock(), 0)
             self._failing, self._failure = (since, times + 1), error
+
+
+def _as_words(error: Exception) -> ClusterctlError:
+    if isinstance(error, ClusterctlError):
+        return error
+    return StepFailed(
+        f"the source cannot be read: {error}",
+        hint="run the same command again: it goes on where it stopped",
+        detail=repr(error),
+    )
 
 
 def _not_what_it_was(digest: str) -> StepFailed:
