@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,15 @@ def inventory(lab: LabPaths) -> Iterator[str]:
     lifecycle.down(say=quiet)
     made = lifecycle.up(2, say=quiet)
     yield str(made.inventory)
+    lifecycle.down(say=quiet)
+
+
+@pytest.fixture(scope="module")
+def bare(lab: LabPaths) -> Iterator[Path]:
+    """The inventory of two bare hosts, where no image was made for them."""
+    lifecycle.down(say=quiet)
+    made = lifecycle.up(2, image=False, say=quiet)
+    yield made.inventory
     lifecycle.down(say=quiet)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,19 +18,12 @@ from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.usefixtures("bare"),
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
 Write = Callable[..., str]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bare(lab: LabPaths) -> Iterator[Path]:
-    lifecycle.down(say=quiet)
-    made = lifecycle.up(2, image=False, say=quiet)
-    yield made.inventory
-    lifecycle.down(say=quiet)
 
 
 @pytest.fixture

@@ -9,28 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.lab import faults, lifecycle
-from clusterctl.lab.paths import LabPaths
-from tests.lab.cluster import quiet
+from clusterctl.lab import faults
 from tests.lab.conftest import OnHost
 from tests.lab.faulty import Bench, bench
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.usefixtures("bare"),
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
 SYN = ("iptables", "-A", "INPUT", "-p", "tcp", "--syn")
 NO_SYN = ("iptables", "-D", "INPUT", "-p", "tcp", "--syn")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bare(lab: LabPaths) -> Iterator[Path]:
-    lifecycle.down(say=quiet)
-    made = lifecycle.up(2, image=False, say=quiet)
-    yield made.inventory
-    lifecycle.down(say=quiet)
 
 
 @pytest.fixture

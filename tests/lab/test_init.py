@@ -4,30 +4,21 @@ interfaces have different names."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clusterctl.inventory.load import load
-from clusterctl.lab import lifecycle
 from clusterctl.lab.paths import LabPaths
-from tests.lab.cluster import Operator, Ran, quiet
+from tests.lab.cluster import Operator, Ran
 from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.usefixtures("bare"),
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bare(lab: LabPaths) -> Iterator[None]:
-    lifecycle.down(say=quiet)
-    lifecycle.up(2, image=False, say=quiet)
-    yield
-    lifecycle.down(say=quiet)
 
 
 @pytest.fixture

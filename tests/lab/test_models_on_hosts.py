@@ -6,19 +6,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clusterctl.lab import lifecycle
-from clusterctl.lab.paths import LabPaths
 from tests.fakes.hubs import FakeHubs, running_hubs
-from tests.lab.cluster import Operator, quiet, until
+from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.usefixtures("bare"),
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
@@ -28,14 +26,6 @@ HUB_ADDRESS = "10.77.0.1"
 """This machine's, on the lab's control network."""
 
 MODELS = "/data/models"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bare(lab: LabPaths) -> Iterator[Path]:
-    lifecycle.down(say=quiet)
-    made = lifecycle.up(2, image=False, say=quiet)
-    yield made.inventory
-    lifecycle.down(say=quiet)
 
 
 @pytest.fixture
