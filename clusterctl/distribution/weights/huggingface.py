@@ -44,7 +44,10 @@ class HuggingFace:
             self._api(model_id, f"revision/{quote(wanted, safe='')}"), model_id, wanted
         )
         commit = str(about["sha"]) if isinstance(about, dict) and about.get("sha") else wanted
-        files = tuple(self._files(model_id, commit))
+        try:
+            files = tuple(self._files(model_id, commit))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unreadable(self._access.endpoint) from error
         return Listing("hf", model_id, commit, files)
 
     def _files(self, model_id: str, commit: str) -> Iterator[HubFile]:

@@ -46,8 +46,15 @@ class ModelScope:
                 f"{model_id} has {MOST_ENTRIES} files or more, and ModelScope lists no others",
                 hint="get it with its own client, then: clusterctl model push DIRECTORY",
             )
-        files = tuple(self._files(model_id, wanted, entries))
-        return Listing("modelscope", model_id, _commit(entries, wanted), files)
+        try:
+            files = tuple(self._files(model_id, wanted, entries))
+            return Listing("modelscope", model_id, _commit(entries, wanted), files)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StepFailed(
+                f"{self._access.endpoint} did not answer as ModelScope does",
+                hint="is MODELSCOPE_ENDPOINT right, and is no login page of a proxy in between?",
+                detail=repr(error),
+            ) from error
 
     def _files(
         self, model_id: str, revision: str, entries: list[dict[str, Any]]

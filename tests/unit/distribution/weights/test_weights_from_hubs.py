@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clusterctl.distribution.weights.download import Downloads
 from clusterctl.distribution.weights.hashing import HashCache
-from clusterctl.distribution.weights.hub import Answer, Hub, HubFile, Listing, needed
+from clusterctl.distribution.weights.hub import Hub, HubFile, Listing, needed
 from clusterctl.distribution.weights.hub_access import (
     Access,
     huggingface_access,
@@ -217,48 +217,6 @@ def test_one_format_of_the_weights_is_got(
     paths: tuple[str, ...], include: str | None, kept: tuple[str, ...]
 ) -> None:
     assert tuple(file.path for file in needed(listing_of(*paths), include).files) == kept
-
-
-@pytest.mark.parametrize("path", ["../up.json", "/etc/cron.d/x", "a/../../b", "two\nlines", ""])
-def test_a_file_that_would_be_written_elsewhere_is_refused(path: str) -> None:
-    with pytest.raises(StepFailed, match=f"lists a file of {MODEL} that no model can have"):
-        needed(listing_of("model.safetensors", path))
-
-
-def test_a_hash_that_is_none_is_refused() -> None:
-    file = HubFile("model.safetensors", 1, "u", sha256="../../" + "a" * 58)
-    with pytest.raises(StepFailed, match="that no model can have"):
-        needed(Listing("hf", MODEL, "c", (file,)))
-
-
-class TwoPages:
-    """A hub whose second page of the listing is on another server."""
-
-    def __init__(self, elsewhere: str) -> None:
-        self._elsewhere = elsewhere
-        self.asked: list[tuple[str, bool]] = []
-
-    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
-        self.asked.append((url, "Authorization" in headers))
-        if "/revision/" in url:
-            return Answer(200, {}, b"{}")
-        link = {"link": f'<{self._elsewhere}>; rel="next"'} if "/tree/" in url else {}
-        return Answer(200, link, b"[]")
-
-
-@pytest.mark.parametrize(
-    ("elsewhere", "told"), [("https://other.example/2", False), ("/api/2", True)]
-)
-def test_a_token_goes_to_its_hub_alone(elsewhere: str, told: bool) -> None:
-    pages = TwoPages(elsewhere)
-    HuggingFace(pages, Access("https://hub.example", TOKEN)).listing(MODEL, None)
-    assert [known for _, known in pages.asked] == [True, True, told]
-
-
-def test_an_address_that_is_none_is_said(web: OperatorWeb) -> None:
-    with pytest.raises(StepFailed, match=r"is no address") as raised:
-        HuggingFace(web, Access("http://hub.example:port")).listing(MODEL, None)
-    assert "HF_ENDPOINT" in str(raised.value.hint)
 
 
 def test_of_several_quantizations_one_must_be_chosen() -> None:
