@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # A host's way to the others, where it has no Python: routes and packet sizes only.
 # Arguments: SOURCE TO SIZE, again and again; the size is that of the whole IP packet.
 # Answers: `route SOURCE TO NIC`, `echo SOURCE TO SIZE MILLISECONDS`, `-` for none
