@@ -6,10 +6,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from clusterctl.errors import ConnectionFailed
+from clusterctl.transport.closing import Closing
 from clusterctl.transport.script import Framed
 from clusterctl.transport.wire import Wire
 
@@ -104,7 +103,7 @@ def start_limit(seconds: float | None) -> float:
     return START_LIMIT if seconds is None else min(START_LIMIT, max(LEAST_START, seconds))
 
 
-class Command:
+class Command(Closing):
     """A running command as a Channel. Making one waits until it has started.
 
     Raises NotStarted, and ConnectionFailed when the wire breaks first.
@@ -228,14 +227,3 @@ class Command:
         self._wire.close()
         self._errors.join(1.0)
         self._on_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

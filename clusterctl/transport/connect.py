@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Transport
+from clusterctl.transport.closing import Closing
 from clusterctl.transport.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LOCAL_ADDRESSES = ("local", "localhost")
 port, or an sshd in a test."""
 
 
-class Connections:
+class Connections(Closing):
     """The transports of one run of clusterctl: one per host, made when first asked for.
 
     They share the user's answers, ~/.ssh/config, and one connection to each jump host.
@@ -74,17 +74,6 @@ class Connections:
             return host
         ssh = host.ssh.model_copy(update={"connect_timeout": self._connect_timeout})
         return host.model_copy(update={"ssh": ssh})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_transport(host: Host, credentials: Credentials | None = None) -> Transport:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from clusterctl.errors import ConnectionFailed
+from clusterctl.transport.closing import Closing
 
 
 class Stream(Protocol):
@@ -21,7 +21,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class SocketChannel:
+class SocketChannel(Closing):
     """A Channel over a connected stream."""
 
     def __init__(self, stream: Stream, host: str) -> None:
@@ -68,14 +68,3 @@ class SocketChannel:
             self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()
         self._ended.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

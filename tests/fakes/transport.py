@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
+from clusterctl.transport.closing import Closing
 
 Matcher = Callable[[tuple[str, ...]], bool]
 
@@ -113,7 +113,7 @@ class FakeTransport:
         raise AssertionError(f"{self.host.name} was asked for {call.argv}, which no test foresaw")
 
 
-class FakeChannel:
+class FakeChannel(Closing):
     """Plays a result; `sent` has what was written to it."""
 
     def __init__(self, result: CommandResult) -> None:
@@ -145,14 +145,3 @@ class FakeChannel:
 
     def close(self) -> None:
         self.closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 import httpx
 
 from clusterctl import __version__
 from clusterctl.distribution.weights.hub import Answer, Refused
 from clusterctl.errors import StepFailed
+from clusterctl.transport.closing import Closing
 
 TIMEOUT = 30.0
 """Seconds for a connection, and for the next bytes of an answer."""
@@ -20,7 +19,7 @@ TIMEOUT = 30.0
 _RANGE = re.compile(r"bytes (\d+)-")
 
 
-class OperatorWeb:
+class OperatorWeb(Closing):
     """This machine's way to the hubs. httpx takes credentials off when a redirect leads to
     another server, as those of the hubs to their storage do."""
 
@@ -31,15 +30,7 @@ class OperatorWeb:
             headers={"User-Agent": f"clusterctl/{__version__}"},
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._client.close()
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer:
