@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.engine.events import EventSink, HostSetAside, Note
-from clusterctl.engine.executor import execute
-from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import Planned, plan_apart
 from clusterctl.engine.step import HostView
@@ -27,6 +25,7 @@ from clusterctl.steps.paths_absent import PathsAbsent
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
 from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.held_run import execute_held
 from clusterctl.workflows.prepared import views
 from clusterctl.workflows.reach import look, reach
 
@@ -104,10 +103,7 @@ def run(
             agree(planned.plan)
             fit = tuple(name for name in mine if name not in planned.set_aside)
             ordered = stages(inventory, fit, purge=purge) if planned.plan.changes else ()
-            with interruptible(sink) as cancelled:
-                outcome = execute(
-                    ordered, mine, sink, cancelled=cancelled, before_stage=ensure_held
-                )
+            outcome = execute_held(ordered, mine, sink, ensure_held)
     silent = [error for error in failures(found) if error.host in limited]
     raise_all([*silent, *planned.set_aside.values(), *outcome.set_aside.values()])
     return Taken(outcome.changed)

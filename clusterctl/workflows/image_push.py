@@ -10,8 +10,6 @@ from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.distribution.sending import Terms
 from clusterctl.distribution.shipment import Shipment
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
-from clusterctl.engine.executor import execute
-from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView, Unknown
@@ -23,6 +21,7 @@ from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.held_run import execute_held
 from clusterctl.workflows.image_source import HOST, ImageSource, archive_for, operators_engine
 from clusterctl.workflows.prepared import views
 from clusterctl.workflows.reach import look_at_all, reach
@@ -135,10 +134,7 @@ def _bring(ready: _Ready, agree: Callable[[Plan], None], sink: EventSink) -> int
     with ClusterLock(head, inventory.cluster, "image push") as lock, ready.shipment:
         stages = ready.stages()
         agree(plan_stages(stages, known))
-        with interruptible(sink) as cancelled:
-            outcome = execute(
-                stages, known, sink, cancelled=cancelled, before_stage=lock.ensure_held
-            )
+        outcome = execute_held(stages, known, sink, lock.ensure_held)
         raise_all(outcome.set_aside.values())
     return outcome.changed
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from clusterctl.engine.events import EventSink
-from clusterctl.engine.executor import execute
-from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView
@@ -15,6 +13,7 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.steps.nvidia_driver import DriverSource, NvidiaDriver
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.held_run import execute_held
 from clusterctl.workflows.prepared import views
 from clusterctl.workflows.reach import look_at_all, reach
 
@@ -45,10 +44,7 @@ def run(
             stages = _stages(limited, source)
             plan = plan_stages(stages, found)
             agree(plan)
-            with interruptible(sink) as cancelled:
-                done = execute(
-                    stages, found, sink, cancelled=cancelled, before_stage=lock.ensure_held
-                )
+            done = execute_held(stages, found, sink, lock.ensure_held)
     return done.changed
 
 

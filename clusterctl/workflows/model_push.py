@@ -11,8 +11,6 @@ from clusterctl.distribution.weights.delivery import Delivery, Terms
 from clusterctl.distribution.weights.manifest import Manifest
 from clusterctl.distribution.weights.supply import Supply
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
-from clusterctl.engine.executor import execute
-from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView
@@ -23,6 +21,7 @@ from clusterctl.ray_cluster.topology import resolve
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
+from clusterctl.workflows.held_run import execute_held
 from clusterctl.workflows.prepared import views
 from clusterctl.workflows.reach import look_at_all, reach
 
@@ -127,14 +126,8 @@ def run(
 
 def _carry_out(ready: _Ready, delivery: Delivery, sink: EventSink, lock: ClusterLock) -> int:
     """How many hosts were changed."""
-    with delivery, interruptible(sink) as cancelled:
-        outcome = execute(
-            ready.stages(delivery),
-            ready.views,
-            sink,
-            cancelled=cancelled,
-            before_stage=lock.ensure_held,
-        )
+    with delivery:
+        outcome = execute_held(ready.stages(delivery), ready.views, sink, lock.ensure_held)
         raise_all(outcome.set_aside.values())
     return outcome.changed
 
