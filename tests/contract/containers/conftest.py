@@ -45,6 +45,13 @@ class Engine:
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().strip()
 
+    def clear(self) -> None:
+        """No image is left. A nameless one that another was made from is listed only once that
+        one is gone, by the containerd store too."""
+        while found := set(self.docker("images", "-q", "--no-trunc").split()):
+            for identifier in found:
+                self.docker("rmi", "-f", identifier)
+
 
 def _dockerd(home: Path) -> list[str]:
     return [

@@ -54,15 +54,13 @@ def cache(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def with_first(engine: Engine) -> Iterator[str]:
     """The first image is there, and nothing else; its ID."""
-    for identifier in set(engine.docker("images", "-q", "--no-trunc").split()):
-        engine.docker("rmi", "-f", identifier)
+    engine.clear()
     driver, content = engine.driver(), FIRST.content
     load_by_stream(driver, content, content.layers, FIRST, lambda _: None)
     identifier = image_id(content, containerd=take_stock(driver).containerd)
     driver.tag(identifier, REFERENCE)
     yield identifier
-    for found in set(engine.docker("images", "-q", "--no-trunc").split()):
-        engine.docker("rmi", "-f", found)
+    engine.clear()
 
 
 def test_an_image_streamed_whole_is_proved_by_a_container(engine: Engine, with_first: str) -> None:
