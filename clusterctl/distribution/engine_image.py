@@ -11,6 +11,7 @@ from pathlib import Path
 from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import engine_error
+from clusterctl.containers.in_time import in_time
 from clusterctl.containers.meter import MIB, Meter
 from clusterctl.distribution.archives.contents import read_archive
 from clusterctl.distribution.archives.members import SplitMembers
@@ -21,8 +22,8 @@ from clusterctl.distribution.content import ImageContent
 from clusterctl.distribution.location import LocalImage
 from clusterctl.distribution.manifests import NotAnImage
 from clusterctl.distribution.stored_image import StoredImage
-from clusterctl.errors import CommandTimedOut, RequirementsNotMet, StepFailed
-from clusterctl.transport.base import Channel, lines
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.transport.base import lines
 
 NO_PYTHON = "this host has no python3, 3.6 or newer"
 
@@ -89,7 +90,7 @@ def save_on_host(
     """Save `image` on its host into `directory`/<64 digits>; not again while it is there.
 
     `keep`: diff IDs of the layers to keep, None for all; the others are only measured. Needs
-    python3 >= 3.6 there. Raises RequirementsNotMet (room, Python), StepFailed.
+    python3 >= 3.6 there. Raises RequirementsNotMet (room, Python), StepFailed, CommandTimedOut.
     """
     with _words(driver.host):
         told = _told(driver, image, directory, keep, say)
@@ -109,12 +110,12 @@ def _told(
 ) -> str:
     meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
     argv = ["sh", "-c", START, "save", program(), image.id, directory, str(image.size), "docker"]
-    with driver.open(argv) as channel:
+    with driver.open(argv) as channel, in_time("docker save", driver.host):
         channel.settimeout(image_stream.silence_limit(image.size))
         channel.send("\n".join(["*"] if keep is None else keep).encode())
         channel.close_stdin()
         told = []
-        for line in _lines(channel, driver.host):
+        for line in lines(channel):
             kind, _, count = line.partition("\t")
             if kind == "at":
                 meter.reached(int(count))
@@ -132,13 +133,6 @@ def program() -> str:
     split = package.joinpath("split.py").read_text("utf-8")
     before, _, after = split.partition("from clusterctl.distribution.archives.tar_stream import (")
     return f"{stream}\n{before}{after.partition(')')[2]}"
-
-
-def _lines(channel: Channel, host: str) -> Iterator[str]:
-    try:
-        yield from lines(channel)
-    except TimeoutError as error:
-        raise CommandTimedOut("docker save came to a stop", host=host) from error
 
 
 def _failure(said: str, image: Image, host: str) -> StepFailed | RequirementsNotMet:

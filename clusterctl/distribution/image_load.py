@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.image_stream import load, silence_limit
+from clusterctl.containers.in_time import DISK, in_time
 from clusterctl.containers.meter import Meter
 from clusterctl.distribution.content import CHUNK, Blob, BlobSource, ImageContent
 from clusterctl.distribution.load_archive import archive, archive_size, skeleton
-from clusterctl.errors import CommandTimedOut, StepFailed
+from clusterctl.errors import StepFailed
 
 LOAD = """\
 directory=$(mktemp -d) || exit 1
@@ -54,20 +55,16 @@ class HostBlobs:
         self._driver, self._paths = driver, paths
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        argv = ["tail", "-c", f"+{offset + 1}", self._paths[blob.digest]]
-        with self._driver.open(argv) as channel:
+        path, host = self._paths[blob.digest], self._driver.host
+        reading = in_time(f"reading {path}", host, DISK)
+        with self._driver.open(["tail", "-c", f"+{offset + 1}", path]) as channel, reading:
             channel.settimeout(60.0)
-            try:
-                while chunk := channel.recv(CHUNK):
-                    yield chunk
-            except TimeoutError as error:
-                raise CommandTimedOut(
-                    f"reading {self._paths[blob.digest]} came to a stop",
-                    host=self._driver.host,
-                ) from error
+            while chunk := channel.recv(CHUNK):
+                yield chunk
             if channel.wait(timeout=30) != 0:
                 raise StepFailed(
-                    f"{self._paths[blob.digest]} cannot be read",
-                    host=self._driver.host,
+                    f"{path} cannot be read",
+                    host=host,
+                    hint=f"clusterctl exec --limit {host} -- ls -l {path}",
                     detail=channel.stderr_tail() or None,
                 )

@@ -8,6 +8,7 @@ from importlib import resources
 
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.image_stream import silence_limit
+from clusterctl.containers.in_time import DISK, in_time
 from clusterctl.containers.meter import MIB
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.engine_image import HostImage
@@ -19,7 +20,7 @@ from clusterctl.distribution.manifests import (
     image_content,
     made_manifest,
 )
-from clusterctl.errors import CommandTimedOut, RequirementsNotMet
+from clusterctl.errors import RequirementsNotMet
 from clusterctl.transport.base import Channel, lines
 
 
@@ -40,11 +41,12 @@ def overlay_image(
     if stock.containerd or stock.python is None:
         return None
     argv = [stock.python, "-c", program(), stock.root, held.id, directory]
-    with driver.open(argv) as channel:
+    reading = in_time("reading the image's layers", driver.host, DISK)
+    with driver.open(argv) as channel, reading:
         channel.settimeout(silence_limit(held.size))
         channel.send("\n".join(keep).encode())
         channel.close_stdin()
-        told = list(_told(channel, driver.host, say))
+        told = list(_told(channel, say))
         if channel.wait(timeout=60) != 0:
             _insist_on_room(channel.stderr_tail(), driver.host)
             return None
@@ -56,16 +58,13 @@ def program() -> str:
     return package.joinpath("overlay_layers.py").read_text("utf-8")
 
 
-def _told(channel: Channel, host: str, say: Say) -> Iterator[list[str]]:
-    try:
-        for line in lines(channel):
-            words = line.split("\t")
-            if words[0] == "at":
-                say(f"reading layers: {int(words[1]) / MIB:.0f} MiB")
-            else:
-                yield words
-    except TimeoutError as error:
-        raise CommandTimedOut("reading the image's layers came to a stop", host=host) from error
+def _told(channel: Channel, say: Say) -> Iterator[list[str]]:
+    for line in lines(channel):
+        words = line.split("\t")
+        if words[0] == "at":
+            say(f"reading layers: {int(words[1]) / MIB:.0f} MiB")
+        else:
+            yield words
 
 
 def _insist_on_room(words: str, host: str) -> None:

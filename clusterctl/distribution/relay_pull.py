@@ -9,6 +9,7 @@ from typing import Protocol
 
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import engine_error
+from clusterctl.containers.in_time import in_time
 from clusterctl.distribution.chain_link import Progress
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
 
@@ -95,8 +96,9 @@ def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
                     break
             except TimeoutError:
                 watch.look()
-        if channel.wait(timeout=30) == 0:
-            return
+        with in_time("docker pull", driver.host):
+            if channel.wait(timeout=30) == 0:
+                return
         error = engine_error(channel.stderr_tail() or "docker pull failed", driver.host)
     if error.hint is None or "registry" in error.summary:
         error.summary = "the engine could not pull from the relay beside it"
