@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +12,10 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.cli.moving import Flags, Move, Words, move
 
 if TYPE_CHECKING:
+    from clusterctl.cli.session import Session
     from clusterctl.workflows.image_bundle import Bundled
     from clusterctl.workflows.image_push import Pushed
 
@@ -21,8 +24,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-NOTHING = "Nothing to move: every host has the image."
 
 
 @app.callback()
@@ -52,20 +53,19 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Bring an image to every host, once over your link. A second run moves nothing."""
-    from clusterctl.cli.agreement import agreement, show_plan
-    from clusterctl.cli.session import session
     from clusterctl.workflows.image_push import Push, make_plan, run
 
     rate = options.rate_of(limit_rate)
-    with session("image-push", inventory, limit=limit, quiet=as_json) as opened:
+
+    def prepare(opened: Session) -> Move[Pushed]:
         reference = image or opened.inventory.image
-        wanted = Push(opened.inventory, tuple(opened.hosts), reference, source, rate)
-        if dry_run:
-            plan = make_plan(wanted, opened.credentials)
-            raise show_plan(plan, as_json=as_json, nothing=NOTHING)
-        agree = agreement(opened.progress, yes=True, as_json=as_json)
-        done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
-    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+        wanted = Push(opened.inventory, opened.hosts, reference, source, rate)
+        return Move(partial(make_plan, wanted), partial(run, wanted))
+
+    nothing = "Nothing to move: every host has the image."
+    words = Words(nothing, pushed_sentence, pushed_document)
+    flags = Flags(inventory=inventory, limit=limit, dry_run=dry_run, yes=True, as_json=as_json)
+    move("image-push", prepare, words, flags)
 
 
 @app.command("bundle")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,11 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.cli.moving import Flags, Move, Words, move
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.cli.session import Session
     from clusterctl.inventory.model import Inventory
     from clusterctl.workflows.model_list import Listed
     from clusterctl.workflows.model_push import Pushed
@@ -91,22 +94,19 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Bring a model's directory to every host. A second run moves nothing."""
-    from clusterctl.cli.agreement import agreement, show_plan
-    from clusterctl.cli.session import session
     from clusterctl.workflows.model_push import Push, make_plan, run
     from clusterctl.workflows.model_source import holder_named, supplying
 
     rate = options.rate_of(limit_rate)
-    with session("model-push", inventory, limit=limit, quiet=as_json) as opened:
+
+    def prepare(opened: Session) -> Move[Pushed]:
         holder = holder_named(source, opened.inventory)
         find = supplying(directory, name, holder, opened.inventory.models, opened.progress)
-        wanted = Push(opened.inventory, tuple(opened.hosts), find, holder, rate)
-        if dry_run:
-            plan = make_plan(wanted, opened.credentials)
-            raise show_plan(plan, as_json=as_json, nothing=NOTHING)
-        agree = agreement(opened.progress, yes=yes, as_json=as_json)
-        done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
-    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+        wanted = Push(opened.inventory, opened.hosts, find, holder, rate)
+        return Move(partial(make_plan, wanted), partial(run, wanted))
+
+    flags = Flags(inventory=inventory, limit=limit, dry_run=dry_run, yes=yes, as_json=as_json)
+    move("model-push", prepare, _words(), flags)
 
 
 @app.command("pull")
@@ -134,30 +134,24 @@ def pull(
     as_json: options.Json = False,
 ) -> None:
     """Get a model from a hub and bring it to every host. A second run moves nothing."""
-    from clusterctl.cli.agreement import agreement, show_plan
-    from clusterctl.cli.session import session
     from clusterctl.workflows import model_pull, model_pull_on
     from clusterctl.workflows.model_push import Push
 
     rate = options.rate_of(limit_rate)
-    with session("model-pull", inventory, limit=limit, quiet=as_json) as opened:
+
+    def prepare(opened: Session) -> Move[Pushed]:
         holder = _host_named(on, opened.inventory)
         wanted = replace(
             model_pull.wanted(model, opened.inventory.models, source, revision, name),
             include=include,
         )
-        push = Push(opened.inventory, tuple(opened.hosts), model_pull.unset, holder, rate)
-        if dry_run:
-            plan = model_pull.make_plan(wanted, push, opened.credentials)
-            raise show_plan(plan, as_json=as_json, nothing=NOTHING)
-        agree, sink = agreement(opened.progress, yes=yes, as_json=as_json), opened.progress
-        if holder:
-            done = model_pull_on.run(
-                wanted, push, holder, opened.credentials, agree=agree, sink=sink
-            )
-        else:
-            done = model_pull.run(wanted, push, opened.credentials, agree=agree, sink=sink)
-    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+        push = Push(opened.inventory, opened.hosts, model_pull.unset, holder, rate)
+        through_here = partial(model_pull.run, wanted, push)
+        run = partial(model_pull_on.run, wanted, push, holder) if holder else through_here
+        return Move(partial(model_pull.make_plan, wanted, push), run)
+
+    flags = Flags(inventory=inventory, limit=limit, dry_run=dry_run, yes=yes, as_json=as_json)
+    move("model-pull", prepare, _words(), flags)
 
 
 def _host_named(on: str | None, inventory: Inventory) -> str | None:
@@ -168,7 +162,9 @@ def _host_named(on: str | None, inventory: Inventory) -> str | None:
     return on
 
 
-NOTHING = "Nothing to move: every host has the model, whole."
+def _words() -> Words[Pushed]:
+    nothing = "Nothing to move: every host has the model, whole."
+    return Words(nothing, pushed_sentence, pushed_document)
 
 
 def pushed_sentence(done: Pushed) -> str:

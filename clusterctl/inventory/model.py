@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -249,6 +250,10 @@ class Inventory(_Model):
     @property
     def workers(self) -> tuple[Host, ...]:
         return tuple(host for host in self.hosts if host.role == "worker")
+
+    def with_head(self, names: Collection[str]) -> tuple[Host, ...]:
+        """The hosts of these names, and the head, which holds a cluster's locks."""
+        return tuple(host for host in self.hosts if host.name in names or host.role == "head")
 
     def host(self, name: str) -> Host:
         """The host of that name. Raises KeyError."""

@@ -91,8 +91,7 @@ def run(
     together, after the others are done.
     """
     limited = {host.name for host in hosts}
-    involved = [h for h in inventory.hosts if h.name in limited or h.role == "head"]
-    with reach(involved, credentials) as transports:
+    with reach(inventory.with_head(limited), credentials) as transports:
         found = look(inventory, transports)
         ready = views(inventory, transports, values(found))
         mine = {name: view for name, view in ready.items() if name in limited}

@@ -58,11 +58,11 @@ class Push:
 
     @property
     def involved(self) -> tuple[Host, ...]:
-        """The hosts, the one that --from names, and the head, which holds the lock."""
+        """The hosts, the one that --from names, and the head."""
         names = {host.name for host in self.hosts}
         if self.chosen and self.chosen.startswith(HOST):
             names.add(self.chosen.removeprefix(HOST))
-        return tuple(h for h in self.inventory.hosts if h.name in names or h.role == "head")
+        return self.inventory.with_head(names)
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ class Push:
 
     @property
     def involved(self) -> tuple[Host, ...]:
-        """The hosts, the holder, and the head, which holds the lock."""
-        names = {host.name for host in self.hosts} | {self.holder}
-        return tuple(h for h in self.inventory.hosts if h.name in names or h.role == "head")
+        """The hosts, the holder, and the head."""
+        names = [host.name for host in self.hosts]
+        return self.inventory.with_head([*names, self.holder] if self.holder else names)
 
 
 @dataclass(frozen=True)

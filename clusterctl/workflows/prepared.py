@@ -46,7 +46,7 @@ def look_and_require(
     for another host that is silent and whose place in the cluster its inventory does not tell.
     """
     limited = {host.name for host in hosts}
-    held = tuple(h.name for h in inventory.hosts if h.name in limited or h.role == "head")
+    held = tuple(host.name for host in inventory.with_head(limited))
     found = look(inventory, transports)
     raise_all(error for error in failures(found) if error.host in held)
     answers = values(found)
