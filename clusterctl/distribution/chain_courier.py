@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 
-from clusterctl.distribution.chain_feed import FeedLine, RelayGone
+from clusterctl.distribution.chain_line import FeedLine, RelayGone
 from clusterctl.distribution.chain_relay import Relay
 from clusterctl.errors import ConnectionFailed
 

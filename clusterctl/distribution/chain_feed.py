@@ -1,18 +1,15 @@
-"""The source's side of a chain: what relays ask of it through their SSH session."""
+"""The source of a chain: ranges of its blobs, how fast they may leave, and whether it works."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 from clusterctl.distribution.content import Blob, BlobSource
-from clusterctl.distribution.relay import frames
 from clusterctl.distribution.relay.upstream import SOURCE
-from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
+from clusterctl.errors import ClusterctlError, StepFailed
 
 PIECE = 256 * 1024
 """Bytes sent at a time: what a relay must get within a stall time, on the slowest link."""
@@ -26,12 +23,6 @@ TRYING = 5.0
 
 LIES = 2
 """Wrong blobs under one digest: the second time it was no accident on the way."""
-
-
-class Outlet(Protocol):
-    """Where frames for a relay go."""
-
-    def send(self, kind: bytes, stream: int, payload: bytes) -> None: ...
 
 
 class Throttle:
@@ -65,10 +56,6 @@ class Throttle:
             self._sleep(start - now)
 
 
-class RelayGone(Exception):
-    """Who asked does not listen any more."""
-
-
 class Feed:
     """The source, for all relays of a chain."""
 
@@ -81,6 +68,7 @@ class Feed:
     ) -> None:
         self._source, self._throttle = source, throttle
         self._blobs = {blob.hex: blob for blob in blobs.values()}
+        self._ranks = {hexadecimal: place for place, hexadecimal in enumerate(self._blobs)}
         self._lock = threading.Lock()
         self._clock = clock
         self._failing: tuple[float, int] | None = None
@@ -109,24 +97,12 @@ class Feed:
             with self._lock:
                 self._blamed[digest] += 1
 
-    def stream(self, line: FeedLine, number: int, digest: str, start: int, size: int) -> None:
-        """Send a range to who asked for it."""
-        try:
-            for piece in self._pieces(digest, start, size):
-                if number not in line.streams:
-                    return
-                self._throttle.take(len(piece))
-                line.send(frames.DATA, number, piece)
-                self._passed(len(piece))
-            line.send(frames.END, number)
-        except RelayGone:
-            raise
-        except Exception as error:  # nobody else would hear of it, and the relay would wait
-            told = _as_words(error)
-            self._failed(told)
-            line.send(frames.FAILED, number, str(told).encode())
+    def rank(self, digest: str, start: int) -> tuple[int, int]:
+        """What is wanted first comes first: the place of these bytes among all."""
+        return self._ranks[digest], start
 
-    def _pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
+    def pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
+        """A range of a blob. Raises whatever the source does; tell `failed` then."""
         if self._source is None:
             raise StepFailed("there is no source")
         step = self._throttle.piece
@@ -143,15 +119,23 @@ class Feed:
                 hint="the file was cut short, or changed while it was sent: get it anew",
             )
 
-    def _passed(self, count: int) -> None:
+    def take(self, count: int) -> None:
+        """Returns when `count` bytes may leave the source."""
+        self._throttle.take(count)
+
+    def passed(self, count: int) -> None:
+        """So many bytes went to a relay."""
         with self._lock:
             self.sent += count
             self._failing = self._failure = None
 
-    def _failed(self, error: ClusterctlError) -> None:
+    def failed(self, error: Exception) -> str:
+        """A range ended with this; the words for who waits for it."""
+        told = _as_words(error)
         with self._lock:
             since, times = self._failing or (self._clock(), 0)
-            self._failing, self._failure = (since, times + 1), error
+            self._failing, self._failure = (since, times + 1), told
+        return str(told)
 
 
 def _as_words(error: Exception) -> ClusterctlError:
@@ -169,42 +153,3 @@ def _not_what_it_was(digest: str) -> StepFailed:
         f"the source gives other bytes than those of sha256:{digest[:12]}",
         hint="the file is damaged, or changed while it was sent: get it anew",
     )
-
-
-class FeedLine:
-    """One relay's streams of the source."""
-
-    def __init__(self, feed: Feed, outlet: Outlet) -> None:
-        self._feed, self._outlet = feed, outlet
-        self.streams: set[int] = set()
-
-    def take(self, kind: bytes, number: int, payload: bytes) -> None:
-        """A frame of the relay: it wants a range, or no more of one."""
-        if kind == frames.ENOUGH:
-            self.streams.discard(number)
-            return
-        digest, start, size = frames.parse(payload)[0]
-        self.streams.add(number)
-        work = (number, digest, int(start), int(size))
-        threading.Thread(target=self._serve, args=work, name="feed", daemon=True).start()
-
-    def sign_of_life(self) -> None:
-        """Tell the relay that we are here, however slow the source is."""
-        for number in tuple(self.streams):
-            self.send(frames.ALIVE, number)
-
-    def send(self, kind: bytes, number: int, payload: bytes = b"") -> None:
-        """Raises RelayGone."""
-        try:
-            self._outlet.send(kind, number, payload)
-        except ConnectionFailed as error:
-            raise RelayGone from error
-
-    def close(self) -> None:
-        """Its streams end before their next piece."""
-        self.streams.clear()
-
-    def _serve(self, number: int, digest: str, start: int, size: int) -> None:
-        with contextlib.suppress(RelayGone):
-            self._feed.stream(self, number, digest, start, size)
-        self.streams.discard(number)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clusterctl.distribution import chain_relay
 from clusterctl.distribution.chain_courier import Courier
-from clusterctl.distribution.chain_feed import Feed, FeedLine, RelayGone
+from clusterctl.distribution.chain_feed import Feed
+from clusterctl.distribution.chain_line import FeedLine, RelayGone
 from clusterctl.distribution.chain_link import Link, Progress
 from clusterctl.distribution.chain_relay import NO_PORTS, Ports, Relay
 from clusterctl.distribution.chain_tally import Tally

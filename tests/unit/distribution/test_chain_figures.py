@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from clusterctl.distribution.chain_feed import TRIES, TRYING, Feed, FeedLine, Throttle
+from clusterctl.distribution.chain_feed import Throttle
 from clusterctl.distribution.chain_tally import Tally
-from clusterctl.distribution.content import Blob
-from clusterctl.distribution.relay import frames
 
 
 class Time:
@@ -51,35 +47,6 @@ def test_without_a_limit_nothing_waits() -> None:
 
 def test_pieces_are_small_where_the_rate_is() -> None:
     assert Throttle(1000).piece < Throttle(None).piece
-
-
-class BadDisk:
-    """A source that nobody mapped the errors of."""
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        yield b"x" * 10
-        raise OSError(5, f"Input/output error at {blob.hex[:4]}+{offset}")
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.frames: list[tuple[bytes, bytes]] = []
-
-    def send(self, kind: bytes, stream: int, payload: bytes) -> None:
-        del stream
-        self.frames.append((kind, payload))
-
-
-def test_a_source_that_fails_in_any_way_tells_the_relay_that_waits() -> None:
-    blob, time, heard = Blob(f"sha256:{'a' * 64}", 100), Time(), Heard()
-    feed = Feed(BadDisk(), {blob.digest: blob}, Throttle(None), time)
-    line = FeedLine(feed, heard)
-    line.streams.add(1)
-    for _ in range(TRIES):
-        feed.stream(line, 1, blob.hex, 0, 100)
-        time.now += TRYING
-    assert [kind for kind, _ in heard.frames] == [frames.DATA, frames.FAILED] * TRIES
-    assert b"Input/output error at aaaa+0" in heard.frames[-1][1]
 
 
 def test_rates_are_those_of_the_last_seconds() -> None:

@@ -1,0 +1,156 @@
+"""What one relay asks of the source, over the one channel to it: first things first.
+
+Engines ask for several layers at once and unpack them in order, each when it is whole. Were they
+sent side by side, the base, which is the largest, would be whole last, and all unpacking would wait
+for it. So whatever comes first among the blobs gets the channel, and the rest what it leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from clusterctl.distribution.chain_feed import Feed
+from clusterctl.distribution.relay import frames
+from clusterctl.errors import ConnectionFailed
+
+AHEAD = 4
+"""Pieces read before the channel has room for them, of each stream: a source of several
+connections is then asked for all of them at once."""
+
+NEGLECTED = 2.0
+"""Seconds after which a stream gets one piece, whatever is before it. Whoever waits, relays and
+engines, sees that it goes on."""
+
+
+class Outlet(Protocol):
+    """Where frames for a relay go."""
+
+    def send(self, kind: bytes, stream: int, payload: bytes) -> None: ...
+
+
+class RelayGone(Exception):
+    """Who asked does not listen any more."""
+
+
+class _Stream:
+    """A range that was asked for, and as much of it as waits for the channel."""
+
+    def __init__(self, number: int, rank: tuple[int, int], served: float) -> None:
+        self.number, self.rank, self.served = number, rank, served
+        self.ready: deque[bytes | Exception | None] = deque()
+        """Pieces, and how it ended: None when all was read, else why it was not."""
+
+
+class FeedLine:
+    """One relay's streams of the source, until `close`."""
+
+    def __init__(
+        self, feed: Feed, outlet: Outlet, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._feed, self._outlet, self._clock = feed, outlet, clock
+        self._streams: dict[int, _Stream] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        threading.Thread(target=self._send_all, name="feed", daemon=True).start()
+
+    def take(self, kind: bytes, number: int, payload: bytes) -> None:
+        """A frame of the relay: it wants a range, or no more of one."""
+        if kind == frames.ENOUGH:
+            self._drop(number)
+            return
+        digest, start, size = frames.parse(payload)[0]
+        stream = _Stream(number, self._feed.rank(digest, int(start)), self._clock())
+        with self._changed:
+            if self._closed:
+                return
+            self._streams[number] = stream
+        work = (stream, digest, int(start), int(size))
+        threading.Thread(target=self._read, args=work, name="source", daemon=True).start()
+
+    def sign_of_life(self) -> None:
+        """Tell the relay that we are here, however slow the source is. Raises RelayGone."""
+        for number in tuple(self._streams):
+            self._send(number, frames.ALIVE)
+
+    def close(self) -> None:
+        """Its streams end before their next piece."""
+        with self._changed:
+            self._closed = True
+            self._streams.clear()
+            self._changed.notify_all()
+
+    def _read(self, stream: _Stream, digest: str, start: int, size: int) -> None:
+        try:
+            for piece in self._feed.pieces(digest, start, size):
+                if not self._put(stream, piece):
+                    return
+            self._put(stream, None)
+        except Exception as error:  # nobody else would hear of it, and the relay would wait
+            self._put(stream, error)
+
+    def _put(self, stream: _Stream, item: bytes | Exception | None) -> bool:
+        """False when nobody waits for it any more."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(stream.ready) < AHEAD or stream.number not in self._streams
+            )
+            stream.ready.append(item)
+            self._changed.notify_all()
+            return stream.number in self._streams
+
+    def _drop(self, number: int) -> None:
+        with self._changed:
+            self._streams.pop(number, None)
+            self._changed.notify_all()
+
+    def _send_all(self) -> None:
+        try:
+            with contextlib.suppress(RelayGone):
+                while (found := self._next()) is not None:
+                    self._deliver(*found)
+        finally:
+            self.close()
+
+    def _next(self) -> tuple[int, bytes | Exception | None] | None:
+        """What is to be sent now, and in which stream; None when the line was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._chosen() is not None)
+            stream = self._chosen()
+            if stream is None:
+                return None
+            item = stream.ready.popleft()
+            stream.served = self._clock()
+            if not isinstance(item, bytes):
+                del self._streams[stream.number]
+            self._changed.notify_all()
+            return stream.number, item
+
+    def _deliver(self, number: int, item: bytes | Exception | None) -> None:
+        if item is None:
+            self._send(number, frames.END)
+        elif isinstance(item, Exception):
+            self._send(number, frames.FAILED, self._feed.failed(item).encode())
+        else:
+            self._feed.take(len(item))
+            self._send(number, frames.DATA, item)
+            self._feed.passed(len(item))
+
+    def _chosen(self) -> _Stream | None:
+        ready = [stream for stream in self._streams.values() if stream.ready]
+        if not ready:
+            return None
+        longest = min(ready, key=lambda stream: stream.served)
+        if self._clock() - longest.served > NEGLECTED:
+            return longest
+        return min(ready, key=lambda stream: stream.rank)
+
+    def _send(self, number: int, kind: bytes, payload: bytes = b"") -> None:
+        try:
+            self._outlet.send(kind, number, payload)
+        except ConnectionFailed as error:
+            raise RelayGone from error
