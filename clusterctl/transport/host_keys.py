@@ -11,6 +11,7 @@ import paramiko
 from clusterctl.transport import known_hosts
 from clusterctl.transport.endpoint import Endpoint
 from clusterctl.transport.failures import host_key_problem
+from clusterctl.transport.gathered import GatheringPacketizer
 from clusterctl.transport.offered_key import OfferedKey
 
 
@@ -51,6 +52,7 @@ def preferring(types: Sequence[str]) -> Any:
 
     def make(sock: Any, **options: Any) -> paramiko.Transport:
         transport = paramiko.Transport(sock, **options)
+        transport.packetizer = GatheringPacketizer(sock)
         security = transport.get_security_options()
         offered = tuple(security.key_types)
         known = [name for name in offered if _key_type(name) in types]

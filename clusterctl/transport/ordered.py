@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import paramiko
 from paramiko.common import cMSG_CHANNEL_DATA
 
-LARGEST = 65536
+AT_ONCE = 256 * 1024
 """Bytes handed over at once; the peer's window may allow less."""
 
 
@@ -36,21 +36,31 @@ class OrderedChannel:
 
         Raises OSError when the channel is closed, TimeoutError after `settimeout`'s time.
         """
-        channel = self._channel
+        channel, data = self._channel, memoryview(data)[:AT_ONCE]
         with channel.lock:
-            size: int = channel._wait_for_send_window(min(len(data), LARGEST))  # noqa: SLF001
+            sizes = list(self._allowed(len(data)))
 
-        def compose() -> paramiko.Message:
-            if channel.closed or not size:
+        def compose() -> Iterator[paramiko.Message]:
+            start = 0
+            for size in sizes:
+                if channel.closed:
+                    break
+                yield _data_message(channel, data[start : start + size])
+                start += size
+            if start < sum(sizes) or not sizes:
                 raise OSError("the channel is closed")
-            message = paramiko.Message()
-            message.add_byte(cMSG_CHANNEL_DATA)
-            message.add_int(channel.remote_chanid)
-            message.add_string(bytes(data[:size]))
-            return message
 
         self._send(compose)
-        return size
+        return sum(sizes)
+
+    def _allowed(self, count: int) -> Iterator[int]:
+        """Sizes of the packets that the peer's window has room for, `count` bytes in all at most;
+        nothing on a closed channel. Waits for room for one packet."""
+        while size := self._channel._wait_for_send_window(count):  # noqa: SLF001
+            yield size
+            count -= size
+            if not count or not self._channel.out_window_size:
+                return
 
     def sendall(self, data: bytes) -> None:
         """All of `data`. Raises OSError when the channel is closed."""
@@ -63,30 +73,39 @@ class OrderedChannel:
 
     def send_eof(self) -> None:
         """Say that no more follows; nothing when that was said or the channel is closed."""
-        self._send(self._channel._send_eof)  # noqa: SLF001
+        self._send(lambda: filter(None, (self._channel._send_eof(),)))  # noqa: SLF001
 
-    def _send(self, compose: Callable[[], paramiko.Message | None]) -> None:
+    def _send(self, compose: Callable[[], Iterator[paramiko.Message]]) -> None:
         """Compose and send while the channel cannot be closed. During a key exchange nothing may
         be sent, and no lock be held: the exchange needs the thread that closes channels."""
         transport = self._channel.get_transport()
         deadline = time.monotonic() + transport.clear_to_send_timeout
         while transport.is_active():
             transport.clear_to_send.wait(0.1)
-            with transport.clear_to_send_lock:
+            with _in_one_write(transport), transport.clear_to_send_lock:
                 if transport.clear_to_send.is_set():
                     with self._channel.lock:
-                        message = compose()
-                        if message is not None:
-                            _send_message(transport, message)
+                        for message in compose():
+                            transport._send_message(message)  # noqa: SLF001
                     return
             if time.monotonic() > deadline:
                 raise OSError("the key exchange does not end")
         raise OSError("the connection is gone")
 
 
-def _send_message(transport: Any, message: paramiko.Message) -> None:
+def _data_message(channel: Any, data: memoryview) -> paramiko.Message:
+    message = paramiko.Message()
+    message.add_byte(cMSG_CHANNEL_DATA)
+    message.add_int(channel.remote_chanid)
+    message.add_string(bytes(data))
+    return message
+
+
+@contextlib.contextmanager
+def _in_one_write(transport: Any) -> Iterator[None]:
     try:
-        transport._send_message(message)  # noqa: SLF001
+        with transport.packetizer.gathered():
+            yield
     except EOFError as error:  # Paramiko's word for a connection that broke
         raise OSError("the connection broke") from error
 
