@@ -9,6 +9,10 @@ from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
 from clusterctl.distribution.relay import frames, http_wire
 
 READ = 1 << 20
+AT_ONCE = 128 << 10
+"""Bytes of a body that are waited for before they are taken. A reader that is woken for every
+packet, and wakes all who wait for its bytes, keeps a core busy with nothing but that."""
+
 BUFFERED = 8 << 20
 """Bytes of a stream of the source that wait for the disk before stdin is read no further."""
 
@@ -122,20 +126,39 @@ class _Patient:
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._buffer = bytearray(READ)
+        self._least = 1
 
     def read(self, size: int) -> bytes:
         return bytes(self.view(size))
 
     def view(self, size: int) -> memoryview:
         """At most `size` bytes, good until the next call."""
-        view = memoryview(self._buffer)
+        view = memoryview(self._buffer)[: min(size, READ)]
+        self._wake_for(min(size, AT_ONCE))
         try:
-            count = self._stream.recv_into(view[: min(size, READ)])
+            count = self._stream.recv_into(view)
         except socket.timeout:
-            return view[:0]
+            return self._what_there_is(view)
         if not count:
             raise Broken("it closed the connection")
         return view[:count]
+
+    def _what_there_is(self, view: memoryview) -> memoryview:
+        """Less than was waited for may have come."""
+        self._wake_for(1)
+        tick = self._stream.gettimeout()
+        self._stream.settimeout(0.0)
+        try:
+            return view[: self._stream.recv_into(view)]
+        except BlockingIOError:
+            return view[:0]
+        finally:
+            self._stream.settimeout(tick)
+
+    def _wake_for(self, count: int) -> None:
+        if count != self._least:
+            self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._least = count
 
 
 def _unframed(reader: _Patient, size: int) -> Iterator[Any]:
@@ -162,7 +185,9 @@ def _unframed(reader: _Patient, size: int) -> Iterator[Any]:
 class _Stream:
     """One range on its way from the source."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.Lock) -> None:
+        self.changed = threading.Condition(lock)
+        """Of its own, so that a piece wakes only who waits for it."""
         self.arrived: Deque[bytes] = deque()
         self.waiting = 0
         self.failure = ""
@@ -177,7 +202,7 @@ class Source(Upstream):
         self._tell = tell
         self._streams: Dict[int, _Stream] = {}
         self._count = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
         number, stream = self._opened()
@@ -188,19 +213,19 @@ class Source(Upstream):
                 size -= len(piece or b"") if piece is not http_wire.STILL_THERE else 0
                 yield piece if piece is not None else b""
         finally:
-            with self._changed:
+            with self._lock:
                 del self._streams[number]
-                self._changed.notify_all()
+                stream.changed.notify_all()
             if size > 0:
                 self._tell(frames.ENOUGH, number, b"")
 
     def deliver(self, kind: bytes, number: int, payload: bytes) -> None:
         """A frame for a stream; waits while its reader is far behind."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_room(number))
+        with self._lock:
             stream = self._streams.get(number)
             if stream is None:
                 return
+            stream.changed.wait_for(lambda: self._has_room(number))
             if kind == frames.DATA:
                 stream.arrived.append(payload)
                 stream.waiting += len(payload)
@@ -209,25 +234,25 @@ class Source(Upstream):
             else:
                 stream.failure = payload.decode("utf-8", "replace") if kind == frames.FAILED else ""
                 stream.ended = True
-            self._changed.notify_all()
+            stream.changed.notify_all()
 
     def _has_room(self, number: int) -> bool:
         stream = self._streams.get(number)
         return stream is None or stream.waiting < BUFFERED
 
     def _opened(self) -> Tuple[int, _Stream]:
-        with self._changed:
+        with self._lock:
             self._count += 1
-            self._streams[self._count] = _Stream()
+            self._streams[self._count] = _Stream(self._lock)
             return self._count, self._streams[self._count]
 
     def _next(self, stream: _Stream, tick: float) -> Optional[bytes]:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(stream.arrived) or stream.ended, tick)
+        with stream.changed:
+            stream.changed.wait_for(lambda: bool(stream.arrived) or stream.ended, tick)
             if stream.arrived:
                 piece = stream.arrived.popleft()
                 stream.waiting -= len(piece) if piece is not http_wire.STILL_THERE else 0
-                self._changed.notify_all()
+                stream.changed.notify_all()
                 return piece
             if stream.ended:
                 raise Broken(stream.failure or "it ended too early")
