@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import httpx
 
 from clusterctl.containers.reference import Reference
+from clusterctl.distribution.answer_body import beginning
 from clusterctl.distribution.registry.challenge import Challenge, parse_challenges
 from clusterctl.distribution.registry.failures import RegistryFailed, answered
 from clusterctl.distribution.registry.logins import Login, Logins
@@ -97,27 +99,28 @@ class Authorization:
     def _token(self, challenge: Challenge) -> str | None:
         """From the realm; None when it refuses who asks."""
         self._insist_on_tls(challenge)
-        response = self._ask_realm(challenge)
-        if response.status_code in (400, 401, 403):
-            return None
-        if response.status_code != 200:
-            raise answered(self._reference.registry, self._reference.name, response)
+        with self._ask_realm(challenge) as response:
+            if response.status_code in (400, 401, 403):
+                return None
+            if response.status_code != 200:
+                raise answered(self._reference.registry, self._reference.name, response)
+            document = beginning(response)
         try:
-            said = response.json()
+            said = json.loads(document)
             return str(said.get("token") or said["access_token"])
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RegistryFailed(f"{challenge.realm} gave no token") from error
 
-    def _ask_realm(self, challenge: Challenge) -> httpx.Response:
+    def _ask_realm(self, challenge: Challenge) -> AbstractContextManager[httpx.Response]:
         scope = challenge.scope or f"repository:{self._reference.path}:pull"
         fields = {"service": challenge.service, "scope": scope}
         if self._login and self._login.is_token:
             grant = {"grant_type": "refresh_token", "refresh_token": self._login.password}
             form = {**grant, **fields, "client_id": _CLIENT}
             # A redirect would take the form along, and with it the login, to anybody.
-            return self._http.post(challenge.realm, data=form, follow_redirects=False)
+            return self._http.stream("POST", challenge.realm, data=form, follow_redirects=False)
         login = (self._login.user, self._login.password) if self._login else None
-        return self._http.get(challenge.realm, params=fields, auth=login)
+        return self._http.stream("GET", challenge.realm, params=fields, auth=login)
 
     def _insist_on_tls(self, challenge: Challenge) -> None:
         """A password that TLS keeps from others on its way to the registry stays so."""

@@ -153,16 +153,15 @@ class RegistryClient:
 
     def _answers(self, url: str) -> bool:
         try:
-            self._http.get(f"{url}/v2/", follow_redirects=False)
+            with self._http.stream("GET", f"{url}/v2/", follow_redirects=False):
+                return True
         except httpx.TransportError:
             return False
-        return True
 
     def _problem(self, response: httpx.Response) -> Exception:
         registry, name = self._reference.registry, self._reference.name
         if response.status_code in (401, 403):
             return refused(registry, name, response.status_code, tried=self._authorization.user)
-        response.read()
         return answered(registry, name, response)
 
     def _persistently(self, work: Callable[[], T]) -> T:

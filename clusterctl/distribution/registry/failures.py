@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 import httpx
 
 from clusterctl.containers.reference import DOCKER_HUB
+from clusterctl.distribution.answer_body import beginning
 from clusterctl.errors import RequirementsNotMet, StepFailed
 
 ELSEWHERE = (
@@ -43,7 +44,8 @@ def refused(registry: str, reference: str, status: int, *, tried: str | None) ->
 
 def answered(registry: str, reference: str, response: httpx.Response) -> StepFailed:
     """A status that is not a success, and not about who asks."""
-    status, words = response.status_code, response.text[:1000]
+    status = response.status_code
+    words = beginning(response).decode(errors="replace")[:1000]
     if status == 404:
         return RegistryFailed(
             f"{reference} does not exist: {registry} knows no such name or tag",

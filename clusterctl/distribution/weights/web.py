@@ -9,12 +9,16 @@ from contextlib import contextmanager
 import httpx
 
 from clusterctl import __version__
+from clusterctl.distribution.answer_body import beginning
 from clusterctl.distribution.weights.hub import Answer, Refused
 from clusterctl.errors import StepFailed
 from clusterctl.transport.closing import Closing
 
 TIMEOUT = 30.0
 """Seconds for a connection, and for the next bytes of an answer."""
+
+LARGEST_LISTING = 64 << 20
+"""Bytes; 3000 files of ModelScope, or a page of 1000 of Hugging Face, are some MB."""
 
 _RANGE = re.compile(r"bytes (\d+)-")
 
@@ -35,9 +39,8 @@ class OperatorWeb(Closing):
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer:
         """See Web."""
-        with _told(url):
-            answer = self._client.get(url, headers=dict(headers))
-            return _answer(answer, answer.content)
+        with _told(url), self._client.stream("GET", url, headers=dict(headers)) as answer:
+            return _answer(answer, _document(url, answer))
 
     def stream(self, url: str, headers: Mapping[str, str], offset: int) -> Iterator[bytes]:
         """The file's bytes from `offset` on, or from its beginning when the server takes no
@@ -54,6 +57,17 @@ class OperatorWeb(Closing):
             if offset and _begin(answer) != offset:
                 yield b""
             yield from answer.iter_raw()  # with a size it would keep bytes back until that is full
+
+
+def _document(url: str, answer: httpx.Response) -> bytes:
+    """All of it, or where it is a refusal what that begins with. Raises StepFailed."""
+    if answer.status_code != 200:
+        return beginning(answer)
+    found = beginning(answer, LARGEST_LISTING + 1)
+    if len(found) > LARGEST_LISTING:
+        text = f"{url} answers with more than {LARGEST_LISTING >> 20} MiB, and is no list of files"
+        raise StepFailed(text, hint="look at HF_ENDPOINT and MODELSCOPE_ENDPOINT")
+    return found
 
 
 def _begin(answer: httpx.Response) -> int:

@@ -32,6 +32,8 @@ from clusterctl.distribution.weights.fetcher.http_get import (
 TRIES = 5
 PAUSE = 2.0
 AT_ONCE = 4
+MOST_WORDS = 64 << 10  # bytes shown of an answer that only explains itself
+MOST_SHOWN = 64 << 20  # of any other
 
 
 class Refusal(Exception):
@@ -192,15 +194,21 @@ def run(files: List[File], headers: Headers, piece: int) -> None:
 
 
 def show(url: str, headers: Headers) -> None:
-    """One answer as it is: status, headers, an empty line, the body."""
+    """One answer as it is: status, headers, an empty line, the body. Raises Failed."""
     answer = follow(url, headers, {})
     out = sys.stdout.buffer
     out.write(b"%d\n" % answer.status)
     for name, value in answer.headers.items():
         out.write((f"{name}: {value}\n").encode("latin-1"))
     out.write(b"\n")
+    left = MOST_SHOWN if answer.status == 200 else MOST_WORDS
     for piece in answer.body():
-        out.write(piece)
+        out.write(piece[:left])
+        left -= len(piece)
+        if left < 0 and answer.status == 200:
+            raise Failed(f"{Url(url).host} answers without end, and with no list of files")
+        if left <= 0:
+            break
     out.flush()
 
 
