@@ -9,6 +9,16 @@ from clusterctl.errors import InventoryError
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Inventory
 
+Problems = Callable[[str | bytes], list[str]]
+
+HOST = """\
+cluster: demo
+image: a
+hosts:
+  gpu1:
+    address: 10.0.0.1
+"""
+"""Keys of the host, or of the cluster, can go on at its end."""
 TWO_HOSTS = """\
 cluster: demo
 image: vllm/vllm-openai:v0.33.0
@@ -37,9 +47,7 @@ def loaded(tmp_path: Path) -> Callable[[str | bytes], Inventory]:
 
 
 @pytest.fixture
-def problems(
-    loaded: Callable[[str | bytes], Inventory], tmp_path: Path
-) -> Callable[[str | bytes], list[str]]:
+def problems(loaded: Callable[[str | bytes], Inventory], tmp_path: Path) -> Problems:
     """The problems of a text, each as `line:column: text`."""
 
     def problems_of(content: str | bytes) -> list[str]:

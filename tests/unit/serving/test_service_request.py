@@ -1,0 +1,74 @@
+"""What a user may ask of a service, and how the service is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.errors import Problems, UsageError
+from clusterctl.serving.request import Options, Request, read_request, service_name
+from clusterctl.serving.vllm_flags import parse_arguments
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("--distributed-executor-backend", "mp"),
+        ("--api-key", "x"),
+        ("--nnodes", "2"),
+        ("-n", "2"),
+        ("--headless",),
+        ("--hf-token=x",),
+        ("--config", "x.yaml"),
+        ("--uds", "/tmp/s"),
+        ("--model", "x"),
+        ("--tensor-parallel-size", "two"),
+        ("--tensor-parallel-size", "0"),
+        ("--port", "70000"),
+    ],
+)
+def test_what_clusterctl_must_own_or_cannot_read_is_refused(extra: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_request(Options("m"), extra=parse_arguments(extra))
+
+    assert "x" not in str(caught.value).split() or extra[0] != "--api-key"
+
+
+def test_an_option_and_a_flag_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(UsageError, match="contradict"):
+        read_request(Options("m", tensor_parallel=2), extra=parse_arguments(["-tp", "4"]))
+    with pytest.raises(UsageError, match="contradict"):
+        read_request(Options("m", port=1), extra=parse_arguments(["--port", "2"]))
+
+
+@pytest.mark.parametrize("name", ["ray", "journal", "supervisor", "state", "dashboard"])
+def test_names_of_the_nodes_own_files_and_ports_are_no_service(name: str) -> None:
+    with pytest.raises(UsageError, match="is taken by clusterctl itself"):
+        read_request(Options("m", name=name))
+    assert service_name(f"/models/{name}") == f"{name}-model"
+
+
+def test_all_that_is_wrong_with_a_request_is_said_at_once() -> None:
+    with pytest.raises(Problems) as caught:
+        read_request(Options(name="No Name"), extra=parse_arguments(["--nnodes", "2", "-pp", "x"]))
+
+    assert len(caught.value.errors) == 4
+
+
+@pytest.mark.parametrize(
+    ("served", "name"),
+    [
+        ("qwen2.5-1.5b", "qwen2.5-1.5b"),
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("My Model!", "my-model"),
+        ("../..", "model"),
+    ],
+)
+def test_a_service_is_named_after_what_it_serves(served: str, name: str) -> None:
+    assert service_name(served) == name
+
+
+def test_random_weights_can_be_asked_for() -> None:
+    request = read_request(Options("m"), extra=parse_arguments(["--load-format", "dummy"]))
+
+    assert request.random_weights
+    assert not Request("m").random_weights
