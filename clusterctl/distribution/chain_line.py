@@ -40,8 +40,12 @@ class RelayGone(Exception):
 class _Stream:
     """A range that was asked for, and as much of it as waits for the channel."""
 
-    def __init__(self, number: int, rank: tuple[int, int], served: float) -> None:
+    def __init__(
+        self, number: int, rank: tuple[int, int], served: float, lock: threading.Lock
+    ) -> None:
         self.number, self.rank, self.served = number, rank, served
+        self.room = threading.Condition(lock)
+        """Of its own, so that a piece that is sent wakes only who reads the next one."""
         self.ready: deque[bytes | Exception | None] = deque()
         """Pieces, and how it ended: None when all was read, else why it was not."""
 
@@ -54,7 +58,8 @@ class FeedLine:
     ) -> None:
         self._feed, self._outlet, self._clock = feed, outlet, clock
         self._streams: dict[int, _Stream] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
         self._closed = False
         threading.Thread(target=self._send_all, name="feed", daemon=True).start()
 
@@ -64,8 +69,9 @@ class FeedLine:
             self._drop(number)
             return
         digest, start, size = frames.parse(payload)[0]
-        stream = _Stream(number, self._feed.rank(digest, int(start)), self._clock())
-        with self._changed:
+        rank = self._feed.rank(digest, int(start))
+        stream = _Stream(number, rank, self._clock(), self._lock)
+        with self._lock:
             if self._closed:
                 return
             self._streams[number] = stream
@@ -79,10 +85,12 @@ class FeedLine:
 
     def close(self) -> None:
         """Its streams end before their next piece."""
-        with self._changed:
+        with self._lock:
             self._closed = True
+            for stream in self._streams.values():
+                stream.room.notify()
             self._streams.clear()
-            self._changed.notify_all()
+            self._work.notify()
 
     def _read(self, stream: _Stream, digest: str, start: int, size: int) -> None:
         try:
@@ -95,18 +103,19 @@ class FeedLine:
 
     def _put(self, stream: _Stream, item: bytes | Exception | None) -> bool:
         """False when nobody waits for it any more."""
-        with self._changed:
-            self._changed.wait_for(
+        with self._lock:
+            stream.room.wait_for(
                 lambda: len(stream.ready) < AHEAD or stream.number not in self._streams
             )
             stream.ready.append(item)
-            self._changed.notify_all()
+            self._work.notify()
             return stream.number in self._streams
 
     def _drop(self, number: int) -> None:
-        with self._changed:
-            self._streams.pop(number, None)
-            self._changed.notify_all()
+        with self._lock:
+            stream = self._streams.pop(number, None)
+            if stream is not None:
+                stream.room.notify()
 
     def _send_all(self) -> None:
         try:
@@ -118,8 +127,8 @@ class FeedLine:
 
     def _next(self) -> tuple[int, bytes | Exception | None] | None:
         """What is to be sent now, and in which stream; None when the line was closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._chosen() is not None)
+        with self._lock:
+            self._work.wait_for(lambda: self._closed or self._chosen() is not None)
             stream = self._chosen()
             if stream is None:
                 return None
@@ -127,7 +136,7 @@ class FeedLine:
             stream.served = self._clock()
             if not isinstance(item, bytes):
                 del self._streams[stream.number]
-            self._changed.notify_all()
+            stream.room.notify()
             return stream.number, item
 
     def _deliver(self, number: int, item: bytes | Exception | None) -> None:
