@@ -20,6 +20,7 @@ from clusterctl.lab.hosts import host_by_name
 from clusterctl.lab.paths import lab_paths
 from tests.bench.source_link import sent_bytes
 from tests.bench.synthetic_image import LAYERS, make_archive, make_layer, make_plain_archive
+from tests.contract.containers.dockerd import Engine
 
 REFERENCE = "bench/image:1"
 MIDDLE = 0.4
@@ -47,7 +48,7 @@ class Images:
     first: Path
     changed: Path
     plain: Path
-    """As `docker save` writes it."""
+    """The first one as `docker save` writes it."""
     size: int
     """Packed: what has to come to a host."""
 
@@ -79,7 +80,17 @@ class ImageBench:
     def install_engines(self) -> None:
         """From the lab's own package source."""
         script = "apt-get update && apt-get install -y --no-install-recommends docker.io"
-        self.everywhere(f"command -v docker || {{ {script}; }} && systemctl start docker")
+        self.everywhere(f"command -v docker || {{ {script}; }}")
+        self.start_engines()
+
+    def start_engines(self) -> None:
+        """With their data in memory. All hosts share the one disk of this machine: what one has
+        written, the container that proves an image waits for on every host."""
+        in_memory = "mount -t tmpfs -o size=4g engine /var/lib/docker"
+        self.everywhere(
+            f"findmnt --type tmpfs /var/lib/docker || {{ systemctl stop docker.socket docker; "
+            f"{in_memory}; }} && systemctl start docker"
+        )
 
     def forget(self) -> None:
         """No image, and nothing in caches."""
@@ -95,33 +106,40 @@ class ImageBench:
         with _beside(fault):
             return _timed(lambda: self._status([*argv, "--json"]))
 
-    def by_hand(self, archive: Path) -> Run:
-        """gzip, ssh, load, host after host. What `docker save` writes lies there already."""
-        return _timed(lambda: max(self._by_hand(archive, host) for host in self.hosts))
+    def by_hand(self, engine: Engine) -> Run:
+        """docker save, gzip, ssh, docker load; host after host."""
+        return _timed(lambda: max(self._by_hand(engine, host) for host in self.hosts))
+
+    def through_ssh(self, archive: Path) -> Run:
+        """OpenSSH alone: the archive's bytes to the first host, which throws them away."""
+
+        def send() -> int:
+            with archive.open("rb") as file:
+                argv = [*self._ssh(self.hosts[0]), "cat > /dev/null"]
+                return subprocess.run(argv, stdin=file).returncode
+
+        return _timed(send)
 
     def has_image(self, host: str) -> bool:
-        told = self._ssh(host, f"docker run --rm --network none --init --entrypoint "
-                               f"/sbin/docker-init {REFERENCE} --version")  # fmt: skip
-        return told.returncode == 0
+        start = "docker run --rm --network none --init --entrypoint /sbin/docker-init"
+        argv = [*self._ssh(host), f"{start} {REFERENCE} --version"]
+        return subprocess.run(argv, capture_output=True).returncode == 0
 
     def everywhere(self, script: str) -> None:
         """Run a shell script as root on all hosts at once."""
         self._status(self._argv("exec", "--sudo", "--timeout", "600", "--", "sh", "-c", script))
 
-    def _by_hand(self, archive: Path, host: str) -> int:
-        pipe = 'gzip -c "$1" | ssh -F none -i "$2" -o UserKnownHostsFile="$3" "$4" docker load'
-        paths = lab_paths()
-        address = f"root@{host_by_name(host).address}"
-        words = (archive, paths.identity, paths.known_hosts, address)
-        argv: list[str] = ["sh", "-c", pipe, "by-hand", *map(str, words)]
-        return subprocess.run(argv, capture_output=True, env=self._environment).returncode
+    def _by_hand(self, engine: Engine, host: str) -> int:
+        pipe = 'image=$1 socket=$2; shift 2; docker -H "$socket" save "$image" | gzip | "$@"'
+        socket = f"unix://{engine.home}/docker.sock"
+        argv = ["sh", "-c", pipe, "by-hand", REFERENCE, socket, *self._ssh(host), "docker load"]
+        return subprocess.run(argv, capture_output=True).returncode
 
-    def _ssh(self, host: str, command: str) -> subprocess.CompletedProcess[bytes]:
+    def _ssh(self, host: str) -> list[str]:
+        """What a command line is appended to."""
         paths = lab_paths()
         options = ["-i", str(paths.identity), "-o", f"UserKnownHostsFile={paths.known_hosts}"]
-        address = f"root@{host_by_name(host).address}"
-        argv = ["ssh", "-F", "none", *options, address, command]
-        return subprocess.run(argv, capture_output=True)
+        return ["ssh", "-F", "none", *options, f"root@{host_by_name(host).address}"]
 
     def _status(self, argv: list[str]) -> int:
         done = subprocess.run(argv, env=self._environment, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from clusterctl.errors import CommandTimedOut, StepFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel
 from clusterctl.transport.local import LocalTransport
-from tests.contract.containers.conftest import Engine
+from tests.contract.containers.dockerd import Engine
 
 pytestmark = pytest.mark.dockerd
 

@@ -14,7 +14,7 @@ from clusterctl.distribution.bundle import write_bundle
 from clusterctl.distribution.codec import Codec
 from clusterctl.distribution.location import LocalImage
 from clusterctl.distribution.recompressed import recompressed
-from tests.contract.containers.conftest import Engine
+from tests.contract.containers.dockerd import Engine
 from tests.fakes.image_archives import MadeImage, layer_tar, sha256
 
 pytestmark = pytest.mark.dockerd

@@ -14,7 +14,7 @@ from clusterctl.distribution.image_load import load_by_stream, load_from_cache
 from clusterctl.distribution.image_plan import Wanted, same_image
 from clusterctl.distribution.image_proof import image_id, prove
 from clusterctl.errors import StepFailed
-from tests.contract.containers.conftest import Engine
+from tests.contract.containers.dockerd import Engine
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 
 pytestmark = pytest.mark.dockerd

@@ -17,7 +17,7 @@ from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.engine_image import engine_image, program, save_on_host
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from tests.contract.containers.conftest import Engine
+from tests.contract.containers.dockerd import Engine
 
 pytestmark = pytest.mark.dockerd
 

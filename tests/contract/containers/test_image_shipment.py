@@ -21,7 +21,7 @@ from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.engine.step import Change, HostView
-from tests.contract.containers.conftest import Engine
+from tests.contract.containers.dockerd import Engine
 from tests.fakes.host_facts import host_facts
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 

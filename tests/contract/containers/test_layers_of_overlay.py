@@ -13,7 +13,7 @@ import pytest
 from clusterctl.distribution.engine_stock import take_stock
 from clusterctl.distribution.image_load import load_by_stream
 from clusterctl.distribution.overlay_image import overlay_image
-from tests.contract.containers.conftest import Engine
+from tests.contract.containers.dockerd import Engine
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 
 pytestmark = pytest.mark.dockerd

@@ -1,0 +1,99 @@
+"""A real Docker engine of our own: private socket, private data, no bridge, no iptables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.inventory.model import Host
+from clusterctl.transport.local import LocalTransport
+
+START_LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A dockerd that runs on this machine."""
+
+    name: str
+    argv: tuple[str, ...]
+    transport: LocalTransport
+    home: Path
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return ("env", f"DOCKER_HOST=unix://{self.home}/docker.sock")
+
+    def driver(self, *environment: str) -> DockerDriver:
+        return DockerDriver(self.transport, prefix=(*self.prefix, *environment))
+
+    def docker(self, *words: str, stdin: bytes = b"") -> str:
+        done = subprocess.run([*self.argv, *words], input=stdin, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode().strip()
+
+    def clear(self) -> None:
+        """No image is left. A nameless one that another was made from is listed only once that
+        one is gone, by the containerd store too."""
+        while found := set(self.docker("images", "-q", "--no-trunc").split()):
+            for identifier in found:
+                self.docker("rmi", "-f", identifier)
+
+
+def dockerd(home: Path) -> list[str]:
+    """argv of one that touches nothing outside of `home`."""
+    return [
+        "dockerd",
+        f"--host=unix://{home}/docker.sock",
+        f"--data-root={home}/data",
+        f"--exec-root={home}/exec",
+        f"--pidfile={home}/docker.pid",
+        "--bridge=none",
+        "--iptables=false",
+        "--ip6tables=false",
+    ]
+
+
+@contextlib.contextmanager
+def running(name: str, command: Callable[[Path], list[str]] = dockerd) -> Iterator[Engine]:
+    """An engine of our own, until the end of the block."""
+    # Short path: a Unix socket's may have 108 bytes at most. Not /tmp, which may be a tmpfs.
+    home = Path(tempfile.mkdtemp(prefix="cctl-", dir="/var/tmp"))
+    log = home / "log"
+    with log.open("wb") as out:
+        daemon = subprocess.Popen(
+            command(home), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    argv = ("docker", "-H", f"unix://{home}/docker.sock")
+    try:
+        _await_engine(argv, daemon, log)
+        engine = Engine(name, argv, LocalTransport(Host(name=name, address="localhost")), home)
+        yield engine
+        for container in engine.docker("ps", "-aq").split():
+            engine.docker("rm", "-f", container)
+    finally:
+        daemon.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(daemon.pid, signal.SIGKILL)
+        # The engine leaves the namespace of --network host mounted.
+        subprocess.run(["umount", f"{home}/exec/netns/default"], capture_output=True)
+        shutil.rmtree(home)
+
+
+def _await_engine(argv: tuple[str, ...], daemon: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT
+    while subprocess.run([*argv, "version"], capture_output=True).returncode != 0:
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"dockerd did not start:\n{log.read_text()[-3000:]}")
+        time.sleep(0.1)
