@@ -11,7 +11,7 @@ from clusterctl.facts.gpu_faults import describe_processes, foreign, gpu_faults
 from clusterctl.facts.gpus import NOT_FOUND
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.xid import CATALOG
-from clusterctl.inventory.model import Gpu, Host
+from clusterctl.inventory.model import Gpu, Host, Inventory
 
 MEMORY_TOLERANCE = 0.10
 """Part by which memory may differ from the promise: names are in round numbers, the driver
@@ -30,25 +30,30 @@ NOUVEAU_GONE = (
 
 
 def gpu_problems(
-    host: Host, facts: HostFacts, image_env: Mapping[str, str] | None = None
+    inventory: Inventory,
+    host: Host,
+    facts: HostFacts,
+    image_env: Mapping[str, str] | None = None,
 ) -> Iterator[RequirementsNotMet]:
     """Nothing for a host that promises no GPU. `image_env`: the image's environment, where a
     host has the image."""
     if not host.gpus:
         return
-    yield from _promise_problems(host, facts)
-    yield from _driver_problems(host, facts.gpus.gpus, image_env or {})
+    yield from _promise_problems(inventory, host, facts)
+    yield from _driver_problems(inventory, host, facts.gpus.gpus, image_env or {})
     yield from gpu_faults(host, facts.gpus)
 
 
-def _promise_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+def _promise_problems(
+    inventory: Inventory, host: Host, facts: HostFacts
+) -> Iterator[RequirementsNotMet]:
     promised, report = host.gpus, facts.gpus
     if not report.gpus:
         why = "the kernel's nouveau driver holds them" if report.nouveau else report.error
         yield RequirementsNotMet(
             f"promises {_count(len(promised))}, and none can be used: {why}",
             host=host.name,
-            hint=_driver_hint(facts),
+            hint=_driver_hint(inventory, facts),
             detail=report.error if report.nouveau else None,
         )
     elif len(report.gpus) < min(len(promised), report.pci_devices):
@@ -76,7 +81,7 @@ def _promise_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotM
 
 
 def _driver_problems(
-    host: Host, gpus: Sequence[GpuFacts], image_env: Mapping[str, str]
+    inventory: Inventory, host: Host, gpus: Sequence[GpuFacts], image_env: Mapping[str, str]
 ) -> Iterator[RequirementsNotMet]:
     driver = gpus[0].driver if gpus else ""
     if wanted := too_old(driver, image_env):
@@ -84,7 +89,7 @@ def _driver_problems(
         yield RequirementsNotMet(
             f"its driver {driver} is too old for the image, which needs {wanted}",
             host=host.name,
-            hint="clusterctl bootstrap FILE --install-driver FILE.run with driver "
+            hint=f"clusterctl bootstrap {inventory.file} --install-driver FILE.run with driver "
             f"{branch or 'newer'} or later; or an image for an older CUDA",
         )
 
@@ -205,7 +210,7 @@ _COMPLAINTS = (
 """What nvidia-smi says, in small letters, and what helps."""
 
 
-def _driver_hint(facts: HostFacts) -> str:
+def _driver_hint(inventory: Inventory, facts: HostFacts) -> str:
     error = facts.gpus.error or ""
     if facts.gpus.nouveau:
         return without_nouveau(facts)
@@ -215,7 +220,8 @@ def _driver_hint(facts: HostFacts) -> str:
         return "sudo modprobe nvidia; if that fails: sudo dmesg | grep -i nvrm"
     if facts.gpus.pci_devices == 0:
         return "no NVIDIA GPU is on its PCI bus: lspci -d 10de:; set gpus: 0 in the inventory"
-    return f"{_install_driver(facts)}; or: clusterctl bootstrap FILE --install-driver FILE.run"
+    ours = f"clusterctl bootstrap {inventory.file} --install-driver FILE.run"
+    return f"{_install_driver(facts)}; or: {ours}"
 
 
 def _install_driver(facts: HostFacts) -> str:

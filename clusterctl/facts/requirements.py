@@ -79,7 +79,7 @@ def _host_problems(
     yield from _architecture_problems(host, facts)
     yield from network_problems(inventory, host, facts)
     if inventory.accelerator == "nvidia":
-        yield from gpu_problems(host, facts, image_env)
+        yield from gpu_problems(inventory, host, facts, image_env)
     yield from engine_problems(host, facts, brought=inventory.packages.offline is not None)
     yield from limit_problems(host, facts)
 

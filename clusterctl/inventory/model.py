@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -241,6 +242,11 @@ class Inventory(_Model):
     env: dict[EnvName, str] = Field(default={}, description="Environment of every container.")
     hosts: tuple[Host, ...] = Field(min_length=1, description="The machines, by name.")
     source: Path = Field(default=Path(), exclude=True, description="The file it came from.")
+
+    @property
+    def file(self) -> str:
+        """`source` as a command takes it that is pasted into a shell."""
+        return shlex.quote(str(self.source))
 
     @property
     def head(self) -> Host:

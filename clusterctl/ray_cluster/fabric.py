@@ -36,9 +36,11 @@ def judge(
     topology: Topology,
     environments: Mapping[str, Mapping[str, str]],
     facts: Mapping[str, HostFacts],
+    file: str,
 ) -> FabricVerdict:
-    """`environments`: what each node's container was given; `facts` for the links' speeds."""
-    errors = [*_strayed(report, environments), *failures(report, topology)]
+    """`environments`: what each node's container was given; `facts` for the links' speeds;
+    `file`: the inventory's, as a command takes it."""
+    errors = [*_strayed(report, environments, file), *failures(report, topology, file)]
     if errors:
         return FabricVerdict(tuple(errors))
     carried = {rank.host: read_log(rank.log) for rank in report.ranks if rank.log}
@@ -83,11 +85,11 @@ def in_words(bits: float) -> str:
 
 
 def _strayed(
-    report: FabricReport, environments: Mapping[str, Mapping[str, str]]
+    report: FabricReport, environments: Mapping[str, Mapping[str, str]], file: str
 ) -> list[ClusterctlError]:
     """Variables that a process which Ray starts has otherwise than the node's container."""
     return [
-        _stray(node.host, name, node.env.get(name), wanted[name])
+        _stray(node.host, name, node.env.get(name), wanted[name], file)
         for node in report.seen
         for wanted in (environments.get(node.host, {}),)
         for name in PER_NODE
@@ -95,12 +97,12 @@ def _strayed(
     ]
 
 
-def _stray(host: str, name: str, seen: str | None, wanted: str) -> ClusterctlError:
+def _stray(host: str, name: str, seen: str | None, wanted: str, file: str) -> ClusterctlError:
     has = f"{name}={seen}" if seen is not None else f"no {name}"
     return RequirementsNotMet(
         f"a process that Ray starts there has {has}, and {name}={wanted} is wanted",
         host=host,
-        hint="clusterctl bootstrap FILE",
+        hint=f"clusterctl bootstrap {file}",
     )
 
 

@@ -18,19 +18,20 @@ _PHASES = ("started", "imported", "store", "joined", "correct", "measured", "don
 _BACKEND = {"gloo": "Gloo", "nccl": "NCCL"}
 
 
-def failures(report: FabricReport, topology: Topology) -> list[ClusterctlError]:
-    """One error for each culprit; none when the gate came to its end."""
+def failures(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
+    """One error for each culprit; none when the gate came to its end. `file`: the inventory's,
+    as a command takes it."""
     match report.failed:
         case "":
             return []
         case "arrive" if report.absent:
             return [_absent(host, why) for host, why in report.absent.items()]
         case "places":
-            return [error for node in report.seen for error in _of_places(report, node.host)]
+            return [error for node in report.seen for error in _of_places(report, node.host, file)]
         case "crossings":
-            return list(_of_crossings(report.crossings))
+            return list(_of_crossings(report.crossings, file))
         case "import" | "store" | "gloo" | "nccl":
-            return _of_ranks(report, topology)
+            return _of_ranks(report, topology, file)
         case _:
             return [_broken(report, topology)]
 
@@ -54,16 +55,16 @@ def _broken(report: FabricReport, topology: Topology) -> ClusterctlError:
     )
 
 
-def _of_places(report: FabricReport, host: str) -> Iterator[ClusterctlError]:
+def _of_places(report: FabricReport, host: str, file: str) -> Iterator[ClusterctlError]:
     """Interfaces that the environment names on that host, and that cannot be used."""
     seen = next(node for node in report.seen if node.host == host)
     usable = ", ".join(name for name, addresses in seen.interfaces.items() if addresses)
     for place in seen.places:
         if place.problem:
-            yield _unusable(host, place, usable)
+            yield _unusable(host, place, usable, file)
 
 
-def _unusable(host: str, place: Place, usable: str) -> ClusterctlError:
+def _unusable(host: str, place: Place, usable: str, file: str) -> ClusterctlError:
     purposes = place.purpose.split(", ")
     named = " and ".join(_VARIABLE[purpose] for purpose in purposes)
     what = place.nic or place.ip
@@ -72,16 +73,16 @@ def _unusable(host: str, place: Place, usable: str) -> ClusterctlError:
         "down": f"{named} names {what}, which is down",
         "no address": f"{named} names {what}, which has no address",
     }[place.problem]
-    hint = f"ip link set {what} up" if place.problem == "down" else _rename(host, purposes)
+    hint = f"ip link set {what} up" if place.problem == "down" else _rename(host, purposes, file)
     return RequirementsNotMet(text, host=host, hint=hint)
 
 
-def _rename(host: str, purposes: Sequence[str]) -> str:
+def _rename(host: str, purposes: Sequence[str], file: str) -> str:
     keys = " and ".join(f"hosts.{host}.nics.{purpose}" for purpose in purposes)
-    return f"correct {keys}, then: clusterctl bootstrap FILE"
+    return f"correct {keys}, then: clusterctl bootstrap {file}"
 
 
-def _of_crossings(crossings: Sequence[Crossing]) -> list[ClusterctlError]:
+def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlError]:
     """Those that failed, told once for each address that is not reached; a host that reaches
     nobody while others do is told itself."""
     broken = [one for one in crossings if one.error]
@@ -91,7 +92,7 @@ def _of_crossings(crossings: Sequence[Crossing]) -> list[ClusterctlError]:
     for one in broken:
         if one.source not in cut_off:
             by_address.setdefault((one.target, one.ip), []).append(one)
-    return errors + [_not_reached(tried) for tried in by_address.values()]
+    return errors + [_not_reached(tried, file) for tried in by_address.values()]
 
 
 def _cut_off(crossings: Sequence[Crossing]) -> Iterator[str]:
@@ -116,7 +117,7 @@ def _cannot_leave(host: str, broken: Sequence[Crossing]) -> ClusterctlError:
     )
 
 
-def _not_reached(tried: Sequence[Crossing]) -> ClusterctlError:
+def _not_reached(tried: Sequence[Crossing], file: str) -> ClusterctlError:
     """One address that at least one other host does not reach."""
     one = tried[0]
     users = " and ".join(_VARIABLE[purpose] for purpose in one.purpose.split(", "))
@@ -128,13 +129,13 @@ def _not_reached(tried: Sequence[Crossing]) -> ClusterctlError:
         f"{sources} cannot reach its {one.nic} ({users}) at {one.ip} port {one.port}: "
         f"{_lower(one.error)}",
         host=one.target,
-        hint=_way_in(one),
+        hint=_way_in(one, file),
     )
 
 
-def _way_in(one: Crossing) -> str:
+def _way_in(one: Crossing, file: str) -> str:
     """What to do about an address that is not reached, by how it failed."""
-    rename = _rename(one.target, one.purpose.split(", "))
+    rename = _rename(one.target, one.purpose.split(", "), file)
     if ip_address(one.ip).is_loopback:
         return f"{one.nic} is the host's loopback: {rename}"
     if "answers there" in one.error:
@@ -142,7 +143,7 @@ def _way_in(one: Crossing) -> str:
     if "64 KiB" in one.error:
         return (
             f"large packets are lost on the way to {one.nic} of {one.target}: clusterctl check "
-            "FILE tells the MTU that passes"
+            f"{file} tells the MTU that passes"
         )
     if "unreachable" in one.error.lower() or "route" in one.error.lower():
         return f"{one.source} has no way to {one.ip} (ip route get {one.ip}): {rename}"
@@ -153,14 +154,14 @@ def _way_in(one: Crossing) -> str:
     )
 
 
-def _of_ranks(report: FabricReport, topology: Topology) -> list[ClusterctlError]:
+def _of_ranks(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
     """The hosts of the ranks that spoilt it: by pairs where there are some, else by what a rank
     said, else those that did not come as far as the others."""
     ranks = [rank for rank in report.ranks if rank.host in (_by_pairs(report) or _behind(report))]
     by_host: dict[str, list[RankReport]] = {}
     for rank in ranks:
         by_host.setdefault(rank.host, []).append(rank)
-    return [_spoilt(report, host, each, topology) for host, each in by_host.items()]
+    return [_spoilt(report, host, each, topology, file) for host, each in by_host.items()]
 
 
 def _by_pairs(report: FabricReport) -> set[str]:
@@ -186,7 +187,7 @@ def _progress(rank: RankReport, step: str) -> int:
 
 
 def _spoilt(
-    report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology
+    report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology, file: str
 ) -> ClusterctlError:
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
     where = _peer_named(complaints, report)
@@ -196,7 +197,7 @@ def _spoilt(
     return RequirementsNotMet(
         text + (f"; {where}" if where else ""),
         host=host,
-        hint=_cure(report.failed, host, topology),
+        hint=_cure(report.failed, host, topology, file),
         detail="\n".join([*dict.fromkeys(complaints), *seen]) or None,
     )
 
@@ -229,7 +230,7 @@ def _peer_named(complaints: Sequence[str], report: FabricReport) -> str:
     return ""
 
 
-def _cure(step: str, host: str, topology: Topology) -> str:
+def _cure(step: str, host: str, topology: Topology, file: str) -> str:
     if step == "import":
         return "the image must have torch that works on this host: clusterctl exec -- nvidia-smi"
     if step == "store":
@@ -237,7 +238,7 @@ def _cure(step: str, host: str, topology: Topology) -> str:
     node = topology.node(host)
     nics = node.gloo_nic if step == "gloo" else ", ".join(node.nccl_nics)
     without = "; without RDMA: network.rdma: false" if node.rdma else ""
-    return f"clusterctl check FILE, which tries {nics} of {host} with every other host{without}"
+    return f"clusterctl check {file} tries {nics} of {host} with every other host{without}"
 
 
 def _lower(text: str) -> str:

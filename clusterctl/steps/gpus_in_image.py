@@ -33,25 +33,25 @@ except Exception as error:
 print(json.dumps(told))
 """
 
-_NEWER_DRIVER = "a newer driver: clusterctl bootstrap FILE --install-driver FILE.run"
+_NEWER_DRIVER = "a newer driver: clusterctl bootstrap {file} --install-driver FILE.run"
 
 _FIXES = (
     ("driver on your system is too old", _NEWER_DRIVER),
     (
         "error 803",
         "the image brings CUDA libraries of its own that this driver does not go with (vllm "
-        f"#33447): an image for an older CUDA, or {_NEWER_DRIVER}",
+        "#33447): an image for an older CUDA, or " + _NEWER_DRIVER,
     ),
     (
         "error 804",
         "these GPUs cannot run a newer CUDA than their driver's: an image for an older CUDA, or "
-        f"{_NEWER_DRIVER}",
+        + _NEWER_DRIVER,
     ),
     ("error 802", "sudo systemctl enable --now nvidia-fabricmanager"),
     ("no cuda gpus", "nvidia-smi on the host; clusterctl bootstrap writes the CDI specification"),
     ("unknown error", "sudo nvidia-modprobe -u -c 0; if that does not help: sudo reboot"),
 )
-"""What CUDA says, in small letters, and what helps."""
+"""What CUDA says, in small letters, and what helps; {file}: the inventory's."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,13 @@ class Answer:
 class GpusInImage:
     title = "GPUs in the image"
 
-    def __init__(self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines) -> None:
+    def __init__(
+        self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
+    ) -> None:
+        """`file`: the inventory's, as a command takes it."""
         self._spec_for = spec_for
         self._engines = engines
+        self._file = file
 
     def check(self, view: HostView) -> None:
         """Raises RequirementsNotMet when CUDA does not work there, StepFailed when the engine
@@ -85,7 +89,7 @@ class GpusInImage:
         result = driver.run_once(spec.image, argv, timeout=LIMIT, devices_of=spec)
         if not result.ok:
             raise engine_error(result.last_lines() or f"status {result.status}", view.host.name)
-        _require(view, parse(result.stdout))
+        _require(view, parse(result.stdout), self._file)
 
     def apply(self, view: HostView, change: Change) -> None:
         """Nothing is ever to be changed."""
@@ -99,16 +103,17 @@ def parse(text: str) -> Answer:
         return Answer(error="PyTorch said nothing that can be read")
 
 
-def _require(view: HostView, answer: Answer) -> None:
+def _require(view: HostView, answer: Answer, file: str) -> None:
     promised = len(view.host.gpus)
     if answer.error:
         said = answer.error.lower()
+        fix = next((fix for words, fix in _FIXES if words in said), "nvidia-smi on the host")
         driver = next((gpu.driver for gpu in view.facts.gpus.gpus), "unknown")
         raise RequirementsNotMet(
             f"CUDA {answer.cuda or '?'} of the image does not work with driver {driver}: "
             f"{answer.error}",
             host=view.host.name,
-            hint=next((fix for words, fix in _FIXES if words in said), "nvidia-smi on the host"),
+            hint=fix.format(file=file),
         )
     if answer.gpus < promised:
         raise RequirementsNotMet(

@@ -46,7 +46,7 @@ def _images(
             f"has another image than {first} under the name {inventory.image}"
             f"{_releases(inside.get(name), inside.get(first), first)}",
             host=name,
-            hint=f"docker rmi -f {inventory.image} there; clusterctl bootstrap {inventory.source}",
+            hint=f"docker rmi -f {inventory.image} there; clusterctl bootstrap {inventory.file}",
         )
 
 
@@ -88,7 +88,7 @@ def releases_apart(
         RequirementsNotMet(
             f"its container has {what} {mine}, the one of {first} has {its}",
             host=name,
-            hint=f"clusterctl bootstrap {inventory.source}",
+            hint=f"clusterctl bootstrap {inventory.file}",
         )
         for name, state in states.items()
         for what, mine, its in _compared(state, states[first or name])

@@ -84,7 +84,8 @@ def _cuda_stage(
 ) -> tuple[Stage, ...]:
     if cluster.inventory.accelerator != "nvidia":
         return ()
-    return (Stage("GPUs in the image", images.names, (GpusInImage(spec, images.engines),)),)
+    step = GpusInImage(spec, images.engines, cluster.inventory.file)
+    return (Stage("GPUs in the image", images.names, (step,)),)
 
 
 def _plan(cluster: Cluster, hosts: tuple[Host, ...], engines: Engines) -> Plan:

@@ -73,7 +73,7 @@ def unlike_ray(
     path = str(NodePaths(inventory.cluster).state)
     try:
         state = require_bootstrapped(
-            head, read_state(answers[head].files.get(path)), answers[head].facts.clock
+            inventory, read_state(answers[head].files.get(path)), answers[head].facts.clock
         )
     except RequirementsNotMet as error:
         return [error]
@@ -94,7 +94,7 @@ def _drift(inventory: Inventory, planned: Plan) -> list[ClusterctlError]:
         RequirementsNotMet(
             f"is not as bootstrap would have it: {'; '.join(words)}",
             host=host,
-            hint=f"clusterctl bootstrap {inventory.source}",
+            hint=f"clusterctl bootstrap {inventory.file}",
         )
         for host, words in by_host.items()
     ]

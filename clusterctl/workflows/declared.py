@@ -59,7 +59,7 @@ def look_at_supervised(inventory: Inventory, head: Transport) -> dict[str, Servi
     """What is declared on a head whose supervisor works. Raises RequirementsNotMet when it
     does not: nobody there would follow a change."""
     answer = _ask(inventory, head)
-    require_bootstrapped(head.host.name, _state_in(inventory, answer), answer.facts.clock)
+    require_bootstrapped(inventory, _state_in(inventory, answer), answer.facts.clock)
     return services_in(inventory.cluster, answer)
 
 

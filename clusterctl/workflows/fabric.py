@@ -119,7 +119,7 @@ def incarnations(ground: FabricGround) -> dict[str, str]:
         if words[2:] != ["true"]:
             raise RequirementsNotMet(
                 f"{name} does not run, so its fabric cannot be tried",
-                hint="clusterctl bootstrap FILE",
+                hint=f"clusterctl bootstrap {ground.inventory.file}",
             )
         return " ".join(words[:2])
 
@@ -152,7 +152,7 @@ def _judged(ground: FabricGround, report: FabricReport) -> FabricVerdict:
         node.host: node_environment(ground.inventory, ground.topology, node)
         for node in ground.topology.nodes
     }
-    return judge(report, ground.topology, environments, ground.facts)
+    return judge(report, ground.topology, environments, ground.facts, ground.inventory.file)
 
 
 def _run(ground: FabricGround, sink: EventSink, cancelled: Cancelled) -> FabricReport:
@@ -168,7 +168,7 @@ def _run(ground: FabricGround, sink: EventSink, cancelled: Cancelled) -> FabricR
                 sink(Note(told["say"]))
             if "report" in told:
                 return from_json(FabricReport, json.dumps(told["report"]))
-        raise _no_report(channel, ground.head.host.name)
+        raise _no_report(channel, ground)
 
 
 def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
@@ -189,13 +189,14 @@ def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in complete)
 
 
-def _no_report(channel: Channel, host: str) -> ClusterctlError:
+def _no_report(channel: Channel, ground: FabricGround) -> ClusterctlError:
+    host = ground.head.host.name
     said = channel.stderr_tail().strip()
     if "can't open file" in said:
         return RequirementsNotMet(
             "its container is of another version of clusterctl, which has no fabric gate",
             host=host,
-            hint="clusterctl bootstrap FILE",
+            hint=f"clusterctl bootstrap {ground.inventory.file}",
         )
     return StepFailed(
         "the fabric gate ended without a report",

@@ -44,20 +44,21 @@ def ask_images(
     hosts = hosts_to_ask(report.plan)
     text = question(report.plan, config, asked.arguments, asked.env)
     chosen = {host: transports[host] for host in hosts.values()}
-    found = fan_out(chosen, partial(_ask, container_name(inventory.cluster), text))
+    found = fan_out(chosen, partial(_ask, inventory, text))
     raise_all(failures(found))
     answers = values(found)
     return exact(report.plan, {gpu: answers[host] for gpu, host in hosts.items()})
 
 
-def _ask(container: str, text: bytes, transport: Transport) -> Answer:
+def _ask(inventory: Inventory, text: bytes, transport: Transport) -> Answer:
     driver, host = DockerDriver(transport), transport.host.name
+    container = container_name(inventory.cluster)
     there = driver.find(container)
     if there is None or not there.running:
         raise RequirementsNotMet(
             "the node container does not run, and --probe asks the vLLM in it",
             host=host,
-            hint="clusterctl bootstrap FILE",
+            hint=f"clusterctl bootstrap {inventory.file}",
         )
     argv = ["python3", "-c", script()]
     result = driver.exec(container, argv, stdin=text, timeout=PROBE_TIMEOUT)

@@ -26,7 +26,7 @@ def lost_in_containers(
             yield RequirementsNotMet(
                 words,
                 host=host.name,
-                hint=f"clusterctl bootstrap {inventory.source} (it makes the container anew)",
+                hint=f"clusterctl bootstrap {inventory.file} (it makes the container anew)",
             )
 
 

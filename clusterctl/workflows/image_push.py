@@ -94,7 +94,7 @@ class _Ready:
             StepFailed(
                 "it has no container engine",
                 host=name,
-                hint=f"clusterctl bootstrap {involved.source}",
+                hint=f"clusterctl bootstrap {involved.file}",
             )
             for name, answer in answers.items()
             if not answer.facts.engine.installed

@@ -64,7 +64,7 @@ def prepare(
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
     """
     topology = resolve(inventory, {name: answer.facts for name, answer in answers.items()})
-    _require_ray(topology, state)
+    _require_ray(inventory, topology, state)
     location = _locate(inventory, request, model, transports)
     launch = _launch(inventory, request, model, topology, answers, state, declared, location)
     build_service(launch)  # flags that this vLLM does not know are told before all else
@@ -111,9 +111,11 @@ def _launch(
     )
 
 
-def _require_ray(topology: Topology, state: NodeState) -> None:
+def _require_ray(inventory: Inventory, topology: Topology, state: NodeState) -> None:
     problems: list[ClusterctlError] = [
-        RayNotFormed(breach.summary, host=breach.host, hint="clusterctl bootstrap FILE")
+        RayNotFormed(
+            breach.summary, host=breach.host, hint=f"clusterctl bootstrap {inventory.file}"
+        )
         for breach in breaches(expected_nodes(topology), state.nodes)
     ]
     raise_all(problems)

@@ -69,7 +69,7 @@ def read_key(inventory: Inventory, head: Transport) -> str:
         raise StepFailed(
             "the API key cannot be read",
             host=head.host.name,
-            hint="clusterctl bootstrap FILE",
+            hint=f"clusterctl bootstrap {inventory.file}",
             detail=result.last_lines(),
         )
     return result.stdout.strip()

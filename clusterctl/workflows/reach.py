@@ -78,21 +78,22 @@ def read_state(data: bytes | None) -> NodeState | None:
         return None
 
 
-def require_bootstrapped(host: str, state: NodeState | None, clock: float) -> NodeState:
-    """The state, or RequirementsNotMet that says how to get one that is of now.
+def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: float) -> NodeState:
+    """The head's state, or RequirementsNotMet that says how to get one that is of now.
 
     `clock`: Unix seconds on that host, whose clock the supervisor writes by.
     """
+    host = inventory.head.name
     if state is None:
         raise RequirementsNotMet(
             "no node container reports from there: the cluster is not up",
             host=host,
-            hint="clusterctl bootstrap FILE",
+            hint=f"clusterctl bootstrap {inventory.file}",
         )
     if clock - state.time > STALE:
         raise RequirementsNotMet(
             f"the supervisor last wrote {clock - state.time:.0f} s ago: it has ended, or hangs",
             host=host,
-            hint="clusterctl bootstrap FILE",
+            hint=f"clusterctl bootstrap {inventory.file}",
         )
     return state

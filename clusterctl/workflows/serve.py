@@ -232,7 +232,7 @@ def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str
 
 def _state(inventory: Inventory, answer: Probe) -> NodeState:
     state = read_state(answer.files.get(str(NodePaths(inventory.cluster).state)))
-    return require_bootstrapped(inventory.head.name, state, answer.facts.clock)
+    return require_bootstrapped(inventory, state, answer.facts.clock)
 
 
 def _changes(prepared: Prepared, old: ServiceDocument | None) -> Changes:

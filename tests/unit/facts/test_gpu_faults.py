@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -70,7 +71,7 @@ def _pci() -> str:
 
 def inventory() -> Inventory:
     host = Host(name="gpu1", address="10.1.0.11", role="head", gpus=(Gpu(), Gpu()))
-    return Inventory(cluster="demo", image="vllm:1", hosts=(host,))
+    return Inventory(cluster="demo", image="vllm:1", hosts=(host,), source=Path("/srv/demo.yaml"))
 
 
 def found(facts: HostFacts, **arguments: object) -> list[RequirementsNotMet]:
@@ -249,7 +250,9 @@ def test_a_driver_too_old_for_the_image(said: Said) -> None:
     assert problem.summary == (
         "its driver 550.54.15 is too old for the image, which needs CUDA 12.8"
     )
-    assert "with driver 570 or later" in str(problem.hint)
+    assert str(problem.hint).startswith(
+        "clusterctl bootstrap /srv/demo.yaml --install-driver FILE.run with driver 570 or later"
+    )
 
 
 def test_no_control_groups_for_devices(said: Said) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +194,10 @@ def test_a_mixed_host_is_matched_whatever_the_order(healthy: HostFacts) -> None:
     ("report", "hint"),
     [
         (GpuReport((), "nvidia-smi is not installed", 2), "sudo ubuntu-drivers install"),
+        (
+            GpuReport((), "nvidia-smi is not installed", 2),
+            "or: clusterctl bootstrap /srv/demo.yaml --install-driver FILE.run",
+        ),
         (GpuReport((), "nvidia-smi is not installed", 0), "lspci -d 10de:"),
         (
             GpuReport((), "Failed to initialize NVML: Driver/library version mismatch", 2),
@@ -203,7 +208,8 @@ def test_a_mixed_host_is_matched_whatever_the_order(healthy: HostFacts) -> None:
     ],
 )
 def test_a_host_whose_gpus_cannot_be_used(report: GpuReport, hint: str, healthy: HostFacts) -> None:
-    problem = only(*found(replace(healthy, gpus=report), {"gpus": ({}, {})}))
+    file = Path("/srv/demo.yaml")
+    problem = only(*found(replace(healthy, gpus=report), {"gpus": ({}, {})}, source=file))
     assert problem.summary == f"promises 2 GPUs, and none can be used: {report.error}"
     assert hint in str(problem.hint)
 

@@ -39,7 +39,7 @@ def topology(*hosts: str, **changes: Any) -> Topology:
 def verdict(found: FabricReport, *hosts: str, speed: int | None = 10_000) -> FabricVerdict:
     kind = "physical" if speed else "virtual"
     facts = {h: host_facts(nic(NICS[h], IPS[h], speed=speed, kind=kind)) for h in IPS}
-    return judge(found, topology(*hosts), {}, facts)
+    return judge(found, topology(*hosts), {}, facts, "demo.yaml")
 
 
 def seen(*hosts: str) -> list[SeenNode]:
@@ -77,7 +77,7 @@ def test_two_h200_over_sockets() -> None:
 
 def test_two_h200_of_one_host() -> None:
     own = Topology((Node("both", "head", "127.0.0.1", "lo", ("lo",), "lo", (), gpus=2),))
-    found = judge(report("two-h200-over-nvlink"), own, {}, {"both": host_facts()})
+    found = judge(report("two-h200-over-nvlink"), own, {}, {"both": host_facts()}, "demo.yaml")
     assert found.lines[1].startswith("NCCL, 2 ranks: NVLink inside the host, 2388 Gbit/s")
     assert found.network is None
 
@@ -101,12 +101,14 @@ def test_infiniband_is_compared_with_the_ports_rate() -> None:
     ranks = [replace(rank, log=IB) for rank in base.ranks]
     device = replace(rdma("mlx5_0"), ports=(RdmaPort(1, True, "InfiniBand", 200_000.0, ()),))
     facts = {h: host_facts(rdma=(device,)) for h in ("gpua", "gpub")}
-    found = judge(replace(base, ranks=ranks), topology(rdma=("mlx5_0:1",)), {}, facts)
+    found = judge(replace(base, ranks=ranks), topology(rdma=("mlx5_0:1",)), {}, facts, "demo.yaml")
     assert "IB mlx5_0+mlx5_1 with GPUDirect, 29 Gbit/s of 200" in found.lines[1]
 
 
 def test_sockets_where_rdma_was_chosen_are_said() -> None:
-    found = judge(report("two-h200-over-sockets"), topology(rdma=("mlx5_0:1",)), {}, {})
+    found = judge(
+        report("two-h200-over-sockets"), topology(rdma=("mlx5_0:1",)), {}, {}, "demo.yaml"
+    )
     assert [note.split(",")[0] for note in found.notes] == [
         "gpua has RDMA (mlx5_0:1)",
         "gpub has RDMA (mlx5_0:1)",
@@ -124,12 +126,13 @@ def test_nccl_on_another_interface_than_told() -> None:
 
 def test_an_environment_that_does_not_reach_rays_processes() -> None:
     wanted = {"gpub": {"GLOO_SOCKET_IFNAME": "ens3", "NCCL_IB_HCA": ""}}
-    found = judge(report("two-h200-over-sockets"), topology(), wanted, {})
+    found = judge(report("two-h200-over-sockets"), topology(), wanted, {}, "demo.yaml")
     (error,) = found.errors
     assert str(error) == (
         "gpub: a process that Ray starts there has GLOO_SOCKET_IFNAME=ens2, and "
         "GLOO_SOCKET_IFNAME=ens3 is wanted"
     )
+    assert error.hint == "clusterctl bootstrap demo.yaml"
 
 
 def test_one_rank_proves_nothing_and_says_so() -> None:
@@ -155,11 +158,12 @@ def test_a_host_where_ray_starts_nothing() -> None:
 @pytest.mark.parametrize(
     ("problem", "said", "hint"),
     [
-        ("missing", "GLOO_SOCKET_IFNAME names eth7, and its container has ens2", "nics.gloo"),
+        ("missing", "GLOO_SOCKET_IFNAME names eth7, and its container has ens2", "nics.gloo, then: "
+         "clusterctl bootstrap demo.yaml"),
         ("down", "GLOO_SOCKET_IFNAME names eth7, which is down", "ip link set eth7 up"),
         ("no address", "GLOO_SOCKET_IFNAME names eth7, which has no address", "nics.gloo"),
     ],
-)
+)  # fmt: skip
 def test_an_interface_that_cannot_be_used(problem: str, said: str, hint: str) -> None:
     nodes = seen("gpua", "gpub")
     wrong = replace(nodes[1], places=[*nodes[1].places, Place("gloo", "eth7", "", problem)])
@@ -203,10 +207,11 @@ def test_a_host_that_reaches_nobody_is_named_itself() -> None:
         ("Connection refused", "127.0.0.1", "ens2 is the host's loopback: correct hosts.gpub.nics"),
         ("gpua answers there", "172.17.0.1", "172.17.0.1 is on both hosts: correct hosts.gpub"),
         ("Network is unreachable", "10.98.0.2", "gpua has no way to 10.98.0.2 (ip route get"),
-        ("it answers, and 64 KiB do not arrive within 3 s", "10.9.0.2", "large packets are lost"),
+        ("it answers, and 64 KiB do not arrive within 3 s", "10.9.0.2",
+         "large packets are lost on the way to ens2 of gpub: clusterctl check demo.yaml tells"),
         ("Connection refused", "10.9.0.2", "let TCP 32768-60999 through on ens2 of gpub"),
     ],
-)
+)  # fmt: skip
 def test_the_fix_follows_from_how_it_failed(error: str, ip: str, hint: str) -> None:
     tried = [crossing("gpua", "gpub", error, ip=ip)]
     (found,) = verdict(FabricReport(3.0, "crossings", crossings=tried)).errors
@@ -223,11 +228,11 @@ def ranks(*phases: str, **changes: Any) -> list[RankReport]:
 
 def test_the_rank_that_did_not_join_is_named() -> None:
     found = FabricReport(15.0, "gloo", "not within 15 s", ranks=ranks("joined", "imported"))
-    ((host, said),) = errors(found)
-    assert host == "gpub"
-    assert (
-        said == "the all-reduce over Gloo did not come about: rank 1 did not join (not within 15 s)"
+    (error,) = verdict(found).errors
+    assert str(error) == (
+        "gpub: the all-reduce over Gloo did not come about: rank 1 did not join (not within 15 s)"
     )
+    assert error.hint == "clusterctl check demo.yaml tries ens2 of gpub with every other host"
 
 
 def test_pairs_name_the_host_that_fails_with_everybody() -> None:

@@ -32,7 +32,7 @@ def made() -> Cluster:
 
 def step(made: Cluster, *, all_gpus: bool = True) -> GpusInImage:
     wanted = replace(spec(made), all_gpus=all_gpus)
-    return GpusInImage(lambda _: wanted, made.engines)
+    return GpusInImage(lambda _: wanted, made.engines, "demo.yaml")
 
 
 def says(made: Cluster, **told: object) -> None:
@@ -52,9 +52,9 @@ def test_a_cpu_host_is_not_asked(made: Cluster) -> None:
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        (TOO_OLD, "--install-driver"),
+        (TOO_OLD, "clusterctl bootstrap demo.yaml --install-driver FILE.run"),
         ("CUDA driver initialization failed, Error 803: system has unsupported display driver / "
-         "cuda driver combination", "#33447"),
+         "cuda driver combination", "or a newer driver: clusterctl bootstrap demo.yaml "),
         ("Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was "
          "attempted on non supported HW", "cannot run a newer CUDA"),
         ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from clusterctl.errors import RequirementsNotMet
+from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState
 from clusterctl.workflows.reach import require_bootstrapped
 from clusterctl.workflows.serve import Changes, Decision, settle
 
+INVENTORY = Inventory(
+    cluster="demo",
+    image="i",
+    hosts=(Host(name="gpu1", address="gpu1", role="head"),),
+    source=Path("/srv/my cluster.yaml"),
+)
 STATE = NodeState("gpu1", "head", 1000.0, "1", "up", 0.0, 0)
 
 
@@ -19,13 +27,13 @@ def decision(*lines: str) -> Decision:
 
 
 def test_a_supervisor_that_wrote_just_now_is_believed() -> None:
-    assert require_bootstrapped("gpu1", STATE, clock=1003.0) is STATE
+    assert require_bootstrapped(INVENTORY, STATE, clock=1003.0) is STATE
 
 
 def test_a_supervisor_that_has_ended_is_told_at_once() -> None:
     with pytest.raises(RequirementsNotMet, match="last wrote 40 s ago") as caught:
-        require_bootstrapped("gpu1", STATE, clock=1040.0)
-    assert caught.value.hint == "clusterctl bootstrap FILE"
+        require_bootstrapped(INVENTORY, STATE, clock=1040.0)
+    assert caught.value.hint == "clusterctl bootstrap '/srv/my cluster.yaml'"
     assert caught.value.host == "gpu1"
 
 

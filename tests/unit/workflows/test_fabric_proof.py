@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,7 @@ class Lab:
             cluster="demo",
             image="i",
             accelerator="cpu",
+            source=Path("/srv/demo.yaml"),
             hosts=(
                 Host(name="gpu1", address="gpu1", role="head"),
                 Host(name="gpu2", address="gpu2"),
@@ -154,7 +156,7 @@ def test_a_host_whose_container_does_not_run_is_named() -> None:
     with pytest.raises(RequirementsNotMet, match="does not run") as caught:
         incarnations(lab.ground)
     assert caught.value.host == "gpu2"
-    assert caught.value.hint == "clusterctl bootstrap FILE"
+    assert caught.value.hint == "clusterctl bootstrap /srv/demo.yaml"
 
 
 def test_check_says_that_the_gate_was_not_run_where_something_is_wrong() -> None:
