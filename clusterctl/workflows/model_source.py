@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from clusterctl.distribution.chain_link import PIECE
-from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.files_source import FilesSource
 from clusterctl.distribution.weights.hashing import manifest_of
+from clusterctl.distribution.weights.host_hashes import hashes
 from clusterctl.distribution.weights.manifest import (
     Manifest,
     WeightFile,
@@ -107,7 +107,7 @@ def of_host(
         if manifest is None or tree.lacking:
             text = f"hashing {tree.path} there: {tree.size / _GIB:.1f} GiB"
             sink(StepProgress(holder, "hash", text))
-            manifest = _hashed(view, directory, tree)
+            manifest = _hashed(view, directory, tree, sink)
             sink(StepFinished(holder, "hash", "unchanged", 0.0))
         paths = {
             file.blob.digest: f"{directory}/{tree.path}/{file.path}" for file in manifest.files
@@ -144,14 +144,18 @@ def _parts(path: str, models: str) -> tuple[str, str]:
     return str(PurePosixPath(path).parent), PurePosixPath(path).name
 
 
-def _hashed(view: HostView, directory: str, tree: HostTree) -> Manifest:
+def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> Manifest:
     """The tree's manifest, taken and written down on the host. Raises RequirementsNotMet for
     what is no whole model, StepFailed for a file that changes meanwhile."""
     path = f"{directory}/{tree.path}"
     _require_whole(view, path)
     kept = {p: seen for p, seen in tree.files.items() if not is_passed_over(p)}
-    found = placing.hashes(
-        view.transport, [f"{path}/{p}" for p in kept], tree.size, piece_size=PIECE
+    found = hashes(
+        view.transport,
+        [f"{path}/{p}" for p in kept],
+        sum(seen.size for seen in kept.values()),
+        piece_size=PIECE,
+        say=lambda far: sink(StepProgress(view.host.name, "hash", f"{tree.path}: {far}")),
     )
     again = look_at_models(view.transport, directory).tree(tree.path)
     files = []

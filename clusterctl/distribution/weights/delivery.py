@@ -15,6 +15,7 @@ from typing import Self
 from clusterctl.distribution.shared_failure import share_of
 from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.bringing import Bringing
+from clusterctl.distribution.weights.host_hashes import hashes, sums
 from clusterctl.distribution.weights.manifest import Manifest
 from clusterctl.distribution.weights.need import Need, need, no_room
 from clusterctl.distribution.weights.on_host import HostModels, look_at_models
@@ -47,6 +48,8 @@ class _State:
     bringing: Bringing | None = None
     failures: dict[str, ClusterctlError] = field(default_factory=dict)
     """Hosts that could not be made ready, and why."""
+    says: dict[str, Callable[[str], None]] = field(default_factory=dict)
+    """Of the hosts whose own turn has come."""
     left: set[str] = field(default_factory=set)
     sent: int = 0
 
@@ -88,6 +91,7 @@ class Delivery:
     def apply(self, view: HostView, change: Change) -> None:
         """See Step."""
         del change
+        self._state.says[view.host.name] = view.say
         bringing = self._begun(view)
         try:
             bringing.deliver(view)
@@ -124,7 +128,7 @@ class Delivery:
 
     def _begin(self, view: HostView) -> Bringing:
         """Make all hosts ready and start the chain. Raises when none is."""
-        ready = fan_out(self._views, lambda each: self._ready(each, view.say))
+        ready = fan_out(self._views, lambda each: self._ready(each, self._saying(each, view)))
         for name, outcome in ready.items():
             if isinstance(outcome, Failed):
                 self._state.failures[name] = outcome.error
@@ -144,14 +148,27 @@ class Delivery:
         if found.complete:
             return found
         if found.unproven:
-            say(f"hashing what {view.host.name} has of it")
-            size = sum(_sizes(manifest)[digest] for digest in found.unproven.values())
-            told = placing.hashes(view.transport, list(found.unproven), size)
-            found = found.proven(placing.sums(told))
+            found = found.proven(self._hashed(view, found, say))
         if problem := no_room(manifest, found, host):
             raise problem
         placing.prepare(view.transport, manifest, found, directory)
         return found
+
+    def _saying(self, view: HostView, first: HostView) -> Callable[[str], None]:
+        """The words on a host, in its own line once it has one, until then in that of `first`."""
+
+        def say(text: str) -> None:
+            self._state.says.get(view.host.name, first.say)(text)
+
+        return say
+
+    def _hashed(self, view: HostView, found: Need, say: Callable[[str], None]) -> dict[str, str]:
+        """The sha256 of what may be right there, by path; as long as that takes, it is said."""
+        text = f"hashing what {view.host.name} has of it"
+        say(text)
+        size = sum(_sizes(self._supply.manifest)[digest] for digest in found.unproven.values())
+        paths = list(found.unproven)
+        return sums(hashes(view.transport, paths, size, say=lambda far: say(f"{text}: {far}")))
 
     def _leave(self, name: str) -> None:
         with self._lock:

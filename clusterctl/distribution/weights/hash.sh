@@ -1,14 +1,55 @@
 #!/bin/sh
-# The sha256 of each file named on stdin, and with "$1" that of every "$1" bytes of it. A line
-# each: whole, pieces parted by blanks, path; parted by tabs. A file that cannot be read has none.
+# The sha256 of each file named on stdin, and with "$1" that of every "$1" bytes of it. Tells, with
+# tabs between the fields:
+#   at BYTES                 read so far, in all, every "$2" seconds; for pieces all is read twice
+#   hash WHOLE PIECES PATH   pieces parted by blanks
+# A file that cannot be read has no hash.
 
 TAB=$(printf '\t')
+SMALL=16777216 # bytes of a file that is read before a word on it is due
+before=0
+
 pieces() {
-    [ -n "$1" ] || return 0
-    split -b "$1" --filter=sha256sum - <"$2" | cut -c 1-64 | tr '\n' ' '
+    split -b "$1" --filter=sha256sum - | cut -c 1-64 | tr '\n' ' '
 }
-while IFS= read -r path; do
-    whole=$(sha256sum <"$path" 2>/dev/null)
-    [ -n "$whole" ] || continue
-    printf "%s$TAB%s$TAB%s\n" "${whole%% *}" "$(pieces "$1" "$path")" "$path"
+
+# The position of file 4, which whoever reads it has moved.
+tell() {
+    at=$(sed -n 's/^pos:[^0-9]*//p' /proc/self/fdinfo/4)
+    echo "at$TAB$((before + ${at:-0}))"
+}
+
+# Run "$@" on file 4, and say how far it is. Nobody else writes when it is over: two long lines could be mixed.
+told() {
+    if [ "$size" -le "$SMALL" ]; then
+        "$@" <&4
+        return
+    fi
+    (while sleep "$every" >/dev/null 2>&1 3>&- 4<&-; do tell; done) >&3 2>/dev/null &
+    "$@" <&4
+    status=$?
+    kill $!
+    wait $!
+    return $status
+}
+
+past() {
+    before=$((before + size))
+    echo "at$TAB$before"
+}
+
+every=$2
+exec 3>&1
+# All at once: who sends the names need not listen meanwhile.
+names=$(cat)
+printf '%s\n' "$names" | while IFS= read -r path; do
+    size=$(stat -L -c %s "$path" 2>/dev/null) || continue
+    { whole=$(told sha256sum); } 2>/dev/null 4<"$path" || continue
+    past
+    parts=
+    if [ -n "$1" ]; then
+        { parts=$(told pieces "$1"); } 2>/dev/null 4<"$path" || continue
+        past
+    fi
+    printf "hash$TAB%s$TAB%s$TAB%s\n" "${whole%% *}" "$parts" "$path"
 done

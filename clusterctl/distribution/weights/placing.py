@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import PurePosixPath
 
 from clusterctl.distribution.chain_link import Place
-from clusterctl.distribution.weights.hashing import Hashed
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, dump
 from clusterctl.distribution.weights.need import Need, staging_path
 from clusterctl.distribution.weights.on_host import SHARED_FROM
 from clusterctl.errors import CommandFailed
 from clusterctl.transport.base import Transport
 
-HASHED_PER_SECOND = 50e6
-"""Bytes; slower than any disk and core in use, for the time limits of hashing and syncing."""
+WRITTEN_PER_SECOND = 50e6
+"""Bytes; slower than any disk in use, for the time limits of copying and syncing."""
 
 _LIMIT = 60.0
 """Seconds that a script may take on top of what its bytes need."""
@@ -72,25 +71,6 @@ def rename_staged(transport: Transport, staged: str, manifest: Manifest, directo
     _run(transport, argv, (), doing=f"beginning {manifest.name}", size=0)
 
 
-def hashes(
-    transport: Transport, paths: Sequence[str], size: int, *, piece_size: int | None = None
-) -> dict[str, Hashed]:
-    """The hashes of files on the host, by path, those of its pieces too where their size
-    is given. A file that cannot be read is left out. `size`: bytes of all of them, for the
-    time limit."""
-    if not paths:
-        return {}
-    argv = ("sh", "-c", _script("hash.sh"), "hash", str(piece_size or ""))
-    told = _run(transport, argv, paths, doing="hashing files", size=size)
-    rows = (line.split("\t", 2) for line in told.splitlines())
-    return {path: Hashed(whole, tuple(chunks.split())) for whole, chunks, path in rows}
-
-
-def sums(found: Mapping[str, Hashed]) -> dict[str, str]:
-    """Only the sha256 of whole files, by path."""
-    return {path: hashed.sha256 for path, hashed in found.items()}
-
-
 def _firsts(manifest: Manifest) -> dict[str, WeightFile]:
     """The first file of each content, by sha256."""
     firsts: dict[str, WeightFile] = {}
@@ -123,7 +103,7 @@ def _run(
     transport: Transport, argv: Sequence[str], lines: Iterable[str], *, doing: str, size: int
 ) -> str:
     text = "".join(f"{line}\n" for line in lines)
-    limit = _LIMIT + size / HASHED_PER_SECOND
+    limit = _LIMIT + size / WRITTEN_PER_SECOND
     result = transport.run(argv, stdin=text.encode(), sudo=True, timeout=limit)
     if not result.ok:
         last = result.last_lines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 
 from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.hashing import HashCache, hash_file, manifest_of
+from clusterctl.distribution.weights.host_hashes import hashes, sums
 from clusterctl.distribution.weights.manifest import Manifest
 from clusterctl.distribution.weights.need import Need, need, no_room, staging_path
 from clusterctl.distribution.weights.on_host import SHARED_FROM, HostModels, look_at_models
 from clusterctl.distribution.weights.tree import Tree, read_tree
-from clusterctl.errors import CommandFailed
+from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.transport.local import LocalTransport
+from tests.fakes.transport import FakeTransport
 from tests.unit.distribution.weights.conftest import MakeModel, safetensors
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hosts are worked on as root")
@@ -140,8 +143,8 @@ def test_what_someone_else_copied_is_hashed_there_and_not_sent(
     found = need(manifest, look_at_models(here, models))
     assert found.state == "unproven"
     assert found.least == 0
-    told = placing.hashes(here, list(found.unproven), manifest.size)
-    settled = found.proven(placing.sums(told))
+    told = hashes(here, list(found.unproven), manifest.size)
+    settled = found.proven(sums(told))
     assert [blob.size for blob in settled.brought] == [shard.stat().st_size]
     placing.prepare(here, manifest, settled, models)
     bring(tree, manifest, settled, models)
@@ -159,7 +162,7 @@ def test_of_a_directory_of_links_the_files_are_taken(
     for file in tree.files:
         (linked / file.path).symlink_to(file.source)
     found = need(manifest, look_at_models(here, models))
-    settled = found.proven(placing.sums(placing.hashes(here, list(found.unproven), manifest.size)))
+    settled = found.proven(sums(hashes(here, list(found.unproven), manifest.size)))
     assert settled.brought == ()
     placing.prepare(here, manifest, settled, models)
     placing.settle(here, manifest, models)
@@ -170,8 +173,42 @@ def test_of_a_directory_of_links_the_files_are_taken(
 def test_pieces_are_hashed_on_the_host_as_here(here: LocalTransport, tmp_path: Path) -> None:
     file = tmp_path / "it's $HOME; a file"
     file.write_bytes(os.urandom(2500))
-    told = placing.hashes(here, [str(file), f"{tmp_path}/none"], 2500, piece_size=1000)
+    told = hashes(here, [str(file), f"{tmp_path}/none"], 2500, piece_size=1000)
     assert told == {str(file): hash_file(file, piece_size=1000)}
+
+
+SLOW = """\
+#!/bin/sh
+dd bs=1M count=10 of=/dev/null status=none
+sleep 1.5
+echo 00  -
+"""
+
+
+def test_how_far_hashing_is_is_said_within_a_file_too(
+    here: LocalTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, file, said = tmp_path / "sha256sum", tmp_path / "large", list[str]()
+    program.write_text(SLOW)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with file.open("wb") as made:
+        made.truncate(20 << 20)
+    told = hashes(here, [str(file)], 20 << 20, say=said.append, every=0.1)
+    assert set(told) == {str(file)}
+    assert re.fullmatch(r"10 of about 20 MiB, \d+ MiB/s hashed", said[0])
+
+
+def test_a_disk_that_gives_nothing_more_is_named(here: LocalTransport, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stuck")
+    with pytest.raises(CommandTimedOut, match="hashing files came to a stop") as raised:
+        hashes(here, [str(tmp_path / "stuck")], 1, stalled=0.5)
+    assert raised.value.host == "gpu1"
+    talking = FakeTransport()
+    talking.on(lambda argv: argv[3] == "hash", stdout="at\t5\nat\t5\nat\t5\n")
+    with pytest.raises(CommandTimedOut) as again:
+        hashes(talking, ["/x"], 9, stalled=0.0)
+    assert "no byte was read" in str(again.value.detail)
 
 
 def test_a_cache_entry_gets_a_second_snapshot_and_keeps_the_first(
