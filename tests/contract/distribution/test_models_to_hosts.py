@@ -4,6 +4,7 @@ of its own at the same path."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -121,6 +122,29 @@ def test_all_hosts_without_room_are_named_before_the_first_byte(
     assert [error.host for error in raised.value.errors] == ["h1", "h2", "h3"]
     assert all(isinstance(error, RequirementsNotMet) for error in raised.value.errors)
     assert all("are free" in error.summary for error in raised.value.errors)
+
+
+SLOW = """\
+#!/bin/sh
+[ "$(stat -L -c %s /dev/stdin)" -gt 16777216 ] && sleep 3.5
+exec /usr/bin/sha256sum "$@"
+"""
+
+
+def test_each_host_says_in_its_own_line_how_far_hashing_there_is(
+    cluster: Cluster, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sha256sum").write_text(SLOW)
+    (tmp_path / "sha256sum").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("h1", "h2"):
+        shutil.copytree(model, cluster.own(name) / "Tiny-1B")
+    supply = cluster.supply(model)
+    assert cluster.push(supply)[0].changed == 3
+    told = {(e.host, e.text) for e in cluster.events if isinstance(e, StepProgress)}
+    for name in ("h1", "h2"):
+        found = f"hashing what {name} has of it: "
+        assert any(host == name and text.startswith(found) for host, text in told), told
 
 
 def test_a_file_that_changes_while_it_is_sent_is_named(cluster: Cluster, model: Path) -> None:
