@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from clusterctl.distribution.weights.arriving import (
@@ -16,6 +17,7 @@ from clusterctl.distribution.weights.arriving import (
     require_room,
 )
 from clusterctl.distribution.weights.download import Downloads
+from clusterctl.distribution.weights.download_lock import only_one
 from clusterctl.distribution.weights.host_web import HostWeb
 from clusterctl.distribution.weights.hub import Hub, Listing, Refused, Web, needed
 from clusterctl.distribution.weights.hub_access import huggingface_access, modelscope_access
@@ -113,32 +115,30 @@ def run(
 ) -> Pushed:
     """Get the model and bring it to the hosts of `push`, at the same time. What a host has of
     that commit already is not downloaded. Raises what the hub, this machine's disk and the
-    hosts say; what came until then is kept for the next run."""
+    hosts say; what came until then is kept for the next run. LockHeld while another run here
+    gets the same model."""
     with OperatorWeb() as web:
         hub = hub_for(pull.hub, web)
         listing = listed(pull, hub)
         directory = download_directory(listing)
-        with _arriving(listing, pull, hub, web, sink) as arriving:
+        with only_one(directory, pull.model_id):
+            with _arriving(listing, pull, hub, web, sink) as arriving:
 
-            def supplying(views: Mapping[str, HostView]) -> Supply:
-                there = held(listing, pull.name, push, views)
-                if there:
-                    return there
-                require_room(listing, directory)
-                manifest = arriving.begin()
-                return Supply(
-                    manifest,
-                    pull.hub,
-                    arriving,
-                    trouble=arriving.trouble,
-                    complete=arriving.complete,
-                )
+                def supplying(views: Mapping[str, HostView]) -> Supply:
+                    there = held(listing, pull.name, push, views)
+                    return there or _coming(listing, pull, arriving, directory)
 
-            done = model_push.run(
-                replace(push, supplying=supplying), credentials, agree=agree, sink=sink
-            )
-        clear(directory)
+                found = replace(push, supplying=supplying)
+                done = model_push.run(found, credentials, agree=agree, sink=sink)
+            clear(directory)
     return done
+
+
+def _coming(listing: Listing, pull: Wanted, arriving: Arriving, directory: Path) -> Supply:
+    require_room(listing, directory)
+    manifest = arriving.begin()
+    trouble, complete = arriving.trouble, arriving.complete
+    return Supply(manifest, pull.hub, arriving, trouble=trouble, complete=complete)
 
 
 @contextmanager
