@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tree that grew in "$1" becomes the model directory "$2", in one rename. On stdin, fields
+# The tree that grew in "$1" becomes the model directory "$2", in one step. On stdin, fields
 # parted by tabs:
 #   same PATH PATH   the second file has the content of the first
 #   link TARGET PATH a symbolic link
@@ -49,8 +49,17 @@ mv "$MANIFEST.new" "$MANIFEST"
 chmod 755 .
 mkdir -p "$(dirname "$2")"
 rm -rf "$1.old"
-if [ -e "$2" ] || [ -L "$2" ]; then mv "$2" "$1.old"; fi
-mv "$1" "$2"
+if [ ! -e "$2" ] && [ ! -L "$2" ]; then
+    mv "$1" "$2"
+elif mv --exchange -T "$1" "$2" 2>/dev/null; then
+    mv "$1" "$1.old"
+else
+    # Before coreutils 9.5 (Debian 13), and on NFS, there is an instant with neither version in
+    # place. Who opens a model just then is told that it is not there, and finds it a moment later;
+    # who has its files open keeps them either way.
+    mv "$2" "$1.old"
+    mv "$1" "$2"
+fi
 rm -rf "$1.old"
 
 # Other versions of it that were begun and never finished.

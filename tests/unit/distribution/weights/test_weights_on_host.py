@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,12 @@ from clusterctl.distribution.weights.hashing import HashCache, hash_file, manife
 from clusterctl.distribution.weights.host_hashes import hashes, sums
 from clusterctl.distribution.weights.manifest import Manifest
 from clusterctl.distribution.weights.need import Need, need, no_room, staging_path
-from clusterctl.distribution.weights.on_host import SHARED_FROM, HostModels, look_at_models
+from clusterctl.distribution.weights.on_host import (
+    INCOMING,
+    SHARED_FROM,
+    HostModels,
+    look_at_models,
+)
 from clusterctl.distribution.weights.tree import Tree, read_tree
 from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.transport.local import LocalTransport
@@ -68,6 +74,52 @@ def test_a_model_arrives_and_is_known_at_the_next_look(
     assert (Path(models) / "Tiny-1B" / "model-2.safetensors").read_bytes() == (
         tmp_path / "here" / "Tiny-1B" / "model-2.safetensors"
     ).read_bytes()
+
+
+MV = """\
+#!{python}
+# As mv of coreutils 9.5 does, or refuses --exchange as those before; says where the model was gone.
+import ctypes, os, subprocess, sys
+words = sys.argv[1:]
+if words[0] == "--exchange":
+    paths = [os.fsencode(path) for path in words[2:]]
+    libc = ctypes.CDLL(None)
+    status = {knows} and libc.renameat2(-100, paths[0], -100, paths[1], 2) == 0
+    status = 0 if status else 1
+else:
+    status = subprocess.call(["/bin/mv", *words])
+if not os.path.exists("{model}"):
+    open("{gone}", "a").close()
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("knows_exchange", [True, False])
+def test_a_model_that_is_replaced_is_there_all_the_time(
+    knows_exchange: bool,
+    make_model: MakeModel,
+    here: LocalTransport,
+    models: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or all but an instant, where `mv` cannot exchange two directories."""
+    deliver(*hashed(make_model(), tmp_path), here, models)
+    (tmp_path / "here" / "Tiny-1B" / "tokenizer.json").write_text("{1: 1}")
+    tree, manifest = hashed(tmp_path / "here" / "Tiny-1B", tmp_path)
+    (tmp_path / "bin").mkdir()
+    program, gone = tmp_path / "bin" / "mv", tmp_path / "gone"
+    text = MV.format(
+        python=sys.executable, knows=knows_exchange, model=f"{models}/Tiny-1B", gone=gone
+    )
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    after = deliver(tree, manifest, here, models)
+    assert gone.exists() is not knows_exchange
+    assert need(manifest, after).complete
+    assert (Path(models) / "Tiny-1B" / "tokenizer.json").read_text() == "{1: 1}"
+    assert list(Path(models, INCOMING).iterdir()) == []
 
 
 def test_an_unfinished_tree_is_never_in_its_place(
