@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.transport.base import Transport
@@ -50,12 +51,20 @@ class Link:
     """By digest: blobs that become files. What has no place goes through the cache."""
     origin: Mapping[str, str] = field(default_factory=dict)
     """By digest: paths of blobs that this host already has and passes on."""
+    speed: int | None = None
+    """Mbit/s of the network that `address` is on; None where nobody knows."""
     python: tuple[str, ...] = ()
     """argv that starts Python there, such as one inside a container; () looks for the host's."""
 
     @property
     def host(self) -> str:
         return self.transport.host.name
+
+
+def slow_last(links: Iterable[Link]) -> list[Link]:
+    """The slower a host's network is, the later it comes: a chain is as slow as its slowest link
+    for all hosts after that one, and not for those before. What nobody knows counts as fast."""
+    return sorted(links, key=lambda link: -(link.speed or math.inf))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.distribution.chain import Chain
-from clusterctl.distribution.chain_link import CACHE, Link, Progress, fetch_limit
+from clusterctl.distribution.chain_link import CACHE, Link, Progress, fetch_limit, slow_last
 from clusterctl.distribution.engine_stock import EngineStock
 from clusterctl.distribution.image_load import load_by_stream, load_from_cache
 from clusterctl.distribution.image_origin import Origin, Supply
@@ -30,6 +30,8 @@ class Terms:
     """By a host's name: the address that the others reach it at."""
     limit_rate: int | None = None
     """Bytes a second that leave the source, in all."""
+    speed: Callable[[str], int | None] = lambda _: None
+    """By a host's name: Mbit/s of the network of that address, if known."""
     cache: Callable[[str], str] = lambda _: CACHE
     """By a host's name: where blobs wait there."""
     before: Callable[[HostView], None] = lambda _: None
@@ -166,14 +168,16 @@ def _links(
     terms: Terms,
 ) -> list[Link]:
     """The holder first; hosts where no relay can run are left out."""
-    served = [name for name, delivery in deliveries.items() if delivery.way is not Way.STREAM]
-    names = [supply.holder, *served] if supply.holder else served
-    return [
-        Link(
+
+    def link(name: str, origin: Mapping[str, str]) -> Link:
+        return Link(
             terms.transports[name],
             terms.address(name),
             cache=terms.cache(name),
-            origin=supply.paths if name == supply.holder else {},
+            origin=origin,
+            speed=terms.speed(name),
         )
-        for name in names
-    ]
+
+    served = [name for name, delivery in deliveries.items() if delivery.way is not Way.STREAM]
+    first = [link(supply.holder, supply.paths)] if supply.holder else []
+    return [*first, *slow_last(link(name, {}) for name in served)]

@@ -162,6 +162,12 @@ def as_candidate(facts: HostFacts, nic: NicFacts) -> Candidate:
     )
 
 
+def speed_of(facts: HostFacts, name: str) -> int | None:
+    """Mbit/s of an interface; None where it is not known."""
+    nic = facts.nic(name)
+    return None if nic is None else _speed(facts, nic)
+
+
 def _speed(facts: HostFacts, nic: NicFacts) -> int | None:
     """Its own word; a bridge is as fast as its hardware; IPoIB as its RDMA port. Virtual
     drivers make their speed up: veth says 10 Gbit/s."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
+from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, Role
 from clusterctl.ray_cluster.addresses import Chosen, named_address
@@ -36,6 +37,8 @@ class Node:
     rdma: tuple[str, ...]
     """Ports of RDMA devices, such as mlx5_0:1; empty on every node unless every node has some."""
     gpus: int
+    speed: int | None = None
+    """Mbit/s of `control_nic`, if known."""
     explain: tuple[str, ...] = ()
     """How each of these was chosen, a line each."""
 
@@ -113,6 +116,7 @@ def _node(
         gloo_nic=gloo.nic,
         rdma=rdma.ports[host.name],
         gpus=len(host.gpus) or _gpus_found(inventory, facts),
+        speed=speed_of(facts, address.nic),
         explain=(
             f"node IP {address.ip} on {address.nic}: {address.reason}",
             f"NCCL on {nccl.nic}: {nccl.reason}",

@@ -99,6 +99,7 @@ class ClusterImages:
         return Terms(
             {name: view.transport for name, view in views.items()},
             lambda name: topology.node(name).node_ip,
+            speed=lambda name: topology.node(name).speed,
             before=lambda view: mark(view, self._cluster.inventory.image) if marks else None,
             say=lambda host, text: self._sink(Note(text, host)),
         )

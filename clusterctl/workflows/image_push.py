@@ -15,7 +15,7 @@ from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView, Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.topology import resolve
+from clusterctl.ray_cluster.topology import Node, resolve
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.transport.base import Transport
@@ -72,8 +72,8 @@ class _Ready:
     push: Push
     transports: Mapping[str, Transport]
     shipment: Shipment
-    places: dict[str, str]
-    """Addresses by host; known from `views` on."""
+    nodes: dict[str, Node]
+    """By host; known from `views` on."""
 
     def stages(self) -> tuple[Stage, ...]:
         """A host that fails keeps no other from its image."""
@@ -100,7 +100,7 @@ class _Ready:
             if not answer.facts.engine.installed
         )
         topology = resolve(involved, {name: answer.facts for name, answer in answers.items()})
-        self.places.update({node.host: node.node_ip for node in topology.nodes})
+        self.nodes.update({node.host: node for node in topology.nodes})
         return views(involved, self.transports, answers)
 
 
@@ -167,12 +167,13 @@ def _ready(
         ask=credentials.ask,
         say=lambda text: sink(Note(text)),
     )
-    places: dict[str, str] = {}
+    nodes: dict[str, Node] = {}
     terms = Terms(
         transports,
-        lambda name: places[name],
+        lambda name: nodes[name].node_ip,
         push.limit_rate,
+        speed=lambda name: nodes[name].speed,
         say=lambda host, text: sink(Note(text, host)),
     )
     targets = tuple(host.name for host in push.hosts)
-    return _Ready(push, transports, Shipment(source.find, drivers, targets, terms), places)
+    return _Ready(push, transports, Shipment(source.find, drivers, targets, terms), nodes)

@@ -17,7 +17,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.topology import resolve
+from clusterctl.ray_cluster.topology import Node, resolve
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
@@ -71,16 +71,17 @@ class _Ready:
     supply: Supply
     views: Mapping[str, HostView]
     """The hosts that are to have the model."""
-    addresses: Mapping[str, str]
+    nodes: Mapping[str, Node]
     pythons: Mapping[str, tuple[str, ...]]
 
     def delivery(self, say: Callable[[str, str], None]) -> Delivery:
         terms = Terms(
             self.push.inventory.models,
-            lambda view: self.addresses[view.host.name],
+            lambda view: self.nodes[view.host.name].node_ip,
             self.push.limit_rate,
             lambda view: self.pythons[view.host.name],
             say,
+            lambda view: self.nodes[view.host.name].speed,
         )
         return Delivery(self.supply, self.views, terms)
 
@@ -140,9 +141,9 @@ def _look(push: Push, transports: Mapping[str, Transport]) -> _Ready:
     topology = resolve(involved, facts)
     seen = views(involved, transports, answers)
     targets = {host.name: seen[host.name] for host in push.hosts}
-    addresses = {name: topology.node(name).node_ip for name in seen}
+    nodes = {node.host: node for node in topology.nodes}
     pythons = {name: python_on(answer, push.inventory.models) for name, answer in answers.items()}
-    return _Ready(push, push.supplying(seen), targets, addresses, pythons)
+    return _Ready(push, push.supplying(seen), targets, nodes, pythons)
 
 
 def python_on(answer: Probe, models: str) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from clusterctl.distribution.chain import Chain
-from clusterctl.distribution.chain_link import Link, Progress, fetch_limit
+from clusterctl.distribution.chain_link import Link, Progress, fetch_limit, slow_last
 from clusterctl.distribution.progress_text import movement
 from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.need import Need
@@ -104,32 +104,27 @@ def bringing_text(progress: Progress, expected: int) -> str:
 def _links(
     supply: Supply, needs: Mapping[str, Need], views: Mapping[str, HostView], terms: Terms
 ) -> list[Link]:
-    """Who has the model comes first, then the others in the order of the inventory."""
+    """Who has the model comes first, then the others, slow ones last."""
     holder = supply.holder or _complete(needs, views)
-    links = []
-    if holder:
-        links.append(
-            Link(
-                holder.view.transport,
-                terms.address(holder.view),
-                origin=holder.paths,
-                python=terms.python(holder.view),
-            )
-        )
     places = placing.places(supply.manifest, terms.directory)
-    for name, found in needs.items():
-        if not found.complete and not (holder and name == holder.view.host.name):
-            wanted = {blob.digest for blob in found.brought}
-            links.append(
-                Link(
-                    views[name].transport,
-                    terms.address(views[name]),
-                    places={digest: place for digest, place in places.items() if digest in wanted},
-                    origin=placing.origin(found),
-                    python=terms.python(views[name]),
-                )
-            )
-    return links
+
+    def link(view: HostView, origin: Mapping[str, str], wanted: Collection[str] = ()) -> Link:
+        return Link(
+            view.transport,
+            terms.address(view),
+            places={digest: place for digest, place in places.items() if digest in wanted},
+            origin=origin,
+            speed=terms.speed(view),
+            python=terms.python(view),
+        )
+
+    rest = [
+        link(views[name], placing.origin(found), {blob.digest for blob in found.brought})
+        for name, found in needs.items()
+        if not found.complete and not (holder and name == holder.view.host.name)
+    ]
+    first = [link(holder.view, holder.paths)] if holder else []
+    return [*first, *slow_last(rest)]
 
 
 def _complete(needs: Mapping[str, Need], views: Mapping[str, HostView]) -> Holder | None:

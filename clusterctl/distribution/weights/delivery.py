@@ -41,6 +41,8 @@ class Terms:
     """argv that starts a Python on a host that has none of its own: Link.python."""
     say: Callable[[str, str], None] = lambda _host, _text: None
     """What a user should know: host, sentence."""
+    speed: Callable[[HostView], int | None] = lambda _: None
+    """Mbit/s of the network of that address, if known."""
 
 
 @dataclass

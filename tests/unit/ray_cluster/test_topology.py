@@ -36,6 +36,12 @@ def test_node_ip_in_the_inventory_comes_first() -> None:
     assert node.explain[0] == "node IP 10.9.0.1 on ens2: node_ip in the inventory"
 
 
+def test_the_speed_is_that_of_the_nodes_own_network() -> None:
+    slow = nic("eth0", "10.0.0.1", speed=1_000)
+    facts = host_facts(slow, nic("ens2", "10.9.0.1", speed=100_000))
+    assert only_node(head(node_ip="10.0.0.1"), facts).speed == 1_000
+
+
 def test_a_hosts_control_nic_comes_before_the_subnet_of_all() -> None:
     node = only_node(head(nics=Nics(control="ens2")), TWO_NICS, network={"subnet": "10.0.0.0/24"})
     assert (node.node_ip, node.nccl_nics, node.gloo_nic) == ("10.9.0.1", ("ens2",), "ens2")

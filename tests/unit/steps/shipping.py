@@ -28,12 +28,15 @@ def from_archive(image: MadeImage, reference: str = REFERENCE) -> Find:
     return lambda _: LocalOrigin("bundle.tar", image, reference)
 
 
-def ship(find: Find, views: dict[str, HostView], chains: FakeChains) -> Shipment:
-    """To all of `views`; bootstrap's way, which marks what it brings."""
+def ship(
+    find: Find, views: dict[str, HostView], chains: FakeChains, **speeds: int | None
+) -> Shipment:
+    """To all of `views`; bootstrap's way, which marks what it brings. Mbit/s by host."""
     terms = Terms(
         {name: view.transport for name, view in views.items()},
         lambda name: f"{name}.example",
         before=lambda view: mark(view, REFERENCE),
+        speed=speeds.get,
         chain=chains,  # type: ignore[arg-type]
     )
     drivers = {name: fake_driver(view.transport) for name, view in views.items()}

@@ -58,6 +58,13 @@ def test_one_chain_serves_all_that_lack_it(site: Site) -> None:
     assert len(site.chains.links) == 1
 
 
+def test_a_slow_host_slows_none_but_those_behind_it(site: Site) -> None:
+    views = {"gpu1": site.made.head_view, "gpu2": site.made.worker_view}
+    with ship(from_archive(IMAGE), views, site.chains, gpu1=1_000, gpu2=10_000) as shipment:
+        execute([Stage("Image", tuple(views), (shipment,))], views, lambda _: None)
+    assert site.chains.links == [("gpu2", "gpu1")]
+
+
 def test_a_host_that_has_it_is_left_out_of_the_chain(site: Site) -> None:
     give_image(site.made.head, IMAGE, REFERENCE)
     assert site.run(from_archive(IMAGE)) == 1
