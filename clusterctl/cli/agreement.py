@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Collection
+from typing import TextIO
 
 import typer
 
@@ -24,7 +26,7 @@ def agreement(
 
     def agree(plan: Plan) -> None:
         if not plan.empty and not as_json:
-            print("\n".join(plan_lines(plan)), file=sys.stderr)
+            print("\n".join(plan_lines(plan, width=_width(sys.stderr))), file=sys.stderr)
         if plan.disruptive and not _confirmed(progress, yes=yes, as_json=as_json):
             raise UsageError(
                 "not confirmed: some changes stop what serves now",
@@ -33,6 +35,11 @@ def agreement(
         agreed()
 
     return agree
+
+
+def _width(stream: TextIO) -> int | None:
+    """Characters in a line of the terminal; None for what is no terminal, or does not tell."""
+    return (stream.isatty() and os.get_terminal_size(stream.fileno()).columns) or None
 
 
 def _confirmed(progress: Progress, *, yes: bool, as_json: bool) -> bool:
@@ -56,7 +63,7 @@ def show_plan(
     if as_json:
         print(json.dumps({**plan_document(plan), **_error(errors)}, indent=2))
     elif plan.changes or not errors:
-        print("\n".join(plan_lines(plan, nothing)))
+        print("\n".join(plan_lines(plan, nothing, width=_width(sys.stdout))))
     if errors and as_json:
         return typer.Exit(min(error.exit_code for error in errors))
     raise_all(errors)

@@ -12,15 +12,16 @@ from clusterctl.reporting.text import columns, count
 NOTHING = "Nothing to change: every host is as the inventory says."
 
 
-def plan_lines(plan: Plan, nothing: str = NOTHING) -> list[str]:
-    """What would change, stage by stage; the one line `nothing` when nothing would."""
+def plan_lines(plan: Plan, nothing: str = NOTHING, *, width: int | None = None) -> list[str]:
+    """What would change, stage by stage; the one line `nothing` when nothing would. `width`: of
+    the terminal, in characters; None leaves a change in one line, however long."""
     if plan.empty:
         return [nothing]
     hosts = {planned.host for planned in plan.changes}
     lines = [f"{count(len(plan.changes), 'change')} on {count(len(hosts), 'host')}:"]
     for stage, changes in groupby(plan.changes, key=lambda planned: planned.stage):
         lines.append(f"  {stage}")
-        lines += columns([_row(planned) for planned in changes], indent="    ")
+        lines += columns([_row(planned) for planned in changes], indent="    ", width=width)
     return lines
 
 

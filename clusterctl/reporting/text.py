@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 _STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_LEAST_ROOM = 20
+"""Characters in which a few words of a sentence still stand beside each other."""
 
 
 def size(count: float) -> str:
@@ -34,13 +37,25 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ") -> list[str]:
-    """Rows with their cells padded to the widest of each column; no trailing blanks."""
+def columns(
+    rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ", width: int | None = None
+) -> list[str]:
+    """Rows with their cells padded to the widest of each column; no trailing blanks. Where that
+    is longer than `width`, in characters, the last cell goes on below itself."""
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(max(map(len, rows)) - 1)]
     lines = []
     for row in rows:
-        padded = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        lines.append((indent + gap.join([*padded, row[-1]])).rstrip())
+        padded = [cell.ljust(most) for cell, most in zip(row[:-1], widths, strict=False)]
+        lines += _below_itself(indent + gap.join([*padded, ""]), row[-1], width)
     return lines
+
+
+def _below_itself(lead: str, text: str, width: int | None) -> list[str]:
+    """`text` after `lead`; words stay whole, and so does the line where too little is left."""
+    room = width - len(lead) if width else 0
+    if len(text) <= room or room < _LEAST_ROOM:
+        return [(lead + text).rstrip()]
+    first, *rest = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return [lead + first, *(" " * len(lead) + part for part in rest)]

@@ -34,6 +34,17 @@ question.options = (Option("10.0.0.0/24: gpu1 ens5", "10.0.0.0/24", {"gpu1": "en
 answer = decide(question, Progress(sys.stderr, quiet=True))
 print("answer", answer and answer.subnet)
 """
+PLAN = """
+import sys
+from clusterctl.cli.agreement import agreement
+from clusterctl.engine.plan import Plan, PlannedChange
+from clusterctl.engine.step import Change
+from clusterctl.reporting.console import Progress
+made = Change("make /etc/clusterctl, /etc/clusterctl/demo, /var/log/clusterctl")
+progress = Progress(sys.stderr, quiet=True)
+plan = Plan((PlannedChange("Node files", "gpu1", "directories", made),))
+agreement(progress, yes=True, as_json=False)(plan)
+"""
 LEAVE = """
 import os, sys, termios
 from clusterctl.engine import interrupt
@@ -120,3 +131,18 @@ def test_a_tie_is_asked_until_one_of_the_numbers_comes(
         assert process.communicate(timeout=20)[0] == f"answer {answer}\n"
     assert "2 subnets are equally good" in seen
     assert "  2  10.1.0.0/24: gpu1 ens6" in seen
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (50, "make /etc/clusterctl,\r\n             /etc/clusterctl/demo,\r\n"),
+        (0, "make /etc/clusterctl, /etc/clusterctl/demo, "),
+    ],
+)
+def test_a_plan_keeps_its_columns_on_a_narrow_terminal(
+    terminal: Terminal, width: int, shown: str
+) -> None:
+    termios.tcsetwinsize(terminal.theirs, (24, width))
+    with terminal.start(PLAN):
+        assert shown in terminal.read_until("/var/log/clusterctl")

@@ -36,6 +36,29 @@ def test_count_and_columns() -> None:
     assert columns([]) == []
 
 
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, ["    gpu1  +  make /etc/clusterctl, /etc/clusterctl/demo, /var/log/clusterctl"]),
+        (
+            50,
+            [
+                "    gpu1  +  make /etc/clusterctl,",
+                "             /etc/clusterctl/demo,",
+                "             /var/log/clusterctl",
+            ],
+        ),
+        (20, ["    gpu1  +  make /etc/clusterctl, /etc/clusterctl/demo, /var/log/clusterctl"]),
+    ],
+)
+def test_a_change_longer_than_the_terminal_goes_on_below_itself(
+    width: int | None, lines: list[str]
+) -> None:
+    made = Change("make /etc/clusterctl, /etc/clusterctl/demo, /var/log/clusterctl")
+    plan = Plan((PlannedChange("Node files", "gpu1", "directories", made),))
+    assert plan_lines(plan, width=width)[2:] == lines
+
+
 def test_an_error_names_host_cause_fix_and_log() -> None:
     error = Unreachable("no answer", host="gpu1", hint="ssh gpu1 true", detail="timed out\n")
     assert error_lines(error, Path("/tmp/x.log")) == [
