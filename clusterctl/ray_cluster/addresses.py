@@ -13,6 +13,10 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.ray_cluster.shared_subnets import Place
 
 
+class OutsideSubnet(RequirementsNotMet):
+    """network.subnet does not say which address of the host is meant: none or several are in it."""
+
+
 @dataclass(frozen=True)
 class Chosen:
     ip: str
@@ -101,7 +105,7 @@ def _in_subnet(inventory: Inventory, host: Host, facts: HostFacts) -> Chosen:
     ]
     if len({ip for _, ip in inside}) != 1:
         found = f"has {_listed(inside)} there" if inside else "has no address there"
-        raise RequirementsNotMet(
+        raise OutsideSubnet(
             f"network.subnet is {subnet}, and the host {found}",
             host=host.name,
             hint=f"set hosts.{host.name}.node_ip to one of {_listed(_addresses(facts))}",

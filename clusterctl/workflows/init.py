@@ -16,12 +16,15 @@ from clusterctl.errors import (
     UsageError,
     raise_all,
 )
+from clusterctl.facts.candidates import candidates
 from clusterctl.facts.gather import probe
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Accelerator, Host, Inventory, Nics, Ssh
 from clusterctl.inventory.wording import shown, value_problem
+from clusterctl.ray_cluster.addresses import OutsideSubnet
 from clusterctl.ray_cluster.fabric_choice import Option, Undecided
+from clusterctl.ray_cluster.shared_subnets import shared_subnets
 from clusterctl.ray_cluster.topology import Topology, resolve
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
@@ -34,6 +37,8 @@ AcceptKeys = Callable[[Mapping[str, OfferedKey]], bool]
 
 Decide = Callable[[Undecided], Option | None]
 """Asks a person; None when there is nobody to ask."""
+
+_NO_SUBNET = "without --subnet, init chooses"
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,8 @@ def ssh_of(**values: str | int | Path | None) -> Ssh:
 def _refused(error: Mapping[str, Any]) -> UsageError:
     option = str(error["loc"][-1])
     problem = value_problem(error, shown(error["input"], None))
-    return UsageError(f"--{option}: {problem}", hint="clusterctl init --help")
+    hint = _NO_SUBNET if option == "subnet" else "clusterctl init --help"
+    return UsageError(f"--{option}: {problem}", hint=hint)
 
 
 def _ask(
@@ -193,8 +199,22 @@ def settle(
         try:
             return inventory, resolve(inventory, facts)
         except ClusterctlError as error:
-            inventory = _with_answers(inventory, error, decide)
+            told = _with_other_subnets(inventory, error, facts)
+            inventory = _with_answers(inventory, told, decide)
     return inventory, resolve(inventory, facts)
+
+
+def _with_other_subnets(
+    inventory: Inventory, error: ClusterctlError, facts: Mapping[str, HostFacts]
+) -> ClusterctlError:
+    """Says what --subnet could be where the one that was given does not do."""
+    for problem in error.errors if isinstance(error, Problems) else (error,):
+        if isinstance(problem, OutsideSubnet):
+            shared = shared_subnets({name: candidates(host) for name, host in facts.items()})
+            others = [it.subnet for it in shared if it.subnet != inventory.network.subnet]
+            said = " or ".join(f"--subnet {other}" for other in others)
+            problem.hint = f"{said}; {_NO_SUBNET}" if said else _NO_SUBNET
+    return error
 
 
 def _with_answers(inventory: Inventory, error: ClusterctlError, decide: Decide) -> Inventory:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import RequirementsNotMet
+from clusterctl.errors import Problems, RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory, Ssh
@@ -170,6 +170,30 @@ def test_a_tie_that_nobody_decides_tells_the_option() -> None:
         "where it asks"
     )
     assert "10.1.0.0/24 (100 Gbit/s, MTU 9000): x b0, y b0" in str(caught.value.detail)
+
+
+@pytest.mark.parametrize(
+    ("subnet", "hint"),
+    [
+        ("10.7.0.0/24", "--subnet 10.0.0.0/24 or --subnet 10.1.0.0/24; without --subnet, init "
+         "chooses"),
+        ("10.0.0.0/8", "--subnet 10.0.0.0/24 or --subnet 10.1.0.0/24; without --subnet, init "
+         "chooses"),
+    ],
+)  # fmt: skip
+def test_a_subnet_that_does_not_do_is_answered_with_those_that_do(subnet: str, hint: str) -> None:
+    addresses = {"x": "10.0.0.1", "y": "10.0.0.2"}
+    with pytest.raises(Problems) as caught:
+        found(TIED, addresses, replace(WISHES, subnet=subnet))
+    assert [error.host for error in caught.value.errors] == ["x", "y"]
+    assert {error.hint for error in caught.value.errors} == {hint}
+
+
+def test_where_hosts_share_nothing_else_init_is_to_choose() -> None:
+    facts = {"x": host_facts(slow("10.0.0.1"), slow("10.0.0.2", "eno2"))}
+    with pytest.raises(RequirementsNotMet) as caught:
+        found(facts, {"x": "10.0.0.1"}, replace(WISHES, subnet="10.0.0.0/24"))
+    assert caught.value.hint == "without --subnet, init chooses"
 
 
 def test_two_equal_interfaces_in_one_subnet_are_asked_host_by_host() -> None:
