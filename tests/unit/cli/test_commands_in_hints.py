@@ -21,8 +21,8 @@ IN_DOCS = re.compile(
 PROSE = frozenset(
     re.findall(
         r"\w+",
-        """again and asks at brought cannot checkout command derives did from gives has installed
-        installs inventory is itself keeps knows makes may means must needs or places runs sets
+        """again and asks at brought cannot checkout command derives did from gets gives has
+        installed installs inventory is itself keeps knows makes may means must needs or places runs sets
         share skips start started takes that uses works writes""",
     )
 )
