@@ -148,12 +148,14 @@ def _arriving(
     def explain(refused: Refused) -> ClusterctlError:
         return hub.refusal(refused.answer, pull.model_id, listing.revision)
 
+    tell = Telling(listing, pull.hub, sink)
     downloads = Downloads(
         download_directory(listing),
         web.stream,
         hub.headers,
         explain=explain,
-        told=telling(listing, pull.hub, sink),
+        told=tell.came,
+        hashing=tell.hashed,
     )
     arriving = Arriving(listing, pull.name, downloads)
     try:
@@ -163,20 +165,35 @@ def _arriving(
         sink(StepFinished(pull.hub, "download", "unchanged", 0.0))
 
 
-def telling(listing: Listing, who: str, sink: EventSink) -> Callable[[int], None]:
-    """One line for what comes from the hub, at most twice a second."""
-    began, last = time.monotonic(), [0.0]
+class Telling:
+    """One line for what comes from the hub, at most twice a second. Takes bytes, of all files
+    together; for several threads."""
 
-    def tell(done: int) -> None:
+    def __init__(self, listing: Listing, who: str, sink: EventSink) -> None:
+        self._total, self._who, self._sink = listing.size, who, sink
+        self._began, self._last = time.monotonic(), 0.0
+        self._done = self._checked = 0
+
+    def came(self, done: int) -> None:
+        """So many are here."""
+        self._done = done
+        self._say()
+
+    def hashed(self, done: int) -> None:
+        """So many of them were read once more, to see that they are right."""
+        self._checked = done
+        self._say()
+
+    def _say(self) -> None:
         now = time.monotonic()
-        if now - last[0] < 0.5:
+        if now - self._last < 0.5:
             return
-        last[0] = now
-        rate = done / max(now - began, 0.1) / _MIB
-        text = f"{done / _GIB:.2f} of {listing.size / _GIB:.2f} GiB here, {rate:.1f} MiB/s"
-        sink(StepProgress(who, "download", text))
-
-    return tell
+        self._last = now
+        rate = self._done / max(now - self._began, 0.1) / _MIB
+        text = f"{self._done / _GIB:.2f} of {self._total / _GIB:.2f} GiB here, {rate:.1f} MiB/s"
+        if self._checked:
+            text += f", {self._checked / _GIB:.2f} GiB hashed"
+        self._sink(StepProgress(self._who, "download", text))
 
 
 def held(listing: Listing, name: str, push: Push, views: Mapping[str, HostView]) -> Supply | None:

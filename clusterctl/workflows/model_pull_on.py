@@ -21,7 +21,7 @@ from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.workflows import model_push
-from clusterctl.workflows.model_pull import Wanted, held, hub_for, listed, telling
+from clusterctl.workflows.model_pull import Telling, Wanted, held, hub_for, listed
 from clusterctl.workflows.model_push import Push, Pushed
 
 
@@ -94,7 +94,7 @@ def _fetched(
         staged,
         hub.headers,
         explain=explain,
-        told=telling(listing, view.host.name, sink),
+        told=Telling(listing, view.host.name, sink).came,
     )
     sink(StepFinished(view.host.name, "download", "unchanged", 0.0))
     manifest = _manifest(listing, pull.name, found)

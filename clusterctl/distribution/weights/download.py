@@ -46,8 +46,8 @@ class _Arrival:
 class Downloads:
     """The files of a model, below a directory. Files that are there from an earlier run count.
 
-    `told` gets the bytes that are there of all files together, whenever more are; `explain`
-    words a refusal of the hub.
+    `told` gets the bytes that are there of all files together, whenever more are; `hashing` those
+    that were hashed of what is there, as often; `explain` words a refusal of the hub.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Downloads:
         *,
         explain: Callable[[Refused], ClusterctlError] = lambda refused: refused,
         told: Callable[[int], None] = lambda _: None,
+        hashing: Callable[[int], None] = lambda _: None,
         cache: HashCache | None = None,
         pause: float = PAUSE,
     ) -> None:
@@ -65,7 +66,8 @@ class Downloads:
         self._stream = stream
         self._headers = headers
         self._explain = explain
-        self._told = told
+        self._told, self._hashing = told, hashing
+        self._read = 0
         self._cache = cache or HashCache()
         self._pause = pause
         self._changed = threading.Condition()
@@ -155,9 +157,15 @@ class Downloads:
         stamp = Stamp.of(path)
         hashed = self._cache.get(stamp)
         if hashed is None:
-            hashed = hash_file(path)
+            hashed = hash_file(path, self._was_read)
             self._cache.put(stamp, hashed)
         return hashed
+
+    def _was_read(self, size: int) -> None:
+        with self._changed:
+            self._read += size
+            total = self._read
+        self._hashing(total)
 
     def _fetch(self, file: HubFile, arrival: _Arrival) -> None:
         part = _part(self.path(file))

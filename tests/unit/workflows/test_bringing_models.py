@@ -8,10 +8,12 @@ import pytest
 
 from clusterctl.distribution.chain_link import Progress
 from clusterctl.distribution.weights.bringing import bringing_text
+from clusterctl.distribution.weights.hub import HubFile, Listing
+from clusterctl.engine.events import Event, StepProgress
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import ImageFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.workflows.model_pull import wanted
+from clusterctl.workflows.model_pull import Telling, wanted
 from clusterctl.workflows.model_push import python_on
 from tests.fakes.host_facts import host_facts
 
@@ -58,6 +60,16 @@ def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
 )
 def test_one_line_says_how_far_a_host_is(progress: Progress, text: str) -> None:
     assert bringing_text(progress, 4 * GIB) == text
+
+
+def test_what_was_got_and_is_read_once_more_is_said_too() -> None:
+    listing, told = Listing("hf", "Org/Tiny", "c", (HubFile("w", 4 * GIB, "u"),)), list[Event]()
+    Telling(listing, "hf", told.append).came(2 * GIB)
+    Telling(listing, "hf", told.append).hashed(GIB)
+    came, hashed = (event.text for event in told if isinstance(event, StepProgress))
+    assert came.startswith("2.00 of 4.00 GiB here, ")
+    assert "hashed" not in came
+    assert hashed == "0.00 of 4.00 GiB here, 0.0 MiB/s, 1.00 GiB hashed"
 
 
 def test_a_name_that_leads_out_of_the_models_directory_is_refused() -> None:

@@ -93,7 +93,7 @@ def attempt(file: File, headers: Headers, opened: BinaryIO) -> None:
 
 
 def fill(file: File, headers: Headers, pause: Callable[[float], None] = time.sleep) -> None:
-    """All its bytes into the part file, with growing pauses between attempts."""
+    """All its bytes into the part file and onto the disk, with growing pauses between attempts."""
     with open(file.part, "r+b" if os.path.exists(file.part) else "w+b") as opened:
         file.have = min(opened.seek(0, 2), file.size)
         failures = 0
@@ -106,6 +106,8 @@ def fill(file: File, headers: Headers, pause: Callable[[float], None] = time.sle
                 if failures >= TRIES:
                     raise
                 pause(PAUSE * 2 ** (failures - 1))
+        # Now, while it is said how far all is: one sync at the end may take minutes.
+        os.fsync(opened.fileno())
 
 
 def hashes(path: str, size: int, piece: int) -> Tuple[str, str, List[str]]:

@@ -135,6 +135,20 @@ def test_wrong_bytes_are_fetched_again_once_and_then_refused(
     assert not (tmp_path / "got" / "model-2.safetensors").exists()
 
 
+def test_what_is_hashed_of_what_came_is_told_while_it_is(
+    hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
+) -> None:
+    hub = hub_of("hf", hubs, web)
+    listing = needed(hub.listing(MODEL, None))
+    for run in ("first", "again, and nobody knows the hashes any more"):
+        read: list[int] = []
+        cache = HashCache(tmp_path / run)
+        Downloads(tmp_path / "got", web.stream, hub.headers, hashing=read.append, cache=cache).run(
+            list(listing.files)
+        )
+        assert max(read) == listing.size
+
+
 def test_a_reader_follows_a_file_that_is_still_coming(
     hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
 ) -> None:

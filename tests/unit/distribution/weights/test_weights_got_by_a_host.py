@@ -102,6 +102,23 @@ def test_wrong_bytes_and_refusals_are_told_as_on_this_machine(
     assert f"accept them at {hubs.endpoint}/{MODEL}" in str(raised.value.hint)
 
 
+def test_each_file_is_on_the_disk_before_it_counts_as_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not only when the tree is put in place, which says nothing meanwhile."""
+    synced: list[str] = []
+
+    def synced_file(file: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", synced_file)
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"x" * 100)
+    whole, _ = fetch.bring(fetch.File("unused", str(path), "100", "-", "-"), {}, 64)
+    assert whole == hash_file(path).sha256
+    assert synced == [f"{path}.part"]
+
+
 def test_no_way_to_the_hub_is_the_hosts_trouble(here: LocalTransport) -> None:
     hub = HuggingFace(HostWeb(here), Access("http://127.0.0.1:9"))
     with pytest.raises(ClusterctlError) as raised:
