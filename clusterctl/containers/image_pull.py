@@ -20,12 +20,13 @@ def follow(channel: Channel, say: Say) -> None:
         for line in lines(channel):
             if _note(line, layers):
                 say(f"{sum(layers.values())} of {len(layers)} layers")
+        status = channel.wait(timeout=30)
     except TimeoutError as error:
         raise CommandTimedOut(
             f"the pull said nothing for {SILENCE_LIMIT:.0f} s",
             hint="check the host's way to the registry, or set image_archive in the inventory",
         ) from error
-    if channel.wait(timeout=30) != 0:
+    if status != 0:
         raise engine_error(channel.stderr_tail() or "docker pull failed and said nothing")
 
 

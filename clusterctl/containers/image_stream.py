@@ -11,11 +11,14 @@ from collections.abc import Generator, Iterable
 
 from clusterctl.containers.driver import ContainerDriver, Image
 from clusterctl.containers.failures import engine_error
+from clusterctl.containers.in_time import in_time
 from clusterctl.containers.meter import MIB, Meter
-from clusterctl.errors import CommandTimedOut, ConnectionFailed, StepFailed
+from clusterctl.errors import ConnectionFailed, StepFailed
 from clusterctl.transport.base import Channel
 
 CHUNK = 1 * MIB
+
+LOADING = "docker load"
 
 SLOWEST_UNPACK = 20 * MIB
 """Bytes a second that even a slow disk saves or unpacks; 123 to 187 MB/s were measured on two
@@ -29,13 +32,11 @@ def silence_limit(size: int) -> float:
 
 def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
     """The image as `docker save` writes it. Raises StepFailed, CommandTimedOut."""
-    with driver.open(["docker", "save", image.id]) as channel:
+    saving = in_time("docker save", driver.host)
+    with driver.open(["docker", "save", image.id]) as channel, saving:
         channel.settimeout(silence_limit(image.size))
-        try:
-            while chunk := channel.recv(CHUNK):
-                yield chunk
-        except TimeoutError as error:
-            raise CommandTimedOut("docker save came to a stop", host=driver.host) from error
+        while chunk := channel.recv(CHUNK):
+            yield chunk
         if channel.wait(timeout=60) != 0:
             raise engine_error(channel.stderr_tail() or "docker save failed", driver.host)
 
@@ -43,9 +44,9 @@ def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
 def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Meter) -> str:
     """Feed `chunks` to `docker load`; what it loaded: a reference, or an image ID.
 
-    Raises StepFailed with the engine's words.
+    Raises StepFailed with the engine's words, CommandTimedOut.
     """
-    with driver.open(["docker", "load"]) as channel:
+    with driver.open(["docker", "load"]) as channel, in_time(LOADING, driver.host):
         count = 0
         try:
             for chunk in chunks:
@@ -62,15 +63,15 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
 
 
 def loaded(host: str, channel: Channel, size: int) -> str:
-    """What a `docker load` that got all its input says it has loaded."""
+    """What a `docker load` that got all its input says it has loaded. Raises StepFailed,
+    CommandTimedOut."""
     channel.settimeout(silence_limit(size))
     said = b""
-    try:
+    with in_time(LOADING, host):
         while chunk := channel.recv(65536):
             said += chunk
-    except TimeoutError as error:
-        raise CommandTimedOut("docker load does not come to an end", host=host) from error
-    if channel.wait(timeout=60) != 0:
+        status = channel.wait(timeout=60)
+    if status != 0:
         raise engine_error(channel.stderr_tail() or "docker load failed", host)
     names = re.findall(r"^Loaded image(?: ID)?: (\S+)", said.decode(errors="replace"), re.MULTILINE)
     if not names:

@@ -3,7 +3,7 @@
     sudo .venv/bin/python -m tests.bench
 
 It makes the lab with four hosts and links of 100 Mbit/s both ways, this machine's own included,
-and leaves the lab up. About 20 minutes; a machine that is busy otherwise makes the times worthless
+and leaves the lab up. About 15 minutes; a machine that is busy otherwise makes the times worthless
 (not the bytes). Root on Debian or Ubuntu.
 """
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.meter import Meter
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.engine_image import save_on_host
 from clusterctl.distribution.engine_stock import take_stock
@@ -70,6 +72,16 @@ def file(driver: ContainerDriver, directory: Path) -> object:
     return list(HostBlobs(driver, {BLOB.digest: f"{directory}/blob"}).open(BLOB))
 
 
+def streamed(driver: ContainerDriver, directory: Path) -> object:
+    del directory
+    return list(image_stream.saved(driver, image("sha256:i", NAME)))
+
+
+def loaded(driver: ContainerDriver, directory: Path) -> object:
+    del directory
+    return image_stream.load(driver, [b"tar"], 3, Meter(lambda _: None, 3))
+
+
 def pulled(driver: ContainerDriver, directory: Path) -> object:
     del directory
     return pull(driver, Line(), lambda _: None, pause=lambda _: None)
@@ -82,6 +94,10 @@ def pulled(driver: ContainerDriver, directory: Path) -> object:
         (layers, False, "reading the image's layers"),
         (saved, True, "docker save"),
         (saved, False, "docker save"),
+        (streamed, True, "docker save"),
+        (streamed, False, "docker save"),
+        (loaded, True, "docker load"),
+        (loaded, False, "docker load"),
         (file, True, "reading .*/blob"),
         (file, False, "reading .*/blob"),
         (pulled, False, "docker pull"),
