@@ -99,10 +99,10 @@ class Feed:
 
     def rank(self, digest: str, start: int) -> tuple[int, int]:
         """What is wanted first comes first: the place of these bytes among all."""
-        return self._ranks[digest], start
+        return self._ranks.get(digest, len(self._ranks)), start
 
     def pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
-        """A range of a blob. Raises whatever the source does; tell `failed` then."""
+        """A range of a blob. Raises whatever the source does; tell `note_failure` then."""
         if self._source is None:
             raise StepFailed("there is no source")
         step = self._throttle.piece
@@ -119,8 +119,8 @@ class Feed:
                 hint="the file was cut short, or changed while it was sent: get it anew",
             )
 
-    def take(self, count: int) -> None:
-        """Returns when `count` bytes may leave the source."""
+    def await_turn(self, count: int) -> None:
+        """Returns when the rate limit lets `count` bytes leave."""
         self._throttle.take(count)
 
     def passed(self, count: int) -> None:
@@ -129,7 +129,7 @@ class Feed:
             self.sent += count
             self._failing = self._failure = None
 
-    def failed(self, error: Exception) -> str:
+    def note_failure(self, error: Exception) -> str:
         """A range ended with this; the words for who waits for it."""
         told = _as_words(error)
         with self._lock:

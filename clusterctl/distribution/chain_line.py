@@ -27,10 +27,19 @@ NEGLECTED = 2.0
 engines, sees that it goes on."""
 
 
+IN_ORDER = 8
+"""Pieces between two such: over a slow link they all take long, and order counts most."""
+
+OVERDUE = 15.0
+"""Seconds after which it gets one all the same."""
+
+
 class Outlet(Protocol):
     """Where frames for a relay go."""
 
     def send(self, kind: bytes, stream: int, payload: bytes) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class RelayGone(Exception):
@@ -40,11 +49,11 @@ class RelayGone(Exception):
 class _Stream:
     """A range that was asked for, and as much of it as waits for the channel."""
 
-    def __init__(
-        self, number: int, rank: tuple[int, int], served: float, lock: threading.Lock
-    ) -> None:
-        self.number, self.rank, self.served = number, rank, served
-        self.room = threading.Condition(lock)
+    def __init__(self, number: int, rank: tuple[int, int], lock: threading.Lock) -> None:
+        self.number, self.rank = number, rank
+        self.since = 0.0
+        """When the first piece in `ready` began to wait."""
+        self.room_for_more = threading.Condition(lock)
         """Of its own, so that a piece that is sent wakes only who reads the next one."""
         self.ready: deque[bytes | Exception | None] = deque()
         """Pieces, and how it ended: None when all was read, else why it was not."""
@@ -59,8 +68,9 @@ class FeedLine:
         self._feed, self._outlet, self._clock = feed, outlet, clock
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
+        self._something_ready = threading.Condition(self._lock)
         self._closed = False
+        self._in_order = 0
         threading.Thread(target=self._send_all, name="feed", daemon=True).start()
 
     def take(self, kind: bytes, number: int, payload: bytes) -> None:
@@ -70,7 +80,7 @@ class FeedLine:
             return
         digest, start, size = frames.parse(payload)[0]
         rank = self._feed.rank(digest, int(start))
-        stream = _Stream(number, rank, self._clock(), self._lock)
+        stream = _Stream(number, rank, self._lock)
         with self._lock:
             if self._closed:
                 return
@@ -80,7 +90,9 @@ class FeedLine:
 
     def sign_of_life(self) -> None:
         """Tell the relay that we are here, however slow the source is. Raises RelayGone."""
-        for number in tuple(self._streams):
+        with self._lock:
+            numbers = tuple(self._streams)
+        for number in numbers:
             self._send(number, frames.ALIVE)
 
     def close(self) -> None:
@@ -88,9 +100,9 @@ class FeedLine:
         with self._lock:
             self._closed = True
             for stream in self._streams.values():
-                stream.room.notify()
+                stream.room_for_more.notify()
             self._streams.clear()
-            self._work.notify()
+            self._something_ready.notify()
 
     def _read(self, stream: _Stream, digest: str, start: int, size: int) -> None:
         try:
@@ -104,18 +116,19 @@ class FeedLine:
     def _put(self, stream: _Stream, item: bytes | Exception | None) -> bool:
         """False when nobody waits for it any more."""
         with self._lock:
-            stream.room.wait_for(
+            stream.room_for_more.wait_for(
                 lambda: len(stream.ready) < AHEAD or stream.number not in self._streams
             )
+            stream.since = stream.since if stream.ready else self._clock()
             stream.ready.append(item)
-            self._work.notify()
+            self._something_ready.notify()
             return stream.number in self._streams
 
     def _drop(self, number: int) -> None:
         with self._lock:
             stream = self._streams.pop(number, None)
             if stream is not None:
-                stream.room.notify()
+                stream.room_for_more.notify()
 
     def _send_all(self) -> None:
         try:
@@ -123,29 +136,33 @@ class FeedLine:
                 while (found := self._next()) is not None:
                     self._deliver(*found)
         finally:
+            # Unless that was meant: who listens to the relay finds it gone, and starts it again.
+            if not self._closed:
+                self._outlet.close()
             self.close()
 
     def _next(self) -> tuple[int, bytes | Exception | None] | None:
         """What is to be sent now, and in which stream; None when the line was closed."""
         with self._lock:
-            self._work.wait_for(lambda: self._closed or self._chosen() is not None)
+            self._something_ready.wait_for(lambda: self._closed or self._chosen() is not None)
             stream = self._chosen()
             if stream is None:
                 return None
+            self._in_order = 0 if self._is_neglected(stream) else self._in_order + 1
             item = stream.ready.popleft()
-            stream.served = self._clock()
+            stream.since = self._clock()
             if not isinstance(item, bytes):
                 del self._streams[stream.number]
-            stream.room.notify()
+            stream.room_for_more.notify()
             return stream.number, item
 
     def _deliver(self, number: int, item: bytes | Exception | None) -> None:
         if item is None:
             self._send(number, frames.END)
         elif isinstance(item, Exception):
-            self._send(number, frames.FAILED, self._feed.failed(item).encode())
+            self._send(number, frames.FAILED, self._feed.note_failure(item).encode())
         else:
-            self._feed.take(len(item))
+            self._feed.await_turn(len(item))
             self._send(number, frames.DATA, item)
             self._feed.passed(len(item))
 
@@ -153,10 +170,12 @@ class FeedLine:
         ready = [stream for stream in self._streams.values() if stream.ready]
         if not ready:
             return None
-        longest = min(ready, key=lambda stream: stream.served)
-        if self._clock() - longest.served > NEGLECTED:
-            return longest
-        return min(ready, key=lambda stream: stream.rank)
+        longest = min(ready, key=lambda stream: stream.since)
+        return longest if self._is_neglected(longest) else min(ready, key=lambda each: each.rank)
+
+    def _is_neglected(self, stream: _Stream) -> bool:
+        waited = self._clock() - stream.since
+        return waited > (NEGLECTED if self._in_order >= IN_ORDER else OVERDUE)
 
     def _send(self, number: int, kind: bytes, payload: bytes = b"") -> None:
         try:

@@ -16,10 +16,8 @@ from paramiko.packet import Packetizer
 
 
 class GatheringPacketizer(Packetizer):
-    """Takes the place of a transport's own before its connection is made.
-
-    Packets leave in the order in which they were made, whoever writes them.
-    """
+    """Packets leave in the order in which they were made, whoever writes them. A connection that
+    breaks is told to that one; the others notice with their next packet."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)

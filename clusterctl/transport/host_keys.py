@@ -51,8 +51,7 @@ def preferring(types: Sequence[str]) -> Any:
     cheapest cipher."""
 
     def make(sock: Any, **options: Any) -> paramiko.Transport:
-        transport = paramiko.Transport(sock, **options)
-        transport.packetizer = GatheringPacketizer(sock)
+        transport = paramiko.Transport(sock, packetizer_class=GatheringPacketizer, **options)
         security = transport.get_security_options()
         offered = tuple(security.key_types)
         known = [name for name in offered if _key_type(name) in types]

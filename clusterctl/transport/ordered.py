@@ -18,8 +18,9 @@ from typing import Any
 import paramiko
 from paramiko.common import cMSG_CHANNEL_DATA
 
-AT_ONCE = 256 * 1024
-"""Bytes handed over at once; the peer's window may allow less."""
+AT_ONCE = 9 * 32704
+"""Bytes handed over at once: packets as sshd takes them, so many that a piece of an image and its
+head are among them. The peer's window may allow less."""
 
 
 class OrderedChannel:

@@ -78,10 +78,10 @@ class _Ready:
         terms = Terms(
             self.push.inventory.models,
             lambda view: self.nodes[view.host.name].node_ip,
-            self.push.limit_rate,
-            lambda view: self.pythons[view.host.name],
-            say,
-            lambda view: self.nodes[view.host.name].speed,
+            limit_rate=self.push.limit_rate,
+            python=lambda view: self.pythons[view.host.name],
+            speed=lambda view: self.nodes[view.host.name].speed,
+            say=say,
         )
         return Delivery(self.supply, self.views, terms)
 

@@ -99,6 +99,7 @@ class Measurement:
         )
         cpu = (clean.cpu - changed.cpu) / ((clean.sent - changed.sent) / GB)
         alone = self._bench.through_ssh(self._images.first)
+        assert alone.status == 0, "OpenSSH did not get through"
         self._table.add(
             "CPU of the source, per GB sent",
             "1 s",

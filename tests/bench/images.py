@@ -108,7 +108,7 @@ class ImageBench:
 
     def by_hand(self, engine: Engine) -> Run:
         """docker save, gzip, ssh, docker load; host after host."""
-        return _timed(lambda: max(self._by_hand(engine, host) for host in self.hosts))
+        return _timed(lambda: any(self._by_hand(engine, host) for host in self.hosts))
 
     def through_ssh(self, archive: Path) -> Run:
         """OpenSSH alone: the archive's bytes to the first host, which throws them away."""

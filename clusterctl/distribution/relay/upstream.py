@@ -43,13 +43,13 @@ class Standing:
         self.received = 0
         self.resting_until = 0.0
         self._clock = clock
-        self._heard = clock()
+        self._heard = self._moved = clock()
         self._lock = threading.Lock()
 
     def began(self) -> None:
         with self._lock:
             if not self.streams:
-                self._heard = self._clock()
+                self._heard = self._moved = self._clock()
             self.streams += 1
 
     def ended(self) -> None:
@@ -59,11 +59,16 @@ class Standing:
     def heard(self, count: int = 0) -> None:
         with self._lock:
             self._heard = self._clock()
+            self._moved = self._heard if count else self._moved
             self.received += count
 
     def silence(self) -> float:
         """Seconds since anything came, in any stream."""
         return self._clock() - self._heard
+
+    def standstill(self) -> float:
+        """Seconds since bytes came, in any stream."""
+        return self._clock() - self._moved
 
 
 class Upstream:
@@ -126,6 +131,7 @@ class _Patient:
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._buffer = bytearray(READ)
+        self._bite = AT_ONCE
         self._least = 1
 
     def read(self, size: int) -> bytes:
@@ -134,7 +140,7 @@ class _Patient:
     def view(self, size: int) -> memoryview:
         """At most `size` bytes, good until the next call."""
         view = memoryview(self._buffer)[: min(size, READ)]
-        self._wake_for(min(size, AT_ONCE))
+        self._wake_for(min(size, self._bite))
         try:
             count = self._stream.recv_into(view)
         except socket.timeout:
@@ -144,21 +150,28 @@ class _Patient:
         return view[:count]
 
     def _what_there_is(self, view: memoryview) -> memoryview:
-        """Less than was waited for may have come."""
+        """Less than was waited for may have come: the network is slow, or the kernel's buffer is
+        smaller than that (before Linux 4.18 it does not grow for it). Then that is given up."""
         self._wake_for(1)
         tick = self._stream.gettimeout()
         self._stream.settimeout(0.0)
         try:
-            return view[: self._stream.recv_into(view)]
+            count = self._stream.recv_into(view)
+            self._bite = 1 if count else self._bite
+            return view[:count]
         except BlockingIOError:
             return view[:0]
         finally:
             self._stream.settimeout(tick)
 
     def _wake_for(self, count: int) -> None:
-        if count != self._least:
+        if count == self._least:
+            return
+        try:
             self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._least = count
+        except OSError:  # a kernel that is not quite Linux
+            self._bite = self._least = 1
 
 
 def _unframed(reader: _Patient, size: int) -> Iterator[Any]:

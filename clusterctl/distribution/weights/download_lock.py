@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +30,8 @@ def only_one(directory: Path, model_id: str) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # the lock ends with the file; its name is nothing but litter
+                path.unlink()
 
 
 def _taken(path: Path, model_id: str) -> BinaryIO:

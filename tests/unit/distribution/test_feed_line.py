@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 
+import pytest
+
+from clusterctl.distribution import chain_line
 from clusterctl.distribution.chain_feed import PIECE, TRIES, TRYING, Feed, Throttle
-from clusterctl.distribution.chain_line import AHEAD, NEGLECTED, FeedLine
+from clusterctl.distribution.chain_line import AHEAD, NEGLECTED, OVERDUE, FeedLine
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.relay import frames
 from clusterctl.errors import ConnectionFailed
@@ -54,6 +57,7 @@ class Relay:
         self.frames: list[tuple[bytes, int, bytes]] = []
         self.listens = threading.Event()
         self.gone = False
+        self.closed = threading.Event()
         self._time, self._seconds = time, seconds
         self._changed = threading.Condition()
 
@@ -66,6 +70,9 @@ class Relay:
         with self._changed:
             self.frames.append((kind, stream, payload))
             self._changed.notify_all()
+
+    def close(self) -> None:
+        self.closed.set()
 
     def heard(self, kind: bytes, times: int) -> list[tuple[bytes, int, bytes]]:
         with self._changed:
@@ -104,12 +111,30 @@ def test_the_base_gets_the_link_and_the_rest_what_it_leaves() -> None:
     assert order in (base + top, top[0] + base + top[1:]), "one may be sent before there is more"
 
 
-def test_nobody_waits_for_long() -> None:
-    """Each piece takes longer than a stream may be neglected: they take turns."""
-    order = sent_streams(NEGLECTED + 0.1)
+def test_over_a_slow_link_the_base_is_still_first() -> None:
+    assert "a" * AHEAD in sent_streams(NEGLECTED + 0.1)
+
+
+def test_who_is_behind_gets_a_piece_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_line, "IN_ORDER", 2)
+    assert "aab" in sent_streams(NEGLECTED + 0.1)
+
+
+def test_nobody_waits_for_so_long_that_it_is_taken_for_dead() -> None:
+    order = sent_streams(OVERDUE + 0.1)
     assert order.count("a") == order.count("b") == AHEAD
     assert "ab" in order
     assert "ba" in order
+
+
+def test_a_blob_that_nobody_offered_is_refused_to_who_asks() -> None:
+    relay = Relay()
+    relay.listens.set()
+    line = FeedLine(feed(Pieces(), Time()), relay)
+    want(line, 1, Blob(f"sha256:{'c' * 64}", 1))
+    relay.heard(frames.FAILED, 1)
+    line.close()
+    assert not relay.closed.is_set()
 
 
 def test_a_range_that_is_wanted_no_more_ends() -> None:
@@ -155,3 +180,4 @@ def test_a_relay_that_is_gone_ends_its_line() -> None:
 
     want(line, 2, TOP)
     assert set(threading.enumerate()) <= before, "nobody reads for it any more"
+    assert relay.closed.is_set(), "so that it is started again"
