@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from importlib import resources
 
 PACKAGE = "clusterctl.distribution.relay"
@@ -22,8 +24,9 @@ MODULES = (
 """Each imports only those before it."""
 
 LOADER = """\
-import sys, types
-read = sys.stdin.buffer
+import io, sys, types, zlib
+packed = sys.stdin.buffer
+read = io.BytesIO(zlib.decompress(packed.read(int(packed.readline()))))
 for name in sys.argv[1].split(","):
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = []
@@ -58,11 +61,14 @@ def argv(python: tuple[str, ...] = (), parents: str = _PARENTS) -> list[str]:
     return ["sh", "-c", _FIND, "relay", LOADER, parents]
 
 
+@functools.cache
 def program(package: str = PACKAGE, modules: tuple[str, ...] = MODULES) -> bytes:
-    """The modules, each behind a line with its name and size in bytes; `main` of the last runs."""
+    """The modules, each behind a line with its name and size in bytes, packed; `main` of the last
+    one runs. A hundred hosts on a slow uplink would wait for it."""
     parts = [f"{len(modules)}\n".encode()]
     folder = resources.files(package)
     for name in modules:
         text = folder.joinpath(f"{name}.py").read_bytes()
         parts.append(f"{package}.{name} {len(text)}\n".encode() + text)
-    return b"".join(parts)
+    packed = zlib.compress(b"".join(parts), 9)
+    return f"{len(packed)}\n".encode() + packed

@@ -164,7 +164,7 @@ class Fetch:
 
     def _judge(self, upstream: Upstream, seconds: float) -> None:
         """Raises Left when it has been silent for too long."""
-        if seconds >= 3:
+        if min(seconds, upstream.standing.standstill()) >= 3:
             self._wait("%s, silent for %d s" % (upstream.name, seconds))
         stall = self._roster.stall
         if upstream.standing.silence() >= stall or seconds >= PATIENCE * stall:

@@ -81,4 +81,4 @@ def test_a_host_without_python_says_so() -> None:
 
 
 def test_the_program_is_small_enough_for_slow_links() -> None:
-    assert len(chain_program.program()) < 64 * 1024
+    assert len(chain_program.program()) < 20 * 1024
