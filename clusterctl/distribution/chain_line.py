@@ -136,10 +136,10 @@ class FeedLine:
                 while (found := self._next()) is not None:
                     self._deliver(*found)
         finally:
-            # Unless that was meant: who listens to the relay finds it gone, and starts it again.
-            if not self._closed:
-                self._outlet.close()
+            meant = self._closed
             self.close()
+            if not meant:  # who listens to the relay finds it gone, and starts it again
+                self._outlet.close()
 
     def _next(self) -> tuple[int, bytes | Exception | None] | None:
         """What is to be sent now, and in which stream; None when the line was closed."""

@@ -134,4 +134,5 @@ class OrderedStream:
             self._ordered.send_eof()
 
     def close(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(OSError, EOFError):  # the connection is broken anyway
+            self._channel.close()

@@ -206,4 +206,6 @@ class SshWire:
         return not transport.is_active()
 
     def close(self) -> None:
-        self._channel.close()
+        # Paramiko tells the other side, and raises this where the connection is broken.
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,8 @@ import paramiko
 import pytest
 
 from clusterctl.transport.dialer import Dialer
-from clusterctl.transport.ordered import OrderedChannel
+from clusterctl.transport.ordered import OrderedChannel, OrderedStream
+from clusterctl.transport.ssh import SshWire
 from clusterctl.transport.target import target_of
 from tests.contract.transport.sshd import Sshd
 
@@ -102,3 +103,23 @@ def test_many_short_commands_with_input_leave_the_connection_alone(
             ordered.send_eof()
             channel.close()
         assert alive(transport)
+
+
+@pytest.mark.parametrize("ending", [SshWire, OrderedStream])
+def test_to_close_a_channel_of_a_broken_connection_is_no_error(
+    sshd: Sshd,
+    dialer: Dialer,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: Callable[[paramiko.Channel], SshWire | OrderedStream],
+) -> None:
+    connection = dialer.connect(target_of(sshd.host()))
+    channel = connection.transport.open_session()
+    channel.exec_command("cat")
+
+    def broken(out: bytes) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(connection.transport.packetizer, "write_all", broken)
+    ending(channel).close()
+    assert channel.closed
+    connection.close()
