@@ -19,6 +19,7 @@ from clusterctl.containers.channel_http import ChannelAdapter
 from clusterctl.containers.create_request import create_request
 from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
 from clusterctl.containers.failures import engine_error
+from clusterctl.containers.in_time import in_time
 from clusterctl.containers.inspected import container_from, image_from
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.containers.run_argv import device_flags
@@ -157,7 +158,8 @@ class DockerDriver:
 
     def pull(self, reference: str, say: Say) -> None:
         # By the client: it uses the host's own login, where docker-py would send the operator's.
-        with self.open(["docker", "pull", reference]) as channel:
+        ended = in_time("docker pull", self.host)
+        with self.open(["docker", "pull", reference]) as channel, ended:
             image_pull.follow(channel, say)
 
     def build(

@@ -13,20 +13,20 @@ ends, and a 10 GB layer takes 800 s at 100 Mbit/s."""
 
 
 def follow(channel: Channel, say: Say) -> None:
-    """Report layers until the pull ends. Raises StepFailed, CommandTimedOut."""
+    """Report layers until the pull ends. Raises StepFailed, CommandTimedOut, and TimeoutError when
+    it has said all and does not end."""
     channel.settimeout(SILENCE_LIMIT)
     layers: dict[str, bool] = {}
     try:
         for line in lines(channel):
             if _note(line, layers):
                 say(f"{sum(layers.values())} of {len(layers)} layers")
-        status = channel.wait(timeout=30)
     except TimeoutError as error:
         raise CommandTimedOut(
             f"the pull said nothing for {SILENCE_LIMIT:.0f} s",
             hint="check the host's way to the registry, or set image_archive in the inventory",
         ) from error
-    if status != 0:
+    if channel.wait(timeout=30) != 0:
         raise engine_error(channel.stderr_tail() or "docker pull failed and said nothing")
 
 

@@ -46,7 +46,7 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
 
     Raises StepFailed with the engine's words, CommandTimedOut.
     """
-    with driver.open(["docker", "load"]) as channel, in_time(LOADING, driver.host):
+    with driver.open(["docker", "load"]) as channel:
         count = 0
         try:
             for chunk in chunks:
@@ -56,7 +56,9 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
             channel.close_stdin()
         except ConnectionFailed as error:
             # The load ended before its input: its own words say more than a broken pipe.
-            if channel.wait(timeout=30) > 0:
+            with in_time(LOADING, driver.host):
+                status = channel.wait(timeout=30)
+            if status > 0:
                 raise engine_error(channel.stderr_tail() or str(error), driver.host) from error
             raise
         return loaded(driver.host, channel, size)

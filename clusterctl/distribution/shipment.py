@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.distribution.engine_stock import EngineStock, HeldImage, take_stock
@@ -23,6 +21,7 @@ from clusterctl.distribution.sending import Sending, Terms
 from clusterctl.distribution.shared_failure import share_of
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, raise_all
+from clusterctl.transport.closing import Closing
 from clusterctl.transport.fanout import fan_out, values
 
 FRESH = 15.0
@@ -56,7 +55,7 @@ class _State:
     """Why nothing can be sent."""
 
 
-class Shipment:
+class Shipment(Closing):
     """A step: the host has the image, by its name, and containers start from it. It goes to the
     hosts of `targets`; `drivers` are those of all hosts that may have it already."""
 
@@ -75,15 +74,8 @@ class Shipment:
         self._lock = threading.RLock()
         self.moved = Moved()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End a sending that goes on; what came so far stays for the next run."""
         with self._lock:
             sending, self._state.sending = self._state.sending, None
         if sending:

@@ -14,12 +14,12 @@ import socket
 import threading
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from clusterctl.errors import ConnectionFailed, LockHeld, RequirementsNotMet, StepFailed
 from clusterctl.transport.account import account
 from clusterctl.transport.base import Channel, Transport, lines
+from clusterctl.transport.closing import Closing
 
 DIRECTORY = "/run/lock"
 BEAT = 15.0
@@ -72,7 +72,7 @@ def this_process(command: str) -> Holder:
     return Holder(account(), socket.gethostname(), os.getpid(), now, command)
 
 
-class ClusterLock:
+class ClusterLock(Closing):
     """A context manager that holds the lock of a cluster.
 
     Entering raises LockHeld, naming the holder; RequirementsNotMet when the head has no
@@ -121,12 +121,7 @@ class ClusterLock:
         threading.Thread(target=self._keep, args=(channel,), name="lock", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._released.set()
         if self._channel is not None:
             self._channel.close_stdin()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from types import TracebackType
 from typing import Self
 
 from clusterctl.errors import ConnectionFailed, UsageError
 from clusterctl.transport.base import Channel, Transport
+from clusterctl.transport.closing import Closing
 
 _CHUNK = 65536
 
 
-class Tunnel:
+class Tunnel(Closing):
     """Listens on 127.0.0.1 while entered; each connection is carried to `address:port`.
 
     `local_port` 0 lets the kernel choose; `port` tells which it is. Raises UsageError when the
@@ -53,12 +53,7 @@ class Tunnel:
         ).start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self._listener is not None:
             with contextlib.suppress(OSError):  # wakes accept, which close alone does not
                 self._listener.shutdown(socket.SHUT_RDWR)

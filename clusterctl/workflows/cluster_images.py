@@ -4,7 +4,6 @@ from it on the head. Both travel by a chain: every byte leaves its source once."
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from clusterctl.containers.driver import EngineUnavailable
@@ -19,6 +18,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_marks import mark
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.steps.node_image import NodeImage, node_tag
+from clusterctl.transport.closing import Closing
 from clusterctl.workflows.image_source import ImageSource, operators_engine
 from clusterctl.workflows.prepared import Cluster
 
@@ -27,7 +27,7 @@ def _silent(_: object) -> None:
     return None
 
 
-class ClusterImages:
+class ClusterImages(Closing):
     """A context manager: when left, nothing of a sending goes on.
 
     `names` are the hosts that are to have the images; `engines` those of the run, each of which
@@ -56,13 +56,8 @@ class ClusterImages:
         self._open.enter_context(self._made)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(exc_type, exc, traceback)
+    def close(self) -> None:
+        self._open.close()
 
     def stages(self) -> tuple[Stage, ...]:
         """In order. Raises when the image exists nowhere."""
