@@ -13,8 +13,12 @@ from tests.fakes.node_bench import Bench, await_value
 
 
 def test_a_service_becomes_ready_by_a_real_completion(bench: Bench) -> None:
+    bench.behaviour("vllm", {"never_listen": True})
     bench.declare()
     bench.start()
+    bench.await_service("loading")
+
+    bench.behaviour("vllm", {})
 
     ready = bench.await_service("ready")
 
