@@ -13,6 +13,7 @@ CODEC is gzip, zstd or -.
 """
 
 import base64
+import contextlib
 import errno
 import hashlib
 import os
@@ -214,11 +215,12 @@ def broken(splitter: Splitter, read: Read) -> Optional[Broken]:
 
 
 def clean(directory: str) -> None:
-    """Remove what a killed run left half written."""
+    """Remove what a killed run left half written. Several may do so at once."""
     for name in os.listdir(directory):
         found = re.match(r"save-(\d+)-\w+\.part$", name)
         if found and not alive(int(found.group(1))):
-            os.unlink(os.path.join(directory, name))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, name))
 
 
 def alive(process: int) -> bool:

@@ -6,11 +6,13 @@ import gzip
 import json
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from clusterctl.distribution.archive_image import archive_image
+from clusterctl.distribution.archives.split import clean
 from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.codec import Codec, choose_codec
 from clusterctl.distribution.location import LocalImage
@@ -128,3 +130,11 @@ def test_a_source_that_fails_leaves_nothing(
     with pytest.raises(StepFailed):
         recompressed(plain, Codec.GZIP, store, say=print)
     assert not list(store.blobs.iterdir())
+
+
+def test_what_killed_runs_left_is_removed_by_several_at_once(tmp_path: Path) -> None:
+    for count in range(2000):
+        (tmp_path / f"save-999999999-{count}.part").touch()
+    with ThreadPoolExecutor(8) as crew:
+        list(crew.map(clean, [str(tmp_path)] * 8))
+    assert not list(tmp_path.iterdir())
