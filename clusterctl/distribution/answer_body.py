@@ -16,3 +16,11 @@ def beginning(answer: httpx.Response, most: int = MOST_WORDS) -> bytes:
         if len(data) >= most:
             break
     return bytes(data[:most])
+
+
+def leave_unread(answer: httpx.Response) -> None:
+    """Make the body of a redirect an empty one: httpx reads all of it before it goes on. For
+    the hook of a client that is called with every answer."""
+    if answer.has_redirect_location and isinstance(answer.stream, httpx.SyncByteStream):
+        answer.stream.close()
+        answer.stream = httpx.ByteStream(b"")

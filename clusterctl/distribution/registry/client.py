@@ -13,6 +13,7 @@ import httpx
 from clusterctl import __version__
 from clusterctl.containers.driver import Say
 from clusterctl.containers.reference import Reference
+from clusterctl.distribution.answer_body import leave_unread
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.manifests import (
     INDEXES,
@@ -69,6 +70,7 @@ class RegistryClient:
             # A connection for each answer: nobody has to close an image, and blobs are large.
             limits=httpx.Limits(max_keepalive_connections=0),
             follow_redirects=True,  # without Authorization, once they lead to another host
+            event_hooks={"response": [leave_unread]},
             headers={"User-Agent": f"clusterctl/{__version__}", "Accept-Encoding": "identity"},
         )
         self._authorization = Authorization(self._http, reference, logins)

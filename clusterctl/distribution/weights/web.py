@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx
 
 from clusterctl import __version__
-from clusterctl.distribution.answer_body import beginning
+from clusterctl.distribution.answer_body import beginning, leave_unread
 from clusterctl.distribution.weights.hub import Answer, Refused
 from clusterctl.errors import StepFailed
 from clusterctl.transport.closing import Closing
@@ -30,6 +30,7 @@ class OperatorWeb(Closing):
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self._client = httpx.Client(
             follow_redirects=True,
+            event_hooks={"response": [leave_unread]},
             timeout=timeout,
             headers={"User-Agent": f"clusterctl/{__version__}"},
         )

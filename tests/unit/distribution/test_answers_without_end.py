@@ -47,10 +47,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status = self.server.token if self.path.startswith("/token") else self.server.status
+        if self.path.endswith("/again"):
+            status = 404
         self.send_response(status)
         if status == 401:
             realm = f'Bearer realm="http://{self.server.address}/token",service="x"'
             self.send_header("WWW-Authenticate", realm)
+        if status == 307:
+            self.send_header("Location", f"{self.path}/again")
         self.end_headers()
         try:
             for _ in range(MOST):
@@ -77,7 +81,8 @@ def endless() -> Iterator[Callable[..., Endless]]:
 
 
 @pytest.mark.parametrize(
-    ("status", "token"), [(404, 200), (429, 200), (500, 200), (401, 200), (401, 403), (401, 404)]
+    ("status", "token"),
+    [(307, 200), (404, 200), (429, 200), (500, 200), (401, 200), (401, 403), (401, 404)],
 )
 def test_a_registrys_words_are_read_as_far_as_they_are_shown(
     endless: Callable[..., Endless], pulled: Callable[..., RegistryImage], status: int, token: int
@@ -94,7 +99,7 @@ def a_host() -> Web:
 
 
 @pytest.mark.parametrize("web", [OperatorWeb, a_host])
-@pytest.mark.parametrize("status", [200, 404, 500])
+@pytest.mark.parametrize("status", [200, 307, 404, 500])
 def test_so_are_a_hubs(
     endless: Callable[..., Endless], web: Callable[[], Web], status: int
 ) -> None:
