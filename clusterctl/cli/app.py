@@ -45,10 +45,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit(0)
 
 
-def _named(inventory: Path | None) -> None:
+def _named(inventory: Path | None) -> Path | None:
     """Through the environment, where every command looks; its own option wins."""
     if inventory is not None:
         os.environ[VARIABLE] = str(inventory)
+    return inventory
 
 
 @app.callback()

@@ -25,7 +25,9 @@ AcceptNew = Annotated[
 
 @guarded
 def bootstrap(
-    file: Annotated[Path, typer.Argument(help="Inventory file.")],
+    context: typer.Context,
+    file: options.InventoryFile = None,
+    inventory: options.Inventory = None,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     limit: options.Limit = None,
@@ -37,18 +39,20 @@ def bootstrap(
     ] = None,
 ) -> None:
     """Make the hosts a Ray cluster, as the inventory says. A second run changes nothing."""
+    from clusterctl.inventory.current import current, remember
+
+    path = current(options.named_inventory(context, file, inventory))
     if install_driver:
-        _driver(install_driver, file, _Run(limit, dry_run, yes, as_json, accept_new))
+        _driver(install_driver, path, _Run(limit, dry_run, yes, as_json, accept_new))
     if dry_run:
-        _plan("bootstrap", file, limit=limit, as_json=as_json, accept_new=accept_new)
+        _plan("bootstrap", path, limit=limit, as_json=as_json, accept_new=accept_new)
     from clusterctl.cli.agreement import agreement
     from clusterctl.cli.session import session
-    from clusterctl.inventory.current import remember
     from clusterctl.workflows.bootstrap import run
 
-    with session("bootstrap", file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
+    with session("bootstrap", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         # Not before: a file whose hosts never answered must not become the next `down`'s.
-        agree = agreement(opened.progress, yes=yes, as_json=as_json, agreed=lambda: remember(file))
+        agree = agreement(opened.progress, yes=yes, as_json=as_json, agreed=lambda: remember(path))
         done = run(
             opened.inventory, opened.hosts, opened.credentials, agree=agree, sink=opened.progress
         )
@@ -110,13 +114,16 @@ def _document(done: Bootstrapped) -> dict[str, object]:
 
 @guarded
 def plan(
+    context: typer.Context,
     file: options.InventoryFile = None,
+    inventory: options.Inventory = None,
     limit: options.Limit = None,
     as_json: options.Json = False,
     accept_new: AcceptNew = False,
 ) -> None:
     """Show what bootstrap would change, per host. Changes nothing; exit 10 when it would."""
-    _plan("plan", file, limit=limit, as_json=as_json, accept_new=accept_new)
+    path = options.named_inventory(context, file, inventory)
+    _plan("plan", path, limit=limit, as_json=as_json, accept_new=accept_new)
 
 
 def _plan(
@@ -133,7 +140,9 @@ def _plan(
 
 @guarded
 def check(
+    context: typer.Context,
     file: options.InventoryFile = None,
+    inventory: options.Inventory = None,
     limit: options.Limit = None,
     as_json: options.Json = False,
     accept_new: AcceptNew = False,
@@ -148,7 +157,8 @@ def check(
     from clusterctl.workflows.check import run
     from clusterctl.workflows.fabric_check import with_fabric
 
-    with session("check", file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
+    path = options.named_inventory(context, file, inventory)
+    with session("check", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         report = run(opened.inventory, opened.hosts, opened.credentials)
         if fabric:
             report = with_fabric(

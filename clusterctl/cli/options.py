@@ -16,9 +16,7 @@ Inventory = Annotated[
         help="Inventory file; default: the one last bootstrapped.",
     ),
 ]
-InventoryFile = Annotated[
-    Path | None, typer.Argument(help="Inventory file; default: the one last bootstrapped.")
-]
+InventoryFile = Annotated[Path | None, typer.Argument(help="Inventory file; the same as -i FILE.")]
 Limit = Annotated[
     str | None,
     typer.Option("--limit", help="Only these hosts: names, globs, ranges, label=value, !name."),
@@ -32,6 +30,33 @@ LimitRate = Annotated[
     str | None,
     typer.Option("--limit-rate", help="Send no more than this a second: 400mbit, 50MB."),
 ]
+
+
+def named_inventory(
+    context: typer.Context, file: Path | None, inventory: Path | None
+) -> Path | None:
+    """What FILE or -i names to a command that takes both; None where neither does.
+
+    FILE wins over the environment's. Raises UsageError for a FILE and an -i, the command's or the
+    program's, that are not the same.
+    """
+    from clusterctl.errors import UsageError
+
+    typed = _typed_option(context)
+    if file is not None and typed is not None and file.absolute() != typed.absolute():
+        raise UsageError(
+            f"two inventories are named: {file} and -i {typed}", hint="leave one of them out"
+        )
+    return file or inventory
+
+
+def _typed_option(context: typer.Context) -> Path | None:
+    """The -i of the command line; what a command has of it may come from the environment."""
+    for where in (context, context.find_root()):
+        source = where.get_parameter_source("inventory")
+        if source is not None and source.name == "COMMANDLINE":
+            return Path(where.params["inventory"])
+    return None
 
 
 def rate_of(limit_rate: str | None) -> int | None:
