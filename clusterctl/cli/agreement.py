@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Collection
-from typing import TextIO
 
 import typer
 
@@ -16,6 +14,7 @@ from clusterctl.errors import ChangesPending, ClusterctlError, Problems, UsageEr
 from clusterctl.reporting.console import Progress
 from clusterctl.reporting.error_view import error_document
 from clusterctl.reporting.plan_view import NOTHING, plan_document, plan_lines
+from clusterctl.reporting.text import line_width
 
 
 def agreement(
@@ -26,7 +25,7 @@ def agreement(
 
     def agree(plan: Plan) -> None:
         if not plan.empty and not as_json:
-            print("\n".join(plan_lines(plan, width=_width(sys.stderr))), file=sys.stderr)
+            print("\n".join(plan_lines(plan, width=line_width(sys.stderr))), file=sys.stderr)
         if plan.disruptive and not _confirmed(progress, yes=yes, as_json=as_json):
             raise UsageError(
                 "not confirmed: some changes stop what serves now",
@@ -35,11 +34,6 @@ def agreement(
         agreed()
 
     return agree
-
-
-def _width(stream: TextIO) -> int | None:
-    """Characters in a line of the terminal; None for what is no terminal, or does not tell."""
-    return (stream.isatty() and os.get_terminal_size(stream.fileno()).columns) or None
 
 
 def _confirmed(progress: Progress, *, yes: bool, as_json: bool) -> bool:
@@ -63,7 +57,7 @@ def show_plan(
     if as_json:
         print(json.dumps({**plan_document(plan), **_error(errors)}, indent=2))
     elif plan.changes or not errors:
-        print("\n".join(plan_lines(plan, nothing, width=_width(sys.stdout))))
+        print("\n".join(plan_lines(plan, nothing, width=line_width(sys.stdout))))
     if errors and as_json:
         return typer.Exit(min(error.exit_code for error in errors))
     raise_all(errors)

@@ -29,13 +29,16 @@ from clusterctl.engine.events import (
     StepProgress,
     StepStarted,
 )
-from clusterctl.reporting.text import count, duration
+from clusterctl.reporting.text import below_itself, count, duration, line_width
 
 PLAIN_EVERY = 5.0
 """Seconds between two progress lines of one host where there is no terminal."""
 
 STILL_EVERY = 30.0
 """Seconds of silence of a step there, after which a line says that it still runs."""
+
+_KEPT_TOGETHER = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit, until the line is broken."""
 
 _log = logging.getLogger("clusterctl.run")
 
@@ -162,13 +165,16 @@ class Progress:
             return
         self._changed += 1
         title = row.title if row else event.step
-        self._line(event.host, "✓", "green", f"{title}  {duration(event.seconds)}")
+        took = duration(event.seconds).replace(" ", _KEPT_TOGETHER)
+        self._line(event.host, "✓", "green", f"{title}  {took}")
 
     def _line(self, host: str, sign: str, style: str, text: str) -> None:
+        """`text` after its host's name; on a terminal it goes on below itself, as plans do."""
         line = Text("  ")
         line.append(sign, style=style)
         line.append(f" {host}  " if host else " ", style="cyan")
-        line.append(text)
+        shown = "\n".join(below_itself(line.plain, text, line_width(self._console.file)))
+        line.append(shown[len(line) :].replace(_KEPT_TOGETHER, " "))
         self._print(line)
 
     def _print(self, line: Text) -> None:

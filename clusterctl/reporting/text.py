@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Sequence
+from typing import IO
 
 _STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _LEAST_ROOM = 20
@@ -37,6 +39,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def line_width(stream: IO[str]) -> int | None:
+    """Characters in a line of the terminal; None for what is no terminal, or does not tell."""
+    return (stream.isatty() and os.get_terminal_size(stream.fileno()).columns) or None
+
+
 def columns(
     rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ", width: int | None = None
 ) -> list[str]:
@@ -48,12 +55,13 @@ def columns(
     lines = []
     for row in rows:
         padded = [cell.ljust(most) for cell, most in zip(row[:-1], widths, strict=False)]
-        lines += _below_itself(indent + gap.join([*padded, ""]), row[-1], width)
+        lines += below_itself(indent + gap.join([*padded, ""]), row[-1], width)
     return lines
 
 
-def _below_itself(lead: str, text: str, width: int | None) -> list[str]:
-    """`text` after `lead`; words stay whole, and so does the line where too little is left."""
+def below_itself(lead: str, text: str, width: int | None) -> list[str]:
+    """`text` after `lead`, going on below where it began; words stay whole, and so does the line
+    where too little is left, or where there is no `width`."""
     room = width - len(lead) if width else 0
     if len(text) <= room or room < _LEAST_ROOM:
         return [(lead + text).rstrip()]

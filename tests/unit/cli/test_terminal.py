@@ -45,6 +45,16 @@ progress = Progress(sys.stderr, quiet=True)
 plan = Plan((PlannedChange("Node files", "gpu1", "directories", made),))
 agreement(progress, yes=True, as_json=False)(plan)
 """
+FINISHED = """
+import sys
+from clusterctl.engine.events import StepFinished, StepStarted
+from clusterctl.engine.step import Change
+from clusterctl.reporting.console import Progress
+with Progress(sys.stderr) as progress:
+    made = Change("make /etc/clusterctl/demo/services, /var/log/clusterctl/demos")
+    progress(StepStarted("gpu1", "directories", made))
+    progress(StepFinished("gpu1", "directories", "changed", 125.0))
+"""
 LEAVE = """
 import os, sys, termios
 from clusterctl.engine import interrupt
@@ -146,3 +156,16 @@ def test_a_plan_keeps_its_columns_on_a_narrow_terminal(
     termios.tcsetwinsize(terminal.theirs, (24, width))
     with terminal.start(PLAN):
         assert shown in terminal.read_until("/var/log/clusterctl")
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (45, "services,\r\n          /var/log/clusterctl/demos\r\n          2 min 5 s\r\n"),
+        (0, "make /etc/clusterctl/demo/services, /var/log/clusterctl/demos  2 min 5 s\r\n"),
+    ],
+)
+def test_a_finished_step_goes_on_below_itself(terminal: Terminal, width: int, shown: str) -> None:
+    termios.tcsetwinsize(terminal.theirs, (24, width))
+    with terminal.start(FINISHED):
+        assert shown in terminal.read_until("2 min 5 s\r\n")
