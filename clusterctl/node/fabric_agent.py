@@ -67,6 +67,10 @@ class _Process:
         with contextlib.suppress(OSError):  # what it never read of its orders
             if self.process.stdin:
                 self.process.stdin.close()
+        self.settle()
+
+    def settle(self) -> None:
+        """Take in what an ended rank still had in its pipes."""
         for reader in self.readers:
             reader.join(1)
 
@@ -181,6 +185,8 @@ class Agent:
         heard = {}
         for rank, one in self._ranks.items():
             status = one.process.poll()
+            if status is not None:  # why it ended is the last that it told
+                one.settle()
             gone = [] if status is None else [{"phase": "ended", "status": status}]
             heard[rank] = [*one.events, *gone]
         return heard

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 from clusterctl.node.documents import ExpectedNode
 from clusterctl.node.fabric_agent import Agent
 from clusterctl.node.fabric_agents import Answer
-from clusterctl.node.fabric_documents import Crossing, FabricSpec, Place
+from clusterctl.node.fabric_documents import Crossing, FabricSpec, Place, RankReport
 from clusterctl.node.fabric_nics import Interface
+from tests.fakes.ports import port_of, reserved
 
 FAKE_RANK = Path(__file__).parent / "node_programs" / "fake_rank.py"
+HANGS = "it hangs from here on"
+"""The last line that a rank which hangs writes for people."""
 
 
 def spec(*hosts: str, gpus: int = 0) -> FabricSpec:
@@ -25,7 +29,34 @@ def spec(*hosts: str, gpus: int = 0) -> FabricSpec:
     return FabricSpec(nodes, accelerator="nvidia" if gpus else "cpu")
 
 
-def agent(node: ExpectedNode, kind: type[Agent] = Agent, **env: str) -> Agent:
+class Attentive(Agent):
+    """Hears its ranks out: what the gate learns at one look does not depend on their speed."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._joining: set[int] = set()
+
+    def order(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
+        super().order(orders)
+        self._joining |= {rank for rank, order in orders.items() if order["do"] == "join"}
+
+    def hear(self) -> dict[int, list[dict[str, Any]]]:
+        while not all(self._told_all(rank) for rank in self._joining & self._ranks.keys()):
+            time.sleep(0.005)
+        return super().hear()
+
+    def _told_all(self, rank: int) -> bool:
+        one = self._ranks[rank]
+        last = one.events[-1]["phase"] if one.events else ""
+        ended = one.process.poll() is not None
+        return ended or last in {"done", "error"} or HANGS in one.tail
+
+    def stop_ranks(self) -> list[RankReport]:
+        self._joining = set()
+        return super().stop_ranks()
+
+
+def agent(node: ExpectedNode, kind: type[Agent] = Attentive, **env: str) -> Agent:
     """One whose only NIC is `fab0` with the node's address."""
     found = [Interface("fab0", (node.node_ip,), running=True)]
     return kind(
@@ -37,12 +68,21 @@ def agent(node: ExpectedNode, kind: type[Agent] = Agent, **env: str) -> Agent:
 
 
 class Deaf(Agent):
-    """Its ports are closed as soon as they are known: as behind a firewall that rejects."""
+    """Nobody listens on the ports it tells: as behind a firewall that rejects."""
+
+    _ports: tuple[socket.socket, ...] = ()
 
     def listen(self, wanted: Sequence[Place]) -> list[Crossing]:
         offered = super().listen(wanted)
-        self.close()
-        return offered
+        self._ports = tuple(reserved(one.ip) for one in offered)
+        return [
+            replace(one, port=port_of(port)) for one, port in zip(offered, self._ports, strict=True)
+        ]
+
+    def close(self) -> None:
+        super().close()
+        for port in self._ports:
+            port.close()
 
 
 class Narrow(Agent):

@@ -27,9 +27,10 @@ from clusterctl.node.journal import Journal
 from clusterctl.node.paths import NodePaths
 from clusterctl.node.supervisor import Supervisor
 from clusterctl.node.timing import Timing
+from tests.fakes.ports import port_of, reserved
 
 PROGRAMS = Path(__file__).parent / "node_programs"
-PATIENCE = 20.0
+PATIENCE = 60.0
 T = TypeVar("T")
 
 QUICK = Timing(
@@ -40,18 +41,16 @@ QUICK = Timing(
     ray_stop=3.0,
     head_poll=0.05,
     watch_interval=0.05,
-    watch_silence=5.0,
     service_backoff_first=0.1,
     service_backoff_max=0.4,
     stop_limit=5.0,
     connect_every=0.05,
-    http_timeout=1.0,
-    completion_timeout=2.0,
-    canary_timeout=0.5,
+    answer_timeout=2.0,
     canary_every=0.3,
     scrape_every=0.1,
-    stall=0.8,
 )
+"""Pauses are short, and what bounds a program that works is not: a busy machine is not a fault.
+A test of a limit shortens that one."""
 
 
 def await_value(look: Callable[[], T | None], what: str, timeout: float = PATIENCE) -> T:
@@ -72,9 +71,12 @@ class Bench:
     root: Path
     role: str = "head"
     gcs_port: int = 6379
+    timing: Timing = QUICK
     paths: NodePaths = field(init=False)
     supervisor: Supervisor | None = None
     thread: threading.Thread | None = None
+    ports: dict[str, socket.socket] = field(default_factory=dict)
+    """Of each service."""
 
     def __post_init__(self) -> None:
         self.paths = NodePaths("demo", self.root)
@@ -116,13 +118,17 @@ class Bench:
         """What ray-watch reports from now on."""
         self._put(self.root / "nodes.json", json.dumps([vars(node) for node in nodes]))
 
+    def actors(self, *workers: dict[str, Any]) -> None:
+        """Which actors ray-watch reports from now on."""
+        self._put(self.root / "workers.json", json.dumps(workers))
+
     def declare(self, name: str = "chat", **changes: Any) -> ServiceDocument:
         base = ServiceDocument(
             name=name, model="tiny", served_name="tiny",
             argv=[sys.executable, str(PROGRAMS / "fake_vllm.py"), str(self.root), "--arg"],
             env={"SERVICE_VARIABLE": "from-the-service"}, host="0.0.0.0", port=self._port(name),
             tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="1",
-            ready_timeout=10.0, shutdown_timeout=1.0,
+            ready_timeout=60.0, shutdown_timeout=1.0,
         )  # fmt: skip
         document = replace(base, **changes)
         self._put(self.paths.services / f"{name}.json", to_json(document))
@@ -135,7 +141,7 @@ class Bench:
         watch = [sys.executable, str(PROGRAMS / "fake_ray_watch.py"), str(self.root)]
         journal = Journal(self.paths.journal, "a", io.StringIO())
         document = from_json(NodeDocument, self.paths.node_document.read_text())
-        self.supervisor = Supervisor(self.paths, document, QUICK, journal, watch)
+        self.supervisor = Supervisor(self.paths, document, self.timing, journal, watch)
         self.thread = threading.Thread(target=self.supervisor.run)
         self.thread.start()
 
@@ -144,6 +150,8 @@ class Bench:
             self.supervisor.stop()
             self.thread.join(PATIENCE)
             assert not self.thread.is_alive()
+        for port in self.ports.values():
+            port.close()
 
     def state(self) -> NodeState | None:
         try:
@@ -168,34 +176,36 @@ class Bench:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {self.service()}") from error
 
-    def await_ray(self, phase: str) -> NodeState:
+    def await_ray(self, phase: str, told: str = "") -> NodeState:
+        """The node's state, once Ray is in `phase` and its detail has these words."""
+
         def look() -> NodeState | None:
             state = self.state()
-            return state if state and state.ray == phase else None
+            return state if state and state.ray == phase and told in state.ray_detail else None
 
-        return await_value(look, f"Ray {phase}")
+        return await_value(look, f"Ray {phase} {told}")
 
     def events(self, subject: str) -> list[str]:
         """Words of the journal, in order."""
-        lines = self.paths.journal.read_text().splitlines()
-        entries = [json.loads(line) for line in lines]
+        entries = [json.loads(line) for line in _whole_lines(self.paths.journal)]
         return [entry["event"] for entry in entries if entry["subject"] == subject]
 
     def starts(self, program: str) -> list[dict[str, Any]]:
         """What every start of a fake program saw: argv, env, pid."""
-        path = self.root / f"{program}.starts"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in _whole_lines(self.root / f"{program}.starts")]
 
     def _port(self, name: str) -> int:
-        path = self.root / f"{name}.port"
-        if not path.exists():
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                path.write_text(str(probe.getsockname()[1]))
-        return int(path.read_text())
+        if name not in self.ports:
+            self.ports[name] = reserved()
+        return port_of(self.ports[name])
 
     @staticmethod
     def _put(path: Path, text: str) -> None:
         fresh = path.with_name(f".{path.name}.new")
         fresh.write_text(text)
         fresh.replace(path)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Those that somebody who is writing has finished."""
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []

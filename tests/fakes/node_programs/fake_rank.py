@@ -17,6 +17,8 @@ def say(**fields: Any) -> None:
 
 def join(order: dict[str, Any], fault: str) -> None:
     if fault == "hang":
+        sys.stderr.write("it hangs from here on\n")
+        sys.stderr.flush()
         time.sleep(3600)
     for backend in ("gloo", "nccl"):
         if backend == "nccl" and order["device"] < 0:

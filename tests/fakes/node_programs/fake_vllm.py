@@ -1,7 +1,8 @@
 """Stands for `vllm serve`: an engine child and an API server with the endpoints that matter.
 
 Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`,
-`models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`.
+`models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`, and `task`:
+what it serves in place of completions (embeddings | scores | classes | pooling | speech).
 ROOT/vllm.die makes it end with status 1, as the API server does when its engine died.
 """
 
@@ -22,7 +23,17 @@ from typing import Any
 
 root = Path(sys.argv[1])
 document = json.loads((root / "etc/clusterctl/demo/services/chat.json").read_text())
-counted = {"tokens": 0}
+counted = {"generated": 0, "read": 0}
+
+ANSWERS: dict[str, tuple[str, bytes]] = {
+    "completions": ("/v1/completions", b'{"choices": [{"text": "x"}]}'),
+    "embeddings": ("/v1/embeddings", b'{"data": [{"embedding": [0.1, -0.2, 0.3]}]}'),
+    "scores": ("/rerank", b'{"results": [{"relevance_score": 0.5}]}'),
+    "classes": ("/classify", b'{"data": [{"probs": [0.5, 0.25, 0.25]}]}'),
+    "pooling": ("/pooling", b'{"data": [{"data": [[0.1, 0.2], [0.3, 0.4]]}]}'),
+    "speech": ("/v1/audio/transcriptions", b'{"text": "x"}'),
+}
+"""Path and answer of each task; 404 elsewhere, as from vLLM 0.12 on."""
 
 
 def settings() -> dict[str, Any]:
@@ -46,14 +57,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        kind = settings().get("completion", "ok")
-        if kind == "hang":
+        kind, task = settings().get("completion", "ok"), settings().get("task", "completions")
+        path, answer = ANSWERS[task]
+        if self.path != path:
+            self.answer(b'{"detail":"Not Found"}', 404)
+        elif kind == "hang":
             time.sleep(3600)
         elif kind == "error":
             self.answer(b"EngineDeadError", 500)
         elif self.authorized():
-            counted["tokens"] += 4
-            self.answer(b'{"choices": [{"text": "x"}]}')
+            counted["read"] += 1
+            counted["generated"] += 4 if task == "completions" else 0
+            self.answer(answer)
 
     def authorized(self) -> bool:
         good = self.headers["Authorization"] == f"Bearer {os.environ['VLLM_API_KEY']}"
@@ -68,7 +83,8 @@ class Handler(BaseHTTPRequestHandler):
             f'vllm:num_requests_running{{engine="0"}} {running}\n'
             'vllm:num_requests_waiting{engine="0"} 0.0\n'
             'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
-            f'vllm:generation_tokens_total{{engine="0"}} {counted["tokens"]}\n'
+            f'vllm:prompt_tokens_total{{engine="0"}} {counted["read"]}\n'
+            f'vllm:generation_tokens_total{{engine="0"}} {counted["generated"]}\n'
         )
 
     def answer(self, body: bytes, status: int = 200) -> None:

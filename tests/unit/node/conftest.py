@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from clusterctl.node.children import session_members
-from tests.fakes.node_bench import Bench
+from tests.fakes.node_bench import Bench, await_value
+from tests.fakes.ports import port_of, reserved
 
 
 @pytest.fixture
@@ -17,14 +18,17 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.stop()
     for program in ("ray", "vllm"):
         for start in bench.starts(program):
-            assert not session_members(start["pid"]), f"{program} left processes behind"
+            gone = partial(_is_gone, start["pid"])
+            await_value(gone, f"all that {program} started to be gone")
+
+
+def _is_gone(session: int) -> bool:
+    return not session_members(session)
 
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Bench]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    bench = Bench(tmp_path, role="worker", gcs_port=port)
-    yield bench
-    bench.stop()
+    with reserved() as port:
+        bench = Bench(tmp_path, role="worker", gcs_port=port_of(port))
+        yield bench
+        bench.stop()

@@ -61,8 +61,7 @@ def test_killing_a_child_reaches_its_grandchildren_in_other_groups(tmp_path: Pat
 
     child.kill_all()
 
-    assert child.gone()
-    child.settle()
+    await_value(child.gone, "all of them to be gone")
     assert child.tail() == ["on"]
 
 
@@ -76,21 +75,21 @@ def test_backoff_doubles_up_to_its_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "visible"),
+    ("script", "visible", "timeout"),
     [
-        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H200 (UUID: GPU-2)'", 2),
-        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", 0),
-        ("sleep 60", 0),
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H200 (UUID: GPU-2)'", 2, 60),
+        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", 0, 60),
+        ("sleep 60", 0, 0.5),
     ],
 )
 def test_gpus_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, visible: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, visible: int, timeout: float
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script.replace('sleep', 'exec sleep')}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    count = GpuCount("nvidia", Timing(gpus_timeout=0.5))
+    count = GpuCount("nvidia", Timing(gpus_timeout=timeout))
 
     def look() -> bool:
         count.tick(time.monotonic())

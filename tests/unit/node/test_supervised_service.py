@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import signal
+import time
+from dataclasses import replace
 
 import pytest
 
+from clusterctl.node.admission import Ground
 from clusterctl.node.children import session_members
+from clusterctl.node.journal import Journal
+from clusterctl.node.ray_watch import Snapshot
+from clusterctl.node.service import Service
 from tests.fakes.node_bench import Bench, await_value
 
 
@@ -25,7 +31,9 @@ def test_a_service_becomes_ready_by_a_real_completion(bench: Bench) -> None:
     assert ready.ready_seconds > 0
     events = [event for event in bench.events("chat") if event != "waiting"]
     assert events == ["starting", "loading", "ready"]
-    assert (bench.paths.logs / "chat.log").read_text().count("KV cache size") == 1
+    log = bench.paths.log("chat")
+    await_value(lambda: "KV cache size" in log.read_text(), "the last line of its log")
+    assert log.read_text().count("KV cache size") == 1
 
 
 def test_its_process_has_the_environment_of_node_and_service_and_the_key(bench: Bench) -> None:
@@ -64,8 +72,7 @@ def test_stage_and_metrics_are_shown(bench: Bench) -> None:
     bench.behaviour("vllm", {"never_listen": True})
     bench.declare()
     bench.start()
-    loading = bench.await_service("loading", stage="weights")
-    assert loading.detail == "Starting to load model tiny..."
+    bench.await_service("loading", stage="weights", detail="Starting to load model tiny...")
 
     bench.behaviour("vllm", {"running": 0})
 
@@ -144,9 +151,8 @@ def test_after_five_failures_it_is_failed_and_still_tried(bench: Bench) -> None:
     bench.declare()
     bench.start()
 
-    failed = bench.await_service("failed")
+    failed = bench.await_service("failed", last_error=["ValueError: no such model"])
     assert failed.attempts >= 5
-    assert failed.last_error == ["ValueError: no such model"]
 
     bench.behaviour("vllm", {})
     bench.await_service("ready")
@@ -195,26 +201,34 @@ def test_a_service_that_ignores_sigterm_is_killed(bench: Bench) -> None:
     assert not session_members(first)
 
 
-@pytest.mark.parametrize("completion", ["hang", "error"])
-def test_a_first_completion_that_fails_is_not_ready(bench: Bench, completion: str) -> None:
-    bench.behaviour("vllm", {"completion": completion})
-    bench.declare(ready_timeout=1.0)
-    bench.start()
+@pytest.mark.parametrize(
+    ("behaviour", "told"),
+    [
+        ({"completion": "hang"}, "POST /v1/completions: timed out"),
+        ({"completion": "error"}, "POST /v1/completions: HTTP 500 EngineDeadError"),
+        ({"models": ["another"]}, "/v1/models lists ['another'], not tiny"),
+    ],
+)
+def test_what_is_never_right_is_not_ready_in_time(
+    bench: Bench, behaviour: dict[str, object], told: str
+) -> None:
+    bench.behaviour("vllm", behaviour)
+    document = bench.declare(gpus=0)
+    journal = Journal(bench.paths.journal, "a", io.StringIO())
+    service = Service(document, bench.paths, bench.timing, journal)
+    ground = Ground([], Snapshot(time.time()), ray_up=True, env={})
+    service.tick(time.monotonic(), document, ground)
+    attempt = await_value(lambda: service._attempt, "a start")
+    await_value(lambda: attempt.reading.error == told, told)
 
-    backing_off = bench.await_service("backing-off")
+    service.tick(time.monotonic() + document.ready_timeout, document, ground)
 
-    assert "not ready within 1 s" in backing_off.detail
-
-
-def test_the_served_name_must_be_listed(bench: Bench) -> None:
-    bench.behaviour("vllm", {"models": ["another"]})
-    bench.declare(ready_timeout=0.8)
-    bench.start()
-
-    assert "lists ['another'], not tiny" in bench.await_service("backing-off").detail
+    assert service.state().state == "backing-off"
+    assert f"not ready within 60 s ({told})" in service.state().detail
 
 
 def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:
+    bench.timing = replace(bench.timing, canary_timeout=0.5)
     bench.declare()
     bench.start()
     bench.await_service("ready")
@@ -227,6 +241,7 @@ def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> Non
 
 
 def test_requests_without_tokens_are_a_stall(bench: Bench) -> None:
+    bench.timing = replace(bench.timing, stall=0.8)
     bench.declare()
     bench.start()
     bench.await_service("ready")
@@ -242,20 +257,20 @@ def test_ranks_are_those_of_its_own_driver(bench: Bench) -> None:
     bench.declare()
     bench.start()
     pid = bench.await_service("ready").pid
-    workers = [
+    bench.actors(
         {"name": "vllm_Worker_ab_c_TP1", "node_id": "n2", "node_ip": "10.0.0.2", "pid": 8,
          "driver_pid": pid},
         {"name": "vllm_Worker_ab_c_TP0", "node_id": "n1", "node_ip": "10.0.0.1", "pid": 7,
          "driver_pid": pid},
         {"name": "vllm_Worker_other_TP0", "node_id": "n1", "node_ip": "10.0.0.1", "pid": 6,
          "driver_pid": os.getpid()},
-    ]  # fmt: skip
-    (bench.root / "workers.json").write_text(json.dumps(workers))
+    )  # fmt: skip
 
-    await_value(lambda: (s := bench.service()) and len(s.ranks) == 2, "ranks")
+    def ranks() -> list[tuple[int, int, str, int]]:
+        service = bench.service()
+        return [(r.rank, r.tp, r.host, r.pid) for r in service.ranks] if service else []
 
-    ranks = bench.await_service("ready").ranks
-    assert [(r.rank, r.tp, r.host, r.pid) for r in ranks] == [(0, 0, "a", 7), (1, 1, "b", 8)]
+    assert await_value(ranks, "ranks") == [(0, 0, "a", 7), (1, 1, "b", 8)]
 
 
 def test_the_end_of_the_supervisor_stops_services_then_ray(bench: Bench) -> None:
