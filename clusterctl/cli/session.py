@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.cli.unseen import ask_unseen, signals
 from clusterctl.engine.interrupt import keep_terminal
 from clusterctl.inventory.current import current
 from clusterctl.inventory.load import load
@@ -84,11 +84,12 @@ def credentials(progress: Progress | None = None) -> Credentials:
     if not sys.stdin.isatty():
         return Credentials()
 
+    signals()  # from the main thread; questions are asked in others
+
     def ask(question: str) -> str | None:
         keep_terminal()
-        with progress.paused() if progress else nullcontext(), suppress(EOFError):
-            return getpass.getpass(question)
-        return None
+        with progress.paused() if progress else nullcontext():
+            return ask_unseen(question)
 
     return Credentials(ask=ask)
 

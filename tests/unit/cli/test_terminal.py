@@ -23,6 +23,32 @@ PASSWORD = """
 from clusterctl.cli.session import credentials
 print("answer", credentials().password("ann", "gpu1"))
 """
+INTERRUPTED = """
+import fcntl, sys, termios
+import typer
+from clusterctl.cli.guard import guarded
+from clusterctl.cli.session import credentials
+from clusterctl.engine.interrupt import interruptible
+from clusterctl.transport.fanout import fan_out, failures
+from clusterctl.errors import raise_all
+
+@guarded
+def command():
+    secrets = credentials()
+    def log_in(host):
+        return secrets.password("ann", host)
+    hosts = {"gpu1": "gpu1", "gpu2": "gpu2"}
+    if sys.argv[1] == "looking":
+        fan_out(hosts, log_in)
+    with interruptible(lambda event: None):
+        raise_all(failures(fan_out(hosts, log_in)))
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # what is typed now gives signals
+try:
+    command()
+except typer.Exit as ended:
+    sys.exit(ended.exit_code)
+"""
 DECIDE = """
 import sys
 from clusterctl.cli.discovery import decide
@@ -120,6 +146,28 @@ def test_the_end_of_input_is_no_password(terminal: Terminal) -> None:
         terminal.read_until("SSH password of ann")
         os.write(terminal.ours, b"\x04")
         assert process.communicate(timeout=20)[0] == "answer None\n"
+
+
+def test_a_password_is_what_is_typed_and_is_not_shown(terminal: Terminal) -> None:
+    with terminal.start(PASSWORD) as process:
+        terminal.read_until("SSH password of ann")
+        assert not terminal.echoes
+        os.write(terminal.ours, "pass wörd\n".encode())
+        assert process.communicate(timeout=20)[0] == "answer pass wörd\n"
+    assert terminal.echoes
+
+
+@pytest.mark.parametrize("phase", ["looking", "changing"])
+def test_one_ctrl_c_ends_a_question_that_is_open_in_another_thread(
+    terminal: Terminal, phase: str
+) -> None:
+    with terminal.start(INTERRUPTED, phase) as process:
+        terminal.read_until("SSH password of ann")
+        os.write(terminal.ours, b"\x03")
+        assert process.wait(20) == 130
+    assert terminal.echoes
+    seen = terminal.read_until("interrupted")
+    assert "SSH password" not in seen  # nor is the other host's asked for
 
 
 @pytest.mark.parametrize(("words", "status"), [(["at once"], 130), ([], 0)])
