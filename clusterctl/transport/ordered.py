@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import paramiko
-from paramiko.common import cMSG_CHANNEL_DATA
+from paramiko.common import MSG_CHANNEL_DATA
 
 AT_ONCE = 9 * 32704
 """Bytes handed over at once: packets as sshd takes them, so many that a piece of an image and its
 head are among them. The peer's window may allow less."""
+
+
+_DATA_HEAD = struct.Struct(">BII")
 
 
 class OrderedChannel:
@@ -95,11 +99,10 @@ class OrderedChannel:
 
 
 def _data_message(channel: Any, data: memoryview) -> paramiko.Message:
-    message = paramiko.Message()
-    message.add_byte(cMSG_CHANNEL_DATA)
-    message.add_int(channel.remote_chanid)
-    message.add_string(bytes(data))
-    return message
+    """RFC 4254, 5.2: type, recipient, length, bytes. Put together in one copy, which counts where
+    gigabytes pass."""
+    head = _DATA_HEAD.pack(MSG_CHANNEL_DATA, channel.remote_chanid, len(data))
+    return paramiko.Message(b"".join((head, data)))
 
 
 @contextlib.contextmanager
