@@ -53,8 +53,11 @@ class Bringing:
             self._started = True
 
     def deliver(self, view: HostView) -> None:
-        """Have the model whole on this host, in its place."""
+        """Have the model whole on this host, in its place, and nothing beside it."""
         name, found = view.host.name, self._needs[view.host.name]
+        if found.complete:
+            placing.clear(view.transport, found, self._terms.directory)
+            return
         with self._lock:
             self._says[name] = view.say
         if found.brought:

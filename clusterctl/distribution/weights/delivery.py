@@ -18,7 +18,7 @@ from clusterctl.distribution.weights.bringing import Bringing
 from clusterctl.distribution.weights.host_hashes import hashes, sums
 from clusterctl.distribution.weights.manifest import Manifest
 from clusterctl.distribution.weights.need import Need, need, no_room
-from clusterctl.distribution.weights.on_host import HostModels, look_at_models
+from clusterctl.distribution.weights.on_host import IDLE_AFTER, HostModels, look_at_models
 from clusterctl.distribution.weights.supply import Supply
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ClusterctlError, raise_all
@@ -88,7 +88,7 @@ class Delivery:
         found = self._need(view, host)
         if problem := no_room(self._supply.manifest, found, host):
             raise problem
-        return None if found.complete else _change(self._supply, found)
+        return None if found.nothing else _change(self._supply, found)
 
     def apply(self, view: HostView, change: Change) -> None:
         """See Step."""
@@ -135,11 +135,11 @@ class Delivery:
             if isinstance(outcome, Failed):
                 self._state.failures[name] = outcome.error
         needs = values(ready)
-        if all(found.complete for found in needs.values()):
+        if all(found.nothing for found in needs.values()):
             raise_all(failures(ready))
         bringing = Bringing(self._supply, needs, self._views, self._terms)
         bringing.start()
-        self._state.left = {name for name, found in needs.items() if not found.complete}
+        self._state.left = {name for name, found in needs.items() if not found.nothing}
         return bringing
 
     def _ready(self, view: HostView, say: Callable[[str], None]) -> Need:
@@ -195,6 +195,10 @@ def _sizes(manifest: Manifest) -> dict[str, int]:
 def _change(supply: Supply, found: Need) -> Change:
     """Such as `bring Tiny-1B: 2.0 GiB in 8 files, from here`."""
     manifest = supply.manifest
+    if found.complete:
+        size = _amount(sum(found.leftovers.values()))
+        text = f"remove what a run that was cut short left of {manifest.name}: up to {size}"
+        return Change(f"{text}, not written to for {IDLE_AFTER} minutes")
     doubtful = set(found.unproven.values())
     files = [blob for blob in found.brought if blob.hex not in doubtful]
     text = f"{_VERBS[found.state]} {manifest.name}"

@@ -102,6 +102,18 @@ def hash_file(
     return Hashed(whole.hexdigest(), tuple(chunks))
 
 
+def unhashed(tree: Tree, cache: HashCache) -> int:
+    """Bytes that `manifest_of` will have to read: those of files whose hash is not known."""
+    return sum(file.size for file in tree.files if not _is_known(file, cache))
+
+
+def _is_known(file: TreeFile, cache: HashCache) -> bool:
+    try:
+        return cache.get(Stamp.of(file.source)) is not None
+    except OSError:  # told by whoever reads it
+        return False
+
+
 def manifest_of(
     tree: Tree, *, cache: HashCache | None = None, say: Say = lambda _: None
 ) -> Manifest:

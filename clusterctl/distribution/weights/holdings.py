@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from clusterctl.distribution.weights.need import SLASH
+from clusterctl.distribution.weights.need import model_staged_in
 from clusterctl.distribution.weights.on_host import HostModels, HostTree
 
 State = Literal["complete", "unproven", "partial", "differs", "coming", "absent"]
@@ -37,7 +37,7 @@ class Holding:
 def holdings(hosts: Mapping[str, HostModels]) -> list[Holding]:
     """All models that some host has or is to have, by name."""
     names = {tree.path for found in hosts.values() for tree in found.trees}
-    names |= {_coming(way) for found in hosts.values() for way in found.incoming}
+    names |= {model_staged_in(way) for found in hosts.values() for way in found.incoming}
     return [_holding(name, hosts) for name in sorted(names, key=str.casefold)]
 
 
@@ -55,7 +55,7 @@ def _holding(name: str, hosts: Mapping[str, HostModels]) -> Holding:
 def _state(name: str, found: HostModels, reference: str | None) -> State:
     tree = found.tree(name)
     if tree is None:
-        return "coming" if any(_coming(way) == name for way in found.incoming) else "absent"
+        return "coming" if any(model_staged_in(way) == name for way in found.incoming) else "absent"
     return _of_tree(tree, reference)
 
 
@@ -65,8 +65,3 @@ def _of_tree(tree: HostTree, reference: str | None) -> State:
     if tree.lacking:
         return "partial"
     return "complete" if tree.manifest.identity == reference else "differs"
-
-
-def _coming(way: str) -> str:
-    """The model's name, out of its staging directory's: see need.staging."""
-    return way.removesuffix(".old").rpartition(".")[0].replace(SLASH, "/")

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What lies under the models directory "$1": free space, models with the state of their files,
-# and what is on its way. Reads only, and no file's content but that of manifests. Fields are
+# and what is on its way, `idle` where nobody has written to it for "$2" minutes. Reads only, and no file's content but that of manifests. Fields are
 # parted by tabs; a manifest's lines are prefixed by '|', so that none is taken for a record.
 
 TAB=$(printf '\t')
@@ -61,6 +61,7 @@ for one in "$INCOMING"/*/; do
     [ -d "$one" ] || continue
     one=${one%/}
     used=$(du -sk "$one" | cut -f 1)
-    echo "incoming$TAB${one##*/}$TAB$used"
+    fresh=$(find "$one" -mmin "-$2" 2>/dev/null) && [ -z "$fresh" ] && state=idle || state=fresh
+    echo "incoming$TAB${one##*/}$TAB$used$TAB$state"
 done
 exit 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterctl.distribution.content import Blob
@@ -35,6 +35,9 @@ class Need:
     has if it is the one."""
     brought: tuple[Blob, ...]
     """All else, each content once. Less, if `unproven` turn out to be right."""
+    leftovers: Mapping[str, int] = field(default_factory=dict)
+    """What ended runs left of a model that is complete: names of staging directories, and bytes.
+    Of others, the run that makes them complete takes it away."""
 
     @property
     def bytes(self) -> int:
@@ -65,6 +68,11 @@ class Need:
     def complete(self) -> bool:
         return self.state == "complete"
 
+    @property
+    def nothing(self) -> bool:
+        """Whether the host may be left alone."""
+        return self.complete and not self.leftovers
+
 
 def need(manifest: Manifest, host: HostModels) -> Need:
     """What `host` needs so that it has `manifest` under its name."""
@@ -74,7 +82,7 @@ def need(manifest: Manifest, host: HostModels) -> Need:
     contents = host.contents(manifest.name)
     linked = {digest: path for digest, path in contents.items() if digest in wanted}
     if state == "complete":
-        return Need(state, linked, {}, ())
+        return Need(state, linked, {}, (), _leftovers(manifest.name, host))
     unproven = _unproven(manifest, host, there, linked)
     brought = tuple(blob for blob in manifest.blobs if blob.hex not in linked)
     return Need(state, linked, unproven, brought)
@@ -115,6 +123,20 @@ def _same_size(there: HostTree, file: WeightFile) -> bool:
 def staging(manifest: Manifest) -> str:
     """The directory below INCOMING that the tree grows in; the same one in every attempt."""
     return f"{manifest.name.replace('/', SLASH)}.{manifest.identity[:12]}"
+
+
+def model_staged_in(name: str) -> str:
+    """The model that grows, or grew, in a directory below INCOMING."""
+    return name.removesuffix(".old").rpartition(".")[0].replace(SLASH, "/")
+
+
+def _leftovers(model: str, host: HostModels) -> dict[str, int]:
+    """Only what nobody writes."""
+    return {
+        name: size
+        for name, size in host.incoming.items()
+        if name in host.idle and model_staged_in(name) == model
+    }
 
 
 def staging_path(manifest: Manifest, directory: str) -> str:

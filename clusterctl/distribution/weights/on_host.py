@@ -14,6 +14,10 @@ from clusterctl.transport.base import Transport
 LOOK_TIMEOUT = 60.0
 """Seconds; directory entries and manifests are read, no weights."""
 
+IDLE_AFTER = 60
+"""Minutes without a write, after which what is on its way counts as left behind. Runs of one cluster
+exclude each other anyway; one of another cluster that shares the host writes all the time."""
+
 SHARED_FROM = 2**20
 """Bytes from which equal files of two models are one on disk."""
 
@@ -78,6 +82,8 @@ class HostModels:
     trees: tuple[HostTree, ...] = ()
     incoming: Mapping[str, int] = field(default_factory=dict)
     """Trees on their way: the name of each below INCOMING, and the bytes that it takes up."""
+    idle: frozenset[str] = frozenset()
+    """Those of them that nobody has written to for IDLE_AFTER."""
     read_only: str | None = None
     """The directory that cannot be written to."""
 
@@ -103,7 +109,7 @@ def look_at_models(transport: Transport, directory: str) -> HostModels:
     Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
     """
     script = resources.files(__package__).joinpath("look.sh").read_text(encoding="utf-8")
-    argv = ["sh", "-c", script, "look-at-models", directory]
+    argv = ["sh", "-c", script, "look-at-models", directory, str(IDLE_AFTER)]
     result = transport.run(argv, sudo=True, timeout=LOOK_TIMEOUT)
     if not result.ok:
         raise CommandFailed(
@@ -116,7 +122,7 @@ def look_at_models(transport: Transport, directory: str) -> HostModels:
 
 def read_answer(text: str, directory: str) -> HostModels:
     """The records of look.sh; one that was cut short is left out."""
-    free, read_only, trees, incoming = 0, None, [], {}
+    free, read_only, trees, incoming, idle = 0, None, [], {}, set()
     record: list[str] = []
     for line in text.splitlines():
         word, _, rest = line.partition("\t")
@@ -132,9 +138,11 @@ def read_answer(text: str, directory: str) -> HostModels:
         elif word == "readonly":
             read_only = rest
         elif word == "incoming":
-            name, _, used = rest.partition("\t")
+            name, used, state = rest.split("\t")
             incoming[name] = int(used) * 1024
-    return HostModels(directory, free, tuple(trees), incoming, read_only)
+            if state == "idle":
+                idle.add(name)
+    return HostModels(directory, free, tuple(trees), incoming, frozenset(idle), read_only)
 
 
 def _tree(record: Sequence[str]) -> HostTree:

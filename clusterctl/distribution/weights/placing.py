@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from clusterctl.distribution.chain_link import Place
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, dump
 from clusterctl.distribution.weights.need import Need, staging_path
-from clusterctl.distribution.weights.on_host import SHARED_FROM
+from clusterctl.distribution.weights.on_host import INCOMING, SHARED_FROM
 from clusterctl.errors import CommandFailed
 from clusterctl.transport.base import Transport
 
@@ -55,6 +55,13 @@ def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
     text = dump(manifest)
     lines = [*_contents(manifest), "manifest", *text.splitlines()]
     _run(transport, argv, lines, doing=f"finishing {manifest.name}", size=manifest.size)
+
+
+def clear(transport: Transport, found: Need, directory: str) -> None:
+    """Remove what ended runs left of the model."""
+    paths = [f"{directory}/{INCOMING}/{name}" for name in found.leftovers]
+    size = sum(found.leftovers.values())
+    _run(transport, ("rm", "-rf", "--", *paths), (), doing="removing what was left", size=size)
 
 
 MOVE = """\

@@ -107,6 +107,22 @@ def test_a_new_version_sends_what_is_new_and_replaces_the_tree(
     assert all(same(model, cluster.own(name) / "Tiny-1B") for name in cluster.views)
 
 
+def test_what_was_left_on_one_host_goes_while_another_gets_the_model(
+    cluster: Cluster, model: Path
+) -> None:
+    supply = cluster.supply(model)
+    cluster.push(supply)
+    left = cluster.own("h1") / ".clusterctl-incoming" / "Tiny-1B.0123456789ab.old"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    shutil.rmtree(cluster.own("h2") / "Tiny-1B")
+    outcome, sent = cluster.push(supply)
+    assert (outcome.changed, dict(outcome.set_aside), sent) == (2, {}, 0)
+    assert not left.exists()
+    assert all(same(model, cluster.own(name) / "Tiny-1B") for name in cluster.views)
+    assert cluster.push(supply) == (RunOutcome(0, {}), 0)
+
+
 def test_all_hosts_without_room_are_named_before_the_first_byte(
     cluster: Cluster, model: Path
 ) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from clusterctl.distribution.weights import placing
+from clusterctl.distribution.weights.hashing import HashCache, manifest_of
+from clusterctl.distribution.weights.manifest import Manifest
+from clusterctl.distribution.weights.need import Need, need
+from clusterctl.distribution.weights.on_host import HostModels, look_at_models
+from clusterctl.distribution.weights.tree import Tree, read_tree
 from clusterctl.inventory.model import Host
 from clusterctl.transport.local import LocalTransport
 
@@ -48,3 +55,34 @@ def make_model(tmp_path: Path) -> MakeModel:
 def here() -> LocalTransport:
     """This machine as a host."""
     return LocalTransport(Host(name="gpu1", address="localhost"))
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    """The models directory of the host; it does not exist yet."""
+    return f"{tmp_path}/data/models"
+
+
+def hashed(directory: Path, tmp_path: Path) -> tuple[Tree, Manifest]:
+    """The model as it is before it is sent."""
+    tree = read_tree(directory)
+    return tree, manifest_of(tree, cache=HashCache(tmp_path / "hashes"))
+
+
+def bring(tree: Tree, manifest: Manifest, found: Need, models: str) -> None:
+    """What a chain does: each content to its place."""
+    sources = {file.path: file.source for file in tree.files}
+    spots = placing.places(manifest, models)
+    wanted = {blob.digest for blob in found.brought}
+    for file in manifest.files:
+        if file.blob.digest in wanted:
+            shutil.copyfile(sources[file.path], spots[file.blob.digest].path)
+
+
+def deliver(tree: Tree, manifest: Manifest, here: LocalTransport, models: str) -> HostModels:
+    """All of it to `here`, and what a look there shows then."""
+    found = need(manifest, look_at_models(here, models))
+    placing.prepare(here, manifest, found, models)
+    bring(tree, manifest, found, models)
+    placing.settle(here, manifest, models)
+    return look_at_models(here, models)

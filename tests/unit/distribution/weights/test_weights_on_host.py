@@ -12,52 +12,26 @@ from pathlib import Path
 import pytest
 
 from clusterctl.distribution.weights import placing
-from clusterctl.distribution.weights.hashing import HashCache, hash_file, manifest_of
+from clusterctl.distribution.weights.hashing import hash_file
 from clusterctl.distribution.weights.host_hashes import hashes, sums
-from clusterctl.distribution.weights.manifest import Manifest
-from clusterctl.distribution.weights.need import Need, need, no_room, staging_path
+from clusterctl.distribution.weights.need import need, no_room, staging_path
 from clusterctl.distribution.weights.on_host import (
     INCOMING,
     SHARED_FROM,
-    HostModels,
     look_at_models,
 )
-from clusterctl.distribution.weights.tree import Tree, read_tree
 from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport
-from tests.unit.distribution.weights.conftest import MakeModel, safetensors
+from tests.unit.distribution.weights.conftest import (
+    MakeModel,
+    bring,
+    deliver,
+    hashed,
+    safetensors,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hosts are worked on as root")
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> str:
-    """The models directory of the host; it does not exist yet."""
-    return f"{tmp_path}/data/models"
-
-
-def hashed(directory: Path, tmp_path: Path) -> tuple[Tree, Manifest]:
-    tree = read_tree(directory)
-    return tree, manifest_of(tree, cache=HashCache(tmp_path / "hashes"))
-
-
-def bring(tree: Tree, manifest: Manifest, found: Need, models: str) -> None:
-    """What a chain does: each content to its place."""
-    sources = {file.path: file.source for file in tree.files}
-    spots = placing.places(manifest, models)
-    wanted = {blob.digest for blob in found.brought}
-    for file in manifest.files:
-        if file.blob.digest in wanted:
-            shutil.copyfile(sources[file.path], spots[file.blob.digest].path)
-
-
-def deliver(tree: Tree, manifest: Manifest, here: LocalTransport, models: str) -> HostModels:
-    found = need(manifest, look_at_models(here, models))
-    placing.prepare(here, manifest, found, models)
-    bring(tree, manifest, found, models)
-    placing.settle(here, manifest, models)
-    return look_at_models(here, models)
 
 
 def test_a_model_arrives_and_is_known_at_the_next_look(

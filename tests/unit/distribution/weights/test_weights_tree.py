@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.distribution.weights.hashing import HashCache, Stamp, hash_file, manifest_of
+from clusterctl.distribution.weights.hashing import (
+    HashCache,
+    Stamp,
+    hash_file,
+    manifest_of,
+    unhashed,
+)
 from clusterctl.distribution.weights.tree import faults, read_tree
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
 from tests.unit.distribution.weights.conftest import MakeModel, safetensors
@@ -154,7 +160,10 @@ def test_pieces_have_hashes_of_their_own(tmp_path: Path) -> None:
 def test_a_file_is_hashed_once_until_it_changes(make_model: MakeModel, tmp_path: Path) -> None:
     directory, cache = make_model(), HashCache(tmp_path / "hashes")
     tree = read_tree(directory)
-    first = manifest_of(tree, cache=cache)
+    size, read = unhashed(tree, cache), list[int]()
+    first = manifest_of(tree, cache=cache, say=read.append)
+    assert size == read[-1] == sum(file.size for file in first.files)
+    assert unhashed(tree, cache) == 0
     weights = directory / "model-1.safetensors"
     kept = cache.get(Stamp.of(weights))
     assert kept is not None
