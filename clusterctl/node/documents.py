@@ -76,7 +76,7 @@ class ServiceDocument:
     fingerprint: str
     """Changes whenever the service must be restarted to follow this document."""
     ready_timeout: float = 1800.0
-    """Seconds from start to the first completion before an attempt counts as failed."""
+    """Seconds from start to the first answer before an attempt counts as failed."""
     shutdown_timeout: float = 60.0
     """Seconds that running requests get when the service stops."""
 
@@ -134,7 +134,9 @@ class ServiceState:
     """While it loads: ray | weights | kv-cache | graphs | warm-up | listening, from vLLM's
     log; `detail` then has the line that says so."""
     ready_seconds: float = 0.0
-    """From the start of the process to its first completion."""
+    """From the start of the process to its first answer."""
+    task: str = ""
+    """What it was seen to answer, once it is ready (`tasks`): completions | embeddings | ..."""
     running: float = 0.0
     waiting: float = 0.0
     tokens_per_second: float = 0.0

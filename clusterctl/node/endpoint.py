@@ -6,13 +6,26 @@ import http.client
 import json
 import socket
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
+
+from clusterctl.node.tasks import COMPLETIONS, NOT_SERVED, TASKS, Task
 
 PROBE_TOKENS = 4
 
 
+PROBE_TEXT = "Hello"
+
+
 class EndpointError(Exception):
     """The endpoint did not do what a working one does; the text says what it did."""
+
+
+class Refused(EndpointError):
+    """The server has no such request, or not for its model."""
+
+
+class NothingToAsk(EndpointError):
+    """The server works, and serves none of the tasks that are known: asking again is no use."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,7 @@ class Metrics:
     kv_cache_use: float
     """0 to 1; the fullest engine's."""
     tokens: float
-    """Generated since the start."""
+    """Generated since the start; read, where the model generates none."""
 
 
 class Endpoint:
@@ -34,6 +47,10 @@ class Endpoint:
         self._host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         self._port = port
         self._served_name = served_name
+        self.task: Optional[Task] = None
+        """What the model serves, once `prove` found it."""
+        self.answer = ""
+        """What the last proof was, in words: `1024 numbers`."""
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -57,21 +74,35 @@ class Endpoint:
         if self._served_name not in names:
             raise EndpointError(f"/v1/models lists {names}, not {self._served_name}")
 
-    def complete(self, timeout: float) -> None:
-        """One real completion. Raises EndpointError."""
-        body = {
-            "model": self._served_name,
-            "prompt": "Hello",
-            "max_tokens": PROBE_TOKENS,
-            "temperature": 0,
-        }
-        answer = _json(self._request("POST", "/v1/completions", body, timeout))
-        if not answer.get("choices"):
-            raise EndpointError(f"a completion without choices: {str(answer)[:200]}")
+    def prove(self, timeout: float) -> None:
+        """One real answer; the first finds out what the model serves. Raises EndpointError, and
+        NothingToAsk where that is nothing known."""
+        if self.task:
+            self.answer = self._ask(self.task, timeout)
+            return
+        refusals: List[str] = []
+        for task in TASKS:
+            try:
+                self.answer = self._ask(task, timeout)
+            except Refused as error:
+                refusals.append(str(error))
+            else:
+                self.task = task
+                return
+        raise NothingToAsk("; ".join(refusals))
+
+    def _ask(self, task: Task, timeout: float) -> str:
+        body = {"model": self._served_name, **task.body(PROBE_TEXT, PROBE_TOKENS)}
+        answer = _json(self._request("POST", task.path, body, timeout))
+        try:
+            return task.answer(answer)
+        except ValueError as error:
+            raise EndpointError(f"POST {task.path}: {error}") from error
 
     def metrics(self, timeout: float) -> Metrics:
         """Raises EndpointError."""
-        return parse_metrics(self._request("GET", "/metrics", None, timeout).decode())
+        text = self._request("GET", "/metrics", None, timeout).decode()
+        return parse_metrics(text, (self.task or COMPLETIONS).counter)
 
     def _request(
         self, method: str, path: str, body: Optional[Dict[str, Any]], timeout: float
@@ -88,17 +119,19 @@ class Endpoint:
         finally:
             connection.close()
         if response.status != http.client.OK:
-            raise EndpointError(f"{method} {path}: HTTP {response.status} {_words(content)}")
+            kind = Refused if response.status in NOT_SERVED else EndpointError
+            raise kind(f"{method} {path}: HTTP {response.status} {_words(content)}")
         return content
 
 
-def parse_metrics(text: str) -> Metrics:
-    """Metrics from Prometheus text; the series of several engines are summed."""
+def parse_metrics(text: str, counter: str = COMPLETIONS.counter) -> Metrics:
+    """Metrics from Prometheus text; the series of several engines are summed. `counter`: of what
+    moves while the model works."""
     return Metrics(
         running=sum(_series(text, "vllm:num_requests_running")),
         waiting=sum(_series(text, "vllm:num_requests_waiting")),
         kv_cache_use=max(_series(text, "vllm:kv_cache_usage_perc"), default=0.0),
-        tokens=sum(_series(text, "vllm:generation_tokens_total")),
+        tokens=sum(_series(text, counter)),
     )
 
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Callable
 
-from clusterctl.node.endpoint import Endpoint, EndpointError
+from clusterctl.node.endpoint import Endpoint, EndpointError, NothingToAsk
 from clusterctl.node.progress import Progress
 from clusterctl.node.timing import Timing
 
@@ -30,10 +30,16 @@ class Reading:
     """Why the engine counts as stalled."""
     error: str = ""
     """What the last check that failed said."""
+    task: str = ""
+    """What the model serves: `embeddings`; known once it is ready."""
+    answer: str = ""
+    """The proof of it, in words: `1024 numbers`."""
+    unprovable: str = ""
+    """It works, and nothing that it serves is known here; what it said."""
 
 
 class EndpointWatch:
-    """Climbs to readiness, TCP, /health, /v1/models, a completion; then keeps looking."""
+    """Climbs to readiness, TCP, /health, /v1/models, a real answer; then keeps looking."""
 
     def __init__(self, endpoint: Endpoint, timing: Timing) -> None:
         self._endpoint = endpoint
@@ -50,18 +56,20 @@ class EndpointWatch:
 
     def _run(self) -> None:
         if self._climb():
-            self._set(ready=True, error="")
+            task = self._endpoint.task
+            name = task.name if task else ""
+            self._set(ready=True, error="", task=name, answer=self._endpoint.answer)
             self._stay()
 
     def _climb(self) -> bool:
-        """True once ready; False when stopped before that. The attempt's own deadline is kept
-        by the service."""
+        """True once ready; False when stopped before that, or nothing can prove it. The attempt's
+        own deadline is kept by the service."""
         timing = self._timing
         rungs: tuple[tuple[str, Callable[[], None]], ...] = (
             ("", self._check_port),
             ("listening", lambda: self._endpoint.check_health(timing.http_timeout)),
             ("listening", lambda: self._endpoint.check_model(timing.http_timeout)),
-            ("warm-up", lambda: self._endpoint.complete(timing.completion_timeout)),
+            ("warm-up", lambda: self._endpoint.prove(timing.answer_timeout)),
         )
         return all(self._climb_one(stage, check) for stage, check in rungs)
 
@@ -70,6 +78,9 @@ class EndpointWatch:
             self._set(stage=stage)
             try:
                 check()
+            except NothingToAsk as error:
+                self._set(unprovable=str(error))
+                return False
             except EndpointError as error:
                 self._set(error=str(error))
                 self._ended.wait(self._timing.connect_every)
@@ -108,7 +119,7 @@ class EndpointWatch:
         )
 
     def _send_canary(self) -> None:
-        self._endpoint.complete(self._timing.canary_timeout)
+        self._endpoint.prove(self._timing.canary_timeout)
 
     def _attempt(self, check: Callable[[], None]) -> str:
         """What went wrong, or nothing."""

@@ -24,6 +24,8 @@ from clusterctl.node.paths import NodePaths
 from clusterctl.node.ray_watch import Snapshot
 from clusterctl.node.timing import Timing
 
+UNPROVABLE = "it listens, and answers no request that would prove it"
+
 
 class Service:
     """Driven by `tick`, which never blocks. Times named `now` are monotonic seconds."""
@@ -82,6 +84,7 @@ class Service:
             restarts=max(0, self._starts - 1),
             stage=attempt.progress() if attempt and self._phase in _LOADING else "",
             ready_seconds=self._ready_seconds,
+            task=reading.task if reading else "",
             running=reading.running if reading else 0.0,
             waiting=reading.waiting if reading else 0.0,
             tokens_per_second=reading.tokens_per_second if reading else 0.0,
@@ -151,6 +154,9 @@ class Service:
             self._end_failed(now, attempt, f"stalled: {reading.stalled}")
         elif reading.ready:
             self._be_ready(now, attempt)
+        elif reading.unprovable:
+            self._drop(attempt)
+            self._give_up(UNPROVABLE, [f"{UNPROVABLE}: {reading.unprovable}"])
         elif now - attempt.started > attempt.document.ready_timeout:
             limit = f"not ready within {attempt.document.ready_timeout:g} s"
             self._end_failed(now, attempt, f"{limit} ({reading.error})")
@@ -163,7 +169,8 @@ class Service:
             self._ready_seconds = now - attempt.started
             self._attempts = 0
             self._last_error = []
-            self._turn("ready", f"after {self._ready_seconds:.1f} s")
+            answers = ", ".join(filter(None, (attempt.reading.task, attempt.reading.answer)))
+            self._turn("ready", f"after {self._ready_seconds:.1f} s: answers {answers}")
         if now - attempt.started - self._ready_seconds > self._timing.ray_steady:
             self._backoff.succeeded()
 

@@ -39,8 +39,8 @@ class Timing:
     connect_every: float = 0.5
     """How often a port that does not answer yet is tried."""
     http_timeout: float = 10.0
-    completion_timeout: float = 120.0
-    """For the first completion, which may still compile something."""
+    answer_timeout: float = 120.0
+    """For the first answer, which may still compile something."""
     canary_timeout: float = 30.0
     canary_every: float = 30.0
     canary_failures: int = 3
