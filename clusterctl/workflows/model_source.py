@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
+from clusterctl.containers.meter import Meter
 from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.weights.files_source import FilesSource
-from clusterctl.distribution.weights.hashing import manifest_of
+from clusterctl.distribution.weights.hashing import HashCache, manifest_of, unhashed
 from clusterctl.distribution.weights.host_hashes import hashes
 from clusterctl.distribution.weights.manifest import (
     Manifest,
@@ -22,7 +23,7 @@ from clusterctl.distribution.weights.on_host import (
     manifest_path,
 )
 from clusterctl.distribution.weights.supply import Holder, Supply
-from clusterctl.distribution.weights.tree import Tree, faults, is_passed_over, read_tree
+from clusterctl.distribution.weights.tree import faults, is_passed_over, read_tree
 from clusterctl.engine.events import EventSink, StepFinished, StepProgress
 from clusterctl.engine.step import HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
@@ -80,18 +81,15 @@ def of_directory(directory: Path, name: str | None, sink: EventSink) -> Supply:
     """
     tree = read_tree(directory, name)
     raise_all(faults(tree))
-    manifest = manifest_of(tree, say=_telling(tree, sink))
+    cache = HashCache()
+    meter = Meter(
+        lambda far: sink(StepProgress("here", "hash", f"{tree.name}: {far} hashed")),
+        unhashed(tree, cache),
+    )
+    manifest = manifest_of(tree, cache=cache, say=meter.reached)
     sink(StepFinished("here", "hash", "unchanged", 0.0))
     source = FilesSource(tree, manifest)
     return Supply(manifest, "here", source, trouble=source.changes)
-
-
-def _telling(tree: Tree, sink: EventSink) -> Callable[[int], None]:
-    def tell(done: int) -> None:
-        text = f"hashing {tree.name}: {done / _GIB:.1f} GiB read"
-        sink(StepProgress("here", "hash", text))
-
-    return tell
 
 
 def of_host(

@@ -16,7 +16,7 @@ from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.content import CHUNK
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.distribution.weights.tree import Tree, TreeFile
-from clusterctl.errors import ClusterctlError, StepFailed, raise_all
+from clusterctl.errors import ClusterctlError, Interrupted, StepFailed, raise_all
 
 Say = Callable[[int], None]
 """Is told the bytes hashed so far, over all files; nothing of files whose hash is known."""
@@ -122,17 +122,23 @@ def manifest_of(
     Raises, of all files together, StepFailed for one that cannot be read, that changed while
     it was read, or whose bytes are not those that a Hugging Face cache names it for.
     """
-    total, lock = 0, threading.Lock()
+    total, lock, given_up = 0, threading.Lock(), threading.Event()
 
     def told(size: int) -> None:
         nonlocal total
+        if given_up.is_set():
+            raise Interrupted("interrupted while files were hashed")
         with lock:
             total += size
             say(total)
 
     kept = cache or HashCache()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 2) as pool:
-        found = list(pool.map(lambda file: _hashed(file, kept, told), tree.files))
+        try:
+            found = list(pool.map(lambda file: _hashed(file, kept, told), tree.files))
+        except KeyboardInterrupt:
+            given_up.set()  # the pool waits for its threads, and a file may take a minute
+            raise
     raise_all(outcome for outcome in found if isinstance(outcome, ClusterctlError))
     files = in_order(outcome for outcome in found if isinstance(outcome, WeightFile))
     return Manifest(tree.name, files, tree.links, tree.origin)
