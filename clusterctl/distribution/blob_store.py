@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clusterctl.distribution.content import CHUNK, Blob
+from clusterctl.distribution.local_disk import cache_directory
 from clusterctl.distribution.location import Location
 from clusterctl.errors import RequirementsNotMet, StepFailed
 
@@ -36,12 +37,6 @@ WRITER_SILENCE = 120.0
 LOOK_EVERY = 0.1
 
 
-def store_directory() -> Path:
-    """`$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "clusterctl"
-
-
 class WrongBytes(StepFailed):
     """A source delivered bytes that are not the blob's."""
 
@@ -50,7 +45,7 @@ class BlobStore:
     """A directory of blobs. Raises RequirementsNotMet when its disk is full or not ours."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self.directory = directory or store_directory()
+        self.directory = directory or cache_directory()
 
     @property
     def blobs(self) -> Path:

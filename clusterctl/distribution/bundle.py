@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +21,7 @@ from clusterctl.distribution.archives.contents import NAMES
 from clusterctl.distribution.blob_store import locked, same_file
 from clusterctl.distribution.content import Blob, ImageContent, ImageSource
 from clusterctl.distribution.load_archive import blob_name, manifest_digest, member
+from clusterctl.distribution.local_disk import free_space
 from clusterctl.distribution.manifests import descriptor
 from clusterctl.errors import RequirementsNotMet, StepFailed
 
@@ -126,7 +126,7 @@ def _blobs(images: Sequence[ImageSource]) -> list[Blob]:
 
 
 def _insist_room(path: Path, needed: int) -> None:
-    free = shutil.disk_usage(path.parent).free
+    free = free_space(path.parent)
     if free < needed:
         raise RequirementsNotMet(
             f"{path} needs {needed / MIB:.0f} MiB, and its disk has {free / MIB:.0f} MiB free",

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from clusterctl.distribution.blob_store import store_directory
 from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.content import Blob
+from clusterctl.distribution.local_disk import cache_directory, free_space
 from clusterctl.distribution.weights.download import AT_ONCE, Downloads
 from clusterctl.distribution.weights.hub import HubFile, Listing
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, in_order
@@ -27,7 +27,7 @@ def download_directory(listing: Listing) -> Path:
     """Where a model waits here until hosts have it; another run finds it there."""
     model = listing.model_id.replace("/", "--")
     revision = listing.revision.replace("/", "-")
-    return store_directory() / "models" / f"{listing.hub}--{model}@{revision}"
+    return cache_directory() / "models" / f"{listing.hub}--{model}@{revision}"
 
 
 class Arriving:
@@ -103,16 +103,13 @@ def foreseen(listing: Listing, name: str) -> Manifest:
 
 def require_room(listing: Listing, directory: Path) -> None:
     """Raises RequirementsNotMet when this machine cannot hold the model on its way."""
-    there = directory
-    while not there.exists():
-        there = there.parent
     had = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = listing.size - had + SPARE
-    free = shutil.disk_usage(there).free
+    free = free_space(directory)
     if needed > free:
         raise RequirementsNotMet(
             f"{listing.model_id} needs {needed / 2**30:.1f} GiB on this machine on its way, and "
-            f"{free / 2**30:.1f} GiB are free in {there}",
+            f"{free / 2**30:.1f} GiB are free in {directory}",
             hint="set XDG_CACHE_HOME to a directory on a larger disk, or let a host get it: "
             "clusterctl model pull ... --on HOST",
         )

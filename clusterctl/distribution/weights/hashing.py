@@ -14,6 +14,7 @@ from pathlib import Path
 
 from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.content import CHUNK
+from clusterctl.distribution.local_disk import cache_directory
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.distribution.weights.tree import Tree, TreeFile
 from clusterctl.errors import ClusterctlError, Interrupted, StepFailed, raise_all
@@ -46,17 +47,11 @@ class Stamp:
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def cache_directory() -> Path:
-    """`clusterctl/hashes` in the user's cache directory."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "clusterctl" / "hashes"
-
-
 class HashCache:
     """Remembers hashes by what `Stamp` holds, a small file each. Never needed, only quicker."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory or cache_directory()
+        self._directory = directory or cache_directory() / "hashes"
 
     def get(self, stamp: Stamp) -> Hashed | None:
         with suppress(OSError, ValueError, KeyError, TypeError):

@@ -15,8 +15,8 @@ LOOK_TIMEOUT = 60.0
 """Seconds; directory entries and manifests are read, no weights."""
 
 IDLE_AFTER = 60
-"""Minutes without a write, after which what is on its way counts as left behind. Runs of one cluster
-exclude each other anyway; one of another cluster that shares the host writes all the time."""
+"""Minutes without a write, after which what is on its way counts as left behind. Runs of one
+cluster exclude each other anyway; one of another cluster on the same host writes all the time."""
 
 SHARED_FROM = 2**20
 """Bytes from which equal files of two models are one on disk."""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.distribution.blob_store import BlobStore, WrongBytes, store_directory
+from clusterctl.distribution.blob_store import BlobStore, WrongBytes
 from clusterctl.distribution.content import Blob
+from clusterctl.distribution.local_disk import cache_directory
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from tests.fakes.image_archives import sha256
 
@@ -141,10 +142,10 @@ def test_references_survive(store: BlobStore) -> None:
 
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/cache")
-    assert store_directory() == Path("/somewhere/cache/clusterctl")
+    assert cache_directory() == Path("/somewhere/cache/clusterctl")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/ann")
-    assert store_directory() == Path("/home/ann/.cache/clusterctl")
+    assert cache_directory() == Path("/home/ann/.cache/clusterctl")
 
 
 def test_a_stale_lock_holder_does_not_keep_the_name(store: BlobStore) -> None:

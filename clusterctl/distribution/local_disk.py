@@ -1,0 +1,20 @@
+"""The disk of the operator's machine: where lies what can be got again, and what room there is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """`$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "clusterctl"
+
+
+def free_space(directory: Path) -> int:
+    """Bytes that can be written there, also when it is yet to be made."""
+    while not directory.exists():
+        directory = directory.parent
+    return shutil.disk_usage(directory).free
