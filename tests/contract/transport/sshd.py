@@ -17,6 +17,7 @@ from clusterctl.inventory.model import Host, Ssh
 from clusterctl.transport.base import Transport
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+START_LIMIT = 60.0
 
 _CONFIG = """\
 Port {port}
@@ -76,6 +77,15 @@ def free_port() -> int:
         return port
 
 
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def running_sshd(
     folder: Path, *, client_key: Path, options: Mapping[str, str] | None = None
@@ -111,7 +121,7 @@ def running_sshd(
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + START_LIMIT
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
@@ -158,7 +168,7 @@ def is_alive(pid: int) -> bool:
     return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def eventually(condition: object, within: float = 5.0) -> bool:
+def eventually(condition: object, within: float = 30.0) -> bool:
     """True as soon as `condition()` is, False after `within` seconds."""
     assert callable(condition)
     deadline = time.monotonic() + within

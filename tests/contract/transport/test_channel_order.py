@@ -20,6 +20,7 @@ from clusterctl.transport.dialer import Dialer
 from clusterctl.transport.ordered import OrderedChannel, OrderedStream
 from clusterctl.transport.ssh import SshWire
 from clusterctl.transport.target import target_of
+from tests.contract.transport.conftest import StartSshd
 from tests.contract.transport.sshd import Sshd
 
 pytestmark = pytest.mark.sshd
@@ -91,9 +92,11 @@ def test_data_for_a_closed_channel_is_refused_here(sshd: Sshd, dialer: Dialer) -
 
 
 def test_many_short_commands_with_input_leave_the_connection_alone(
-    sshd: Sshd, dialer: Dialer
+    start_sshd: StartSshd, dialer: Dialer
 ) -> None:
-    with ended_command(sshd, dialer) as (transport, _):
+    """More sessions than they are: a busy sshd counts those that it has yet to end."""
+    daemon = start_sshd({"MaxSessions": "100"})
+    with ended_command(daemon, dialer) as (transport, _):
         for _ in range(50):
             channel = transport.open_session()
             channel.exec_command("true")

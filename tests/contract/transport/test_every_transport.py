@@ -98,7 +98,7 @@ def test_a_command_may_stop_reading_early(transport: Transport) -> None:
 
 
 def test_without_input_stdin_is_at_its_end(transport: Transport) -> None:
-    assert transport.run(["cat"], timeout=5).stdout == ""
+    assert transport.run(["cat"], timeout=60).stdout == ""
 
 
 def test_output_that_is_not_utf_8_is_kept_readable(transport: Transport) -> None:
@@ -111,10 +111,10 @@ def test_a_command_past_its_time_is_ended_with_its_children(
     script = 'sleep 300 & echo $! >"$1"; echo working on it >&2; wait'
 
     with pytest.raises(CommandTimedOut) as caught:
-        transport.run(["sh", "-c", script, "sh", str(tmp_path / "pid")], timeout=1)
+        transport.run(["sh", "-c", script, "sh", str(tmp_path / "pid")], timeout=3)
 
     assert caught.value.host == transport.host.name
-    assert "`sh` ran past its 1 s" in caught.value.summary
+    assert "`sh` ran past its 3 s" in caught.value.summary
     assert caught.value.detail == "working on it"
     pid = int((tmp_path / "pid").read_text())
     assert eventually(lambda: not is_alive(pid))
@@ -130,11 +130,11 @@ def test_what_stays_in_the_background_does_not_hold_run_up(
     started = time.monotonic()
 
     result = transport.run(
-        ["sh", "-c", 'setsid sleep 30 & echo $! >"$1"; echo on', "sh", str(tmp_path / "pid")]
+        ["sh", "-c", 'setsid sleep 60 & echo $! >"$1"; echo on', "sh", str(tmp_path / "pid")]
     )
 
     assert result.stdout == "on\n"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
@@ -185,7 +185,10 @@ def test_a_file_on_its_way_is_private(transport: Transport, tmp_path: Path) -> N
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        transport.put(b"x" * (8 << 20), str(tmp_path / "secret"), mode=0o600)
+        for _ in range(100):  # until the watcher came in time to see one on its way
+            transport.put(b"x" * (8 << 20), str(tmp_path / "secret"), mode=0o600)
+            if seen:
+                break
     finally:
         done.set()
         watcher.join()
@@ -211,14 +214,14 @@ def test_a_channel_carries_bytes_both_ways(transport: Transport) -> None:
         channel.send(b"two\nthree")
         channel.close_stdin()
         assert list(lines(channel)) == ["two", "three"]
-        assert channel.wait(5) == 0
+        assert channel.wait(30) == 0
 
 
 def test_a_channel_has_status_and_stderr(transport: Transport) -> None:
     script = "head -c 200000 /dev/zero | tr '\\0' x >&2; echo last >&2; exit 3"
     with transport.open_channel(["sh", "-c", script]) as channel:
         assert channel.recv(10) == b""
-        assert channel.wait(5) == 3
+        assert channel.wait(30) == 3
         assert eventually(lambda: channel.stderr_tail().endswith("xlast\n"))
         assert len(channel.stderr_tail()) == 64 * 1024
 
@@ -242,7 +245,7 @@ def test_closing_a_channel_ends_its_command(transport: Transport) -> None:
 
 def test_writing_to_an_ended_command_is_an_error(transport: Transport) -> None:
     with transport.open_channel(["true"]) as channel:
-        channel.wait(5)
+        channel.wait(30)
         with pytest.raises(ConnectionFailed, match="takes no more input"):
             channel.send(b"x" * (16 << 20))
 
@@ -270,12 +273,10 @@ def test_a_tcp_connection_from_the_host(transport: Transport, echo_port: int) ->
         assert channel.recv(100) == b"HELLO"
         channel.close_stdin()
         assert channel.recv(100) == b""
-        assert channel.wait(5) == 0
+        assert channel.wait(30) == 0
 
 
-def test_a_tcp_connection_to_a_closed_port(transport: Transport) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+def test_a_tcp_connection_to_a_closed_port(transport: Transport, closed_port: int) -> None:
     with pytest.raises(ConnectionFailed) as caught:
-        transport.open_tcp("127.0.0.1", port)
+        transport.open_tcp("127.0.0.1", closed_port)
     assert caught.value.host == transport.host.name

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.inventory.load import load
 from clusterctl.transport.known_hosts import fingerprint
-from tests.contract.transport.sshd import Sshd, free_port
+from tests.contract.transport.sshd import Sshd
 
 pytestmark = pytest.mark.sshd
 
@@ -40,7 +40,7 @@ def run(sshd: Sshd, home: Path, *words: str) -> subprocess.CompletedProcess[str]
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 
@@ -48,8 +48,10 @@ def shown_fingerprint(sshd: Sshd) -> str:
     return fingerprint(sshd.known_line().split()[2])
 
 
-def test_unknown_keys_and_silent_hosts_are_told_together(sshd: Sshd, home: Path) -> None:
-    here, closed = f"127.0.0.1:{sshd.port}", f"127.0.0.1:{free_port()}"
+def test_unknown_keys_and_silent_hosts_are_told_together(
+    sshd: Sshd, home: Path, closed_port: int
+) -> None:
+    here, closed = f"127.0.0.1:{sshd.port}", f"127.0.0.1:{closed_port}"
     done = run(sshd, home, here, closed)
     assert done.returncode == 4
     assert f"error: {here}: its host key is not in" in done.stderr
@@ -110,8 +112,8 @@ def test_on_a_terminal_the_keys_are_shown_and_asked_about(
     ) as process:
         seen = ""
         while "[y/N]" not in seen:
-            assert select.select([ours], [], [], 30)[0], f"no question came: {seen!r}"
-            seen += os.read(ours, 4096).decode()
+            assert select.select([ours], [], [], 60)[0], f"no question came: {seen!r}"
+            seen += os.read(ours, 4096).decode(errors="replace")
         os.write(ours, typed)
         assert process.wait(timeout=60) == status
     os.close(ours)

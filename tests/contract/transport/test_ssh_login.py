@@ -180,7 +180,7 @@ def test_a_locked_key_in_the_agent_needs_no_passphrase(
     helper.write_text(f"#!{sys.executable}\nprint('open sesame')\n")
     helper.chmod(0o755)
     environment = {**os.environ, "SSH_ASKPASS": str(helper), "SSH_ASKPASS_REQUIRE": "force"}
-    subprocess.run(["ssh-add", "-q", key], env=environment, check=True, timeout=20)
+    subprocess.run(["ssh-add", "-q", key], env=environment, check=True, timeout=60)
     ask = Questions(None)
 
     assert who(daemon.host(identity_file=key), dialer_with(tmp_path, ask=ask)) == "root"
