@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
+    from clusterctl.serving.endpoint import Answer
     from clusterctl.workflows.serve import Changes, Served
 
 
@@ -111,22 +112,28 @@ def _lines(served: Served) -> list[str]:
     from clusterctl.serving.endpoint import curl_line, key_line
 
     prepared, proof = served.prepared, served.proof
-    completion = proof.completion
     note = prepared.location.note if prepared.location else ""
     cache = served.outcome.sentence if served.outcome else ""
     return [
         f"{prepared.document.name} is served at {prepared.endpoint.url}/v1",
         *([f"  weights     {note}"] if note else []),
         f"  ranks       {proof.placement}",
-        f"  completion  {completion.tokens} tokens in {completion.seconds:.1f} s: "
-        f"{_short(completion.text)}",
+        f"  {_answer(proof.answer)}",
         *([f"  KV cache    {cache}"] if cache else []),
         f"  ready       {proof.ready_seconds:.0f} s after vLLM started",
         "",
         "Ask it yourself; the key stays off the screen:",
         key_line(["clusterctl", "ssh", served.head], served.key_file, sudo=served.sudo),
-        curl_line(prepared.endpoint),
+        curl_line(replace(prepared.endpoint, task=proof.task)),
     ]
+
+
+def _answer(answer: Answer) -> str:
+    """What proved it."""
+    if answer.task == "completions":
+        said = f"{answer.tokens} tokens in {answer.seconds:.1f} s: {_short(answer.text)}"
+        return f"completion  {said}"
+    return f"answers     {answer.task}, {answer.text}, in {answer.seconds:.2f} s"
 
 
 def _short(text: str) -> str:
@@ -142,7 +149,7 @@ def _document(served: Served) -> dict[str, Any]:
         "endpoint": f"{served.prepared.endpoint.url}/v1",
         "changed": served.changed,
         "ranks": [asdict(rank) for rank in served.proof.ranks],
-        "completion": asdict(served.proof.completion),
+        "answer": asdict(served.proof.answer),
         "ready_seconds": served.proof.ready_seconds,
         "random_weights": bool(location and location.random_weights),
         "predicted": served.prepared.fit.plan.to_json() if served.prepared.fit else None,

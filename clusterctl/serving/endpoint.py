@@ -1,7 +1,7 @@
-"""The API from a client's side: one real completion as proof, and a line to paste.
+"""The API from a client's side: one real answer as proof, and a line to paste.
 
-`/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only a
-completion that came back proves a service.
+`/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only an
+answer that came back proves a service: a completion, or what else its model serves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ConnectionFailed, StepFailed
+from clusterctl.node.tasks import COMPLETIONS, Task
 
 if TYPE_CHECKING:
     import httpx
@@ -26,12 +27,16 @@ KEY_VARIABLE = "CLUSTERCTL_API_KEY"
 
 
 @dataclass(frozen=True)
-class Completion:
+class Answer:
     """What came back."""
 
+    task: str
+    """`completions`, `embeddings`, ..."""
     text: str
-    """The answer; a reasoning model's thoughts where it gave nothing else yet."""
+    """The completion, a reasoning model's thoughts where it gave nothing else yet; of another
+    task what came, in words: `1024 numbers`."""
     tokens: int
+    """Generated; 0 where the model generates none."""
     seconds: float
     """From the request to the last byte."""
 
@@ -45,16 +50,23 @@ class Endpoint:
     model: str
     chat: bool
     """Chat requests work: the tokenizer has a chat template. Else plain completions."""
+    task: Task = COMPLETIONS
+    """What the model serves."""
 
     @property
     def path(self) -> str:
-        return "/v1/chat/completions" if self.chat else "/v1/completions"
+        return "/v1/chat/completions" if self._chats else self.task.path
 
     def body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
         """The JSON of a request."""
-        content = {"messages": [{"role": "user", "content": prompt}]}
-        asked: dict[str, Any] = content if self.chat else {"prompt": prompt}
-        return {"model": self.model, **asked, "max_tokens": max_tokens}
+        if not self._chats:
+            return {"model": self.model, **self.task.body(prompt, max_tokens)}
+        messages = [{"role": "user", "content": prompt}]
+        return {"model": self.model, "messages": messages, "max_tokens": max_tokens}
+
+    @property
+    def _chats(self) -> bool:
+        return self.chat and self.task is COMPLETIONS
 
 
 def base_url(host: str, port: int) -> str:
@@ -62,22 +74,22 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def complete(
+def ask(
     endpoint: Endpoint,
     api_key: str,
     *,
     deadline: float,
     prompt: str = PROMPT,
     max_tokens: int = 16,
-) -> Completion:
-    """Ask for one completion and wait for it, at most `deadline` seconds.
+) -> Answer:
+    """Ask for one answer and wait for it, at most `deadline` seconds.
 
-    Raises ConnectionFailed when nothing answers, and StepFailed when what answers gives no
-    completion: late, refused, or something else than a completion.
+    Raises ConnectionFailed when nothing answers, and StepFailed when what comes is none: late,
+    refused, or something else than what was asked for.
     """
     started = time.monotonic()
     answer = _post(endpoint, api_key, endpoint.body(prompt, max_tokens), deadline)
-    return _completion(endpoint, answer, time.monotonic() - started)
+    return _read(endpoint, answer, time.monotonic() - started)
 
 
 def _post(endpoint: Endpoint, api_key: str, body: Mapping[str, Any], deadline: float) -> Any:
@@ -96,7 +108,7 @@ def _post(endpoint: Endpoint, api_key: str, body: Mapping[str, Any], deadline: f
         ) from error
     except httpx.TimeoutException as error:
         raise StepFailed(
-            f"no completion from {endpoint.url} within {deadline:g} s",
+            f"no {endpoint.task.name} from {endpoint.url} within {deadline:g} s",
             hint="clusterctl status shows whether the engine is busy or stuck",
         ) from error
     except httpx.HTTPError as error:
@@ -127,18 +139,19 @@ def _answer(endpoint: Endpoint, response: httpx.Response) -> Any:
     )
 
 
-def _completion(endpoint: Endpoint, answer: Any, seconds: float) -> Completion:
+def _read(endpoint: Endpoint, answer: Any, seconds: float) -> Answer:
+    task = endpoint.task
     try:
-        choice = answer["choices"][0]
+        if task is not COMPLETIONS:
+            return Answer(task.name, task.answer(answer), 0, seconds)
         tokens = int(answer["usage"]["completion_tokens"])
-        text = _text_of(choice)
+        return Answer(task.name, _text_of(answer["choices"][0]), tokens, seconds)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StepFailed(
-            f"{endpoint.url} answered with something that is no completion",
+            f"{endpoint.url} answered with something that holds no {task.name}",
             hint=f"is another program on that port? curl {shlex.quote(endpoint.url)}/version",
             detail=str(answer)[:2000],
         ) from error
-    return Completion(text, tokens, seconds)
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from clusterctl.serving.request import Request, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
 
 READY_TIMEOUT = 1800.0
-"""Seconds from start to first completion. vLLM's own limit is 600 (VLLM_ENGINE_READY_TIMEOUT_S),
+"""Seconds from start to first answer. vLLM's own limit is 600 (VLLM_ENGINE_READY_TIMEOUT_S),
 too short for large weights from slow disks, so it is raised to the same."""
 
 

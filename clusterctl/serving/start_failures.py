@@ -170,4 +170,11 @@ MODEL = (
         "the tokenizer has no chat template, so chat requests cannot be answered",
         "add -- --chat-template PATH, or use /v1/completions",
     ),
+    signature(
+        "nothing-to-ask",
+        r"it listens, and answers no request that would prove it",
+        "vLLM runs, and answers neither completions nor embeddings, scores, classes or pooling",
+        "choose what it serves: -- --runner generate, --runner pooling or --pooler-config.task "
+        "embed; models of speech alone are not served",
+    ),
 )

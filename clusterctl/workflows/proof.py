@@ -1,4 +1,4 @@
-"""The proof that a service serves: a completion came back, and the ranks sit as planned."""
+"""The proof that a service serves: an answer came back, and the ranks sit as planned."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from clusterctl.engine.events import EventSink, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import NodeState, Rank, ServiceDocument
+from clusterctl.node.documents import NodeState, Rank, ServiceDocument, ServiceState
 from clusterctl.node.paths import NodePaths
-from clusterctl.serving.endpoint import Completion, base_url, complete
+from clusterctl.node.tasks import Task, task_of
+from clusterctl.serving.endpoint import Answer, ask, base_url
 from clusterctl.serving.placement import check_placement
 from clusterctl.transport.base import Transport
 from clusterctl.transport.tunnel import Tunnel
@@ -21,19 +22,20 @@ from clusterctl.workflows.launch import Prepared
 RANKS_WITHIN = 15.0
 """Seconds for the head to report the ranks of a service that is ready; it asks Ray each second."""
 
-COMPLETION_WITHIN = 120.0
+ANSWER_WITHIN = 120.0
 
 
 @dataclass(frozen=True)
 class Proof:
     """What was seen."""
 
-    completion: Completion
+    answer: Answer
+    task: Task
     ranks: tuple[Rank, ...]
     placement: str
     """Where the ranks run, in words."""
     ready_seconds: float
-    """From the start of vLLM to its own first completion, as the supervisor measured it."""
+    """From the start of vLLM to its own first answer, as the supervisor measured it."""
 
 
 def prove(
@@ -43,23 +45,22 @@ def prove(
     read: Callable[[], NodeState | None],
     sink: EventSink,
 ) -> Proof:
-    """Ask for a completion as a client would, and compare the ranks with the plan.
-
-    Raises StepFailed when no completion comes, or the ranks are not where they should be.
+    """Ask as a client would for what the supervisor found it to serve, and compare the ranks with
+    the plan. Raises StepFailed when no answer comes, or the ranks are not where they should be.
     """
     document, host = prepared.document, head.host.name
-    title = "prove it: a completion, and where the ranks run"
+    title = "prove it: an answer, and where the ranks run"
     sink(StepStarted(host, title, Change(title)))
     started = time.monotonic()
     key = read_key(inventory, head)
+    state, service = _ranked(document, read)
+    task = task_of(service.task)
     with Tunnel(head, document.host, document.port) as tunnel:
-        local = replace(prepared.endpoint, url=base_url("127.0.0.1", tunnel.port))
-        completion = complete(local, key, deadline=COMPLETION_WITHIN)
-    state, ranks = _ranks(document, read)
-    placement = _place(prepared, state, ranks, host)
+        url = base_url("127.0.0.1", tunnel.port)
+        answer = ask(replace(prepared.endpoint, url=url, task=task), key, deadline=ANSWER_WITHIN)
+    placement = _place(prepared, state, service.ranks, host)
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
-    service = next(s for s in state.services if s.name == document.name)
-    return Proof(completion, tuple(ranks), placement, service.ready_seconds)
+    return Proof(answer, task, tuple(service.ranks), placement, service.ready_seconds)
 
 
 def read_key(inventory: Inventory, head: Transport) -> str:
@@ -75,9 +76,10 @@ def read_key(inventory: Inventory, head: Transport) -> str:
     return result.stdout.strip()
 
 
-def _ranks(
+def _ranked(
     document: ServiceDocument, read: Callable[[], NodeState | None]
-) -> tuple[NodeState, Sequence[Rank]]:
+) -> tuple[NodeState, ServiceState]:
+    """The service, once the head reports all its ranks."""
     deadline = time.monotonic() + RANKS_WITHIN
     while True:
         state = read()
@@ -85,7 +87,7 @@ def _ranks(
             next((s for s in state.services if s.name == document.name), None) if state else None
         )
         if state and service and len(service.ranks) >= document.gpus:
-            return state, service.ranks
+            return state, service
         if time.monotonic() > deadline:
             seen = len(service.ranks) if service else 0
             raise StepFailed(

@@ -45,7 +45,7 @@ _STAGES = {
     "kv-cache": "size the KV cache",
     "graphs": "capture graphs",
     "warm-up": "warm up",
-    "listening": "first completion",
+    "listening": "first answer",
     "backing-off": "start again after a failure",
 }
 
@@ -157,7 +157,7 @@ def await_ready(
         waiting_since = _waiting(state, waiting_since, now, events.host)
         wait.sleep(POLL)
     raise StepFailed(
-        f"no completion within {document.ready_timeout:.0f} s",
+        f"no answer within {document.ready_timeout:.0f} s",
         host=events.host,
         hint=f"clusterctl logs {document.name}",
     )

@@ -57,6 +57,6 @@ def test_ray_is_added_once_and_a_model_served_on_one_host(
     assert "api.key" in differs.stderr
     operator.ok("bootstrap", inventory)
     served = operator.ok("serve", "/data/models/tiny", "--name", "tiny", "--json").json
-    assert served["completion"]["tokens"] > 0
+    assert served["answer"]["tokens"] > 0
     operator.ok("down", "--purge", "--yes")
     assert on_host("gpu1", "command -v docker").stdout == ""

@@ -136,7 +136,7 @@ def test_serve_puts_ranks_on_both_hosts_and_proves_it(operator: Operator) -> Non
     served = ran.json
     assert served["changed"] is True
     assert [rank["host"] for rank in served["ranks"]] == ["gpu1", "gpu2"]
-    assert served["completion"]["tokens"] > 0
+    assert served["answer"]["tokens"] > 0
     assert served["endpoint"] == ENDPOINT
 
 

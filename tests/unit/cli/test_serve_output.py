@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from clusterctl.cli.serve import _show_plan
+from clusterctl.cli.serve import _answer, _show_plan
+from clusterctl.serving.endpoint import Answer
 from clusterctl.serving.fit.request import fit_request
 from clusterctl.workflows.serve import Changes
 
@@ -34,3 +35,11 @@ def test_a_dry_run_for_machines_has_changes_and_plan(capsys: pytest.CaptureFixtu
 def test_without_a_plan_the_notes_say_why(capsys: pytest.CaptureFixture[str]) -> None:
     _show_plan(Changes((), restarts=False, notes=("memory is not planned: x",)), as_json=False)
     assert capsys.readouterr().out == "note: memory is not planned: x\n"
+
+
+def test_what_proved_a_service_is_said_in_its_own_words() -> None:
+    completion = Answer("completions", "Hello!", 3, 0.42)
+    embedding = Answer("embeddings", "1024 numbers", 0, 0.021)
+
+    assert _answer(completion) == "completion  3 tokens in 0.4 s: 'Hello!'"
+    assert _answer(embedding) == "answers     embeddings, 1024 numbers, in 0.02 s"

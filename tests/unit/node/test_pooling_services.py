@@ -8,6 +8,7 @@ import pytest
 
 from clusterctl.node.endpoint import Metrics, parse_metrics
 from clusterctl.node.tasks import COMPLETIONS, TASKS, Task, task_of
+from clusterctl.serving.diagnose import diagnose
 from tests.fakes.node_bench import Bench, await_value
 
 
@@ -44,6 +45,9 @@ def test_what_answers_nothing_known_is_told_at_once_and_not_tried_again(bench: B
     said = failed.last_error[-1]
     assert all(f"POST {task.path}: HTTP 404" in said for task in TASKS)
     assert len(bench.starts("vllm")) == 1
+    found = diagnose(failed.last_error)
+    assert found
+    assert found.id == "nothing-to-ask"
 
 
 def test_the_canary_is_of_the_same_task(bench: Bench) -> None:

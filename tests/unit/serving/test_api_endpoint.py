@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConnectionFailed, StepFailed
+from clusterctl.node.tasks import task_of
 from clusterctl.serving.endpoint import (
     Endpoint,
+    ask,
     base_url,
-    complete,
     curl_line,
     key_line,
 )
@@ -84,7 +85,7 @@ def api() -> Iterator[Api]:
 def test_a_chat_completion_comes_back_with_its_tokens_and_time(api: Api) -> None:
     api.says(CHAT)
 
-    answer = complete(Endpoint(api.url, "m", chat=True), "secret", deadline=5, prompt="Hi")
+    answer = ask(Endpoint(api.url, "m", chat=True), "secret", deadline=5, prompt="Hi")
 
     assert (answer.text, answer.tokens) == ("Hello!", 3)
     assert 0 < answer.seconds < 5
@@ -98,16 +99,27 @@ def test_a_chat_completion_comes_back_with_its_tokens_and_time(api: Api) -> None
 def test_without_a_chat_template_a_plain_completion_is_asked_for(api: Api) -> None:
     api.says(PLAIN)
 
-    assert complete(Endpoint(api.url, "m", chat=False), "k", deadline=5).text == " there"
+    assert ask(Endpoint(api.url, "m", chat=False), "k", deadline=5).text == " there"
     assert api.paths == ["/v1/completions"]
     assert api.bodies[0]["prompt"]
+
+
+def test_a_model_that_embeds_is_asked_to_embed_whatever_its_chat_template(api: Api) -> None:
+    api.says({"data": [{"embedding": [0.5, 0.25]}]})
+    endpoint = Endpoint(api.url, "m", chat=True, task=task_of("embeddings"))
+
+    answer = ask(endpoint, "k", deadline=5, prompt="Hi")
+
+    assert (answer.task, answer.text, answer.tokens) == ("embeddings", "2 numbers", 0)
+    assert (api.paths, api.bodies) == (["/v1/embeddings"], [{"model": "m", "input": "Hi"}])
+    assert "/v1/embeddings" in curl_line(endpoint)
 
 
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
 def test_thoughts_count_as_an_answer(api: Api, key: str) -> None:
     api.says({**CHAT, "choices": [{"message": {"content": None, key: "hmm"}}]})
 
-    assert complete(Endpoint(api.url, "m", chat=True), "k", deadline=5).text == "hmm"
+    assert ask(Endpoint(api.url, "m", chat=True), "k", deadline=5).text == "hmm"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +135,7 @@ def test_a_refusal_is_named_with_what_the_server_said(api: Api, status: int, wor
     api.says({"error": "its own words"}, status)
 
     with pytest.raises(StepFailed, match=words) as caught:
-        complete(Endpoint(api.url, "m", chat=True), "the-key", deadline=5)
+        ask(Endpoint(api.url, "m", chat=True), "the-key", deadline=5)
 
     assert "its own words" in (caught.value.detail or "")
     assert "the-key" not in repr(vars(caught.value))
@@ -134,21 +146,21 @@ def test_what_is_no_completion_is_named(api: Api, answer: object) -> None:
     api.says(answer)
 
     with pytest.raises(StepFailed, match="no completion"):
-        complete(Endpoint(api.url, "m", chat=True), "k", deadline=5)
+        ask(Endpoint(api.url, "m", chat=True), "k", deadline=5)
 
 
 def test_an_answer_that_is_not_json_is_named(api: Api) -> None:
     api.answer = b"<html>"
 
     with pytest.raises(StepFailed, match="no completion"):
-        complete(Endpoint(api.url, "m", chat=True), "k", deadline=5)
+        ask(Endpoint(api.url, "m", chat=True), "k", deadline=5)
 
 
 def test_a_server_that_does_not_answer_is_given_up_in_time(api: Api) -> None:
     api.silent = threading.Event()
 
     with pytest.raises(StepFailed, match=r"within 0\.2 s"):
-        complete(Endpoint(api.url, "m", chat=True), "k", deadline=0.2)
+        ask(Endpoint(api.url, "m", chat=True), "k", deadline=0.2)
 
 
 def test_a_server_that_breaks_off_is_named(api: Api) -> None:
@@ -156,7 +168,7 @@ def test_a_server_that_breaks_off_is_named(api: Api) -> None:
     api.silent.set()
 
     with pytest.raises(StepFailed, match="broke off"):
-        complete(Endpoint(api.url, "m", chat=True), "k", deadline=5)
+        ask(Endpoint(api.url, "m", chat=True), "k", deadline=5)
 
 
 def test_a_port_where_nothing_listens_is_named() -> None:
@@ -165,7 +177,7 @@ def test_a_port_where_nothing_listens_is_named() -> None:
         url = base_url("127.0.0.1", unused.getsockname()[1])
 
         with pytest.raises(ConnectionFailed) as caught:
-            complete(Endpoint(url, "m", chat=True), "k", deadline=5)
+            ask(Endpoint(url, "m", chat=True), "k", deadline=5)
 
     assert str(caught.value) == f"nothing answers at {url}"
 
@@ -175,7 +187,7 @@ def test_the_proxy_of_the_operator_is_not_asked(api: Api, monkeypatch: pytest.Mo
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:1")
     api.says(CHAT)
 
-    assert complete(Endpoint(api.url, "m", chat=True), "k", deadline=5).tokens == 3
+    assert ask(Endpoint(api.url, "m", chat=True), "k", deadline=5).tokens == 3
 
 
 def test_the_line_to_paste_is_one_command_that_a_shell_reads_as_meant() -> None:
