@@ -169,9 +169,16 @@ def _batch_flags(launch: Launch) -> list[Argument]:
     sequences = min(limits.sequences, _given(launch, "max-num-batched-tokens", limits.sequences))
     tokens = max(limits.tokens, _given(launch, "max-num-seqs", limits.tokens))
     flags = [Argument("max-num-seqs", (str(sequences),))]
-    if _knows(launch.version, CHUNKED_PREFILL_SINCE):
+    if _knows(launch.version, CHUNKED_PREFILL_SINCE) and not _reads_whole(launch, shape):
         flags.append(Argument("max-num-batched-tokens", (str(tokens),)))
     return flags
+
+
+def _reads_whole(launch: Launch, shape: Shape | None) -> bool:
+    """A text may have to fit into one step: vLLM refuses fewer tokens than --max-model-len for an
+    encoder and for a decoder that embeds by the mean of a text, and takes enough by itself."""
+    pools = last_value(launch.request.given, "runner") == "pooling"
+    return pools or bool(shape and shape.encoder)
 
 
 def _given(launch: Launch, name: str, otherwise: int) -> int:

@@ -96,7 +96,10 @@ def _tp_problem(shape: Shape, size: int) -> str | None:
 def _choose(
     shape: Shape | None, gpus: Sequence[HostGpus], copies: int, fits: Fits | None
 ) -> tuple[int, int, str]:
-    """The smallest layout that fits, when memory is known; else all GPUs."""
+    """The smallest layout that fits, when memory is known; else one GPU for an encoder, and all
+    for others."""
+    if shape and shape.encoder:
+        return 1, 1, "an encoder is small, and vLLM cuts most of them into no stages"
     offered = [host for host in gpus if host.free]
     most = max((host.free for host in offered), default=1)
     sizes = tensor_sizes(shape, most)

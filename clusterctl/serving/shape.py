@@ -20,6 +20,8 @@ class Shape:
     """max_position_embeddings, in tokens."""
     multimodal: bool = False
     """Takes images, audio or video too."""
+    encoder: bool = False
+    """As `is_encoder`."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
@@ -35,7 +37,31 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
         return None
     context = text.get("max_position_embeddings")
     multimodal = any(config.get(key) for key in ("vision_config", "audio_config"))
-    return Shape(heads, _kv_heads(text, heads), layers, context or None, multimodal)
+    return Shape(
+        heads, _kv_heads(text, heads), layers, context or None, multimodal, is_encoder(config)
+    )
+
+
+_ENCODERS = (
+    "Model",
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForTextEncoding",
+)
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether the model reads both ways, as BERT and its kin: it takes a text whole, in one step,
+    and keeps no KV cache. A decoder that embeds has key/value heads, and may say that it reads
+    both ways all the same."""
+    text, names = _text_part(config), config.get("architectures")
+    # Gemma 4 has "vision" there: it reads images both ways, and generates.
+    if text.get("is_causal") is False or text.get("use_bidirectional_attention") in (True, "all"):
+        return True
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return name.endswith(_ENCODERS) and "num_key_value_heads" not in text
 
 
 def read_shape(config_json: str) -> Shape | None:

@@ -7,7 +7,7 @@ What is planned is what `serve` would start: the same flags from the same place
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
@@ -22,7 +22,7 @@ from clusterctl.serving.layout import Layout
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.shape import Shape
 from clusterctl.serving.version import parse_version
-from clusterctl.serving.vllm_flags import Argument, parse_arguments
+from clusterctl.serving.vllm_flags import Argument, last_value, parse_arguments
 
 if TYPE_CHECKING:
     from clusterctl.inventory.model import Accelerator
@@ -120,7 +120,7 @@ def forecast_of(launch: Launch, shape: ModelShape, hardware: Hardware) -> Foreca
     request = launch.request
     copies = Argument("data-parallel-size", (str(request.data_parallel),))
     question = Question(
-        shape=shape,
+        shape=_as_asked(shape, request),
         sites=hardware.sites,
         tp=request.tensor_parallel,
         pp=request.pipeline_parallel,
@@ -134,3 +134,10 @@ def forecast_of(launch: Launch, shape: ModelShape, hardware: Hardware) -> Foreca
         linked=hardware.network is not None,
     )
     return Forecast(question, typed=request.given, model=request.model)
+
+
+def _as_asked(shape: ModelShape, request: Request) -> ModelShape:
+    if last_value(request.given, "runner") != "pooling":
+        return shape
+    counted = "a model that pools is counted as if it generated: its KV cache and speed are not so"
+    return replace(shape, assumptions=(*shape.assumptions, counted))

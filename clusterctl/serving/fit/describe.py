@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.serving.fit.context import longest_context, rotary_tables
-from clusterctl.serving.fit.families import Family, family_of, plain_family
+from clusterctl.serving.fit.families import Family, family_of, plain_family, require_decoder
 from clusterctl.serving.fit.quantized import KNOWN_METHODS, quantization_of
 from clusterctl.serving.fit.shape import (
     Attention,
@@ -55,11 +55,12 @@ def describe(config: Config, name: str = "") -> ModelShape:
 
     An architecture that is not known here is described as far as its keys go, and what was
     guessed is listed in `assumptions`. Raises UsageError, naming every key that is missing or is
-    not a positive number, when too little is there to count weights at all.
+    not a positive number, when too little is there to count weights at all; and for an encoder.
     """
     text = _text_part(config)
     _require(text)
     architecture = _architecture(config)
+    require_decoder(config, architecture)
     family = family_of(architecture)
     assumptions = [] if family else [_unknown(architecture)]
     traits = family or plain_family()

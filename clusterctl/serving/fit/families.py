@@ -6,7 +6,12 @@ is not here is treated as a Llama with a wider margin of error, and the plan say
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.serving.shape import is_encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,16 @@ _FAMILIES: dict[str, Family] = {
 def family_of(architecture: str) -> Family | None:
     """The traits of an architecture's class name, or None when it is not known here."""
     return _FAMILIES.get(architecture)
+
+
+def require_decoder(config: Mapping[str, Any], architecture: str) -> None:
+    """Raises UsageError for an encoder: nothing that is counted here is true of one."""
+    if is_encoder(config):
+        raise UsageError(
+            f"{architecture} is an encoder: it keeps no KV cache and generates nothing, and what "
+            "it takes beside its weights is not known here",
+            hint="clusterctl serve gives it one GPU, and vLLM says whether it fits",
+        )
 
 
 def plain_family() -> Family:

@@ -86,6 +86,13 @@ def test_without_a_memory_plan_each_host_becomes_a_stage_of_all_its_gpus() -> No
     assert "stages" in layout.reason
 
 
+def test_an_encoder_gets_one_gpu_whatever_there_is() -> None:
+    bert = Shape(12, (12,), 12, 512, encoder=True)
+
+    assert plan_layout(bert, EIGHTS).ranks == 1
+    assert plan_layout(bert, EIGHTS, data_parallel=4).ranks == 4
+
+
 def test_uneven_hosts_are_cut_by_the_smallest() -> None:
     layout = plan_layout(LLAMA_70B, (HostGpus("a", 8), HostGpus("b", 2)))
 

@@ -8,6 +8,7 @@ import pytest
 
 from clusterctl.serving.arguments import batch_limits, serve_argv
 from clusterctl.serving.layout import plan_layout
+from clusterctl.serving.shape import Shape
 from tests.unit.serving.launches import ONE, PAIR, launch
 
 
@@ -137,6 +138,13 @@ def test_the_default_of_one_batch_limit_bends_to_the_other(
 
     assert argv[argv.index("--max-num-seqs") + 1] == sequences
     assert argv[argv.index("--max-num-batched-tokens") + 1] == tokens
+
+
+def test_a_model_that_takes_a_text_whole_gets_no_smaller_step() -> None:
+    encoder = replace(launch(), shape=Shape(12, (12,), 12, 8192, encoder=True))
+
+    assert "--max-num-batched-tokens" not in serve_argv(encoder)
+    assert "--max-num-batched-tokens" not in serve_argv(launch("--runner", "pooling"))
 
 
 def test_a_vllm_that_takes_prompts_whole_keeps_its_own_step() -> None:

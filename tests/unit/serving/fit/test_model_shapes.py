@@ -16,6 +16,7 @@ from clusterctl.serving.fit.foreseen import possible_tp
 from clusterctl.serving.fit.kv_cache import needs_of, plan_cache
 from clusterctl.serving.fit.shape import ModelShape, Quantization, RotaryTable
 from clusterctl.serving.fit.weights import Stage, weight_bytes, weight_gib
+from clusterctl.serving.shape import shape_of
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -213,3 +214,49 @@ def test_no_config_makes_it_crash(changes: dict[str, Any]) -> None:
         weight_bytes(shape, whole(shape), shape.quantization)
     except ClusterctlError:
         pass
+
+
+BERT: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "vocab_size": 30522,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"architectures": ["XLMRobertaForSequenceClassification"]},
+        {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "is_causal": False},
+        {
+            "architectures": ["Gemma3TextModel"],
+            "num_key_value_heads": 1,
+            "use_bidirectional_attention": True,
+        },
+    ],
+)
+def test_an_encoder_is_named_in_place_of_numbers_that_are_not_its_own(
+    changes: dict[str, Any],
+) -> None:
+    config = {**BERT, **changes}
+
+    with pytest.raises(UsageError, match=f"{config['architectures'][0]} is an encoder"):
+        describe(config)
+    found = shape_of(config)
+    assert found is not None
+    assert found.encoder
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3ForCausalLM", "Qwen3ForSequenceClassification", "Qwen2Model"]
+)
+def test_a_decoder_is_counted_whether_it_embeds_or_reads_images_both_ways(name: str) -> None:
+    config = {**BERT, "architectures": [name], "num_key_value_heads": 4}
+
+    assert describe({**config, "use_bidirectional_attention": "vision"}).layers
