@@ -237,8 +237,11 @@ class DockerDriver:
         return self.open(["docker", "system", "dial-stdio"])
 
     def _hung_up(self, channel: Channel) -> Exception:
-        status = channel.wait(timeout=5)
-        said = channel.stderr_tail() or f"`docker system dial-stdio` ended with status {status}"
+        try:
+            ended = f"ended with status {channel.wait(timeout=5)}"
+        except TimeoutError:
+            ended = "closed its output and does not end"
+        said = channel.stderr_tail() or f"`docker system dial-stdio` {ended}"
         return engine_error(said, self.host, unavailable=True)
 
     def _inspect(self, engine: Any, container: str) -> Container:
