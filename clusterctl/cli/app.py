@@ -26,16 +26,14 @@ from clusterctl.cli import (
     stop,
     tunnel,
 )
+from clusterctl.cli.program import Commands
 from clusterctl.inventory.current import VARIABLE
 
-app = typer.Typer(
+app = Commands(
+    "Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH.",
     name="clusterctl",
-    help="Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH.",
-    no_args_is_help=True,
-    # Rich help would cost more than the rest of `--help` together.
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -55,7 +53,10 @@ def _named(inventory: Path | None) -> Path | None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     inventory: Annotated[
         Path | None,
@@ -63,7 +64,8 @@ def _root(
             "-i",
             "--inventory",
             callback=_named,
-            help="Inventory file, for any command; a command's own -i wins.",
+            metavar="FILE",
+            help="Inventory, for any command; a command's own -i wins.",
         ),
     ] = None,
 ) -> None:

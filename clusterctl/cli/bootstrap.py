@@ -35,7 +35,11 @@ def bootstrap(
     accept_new: AcceptNew = False,
     install_driver: Annotated[
         str | None,
-        typer.Option("--install-driver", help="NVIDIA's FILE.run, or a package; else never done."),
+        typer.Option(
+            "--install-driver",
+            metavar="DRIVER",
+            help="First install NVIDIA's: its .run file, or a package's name.",
+        ),
     ] = None,
 ) -> None:
     """Make the hosts a Ray cluster, as the inventory says. A second run changes nothing."""
@@ -147,7 +151,10 @@ def check(
     as_json: options.Json = False,
     accept_new: AcceptNew = False,
     fabric: Annotated[
-        bool, typer.Option("--fabric", help="Also run all-reduces through a cluster that is up.")
+        bool,
+        typer.Option(
+            "--fabric", help="Also run all-reduces through the cluster, which must be up."
+        ),
     ] = False,
 ) -> None:
     """Validate the inventory, then every host. Changes nothing; lists all problems at once."""

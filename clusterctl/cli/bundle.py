@@ -11,6 +11,7 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,54 +19,73 @@ if TYPE_CHECKING:
     from clusterctl.packages.target import Target
     from clusterctl.packages.wanted import Wanted
 
-app = typer.Typer(
-    help="What hosts without a way out need, gathered on a machine that has one.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Gather what hosts without internet need, on a machine with it.")
 
 
-@app.callback()
-def _group() -> None:
-    """What hosts without a way out need, gathered on a machine that has one."""
+_Target = Annotated[
+    str,
+    typer.Option(
+        "--for", metavar="SYSTEM", help="Of the hosts: debian12, ubuntu24.04, rocky9, ..."
+    ),
+]
+_Output = Annotated[
+    Path,
+    typer.Option(
+        "-o", "--output", metavar="PATH", help="Directory to write; a file if it ends in .tar."
+    ),
+]
+_Arch = Annotated[
+    str, typer.Option("--arch", metavar="ARCH", help="Of the hosts: x86_64 or aarch64.")
+]
+_EngineOnly = Annotated[
+    bool, typer.Option("--engine-only", help="Without NVIDIA's container toolkit.")
+]
+_Toolkit = Annotated[
+    str | None,
+    typer.Option("--toolkit", metavar="VERSION", help="Of NVIDIA's toolkit, such as 1.19.1-1."),
+]
+_Docker = Annotated[
+    str | None,
+    typer.Option("--docker", metavar="URL", help="Docker's repository, for docker-ce on Debian."),
+]
+_DockerKey = Annotated[
+    Path | None,
+    typer.Option("--docker-key", metavar="FILE", help="Key of --docker, if it has its own."),
+]
+_Nvidia = Annotated[
+    str | None, typer.Option("--nvidia", metavar="URL", help="Mirror of NVIDIA's repository.")
+]
+_NvidiaKey = Annotated[
+    Path | None,
+    typer.Option("--nvidia-key", metavar="FILE", help="Key of --nvidia, if it has its own."),
+]
+_Mirror = Annotated[
+    str | None,
+    typer.Option("--mirror", metavar="URL", help="Mirror of the system's own packages."),
+]
+_Keyring = Annotated[
+    Path | None,
+    typer.Option("--keyring", metavar="FILE", help="Keys of the system's packages."),
+]
 
 
 @app.command("packages")
 @guarded
 def packages(
-    target: Annotated[str, typer.Option("--for", help="debian12, ubuntu24.04, rocky9, ...")],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="A directory; a file if it ends in .tar.")
-    ],
-    arch: Annotated[str, typer.Option("--arch", help="x86_64 or aarch64.")] = "x86_64",
-    engine_only: Annotated[
-        bool, typer.Option("--engine-only", help="Without NVIDIA's container toolkit.")
-    ] = False,
-    toolkit: Annotated[
-        str | None, typer.Option("--toolkit", help="Version of NVIDIA's toolkit: 1.19.1-1.")
-    ] = None,
-    docker: Annotated[
-        str | None,
-        typer.Option("--docker", help="URL of Docker's repository, for docker-ce on Debian."),
-    ] = None,
-    docker_key: Annotated[
-        Path | None, typer.Option("--docker-key", help="Key of a mirror that has its own.")
-    ] = None,
-    nvidia: Annotated[
-        str | None, typer.Option("--nvidia", help="URL of a mirror of NVIDIA's repository.")
-    ] = None,
-    nvidia_key: Annotated[
-        Path | None, typer.Option("--nvidia-key", help="Key of a mirror that has its own.")
-    ] = None,
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", help="URL of the system's own packages.")
-    ] = None,
-    keyring: Annotated[
-        Path | None, typer.Option("--keyring", help="Keys of the system's own packages.")
-    ] = None,
+    target: _Target,
+    output: _Output,
+    arch: _Arch = "x86_64",
+    engine_only: _EngineOnly = False,
+    toolkit: _Toolkit = None,
+    docker: _Docker = None,
+    docker_key: _DockerKey = None,
+    nvidia: _Nvidia = None,
+    nvidia_key: _NvidiaKey = None,
+    mirror: _Mirror = None,
+    keyring: _Keyring = None,
     as_json: options.Json = False,
 ) -> None:
-    """Gather the container engine and NVIDIA's toolkit with all that they need."""
+    """Gather container engine, NVIDIA's toolkit and what they need."""
     from clusterctl.packages.making import make
     from clusterctl.packages.wanted import TOOLKIT_VERSION, Wanted
 

@@ -28,7 +28,7 @@ def down(
     limit: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
-    """Stop services and Ray, remove containers and node files; what --purge names stays."""
+    """Stop services and Ray, remove containers and node files. What --purge names stays."""
     from clusterctl.cli.agreement import agreement
     from clusterctl.cli.session import session
     from clusterctl.reporting.text import count

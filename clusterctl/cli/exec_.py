@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 
 @guarded
 def exec_(
-    command: Annotated[list[str], typer.Argument(help="Command and its arguments; no shell.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="With its arguments; no shell.")
+    ],
     inventory: options.Inventory = None,
     limit: options.Limit = None,
-    sudo: Annotated[bool, typer.Option("--sudo", help="As root.")] = False,
-    node: Annotated[bool, typer.Option("--node", help="Inside the node container.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds.")] = 60.0,
+    sudo: Annotated[bool, typer.Option("--sudo", help="Run it as root.")] = False,
+    node: Annotated[bool, typer.Option("--node", help="Run it inside the node container.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=1, help="When it is ended on a host."),
+    ] = 60.0,
     as_json: options.Json = False,
 ) -> None:
     """Run COMMAND on every host at once. Exit 6 when it failed on one of them."""

@@ -22,47 +22,78 @@ _Probe = Annotated[
     bool,
     typer.Option(
         "--probe",
-        help="Ask the vLLM in the running nodes' image too, and say what differs (20 s).",
+        help="Ask the image's own vLLM on the cluster too, and say what differs (20 s).",
+    ),
+]
+
+
+_Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Alias, Hub id, a directory with config.json, or that file."
+    ),
+]
+_Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- FLAG", help="Flags of `vllm serve` to plan for."),
+]
+_Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="GPUS",
+        help="Each host's GPUs, without a cluster: 2xH200, or NAME:GiB; default: the inventory's.",
+    ),
+]
+_Vllm = Annotated[
+    str | None,
+    typer.Option(
+        "--vllm",
+        metavar="VERSION",
+        help="vLLM whose rules apply, such as 0.25.1; default: the cluster's.",
+    ),
+]
+_Network = Annotated[
+    str | None,
+    typer.Option(
+        "--network", metavar="RATE", help="Link between hosts: 25Gbit; default: theirs, or 4GB/s."
+    ),
+]
+_MaxModelLen = Annotated[
+    str | None,
+    typer.Option(
+        "--max-model-len",
+        metavar="TOKENS",
+        help="Context: 8192, 32K, auto; default: the model's.",
+    ),
+]
+_Utilization = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-memory-utilization",
+        metavar="SHARE",
+        help="Of each GPU's memory, such as 0.9; default: vLLM's.",
     ),
 ]
 
 
 @guarded
 def fit(
-    model: Annotated[
-        str, typer.Argument(help="Alias, Hub id, a directory with config.json, or that file.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="After --: flags of `vllm serve` to plan for.")
-    ] = None,
-    tp: Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")] = None,
-    pp: Annotated[int | None, typer.Option("--pp", min=1, help="Pipeline parallel size.")] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            "--gpus",
-            help="Each host's GPUs: 2xH200, or NAME:GiB. Needs no cluster; "
-            "default: the inventory's.",
-        ),
-    ] = None,
-    hosts: Annotated[int, typer.Option("--hosts", help="Hosts with those GPUs.")] = 1,
-    vllm: Annotated[
-        str | None, typer.Option("--vllm", help="Version whose rules apply: 0.25.1.")
-    ] = None,
-    network: Annotated[
-        str | None, typer.Option("--network", help="Link between hosts: 25Gbit, or 4GB/s.")
-    ] = None,
-    max_model_len: Annotated[
-        str | None, typer.Option("--max-model-len", help="Context: 8192, 32K, auto.")
-    ] = None,
-    utilization: Annotated[
-        str | None, typer.Option("--gpu-memory-utilization", help="Share of each GPU: 0.9.")
-    ] = None,
+    model: _Model,
+    arguments: _Arguments = None,
+    tp: options.TensorParallel = None,
+    pp: options.PipelineParallel = None,
+    gpus: _Gpus = None,
+    hosts: Annotated[int, typer.Option("--hosts", metavar="N", help="Hosts with --gpus.")] = 1,
+    vllm: _Vllm = None,
+    network: _Network = None,
+    max_model_len: _MaxModelLen = None,
+    utilization: _Utilization = None,
     probe: _Probe = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Memory per rank, KV cache and requests at once; layouts that fit. Starts nothing.
+    """Show memory per rank, KV cache and layouts that fit. Starts nothing.
 
     Exit 11 when it does not fit, with the nearest settings that would.
     """

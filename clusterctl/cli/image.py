@@ -10,25 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options
+from clusterctl.cli import image_cache, options
 from clusterctl.cli.guard import guarded
 from clusterctl.cli.moving import Flags, Move, Words, move
+from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
     from clusterctl.cli.session import Session
     from clusterctl.workflows.image_bundle import Bundled
     from clusterctl.workflows.image_push import Pushed
 
-app = typer.Typer(
-    help="Container images: bringing them to hosts, and into files.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-@app.callback()
-def _group() -> None:
-    """Container images: bringing them to hosts, and into files."""
+app = Commands("Bring container images to hosts, or into files.")
 
 
 @app.command("push")
@@ -36,12 +28,15 @@ def _group() -> None:
 def push(
     image: Annotated[
         str | None,
-        typer.Argument(help="Such as vllm/vllm-openai:v0.33.0; default: the inventory's."),
+        typer.Argument(
+            metavar="IMAGE", help="Such as vllm/vllm-openai:v0.33.0; default: the inventory's."
+        ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
+            metavar="SOURCE",
             help="registry, docker (on this machine), host:NAME, or the path of an archive; "
             "default: the nearest place that has it.",
         ),
@@ -71,20 +66,28 @@ def push(
 @app.command("bundle")
 @guarded
 def bundle(
-    images: Annotated[list[str], typer.Argument(help="Such as vllm/vllm-openai:v0.33.0.")],
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE", help="Such as vllm/vllm-openai:v0.33.0.")
+    ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The file to write.", dir_okay=False)
+        Path,
+        typer.Option("-o", "--output", metavar="FILE", help="File to write.", dir_okay=False),
     ],
     source: Annotated[
         str,
         typer.Option(
             "--from",
+            metavar="SOURCE",
             help="registry, docker (on this machine), host:NAME, or the path of an archive.",
         ),
     ] = "registry",
     platform: Annotated[
         str | None,
-        typer.Option("--platform", help="Such as linux/arm64; linux/amd64 from a registry."),
+        typer.Option(
+            "--platform",
+            metavar="PLATFORM",
+            help="Such as linux/arm64; default: what there is, and linux/amd64 of a registry.",
+        ),
     ] = None,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
@@ -104,6 +107,9 @@ def bundle(
             inventory=lambda: load_inventory(inventory),
         )
     print(json.dumps(bundled_document(done), indent=2) if as_json else bundled_text(done))
+
+
+app.command("cache")(image_cache.cache)
 
 
 def bundled_text(done: Bundled) -> str:

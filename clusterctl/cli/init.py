@@ -12,47 +12,70 @@ from clusterctl.cli.guard import guarded
 IMAGE = "vllm/vllm-openai:v0.33.0"
 """What README and docs run."""
 
+_AS_SSH = "default: as ssh has it"
+
+_Hosts = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="HOST",
+        help="An address, a name, or an alias of ~/.ssh/config; USER@HOST, HOST:PORT.",
+    ),
+]
+_Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="File to write; - prints it.")
+]
+_User = Annotated[str | None, typer.Option("--user", metavar="NAME", help=f"SSH user; {_AS_SSH}.")]
+_Port = Annotated[
+    int | None,
+    typer.Option("--port", metavar="N", min=1, max=65535, help=f"SSH port; {_AS_SSH}."),
+]
+_Identity = Annotated[
+    Path | None, typer.Option("--identity", metavar="FILE", help=f"Private key; {_AS_SSH}.")
+]
+_KnownHosts = Annotated[
+    Path | None,
+    typer.Option("--known-hosts", metavar="FILE", help=f"The hosts' keys; {_AS_SSH}."),
+]
+_AcceptNew = Annotated[
+    bool,
+    typer.Option(
+        "--accept-new-host-keys",
+        "--accept-new",
+        help="Remember the key of a host never seen, unasked; a changed key still fails.",
+    ),
+]
+_Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
+_Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Container image with vLLM.")]
+_Models = Annotated[
+    str, typer.Option("--models", metavar="PATH", help="Directory of models, on every host.")
+]
+_Accelerator = Annotated[
+    Literal["nvidia", "cpu"],
+    typer.Option("--accelerator", help="What models run on; cpu is for trying out."),
+]
+_Subnet = Annotated[
+    str | None,
+    typer.Option("--subnet", metavar="CIDR", help="Network between hosts; default: chosen."),
+]
+
 
 @guarded
 def init(
-    hosts: Annotated[
-        list[str],
-        typer.Argument(
-            help="HOST, USER@HOST or HOST:PORT; HOST: an address, a name, or an alias of "
-            "~/.ssh/config."
-        ),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write; - prints.")] = Path(
-        "inventory.yaml"
-    ),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    user: Annotated[str | None, typer.Option("--user", help="SSH user.")] = None,
-    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="SSH port.")] = None,
-    identity: Annotated[Path | None, typer.Option("--identity", help="Private key.")] = None,
-    known_hosts: Annotated[
-        Path | None, typer.Option("--known-hosts", help="File with the hosts' keys.")
-    ] = None,
-    accept_new: Annotated[
-        bool,
-        typer.Option(
-            "--accept-new-host-keys",
-            "--accept-new",
-            help="Remember the key of a host never seen, unasked; a changed key still fails.",
-        ),
-    ] = False,
-    cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster.")] = "demo",
-    image: Annotated[str, typer.Option("--image", help="Container image with vLLM.")] = IMAGE,
-    models: Annotated[
-        str, typer.Option("--models", help="Directory of models, on every host.")
-    ] = "/data/models",
-    accelerator: Annotated[
-        Literal["nvidia", "cpu"], typer.Option("--accelerator", help="cpu is for trying out.")
-    ] = "nvidia",
-    subnet: Annotated[
-        str | None, typer.Option("--subnet", help="The network to use; default: chosen.")
-    ] = None,
+    hosts: _Hosts,
+    output: _Output = Path("inventory.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    user: _User = None,
+    port: _Port = None,
+    identity: _Identity = None,
+    known_hosts: _KnownHosts = None,
+    accept_new: _AcceptNew = False,
+    cluster: _Cluster = "demo",
+    image: _Image = IMAGE,
+    models: _Models = "/data/models",
+    accelerator: _Accelerator = "nvidia",
+    subnet: _Subnet = None,
 ) -> None:
-    """Look at hosts over SSH and write their inventory, every choice explained in it."""
+    """Look at hosts over SSH and write their inventory. Every choice is explained in it."""
     from clusterctl.cli.discovery import deliver, insist_on_room, look
     from clusterctl.workflows.init import Wishes, ssh_of
 

@@ -10,12 +10,9 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.cli.program import Commands
 
-app = typer.Typer(
-    help="Whole Debian hosts on this Linux machine, to try it all without GPUs.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Try it all without GPUs, on whole Debian hosts on this machine.")
 
 
 def _say(text: str) -> None:
@@ -25,9 +22,12 @@ def _say(text: str) -> None:
 @app.command()
 @guarded
 def up(
-    hosts: Annotated[int, typer.Option("--hosts", min=1, max=20, help="How many hosts.")] = 2,
+    hosts: Annotated[
+        int, typer.Option("--hosts", metavar="N", min=1, max=20, help="How many.")
+    ] = 2,
     link_rate: Annotated[
-        str | None, typer.Option("--link-rate", help="Limit every cable both ways: 200mbit.")
+        str | None,
+        typer.Option("--link-rate", metavar="RATE", help="Of every cable, both ways: 200mbit."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -45,7 +45,7 @@ def up(
 @app.command()
 @guarded
 def status(as_json: options.Json = False) -> None:
-    """Which hosts there are, and whether they run."""
+    """Show which hosts there are, and whether they run."""
     from clusterctl.lab import lifecycle
 
     found = lifecycle.status()
@@ -56,7 +56,7 @@ def status(as_json: options.Json = False) -> None:
 @guarded
 def down(
     purge: Annotated[
-        bool, typer.Option("--purge", help="Remove caches too: the next `up` starts from nothing.")
+        bool, typer.Option("--purge", help="Also remove caches: the next `up` starts from nothing.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -17,16 +17,19 @@ from clusterctl.reporting.error_view import error_lines
 @guarded
 def logs(
     name: Annotated[
-        str | None, typer.Argument(help="A service, `ray`, or nothing for the supervisors.")
+        str | None,
+        typer.Argument(metavar="NAME", help="A service, or `ray`; default: the supervisors."),
     ] = None,
     inventory: options.Inventory = None,
     limit: Annotated[
-        str | None, typer.Option("--host", "--limit", help="Only these hosts.")
+        str | None, typer.Option("--limit", "--host", metavar="HOSTS", help=options.LIMIT)
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines per host.")] = 40,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines per host.")
+    ] = 40,
 ) -> None:
-    """Print logs, each line with its host's name."""
+    """Print logs of all hosts, each line with its host's name."""
     from clusterctl.cli.session import session
     from clusterctl.workflows.logs import read
 

@@ -14,6 +14,7 @@ import typer
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.cli.moving import Flags, Move, Words, move
+from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,27 +23,20 @@ if TYPE_CHECKING:
     from clusterctl.workflows.model_list import Listed
     from clusterctl.workflows.model_push import Pushed
 
-app = typer.Typer(
-    help="Models: which have a short name, which host has which, and bringing them there.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-@app.callback()
-def _group() -> None:
-    """Models: which have a short name, which host has which, and bringing them there."""
+app = Commands("Bring models to hosts, and see which host has which.")
 
 
 @app.command("ls")
 @guarded
 def ls(
-    hub: Annotated[bool, typer.Option("--hub", help="Only the names on the Hub.")] = False,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="Print only the ids on the Hub, one a line.")
+    ] = False,
     inventory: options.Inventory = None,
     limit: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the models that have a short name, and with an inventory, which host has which."""
+    """List the models that have an alias, and which host has which."""
     from clusterctl.cli.model_view import catalogue_lines, holding_lines, listed_document
     from clusterctl.reporting.error_view import error_lines
     from clusterctl.serving.catalogue import CATALOGUE
@@ -78,13 +72,20 @@ def _listed(inventory: Path | None, limit: str | None) -> Listed | None:
 @guarded
 def push(
     directory: Annotated[
-        str, typer.Argument(help="Model directory here; with --from, its name or path there.")
+        str,
+        typer.Argument(
+            metavar="DIRECTORY", help="Model's directory here; with --from, its name or path there."
+        ),
     ],
     name: Annotated[
-        str | None, typer.Option("--name", help="What hosts call it; default: as it is called.")
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="What hosts call it; default: as it is called."
+        ),
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", help="host:NAME, a host that has the model.")
+        str | None,
+        typer.Option("--from", metavar="host:NAME", help="A host that has the model."),
     ] = None,
     inventory: options.Inventory = None,
     limit: options.Limit = None,
@@ -109,23 +110,34 @@ def push(
     move("model-push", prepare, _words(), flags)
 
 
+_Source = Annotated[str, typer.Option("--source", metavar="HUB", help="hf or modelscope.")]
+_Revision = Annotated[
+    str | None,
+    typer.Option("--revision", metavar="NAME", help="Branch, tag or commit; default: the hub's."),
+]
+_Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="What hosts call it; default: as the hub does."),
+]
+_Include = Annotated[
+    str | None,
+    typer.Option("--include", metavar="PATTERN", help="Of the weights, only these: '*Q4_K_M*'."),
+]
+_On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="HOST", help="Host that downloads; default: this machine."),
+]
+
+
 @app.command("pull")
 @guarded
 def pull(
-    model: Annotated[str, typer.Argument(help="Short name, or ORGANISATION/NAME.")],
-    source: Annotated[str, typer.Option("--source", help="Hub: hf or modelscope.")] = "hf",
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit; default: the hub's.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="What hosts call it; default: as the hub does.")
-    ] = None,
-    include: Annotated[
-        str | None, typer.Option("--include", help="Of the weights, only these: '*Q4_K_M*'.")
-    ] = None,
-    on: Annotated[
-        str | None, typer.Option("--on", help="Host that downloads; default: this machine.")
-    ] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, or ORGANISATION/NAME.")],
+    source: _Source = "hf",
+    revision: _Revision = None,
+    name: _Name = None,
+    include: _Include = None,
+    on: _On = None,
     inventory: options.Inventory = None,
     limit: options.Limit = None,
     limit_rate: options.LimitRate = None,

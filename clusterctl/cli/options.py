@@ -12,23 +12,32 @@ Inventory = Annotated[
     typer.Option(
         "-i",
         "--inventory",
+        metavar="FILE",
         envvar="CLUSTERCTL_INVENTORY",
-        help="Inventory file; default: the one last bootstrapped.",
+        help="Inventory; default: the one last bootstrapped.",
     ),
 ]
-InventoryFile = Annotated[Path | None, typer.Argument(help="Inventory file; the same as -i FILE.")]
-Limit = Annotated[
-    str | None,
-    typer.Option("--limit", help="Only these hosts: names, globs, ranges, label=value, !name."),
+InventoryFile = Annotated[
+    Path | None, typer.Argument(metavar="FILE", help="Inventory; the same as -i FILE.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
+LIMIT = "Only these hosts: names, globs, ranges, label=value, !name."
+Limit = Annotated[str | None, typer.Option("--limit", metavar="HOSTS", help=LIMIT)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; go on.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would change; exit 10 when something would.")
 ]
 LimitRate = Annotated[
     str | None,
-    typer.Option("--limit-rate", help="Send no more than this a second: 400mbit, 50MB."),
+    typer.Option("--limit-rate", metavar="RATE", help="Send at most this a second: 400mbit, 50MB."),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tp", metavar="N", min=1, help="Tensor parallel size; default: planned."),
+]
+PipelineParallel = Annotated[
+    int | None,
+    typer.Option("--pp", metavar="N", min=1, help="Pipeline parallel size; default: planned."),
 ]
 
 

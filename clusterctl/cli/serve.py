@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.cli.program import Command
 
 if TYPE_CHECKING:
     from clusterctl.serving.endpoint import Answer
     from clusterctl.workflows.serve import Changes, Served
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(Command):
     """Words after `--` are vLLM's, all of them: click alone would take the first for MODEL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -31,27 +31,42 @@ class ServeCommand(TyperCommand):
         return left
 
 
+_Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Alias, Hub id, or path on the hosts; default: `model` of the --config file.",
+    ),
+]
+_Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- FLAG", help="Passed to `vllm serve` as they are."),
+]
+_Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Name of the service; default: the model's."),
+]
+_Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port", metavar="N", min=1, max=65535, help="Port of the API; default: from 8000 on."
+    ),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="vLLM's own YAML configuration file."),
+]
+
+
 @guarded
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Alias, Hub id, path on the hosts; else `model` of the --config file."),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="After --: passed to `vllm serve` as they are.")
-    ] = None,
-    tp: Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")] = None,
-    pp: Annotated[int | None, typer.Option("--pp", min=1, help="Pipeline parallel size.")] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the service; default: the model's.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="Port of the API; default: from 8000 on."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="vLLM's own YAML configuration file.")
-    ] = None,
+    model: _Model = None,
+    arguments: _Arguments = None,
+    tp: options.TensorParallel = None,
+    pp: options.PipelineParallel = None,
+    name: _Name = None,
+    port: _Port = None,
+    config: _Config = None,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     inventory: options.Inventory = None,

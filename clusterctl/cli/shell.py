@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 @guarded
 def ssh(
-    host: Annotated[str, typer.Argument(help="Name of a host in the inventory.")],
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Name of a host in the inventory.")],
     command: Annotated[
-        list[str] | None, typer.Argument(help="Run this instead of a shell.")
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="Run this instead of a shell."),
     ] = None,
     inventory: options.Inventory = None,
 ) -> None:
-    """Open a shell on HOST."""
+    """Open a shell on one host, or run a command there."""
     from clusterctl.cli.session import load_inventory
     from clusterctl.errors import RequirementsNotMet
 

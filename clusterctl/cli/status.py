@@ -26,10 +26,12 @@ WATCH_EVERY = 2.0
 @guarded
 def status(
     inventory: options.Inventory = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Hosts, GPUs, Ray and services on one screen. Exit 0 healthy, 8 degraded."""
+    """Show hosts, GPUs, Ray and services on one screen. Exit 0 healthy, 8 degraded."""
     from clusterctl.cli.session import credentials, load_inventory
 
     loaded = load_inventory(inventory)

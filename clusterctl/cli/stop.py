@@ -13,7 +13,7 @@ from clusterctl.cli.guard import guarded
 
 @guarded
 def stop(
-    name: Annotated[str, typer.Argument(help="Name of the service, as `status` shows it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Service, as `status` shows it.")],
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:

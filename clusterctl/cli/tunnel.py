@@ -15,13 +15,20 @@ from clusterctl.reporting.error_view import error_lines
 
 @guarded
 def tunnel(
-    target: Annotated[str, typer.Argument(help="`dashboard`, or the name of a service.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="`dashboard`, or a service.")],
     port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="Local port; default: the same.")
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Port here, 0: any that is free; default: the one there.",
+        ),
     ] = None,
     inventory: options.Inventory = None,
 ) -> None:
-    """Reach TARGET at 127.0.0.1 until Ctrl-C."""
+    """Reach Ray's dashboard or a service at 127.0.0.1, until Ctrl-C."""
     from clusterctl.cli.session import session
     from clusterctl.workflows.tunnel import opened_tunnel, wait
 

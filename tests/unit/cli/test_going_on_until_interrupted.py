@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -72,10 +73,10 @@ def test_a_terminal_without_colour_gets_none(start: Start) -> None:
     ours, theirs = os.openpty()
     process = start("status", stdout=theirs)
     os.close(theirs)
-    seen = ""
+    seen, decoder = "", getincrementaldecoder("utf-8")()  # a character may come in two parts
     while "fix:" not in seen:
-        assert select.select([ours], [], [], 30)[0], seen
-        seen += os.read(ours, 4096).decode()
+        assert select.select([ours], [], [], 60)[0], seen
+        seen += decoder.decode(os.read(ours, 4096))
     process.communicate(timeout=30)
     os.close(ours)
     assert "\x1b[3" not in seen.replace("\x1b[3m", "")

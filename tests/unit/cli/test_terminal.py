@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import termios
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +112,10 @@ class Terminal:
         )
 
     def read_until(self, text: str) -> str:
-        seen = ""
+        seen, decoder = "", getincrementaldecoder("utf-8")()  # a character may come in two parts
         while text not in seen:
-            assert select.select([self.ours], [], [], 20)[0], f"{text!r} did not come: {seen!r}"
-            seen += os.read(self.ours, 4096).decode()
+            assert select.select([self.ours], [], [], 60)[0], f"{text!r} did not come: {seen!r}"
+            seen += decoder.decode(os.read(self.ours, 4096))
         return seen
 
     @property
@@ -137,7 +138,7 @@ def test_questions_are_on_stderr_and_the_end_of_input_is_no(
     with terminal.start(CONFIRM) as process:
         terminal.read_until("Go on? [y/N] ")
         os.write(terminal.ours, typed)
-        assert process.communicate(timeout=20)[0] == f"answer {answer}\n"
+        assert process.communicate(timeout=60)[0] == f"answer {answer}\n"
 
 
 @pytest.mark.filterwarnings("default")
@@ -145,7 +146,7 @@ def test_the_end_of_input_is_no_password(terminal: Terminal) -> None:
     with terminal.start(PASSWORD) as process:
         terminal.read_until("SSH password of ann")
         os.write(terminal.ours, b"\x04")
-        assert process.communicate(timeout=20)[0] == "answer None\n"
+        assert process.communicate(timeout=60)[0] == "answer None\n"
 
 
 def test_a_password_is_what_is_typed_and_is_not_shown(terminal: Terminal) -> None:
@@ -153,7 +154,7 @@ def test_a_password_is_what_is_typed_and_is_not_shown(terminal: Terminal) -> Non
         terminal.read_until("SSH password of ann")
         assert not terminal.echoes
         os.write(terminal.ours, "pass wörd\n".encode())
-        assert process.communicate(timeout=20)[0] == "answer pass wörd\n"
+        assert process.communicate(timeout=60)[0] == "answer pass wörd\n"
     assert terminal.echoes
 
 
@@ -164,7 +165,7 @@ def test_one_ctrl_c_ends_a_question_that_is_open_in_another_thread(
     with terminal.start(INTERRUPTED, phase) as process:
         terminal.read_until("SSH password of ann")
         os.write(terminal.ours, b"\x03")
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
     assert terminal.echoes
     seen = terminal.read_until("interrupted")
     assert "SSH password" not in seen  # nor is the other host's asked for
@@ -173,7 +174,7 @@ def test_one_ctrl_c_ends_a_question_that_is_open_in_another_thread(
 @pytest.mark.parametrize(("words", "status"), [(["at once"], 130), ([], 0)])
 def test_the_terminal_is_left_as_it_was(terminal: Terminal, words: list[str], status: int) -> None:
     with terminal.start(LEAVE, *words) as process:
-        assert process.wait(20) == status
+        assert process.wait(60) == status
     assert terminal.echoes
     if words:
         terminal.read_until("\x1b[?25h")
@@ -186,7 +187,7 @@ def test_a_tie_is_asked_until_one_of_the_numbers_comes(
     with terminal.start(DECIDE) as process:
         seen = terminal.read_until("Which one? [1-2] ")
         os.write(terminal.ours, typed)
-        assert process.communicate(timeout=20)[0] == f"answer {answer}\n"
+        assert process.communicate(timeout=60)[0] == f"answer {answer}\n"
     assert "2 subnets are equally good" in seen
     assert "  2  10.1.0.0/24: gpu1 ens6" in seen
 
