@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -15,9 +14,10 @@ from pathlib import Path
 
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.inventory.model import Host
+from clusterctl.lab.mounts import remove_tree
 from clusterctl.transport.local import LocalTransport
 
-START_LIMIT = 60.0
+START_LIMIT = 120.0
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,14 @@ class Engine:
     def clear(self) -> None:
         """No image is left. A nameless one that another was made from is listed only once that
         one is gone, by the containerd store too."""
-        while found := set(self.docker("images", "-q", "--no-trunc").split()):
+        while found := self._images():
             for identifier in found:
-                self.docker("rmi", "-f", identifier)
+                # One that another was made from goes only after it.
+                subprocess.run([*self.argv, "rmi", "-f", identifier], capture_output=True)
+            assert self._images() != found, f"{self.name} keeps {found}"
+
+    def _images(self) -> set[str]:
+        return set(self.docker("images", "-q", "--no-trunc").split())
 
 
 def dockerd(home: Path) -> list[str]:
@@ -86,9 +91,8 @@ def running(name: str, command: Callable[[Path], list[str]] = dockerd) -> Iterat
             daemon.wait(30)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(daemon.pid, signal.SIGKILL)
-        # The engine leaves the namespace of --network host mounted.
-        subprocess.run(["umount", f"{home}/exec/netns/default"], capture_output=True)
-        shutil.rmtree(home)
+        # The engine leaves the namespace of --network host mounted; one that was killed, more.
+        remove_tree(home)
 
 
 def _await_engine(argv: tuple[str, ...], daemon: subprocess.Popen[bytes], log: Path) -> None:

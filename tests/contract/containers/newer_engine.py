@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from clusterctl.lab.base import AptSource, debootstrap, machine_source
 from clusterctl.lab.cache import cached_directory, content_key
 
 PLACE = Path("/var/cache/clusterctl-tests")
 SUITE = "trixie"
+WITH_NEWER_ENGINE = pytest.mark.timeout(1800)
+"""For tests of which one may be the first, which makes the tree: slow mirrors are no failure."""
 PACKAGES = ("docker.io", "iptables")
 FEATURES = {"features": {"containerd-snapshotter": True}}
 

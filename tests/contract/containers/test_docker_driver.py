@@ -17,6 +17,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel
 from clusterctl.transport.local import LocalTransport
 from tests.contract.containers.dockerd import Engine
+from tests.contract.transport.sshd import eventually
 
 pytestmark = pytest.mark.dockerd
 
@@ -144,13 +145,14 @@ def test_what_differs_is_told_from_a_real_container(
 
 def test_stop_start_logs_and_remove(driver: DockerDriver, spec: ContainerSpec) -> None:
     made = driver.run(spec)
+    assert eventually(lambda: "ready" in driver.logs(made, tail=10))
     driver.stop(made, timeout=5)
     driver.stop(made, timeout=5)
     stopped = driver.find(spec.name)
     assert stopped is not None
     assert not stopped.running
     driver.start(made)
-    assert "ready" in driver.logs(made, tail=10)
+    assert eventually(lambda: driver.logs(made, tail=10).count("ready") == 2)
     driver.remove(made)
     driver.remove(made)
     assert driver.find(spec.name) is None
@@ -168,7 +170,7 @@ def test_run_once_leaves_nothing(driver: DockerDriver, engine: Engine, image: st
     said = driver.run_once(image, ["/bin/echo", "a b"])
     assert said.stdout == "a b\n"
     with pytest.raises(CommandTimedOut):
-        driver.run_once(image, ["/bin/sleep", "100"], timeout=1)
+        driver.run_once(image, ["/bin/sleep", "100"], timeout=5)
     assert engine.docker("ps", "-aq", "--filter", "name=clusterctl-once") == ""
 
 

@@ -15,9 +15,10 @@ from clusterctl.distribution.codec import Codec
 from clusterctl.distribution.location import LocalImage
 from clusterctl.distribution.recompressed import recompressed
 from tests.contract.containers.dockerd import Engine
+from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.image_archives import MadeImage, layer_tar, sha256
 
-pytestmark = pytest.mark.dockerd
+pytestmark = [pytest.mark.dockerd, WITH_NEWER_ENGINE]
 
 NAMES = ("clusterctl-test/bundled:1", "registry.example:5000/clusterctl-test/bundled:2")
 

@@ -15,9 +15,10 @@ from clusterctl.distribution.image_plan import Wanted, same_image
 from clusterctl.distribution.image_proof import image_id, prove
 from clusterctl.errors import StepFailed
 from tests.contract.containers.dockerd import Engine
+from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 
-pytestmark = pytest.mark.dockerd
+pytestmark = [pytest.mark.dockerd, WITH_NEWER_ENGINE]
 
 
 def wanted(image: MadeImage) -> Wanted:

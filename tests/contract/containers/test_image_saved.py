@@ -18,8 +18,9 @@ from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.engine_image import engine_image, program, save_on_host
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from tests.contract.containers.dockerd import Engine
+from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 
-pytestmark = pytest.mark.dockerd
+pytestmark = [pytest.mark.dockerd, WITH_NEWER_ENGINE]
 
 NAME = "clusterctl-test/saved:2"
 ONE = "clusterctl-test/saved:1"

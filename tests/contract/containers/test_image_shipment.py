@@ -22,10 +22,11 @@ from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.engine.step import Change, HostView
 from tests.contract.containers.dockerd import Engine
+from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.host_facts import host_facts
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 
-pytestmark = pytest.mark.dockerd
+pytestmark = [pytest.mark.dockerd, WITH_NEWER_ENGINE]
 
 BASE = layer("base", os.urandom(6_000_000))
 MIDDLE = layer("middle", os.urandom(2_000_000))

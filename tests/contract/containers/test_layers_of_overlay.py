@@ -14,9 +14,10 @@ from clusterctl.distribution.engine_stock import take_stock
 from clusterctl.distribution.image_load import load_by_stream
 from clusterctl.distribution.overlay_image import overlay_image
 from tests.contract.containers.dockerd import Engine
+from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 
-pytestmark = pytest.mark.dockerd
+pytestmark = [pytest.mark.dockerd, WITH_NEWER_ENGINE]
 
 NAMES = ("plain", 'quo"te', "umläut", "tab\tand <angle> & more", "back\\slash", "x" * 180)
 

@@ -17,7 +17,7 @@ from clusterctl.distribution.content import CHUNK, Blob
 from clusterctl.inventory.model import Host
 from clusterctl.transport.local import LocalTransport
 
-FETCH_LIMIT = 60.0
+FETCH_LIMIT = 120.0
 MIB = 1 << 20
 
 

@@ -10,7 +10,7 @@ from clusterctl.distribution.weights.files_source import FilesSource
 from clusterctl.distribution.weights.hashing import HashCache, manifest_of
 from clusterctl.distribution.weights.supply import Supply
 from clusterctl.distribution.weights.tree import read_tree
-from clusterctl.engine.events import Event
+from clusterctl.engine.events import Event, EventSink
 from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import HostView
@@ -65,10 +65,10 @@ class Cluster:
         wanted = {name: self.views[name] for name in hosts or self.views}
         return Delivery(supply, wanted, Terms(str(self.models), lambda _: "127.0.0.1"))
 
-    def run(self, delivery: Delivery) -> RunOutcome:
+    def run(self, delivery: Delivery, sink: EventSink | None = None) -> RunOutcome:
         stage = Stage("Model", tuple(self.views), (delivery,), OnFailure.SET_HOST_ASIDE)
         with delivery:
-            return execute((stage,), self.views, self.events.append)
+            return execute((stage,), self.views, sink or self.events.append)
 
     def push(self, supply: Supply) -> tuple[RunOutcome, int]:
         """How it went, and the bytes that left this side."""

@@ -41,7 +41,7 @@ def test_the_last_host_has_bytes_that_the_source_has_not_finished(bench: Bench) 
     def hold(_blob: Blob, position: int) -> None:
         if position == 4 * MIB:
             arrived.set()
-            assert eventually(lambda: chain.progress()["h3"].done == 4 * MIB, within=20)
+            assert eventually(lambda: chain.progress()["h3"].done == 4 * MIB)
 
     bench.source.gate = hold
     with chain:
@@ -82,7 +82,7 @@ def test_an_upstream_that_says_nothing_is_left(bench: Bench) -> None:
         os.kill(stopped[0], signal.SIGSTOP)
 
     half_way(bench, blob, stop)
-    with bench.chain(bench.links(3), [blob], stall=2.0) as chain:
+    with bench.chain(bench.links(3), [blob], stall=4.0) as chain:
         try:
             bench.bring(chain, ["h2", "h3"], [blob])
             assert chain.progress()["h3"].received < 1.1 * blob.size, "h3 stayed with h2"
@@ -107,7 +107,7 @@ def test_a_host_that_is_lost_for_good_holds_nobody_up(bench: Bench) -> None:
             "the others go on without it: the relay did not start at 127.0.0.1",
         ) in bench.said
         with pytest.raises(StepFailed, match="h1: the relay did not start"):
-            chain.fetch("h1", [blob.digest], 5)
+            chain.fetch("h1", [blob.digest], 30)
         assert chain.progress()["h1"].lost
 
 
@@ -159,13 +159,13 @@ def test_a_second_run_goes_on_where_the_first_one_was_broken_off(bench: Bench) -
 
     def stop_in_the_middle(_blob: Blob, position: int) -> None:
         if position >= 8 * MIB:
-            assert gone.wait(20)
+            assert gone.wait(60)
 
     bench.source.gate = stop_in_the_middle
     with chain:
         with pytest.raises(CommandTimedOut):
             chain.fetch("h2", [blob.digest], 0.1)
-        assert eventually(lambda: chain.progress()["h2"].done == 8 * MIB, within=20)
+        assert eventually(lambda: chain.progress()["h2"].done == 8 * MIB)
         chain.close(keep=True)
     gone.set()
     bench.source.gate = lambda _blob, _position: None
@@ -199,7 +199,7 @@ def test_a_disk_that_refuses_is_named_with_its_host(bench: Bench) -> None:
 
     with bench.chain(bench.links(2), [blob]) as chain:
         with pytest.raises(StepFailed, match="h2: its disk does not take"):
-            chain.fetch("h2", [blob.digest], 20)
+            chain.fetch("h2", [blob.digest], 60)
         bench.bring(chain, ["h1"], [blob])
 
 
@@ -216,7 +216,7 @@ def test_a_source_that_fails_is_tried_again_and_then_told(bench: Bench) -> None:
         bench.chain(bench.links(2), [blob]) as chain,
         pytest.raises(ClusterctlError, match="answers 500"),
     ):
-        chain.fetch("h2", [blob.digest], 30)
+        chain.fetch("h2", [blob.digest], 60)
     assert len(tries) >= 3
 
 
@@ -227,7 +227,7 @@ def test_a_source_that_does_not_hold_what_it_promised_is_named(bench: Bench) -> 
 
     for blob, words in ((short, "ends 1047576 bytes before"), (wrong, "gives other bytes")):
         with bench.chain(bench.links(2), [blob]) as chain, pytest.raises(StepFailed, match=words):
-            chain.fetch("h2", [blob.digest], 30)
+            chain.fetch("h2", [blob.digest], 60)
 
 
 def test_an_origin_that_is_not_there_any_more_is_fetched(bench: Bench) -> None:

@@ -142,25 +142,33 @@ def test_all_hosts_without_room_are_named_before_the_first_byte(
 
 SLOW = """\
 #!/bin/sh
-[ "$(stat -L -c %s /dev/stdin)" -gt 16777216 ] && sleep 3.5
+if [ "$(stat -L -c %s /dev/stdin)" -gt 16777216 ]; then
+  for _ in $(seq 600); do [ -e {told} ] && break; sleep 0.1; done
+fi
 exec /usr/bin/sha256sum "$@"
 """
+"""Waits with a large file until it was told of."""
 
 
 def test_each_host_says_in_its_own_line_how_far_hashing_there_is(
     cluster: Cluster, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sha256sum").write_text(SLOW)
+    (tmp_path / "sha256sum").write_text(SLOW.format(told=tmp_path / "told"))
     (tmp_path / "sha256sum").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name in ("h1", "h2"):
         shutil.copytree(model, cluster.own(name) / "Tiny-1B")
-    supply = cluster.supply(model)
-    assert cluster.push(supply)[0].changed == 3
-    told = {(e.host, e.text) for e in cluster.events if isinstance(e, StepProgress)}
-    for name in ("h1", "h2"):
-        found = f"hashing what {name} has of it: "
-        assert any(host == name and text.startswith(found) for host, text in told), told
+    told: set[str] = set()
+
+    def see(event: Event) -> None:
+        own = f"hashing what {getattr(event, 'host', '')} has of it: "
+        if isinstance(event, StepProgress) and event.text.startswith(own):
+            told.add(event.host)
+        if told == {"h1", "h2"}:
+            (tmp_path / "told").touch()
+
+    assert cluster.run(cluster.delivery(cluster.supply(model)), see).changed == 3
+    assert told == {"h1", "h2"}
 
 
 def test_a_file_that_changes_while_it_is_sent_is_named(cluster: Cluster, model: Path) -> None:

@@ -93,7 +93,7 @@ def test_two_relays_do_not_write_one_file(bench: Bench) -> None:
     first = bench.chain(bench.links(1), [blob])
     second = bench.chain(bench.links(1), [blob])
     with first:
-        first.fetch("h1", [blob.digest], 20)
+        first.fetch("h1", [blob.digest], 60)
         with second:
             bench.bring(second, ["h1"], [blob])
             assert second.sent == 0

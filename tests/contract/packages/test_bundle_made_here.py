@@ -20,7 +20,7 @@ from tests.fakes.nvidia_packages import build_repository
 TOOLS = ("apt-get", "apt-ftparchive", "gpg")
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(
         not all(shutil.which(tool) for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"
     ),
@@ -82,7 +82,7 @@ def test_the_command_replaces_an_older_bundle_and_nothing_else(
     argv = ["bundle", "packages", "--for", here.name, "--json"]
     argv += ["--nvidia", mirror[0], "--nvidia-key", str(mirror[1])]
     command = [sys.executable, "-m", "clusterctl", *argv, "-o"]
-    done = subprocess.run([*command, older], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*command, older], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert f'"for": "{here.name}"' in done.stdout
     assert not (older / "docker.io_0_old.deb").exists()

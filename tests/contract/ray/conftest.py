@@ -23,6 +23,7 @@ from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.environment import node_environment
 from clusterctl.ray_cluster.nodes import expected_nodes, ray_argv
 from clusterctl.ray_cluster.topology import Node, Topology
+from tests.contract.transport.sshd import eventually, is_alive
 
 BASE_PORTS = {"127.0.0.2": 21000, "127.0.0.3": 22000}
 GCS = 21379
@@ -58,17 +59,28 @@ class RunningNode:
         )  # fmt: skip
 
     def pull_the_plug(self) -> None:
-        """Everything on the node ends at once: the first process of a PID namespace takes all."""
+        """Everything on the node ends at once: the first process of a PID namespace takes all,
+        and is the last to go. The disk is quiet and the ports are free when this returns."""
         assert self.process
+        first = self.first_process()
         self.process.kill()
         self.process.wait()
+        assert first is None or eventually(lambda: not is_alive(first))
 
     def shut_down(self) -> int:
         """SIGTERM to the supervisor, as `docker stop` sends it; its exit status."""
         assert self.process
+        first = self.first_process()
+        assert first
+        os.kill(first, signal.SIGTERM)
+        return self.process.wait(120)
+
+    def first_process(self) -> int | None:
+        """Of the node's PID namespace, while there is one."""
+        assert self.process
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        os.kill(int(children.read_text().split()[0]), signal.SIGTERM)
-        return self.process.wait(60)
+        found = children.read_text().split() if self.process.poll() is None else []
+        return int(found[0]) if found else None
 
     def state(self) -> NodeState | None:
         try:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -18,19 +17,17 @@ from clusterctl.ray_cluster.contract import await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
 from tests.contract.ray.conftest import RunningNode, TwoNodes
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 pytest.importorskip("ray")
 
-FORMED = 90.0
+FORMED = 180.0
 
 
 def gate(head: RunningNode, spec: FabricSpec) -> FabricReport:
     """As `docker exec` runs it: in the node's own namespaces, with its environment."""
-    assert head.process
-    children = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
     document = from_json(NodeDocument, head.paths.node_document.read_text())
     process = subprocess.Popen(
-        ["nsenter", "-t", children.read_text().split()[0], "--pid", "--mount",
+        ["nsenter", "-t", str(head.first_process()), "--pid", "--mount",
          sys.executable, str(head.program), "fabric"],
         env={**os.environ, **document.env},
         stdin=subprocess.PIPE,
