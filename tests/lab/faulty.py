@@ -59,9 +59,7 @@ class Bench:
 
     def check(self, inventory: str | None = None) -> Ran:
         """What `check` says, in time."""
-        ran = self.operator.run("check", inventory or str(self.inventory))
-        assert ran.seconds < WITHIN, ran.text
-        return ran
+        return self.operator.within(WITHIN, "check", inventory or str(self.inventory))
 
     def told(self, host: str, *words: str, inventory: str | None = None) -> str:
         """The problem of `host` that has all of `words`, with its fix."""

@@ -19,7 +19,7 @@ from tests.lab.conftest import OnHost
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.usefixtures("bare"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(600, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 

@@ -18,7 +18,7 @@ from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
@@ -42,7 +42,7 @@ def test_ray_is_added_once_and_a_model_served_on_one_host(
     inventory: str, tmp_path: Path, on_host: OnHost
 ) -> None:
     operator = Operator(tmp_path)
-    first = operator.ok("bootstrap", inventory, timeout=700)
+    first = operator.ok("bootstrap", inventory, timeout=1500)
     assert "1 node, 1 GPU," in first.stdout, first.text
     images = on_host("gpu1", "docker images --format '{{.Repository}}:{{.Tag}}'").stdout
     assert "-ray2.60.0" in images, images

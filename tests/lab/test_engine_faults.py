@@ -21,7 +21,7 @@ from tests.lab.faulty import Bench, bench
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(400, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
@@ -56,7 +56,7 @@ def equipped(
     lifecycle.down(say=quiet)
     made = lifecycle.up(2, image=False, say=quiet)
     with ThreadPoolExecutor() as pool:
-        for done in pool.map(lambda name: on_host(name, INSTALL, timeout=300), HOSTS):
+        for done in pool.map(lambda name: on_host(name, INSTALL, timeout=600), HOSTS):
             assert done.returncode == 0, done.stderr
     document = yaml.safe_load(made.inventory.read_text())
     document["image"] = "faulty:1"

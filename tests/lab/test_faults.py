@@ -4,6 +4,7 @@ by host, cause and fix within 30 s. What needs an engine is in test_engine_fault
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,19 @@ from tests.lab.faulty import Bench, bench
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.usefixtures("bare"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(300, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
 SYN = ("iptables", "-A", "INPUT", "-p", "tcp", "--syn")
 NO_SYN = ("iptables", "-D", "INPUT", "-p", "tcp", "--syn")
+
+
+def clock_error(told: str) -> float:
+    """The seconds of `its clock is 2.0 s behind the others`."""
+    found = re.search(r"its clock is ([\d.]+) s ", told)
+    assert found, told
+    return float(found[1])
 
 
 @pytest.fixture
@@ -117,17 +125,21 @@ def test_a_clock_five_minutes_off(lab_bench: Bench) -> None:
     wrapper = "/usr/local/bin/date"
     script = f'printf \'#!/bin/sh\\nexec /bin/date -d "+5 minutes" "$@"\\n\' >{wrapper}'
     lab_bench.break_host("gpu2", f"{script}; chmod +x {wrapper}", f"rm {wrapper}")
-    lab_bench.told("gpu2", "its clock is 300 s ahead of the others", "timedatectl set-ntp true")
+    told = lab_bench.told("gpu2", "s ahead of the others", "timedatectl set-ntp true")
+    assert clock_error(told) == pytest.approx(300, abs=5)  # the answer's way back is in it
 
 
 def test_a_clock_two_seconds_off(lab_bench: Bench) -> None:
     """Measured between hosts, to a second: Python's clock is the one that is wrapped."""
-    file = "/etc/python3.11/sitecustomize.py"
+    find = "file=$(ls /etc/python3.*/sitecustomize.py)"
     later = "import time; now = time.time; time.time = lambda: now() - 2"
     lab_bench.break_host(
-        "gpu2", f"cp {file} /tmp/kept; echo '{later}' >>{file}", f"mv /tmp/kept {file}"
+        "gpu2",
+        f"{find}; cp $file /tmp/kept; echo '{later}' >>$file",
+        f"{find}; mv /tmp/kept $file",
     )
-    lab_bench.told("gpu2", "its clock is 2.0 s behind the others", "timedatectl set-ntp true")
+    told = lab_bench.told("gpu2", "s behind the others", "timedatectl set-ntp true")
+    assert clock_error(told) == pytest.approx(2, abs=0.9)
 
 
 def test_little_shared_memory(lab_bench: Bench, on_host: OnHost) -> None:

@@ -18,12 +18,12 @@ from clusterctl.lab.layout import CONTROL, PREFIX, lab_host
 from clusterctl.lab.lock import exclusive
 from clusterctl.lab.mounts import mounts_under
 from clusterctl.lab.paths import LabPaths
-from tests.lab.cluster import quiet
+from tests.lab.cluster import quiet, until
 from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(900, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
@@ -56,10 +56,19 @@ def cli(*words: str) -> list[str]:
     return [sys.executable, "-m", "clusterctl", "lab", *words]
 
 
+def started_at(on_host: OnHost, name: str) -> str:
+    """When the host's first process began, in ticks since the machine's start; "" while it is
+    down. (What ps says in seconds of the day may differ by one from call to call.)"""
+    return on_host(name, "cut -d ' ' -f 22 /proc/1/stat").stdout
+
+
 def test_a_second_up_changes_nothing() -> None:
-    started = time.monotonic()
-    assert lifecycle.up(2, image=False, say=quiet).changes == ()
-    assert time.monotonic() - started < 5
+    def seconds() -> float:
+        started = time.monotonic()
+        assert lifecycle.up(2, image=False, say=quiet).changes == ()
+        return time.monotonic() - started
+
+    assert any(seconds() < 5 for _ in range(3)), "the machine may be busy, but not all the time"
 
 
 def test_hosts_are_whole_debians_without_an_engine(on_host: OnHost) -> None:
@@ -81,7 +90,7 @@ def test_hosts_have_their_own_nic_names_and_addresses(on_host: OnHost) -> None:
 
 def test_hosts_reach_each_other_and_the_controller_but_nothing_else(on_host: OnHost) -> None:
     for address in ("10.77.0.12", "10.78.0.12", str(CONTROL.controller)):
-        assert on_host("gpu1", f"ping -c 1 -W 2 {address}").returncode == 0
+        assert on_host("gpu1", f"ping -c 1 -w 20 {address}").returncode == 0
     # A documentation address: nobody answers there, and the lab must say so at once.
     started = time.monotonic()
     assert on_host("gpu1", "ping -c 1 -W 20 192.0.2.1").returncode != 0
@@ -109,33 +118,29 @@ def test_a_disk_survives_a_power_loss(on_host: OnHost) -> None:
     assert faults.power_off("gpu2")
     assert on_host("gpu2", "true").returncode == 255
     assert not lifecycle.status().hosts[1].powered
-    assert lifecycle.status().hosts[0].answers
+    until(lambda: lifecycle.status().hosts[0].answers, within=30, what="gpu1 answers as before")
     assert faults.power_on("gpu2")
     assert on_host("gpu2", "cat /root/kept").stdout == "kept\n"
     assert not faults.power_on("gpu2")
 
 
 def test_a_host_can_reboot_itself(on_host: OnHost) -> None:
-    before = on_host("gpu2", "ps -p 1 -o lstart=").stdout
+    before = started_at(on_host, "gpu2")
     on_host("gpu2", "systemd-run --on-active=1 --timer-property=AccuracySec=10ms systemctl reboot")
-    deadline = time.monotonic() + 60
-    while (now := on_host("gpu2", "ps -p 1 -o lstart=").stdout) in ("", before):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    assert now != before
-    deadline = time.monotonic() + 60
-    while on_host("gpu2", "systemctl is-system-running --wait").stdout != "running\n":
-        assert time.monotonic() < deadline
+    until(lambda: started_at(on_host, "gpu2") not in ("", before), within=180, what="a reboot")
+    running = "systemctl is-system-running --wait"
+    until(lambda: on_host("gpu2", running).stdout == "running\n", within=180, what="gpu2 is up")
 
 
 def test_a_pulled_cable_is_seen_by_the_host_and_can_be_plugged_again(on_host: OnHost) -> None:
-    reach = "ping -c 1 -W 1 10.78.0.11"
+    reach = "ping -c 1 -w {} 10.78.0.11"
     faults.pull_cable("gpu2", "ens3")
-    assert on_host("gpu2", reach).returncode != 0
+    assert on_host("gpu2", reach.format(1)).returncode != 0
     assert on_host("gpu2", "cat /sys/class/net/ens3/carrier").stdout == "0\n"
     assert lifecycle.status().hosts[1].cables == {"ens2": True, "ens3": False}
     faults.plug_cable("gpu2", "ens3")
-    assert on_host("gpu2", reach).returncode == 0
+    # The kernel tells the bridge of a carrier at its leisure.
+    assert on_host("gpu2", reach.format(20)).returncode == 0
 
 
 def test_a_link_rate_holds_in_both_directions_and_is_lifted_again(on_host: OnHost) -> None:
@@ -151,12 +156,12 @@ def test_a_link_rate_holds_in_both_directions_and_is_lifted_again(on_host: OnHos
 
 
 def test_hosts_are_added_and_removed_without_touching_the_others(on_host: OnHost) -> None:
-    before = on_host("gpu1", "ps -p 1 -o lstart=").stdout
+    before = started_at(on_host, "gpu1")
     added = lifecycle.up(3, image=False, say=quiet).changes
     assert not [change for change in added if change.startswith(("gpu1", "gpu2"))]
     assert on_host("gpu3", "hostname").stdout == "gpu3\n"
     assert "removed gpu3" in lifecycle.up(2, image=False, say=quiet).changes
-    assert on_host("gpu1", "ps -p 1 -o lstart=").stdout == before
+    assert started_at(on_host, "gpu1") == before != ""
 
 
 def test_two_operators_at_once_are_told_apart(lab: LabPaths) -> None:
@@ -215,9 +220,24 @@ def test_what_is_no_part_of_the_lab_is_left_alone(lab: LabPaths, tmp_path: Path)
 
 
 def _kill_after(seconds: float, argv: list[str]) -> None:
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """And return when what it had just begun, an `ip` or a `mount`, is over: nobody who kills it
+    is quicker."""
+    process = subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    deadline = time.monotonic() + 5  # what builds something goes on until the next `up` ends it
+    while _is_there(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -22,7 +22,7 @@ from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1200, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
     pytest.mark.usefixtures("inventory"),
 ]
@@ -35,6 +35,11 @@ def service(operator: Operator, name: str) -> dict[str, Any]:
     """What status says of one service."""
     status = operator.run("status", "--json").json
     return next((s for s in status["services"] if s["name"] == name), {"state": "absent"})
+
+
+def gpus_used(operator: Operator) -> float:
+    hosts = operator.run("status", "--json").json["hosts"]
+    return sum(float(host["gpus_used"]) for host in hosts)
 
 
 def key_of(on_host: OnHost) -> str:
@@ -101,9 +106,9 @@ def test_bootstrap_makes_a_cluster_that_ray_holds(operator: Operator, inventory:
 
 
 def test_a_second_bootstrap_changes_nothing_and_says_so(operator: Operator, inventory: str) -> None:
-    ran = operator.ok("bootstrap", inventory)
+    ran = operator.within(6, "bootstrap", inventory)
+    assert ran.status == 0, ran.text
     assert "0 changes made" in ran.stdout
-    assert ran.seconds < 6, ran.text
     assert operator.run("plan", inventory).status == 0
 
 
@@ -142,9 +147,9 @@ def test_serve_puts_ranks_on_both_hosts_and_proves_it(operator: Operator) -> Non
 
 def test_serving_the_same_again_changes_nothing(operator: Operator) -> None:
     words = ("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny")
-    ran = operator.ok(*words, "--json")
+    ran = operator.within(15, *words, "--json")
+    assert ran.status == 0, ran.text
     assert ran.json["changed"] is False
-    assert ran.seconds < 15, ran.text
     other = operator.run(*words, "--dry-run", "--", "--max-model-len", "512")
     assert other.status == 10, other.text
     assert "--max-model-len: 512 (new)" in other.stderr
@@ -156,10 +161,10 @@ def test_the_api_wants_its_key(on_host: OnHost) -> None:
 
 
 def test_status_shows_it_all_on_one_screen(operator: Operator) -> None:
-    ran = operator.ok("status")
+    ran = operator.within(5, "status")
+    assert ran.status == 0, ran.text
     for words in ("healthy", "gpu1", "gpu2", "service tiny", "ready", "0 on gpu1, 1 on gpu2"):
         assert words in ran.stdout, ran.text
-    assert ran.seconds < 5, ran.text
     assert "\x1b" not in ran.stdout
 
 
@@ -194,7 +199,7 @@ def test_a_service_comes_back(
     assert done.returncode == 0, f"{fault}: {done.stderr}"
     until(
         lambda: service(operator, "tiny")["state"] != "ready",
-        within=60,
+        within=120,
         what=f"status notices the {fault}",
     )
     took = until(
@@ -210,11 +215,10 @@ def test_a_host_that_lost_its_power_comes_back(
 ) -> None:
     key = key_of(on_host)
     faults.power_off("gpu2")
-    ran = operator.run("status")
+    ran = operator.within(6, "status")
     assert ran.status == 8, ran.text
     assert "gpu2" in ran.stdout
     assert "no answer" in ran.stdout
-    assert ran.seconds < 6, ran.text
     started = time.monotonic()
     faults.power_on("gpu2")
     until(
@@ -223,7 +227,7 @@ def test_a_host_that_lost_its_power_comes_back(
         what="a completion after the reboot of the worker",
     )
     record_property("seconds until a completion after: power", round(time.monotonic() - started))
-    assert operator.run("status").status == 0
+    until(lambda: operator.run("status").status == 0, within=120, what="all is healthy again")
 
 
 def test_a_model_that_cannot_start_says_why_and_is_withdrawn(operator: Operator) -> None:
@@ -241,6 +245,7 @@ def test_stop_ends_a_service_and_leaves_the_cluster(operator: Operator) -> None:
     assert operator.ok("status", "--json").json["services"] == []
     again = operator.run("stop", "tiny")
     assert again.status == 2, again.text
+    until(lambda: gpus_used(operator) == 0, within=60, what="Ray has its GPUs back")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +283,7 @@ def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHos
 def test_down_leaves_hosts_as_found(operator: Operator, on_host: OnHost) -> None:
     asked = operator.run("down", "--purge")
     assert asked.status == 2, asked.text
-    operator.ok("down", "--purge", "--yes", timeout=400)
+    operator.ok("down", "--purge", "--yes")
     for host in ("gpu1", "gpu2"):
         left = on_host(
             host,

@@ -14,7 +14,7 @@ from tests.lab.cluster import quiet
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(3600, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
