@@ -52,7 +52,13 @@ install_packages() {
         trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
     }
     as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+        apt-get install -y -qq -o DPkg::Lock::Timeout=600 --no-install-recommends \
+        "${missing[@]}" >/dev/null
+}
+
+# The lab goes by where apt gets this machine's packages from, which apt knows from its lists.
+ensure_package_lists() {
+    [ -n "$(apt-get indextargets 'Created-By: Packages')" ] || as_root apt-get update -qq
 }
 
 make_venv() {
@@ -77,8 +83,12 @@ make_venv() {
 }
 
 case "${1:-}" in
-    --lab) install_packages "${lab_packages[@]}"; make_venv '' ;;
-    --tests) install_packages "${lab_packages[@]}" "${test_packages[@]}"; make_venv '[dev]' ;;
+    --lab) install_packages "${lab_packages[@]}"; ensure_package_lists; make_venv '' ;;
+    --tests)
+        install_packages "${lab_packages[@]}" "${test_packages[@]}"
+        ensure_package_lists
+        make_venv '[dev]'
+        ;;
     '') make_venv '' ;;
     *) say "usage: scripts/setup.sh [--lab | --tests]"; exit 2 ;;
 esac

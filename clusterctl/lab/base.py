@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.lab.builds import run_build
+from clusterctl.lab.builds import persistently, run_build
 from clusterctl.lab.cache import content_key
 from clusterctl.lab.local import run
+from clusterctl.lab.mounts import remove_tree
 from clusterctl.lab.requirements import LabUnavailable, read_os_release
 
 BASE_PACKAGES = (
@@ -84,18 +85,21 @@ def build_base(tree: Path, source: AptSource) -> None:
 
 def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> None:
     """A minimal Debian or Ubuntu with `packages` in `tree`; its log lies beside it."""
-    run_build(
-        [
-            "debootstrap",
-            "--variant=minbase",
-            f"--components={','.join(source.components)}",
-            f"--include={','.join(packages)}",
-            source.suite,
-            str(tree),
-            source.uri,
-        ],
-        log=tree.with_name(tree.name + ".log"),
-    )
+    argv = [
+        "debootstrap",
+        "--variant=minbase",
+        f"--components={','.join(source.components)}",
+        f"--include={','.join(packages)}",
+        source.suite,
+        str(tree),
+        source.uri,
+    ]
+
+    def from_nothing() -> None:
+        remove_tree(tree)
+        run_build(argv, log=tree.with_name(tree.name + ".log"))
+
+    persistently(from_nothing)
     for archive in (tree / "var/cache/apt/archives").glob("*.deb"):
         archive.unlink()
 

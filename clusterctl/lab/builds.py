@@ -3,13 +3,17 @@ goes on after the one who asked for it, and with a log to look into."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from clusterctl.errors import StepFailed
 from clusterctl.lab import cgroups, nspawn
 from clusterctl.lab.local import BUILD_TIMEOUT, run
 
 GROUP = "build"
+PAUSES = (5.0, 30.0)
+"""Seconds before a download is tried again."""
 
 
 def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
@@ -20,6 +24,16 @@ def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None =
         run(nspawn.in_groups(files, argv), log=log, env=env, timeout=BUILD_TIMEOUT)
     finally:
         end_builds()
+
+
+def persistently(build: Callable[[], None]) -> None:
+    """What downloads much, three times at most: a server that fails once is no reason to stop."""
+    for pause in PAUSES:
+        try:
+            return build()
+        except StepFailed:
+            time.sleep(pause)
+    return build()
 
 
 def end_builds() -> None:

@@ -18,7 +18,8 @@ from clusterctl.lab.local import run
 
 MOUNT = Path("/sys/fs/cgroup")
 LAB = "clusterctl-lab"
-KILL_TIMEOUT = 30.0
+KILL_TIMEOUT = 120.0
+"""Seconds. A process that waits for a slow disk ends only after it."""
 # nspawn splits these two into `payload` and `supervisor`; a container's root is `payload`.
 _SPLIT_BY_NSPAWN = ("systemd", "unified")
 

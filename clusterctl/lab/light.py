@@ -25,7 +25,7 @@ from clusterctl.lab.network import NAMESPACES
 from clusterctl.lab.paths import LabPaths, lab_paths
 from clusterctl.lab.requirements import check_machine
 
-START_TIMEOUT = 30.0
+START_TIMEOUT = 90.0
 _WORKERS = 8
 
 # SetEnv: root's own shell start-up files belong to this machine, and can take seconds.

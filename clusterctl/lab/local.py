@@ -12,7 +12,7 @@ from clusterctl.errors import StepFailed
 DEFAULT_TIMEOUT = 60.0
 
 BUILD_TIMEOUT = 1800.0
-"""For what downloads or compiles: slow networks are no reason to fail."""
+"""For what downloads, compiles, or waits for a disk: slow ones are no reason to fail."""
 
 
 def run(
@@ -59,9 +59,9 @@ def last_lines(file: Path, count: int = 15) -> str:
     return "\n".join(file.read_text(errors="replace").splitlines()[-count:])
 
 
-def succeeds(argv: Sequence[str]) -> bool:
+def succeeds(argv: Sequence[str], *, timeout: float = DEFAULT_TIMEOUT) -> bool:
     """Whether the command ends with status 0; what it writes is dropped."""
-    return _outcome(argv, None, None, DEFAULT_TIMEOUT, None)[0] == 0
+    return _outcome(argv, None, None, timeout, None)[0] == 0
 
 
 def lab_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -21,7 +21,8 @@ MIRROR_PORT = 8077
 MIRROR_URL = f"http://{CONTROL.controller}:{MIRROR_PORT}"
 MIRROR_DEBIAN = f"{MIRROR_URL}/debian"
 MIRROR_PIP = f"{MIRROR_URL}/pip/simple"
-START_TIMEOUT = 10.0
+START_TIMEOUT = 60.0
+"""Seconds. Python's server asks for the name of its address first: slow where DNS is."""
 
 
 def server_argv(directory: Path) -> list[str]:

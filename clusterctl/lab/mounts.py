@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from clusterctl.errors import StepFailed
-from clusterctl.lab.local import run
+from clusterctl.lab.local import BUILD_TIMEOUT, run
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -37,7 +37,8 @@ def unmount_under(directory: Path) -> bool:
     """Unmount everything at or below a directory; whether there was anything."""
     found = mounts_under(directory)
     for point in reversed(found):
-        run(["umount", str(point)])
+        # For an overlay the kernel first writes all that its disk still lacks.
+        run(["umount", str(point)], timeout=BUILD_TIMEOUT)
     return bool(found)
 
 

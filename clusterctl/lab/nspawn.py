@@ -13,7 +13,7 @@ from clusterctl.lab.mounts import is_mounted, unmount_under
 from clusterctl.lab.network import NAMESPACES
 
 RUNTIME = Path("/run/systemd/nspawn")
-START_TIMEOUT = 5.0
+START_TIMEOUT = 20.0
 
 # Fixed scripts: what varies comes as arguments. A process must enter its groups itself,
 # before it becomes the command; from outside there is a moment in which it is not there yet.

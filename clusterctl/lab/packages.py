@@ -30,7 +30,7 @@ def build_apt_repository(directory: Path, base: Path) -> None:
     apt = directory / "apt"
     options = _private_apt(apt, base)
     # One unreachable source among several is no failure; the download will tell.
-    succeeds(["apt-get", *options, "update"])
+    succeeds(["apt-get", *options, "update"], timeout=BUILD_TIMEOUT)
     run(
         ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install",
          *MIRRORED_PACKAGES],

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.errors import StepFailed
-from clusterctl.lab.builds import run_build
+from clusterctl.lab.builds import persistently, run_build
 from clusterctl.lab.image_inputs import image_directory
 from clusterctl.lab.requirements import LabUnavailable
 
@@ -30,7 +30,8 @@ def build_wheels(directory: Path, tree: Path) -> None:
         raise LabUnavailable(f"the lab image's versions are pinned for x86_64, not {machine}")
     locks = lock_files(image_directory())
     log = directory.with_name(directory.name + ".log")
-    run_build(download_argv(directory, locks, python_version(tree), machine), log=log)
+    argv = download_argv(directory, locks, python_version(tree), machine)
+    persistently(lambda: run_build(argv, log=log))
 
 
 def python_version(tree: Path) -> str:
