@@ -3,6 +3,7 @@
     blobs/sha256/<64 digits>         complete, and its digest was checked
     blobs/sha256/<64 digits>.part    on its way; its lock is held by whoever writes it
     refs/<name>.json                 what is known of an image, so that it is not found out twice
+    in-use                           its lock is shared by all who use the store
 
 Several processes may share a store: one writes a blob, the others wait for it or go on where
 it left off.
@@ -15,13 +16,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from clusterctl.distribution.content import CHUNK, Blob
-from clusterctl.distribution.local_disk import cache_directory
+from clusterctl.distribution.local_disk import SPARE, cache_directory, free_space
 from clusterctl.distribution.location import Location
 from clusterctl.errors import RequirementsNotMet, StepFailed
 
@@ -37,6 +39,13 @@ WRITER_SILENCE = 120.0
 LOOK_EVERY = 0.1
 
 
+ROOM = (
+    "make room (clusterctl image cache --clear), or set XDG_CACHE_HOME to a directory on a larger "
+    "disk"
+)
+"""What to do about a full disk."""
+
+
 class WrongBytes(StepFailed):
     """A source delivered bytes that are not the blob's."""
 
@@ -46,6 +55,12 @@ class BlobStore:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or cache_directory()
+        self._in_use = False
+
+    @property
+    def use(self) -> Path:
+        """The file that whoever uses the store holds locked."""
+        return self.directory / "in-use"
 
     @property
     def blobs(self) -> Path:
@@ -60,10 +75,35 @@ class BlobStore:
         return self.path(digest).with_suffix(".part")
 
     def holds(self, blob: Blob) -> bool:
+        self._begin_use()
         try:
             return self.path(blob.digest).stat().st_size == blob.size
         except FileNotFoundError:
             return False
+
+    def require_room(self, needed: int) -> None:
+        """Raises RequirementsNotMet when so many further bytes do not fit on its disk."""
+        if not self.has_room(needed):
+            free = free_space(self.directory)
+            raise RequirementsNotMet(
+                f"{_gib(needed)} of image layers are to come into {self.directory} on this "
+                f"machine, and {_gib(free)} are free there",
+                hint=ROOM,
+            )
+
+    def has_room(self, needed: int) -> bool:
+        return not needed or needed + SPARE <= free_space(self.directory)
+
+    def missing(self, blobs: Iterable[Blob]) -> int:
+        """Bytes of them that are not here yet."""
+        once = {blob.digest: blob for blob in blobs}.values()
+        return sum(blob.size - self._arrived(blob) for blob in once if not self.holds(blob))
+
+    def _arrived(self, blob: Blob) -> int:
+        try:
+            return min(self.part(blob.digest).stat().st_size, blob.size)
+        except FileNotFoundError:
+            return 0
 
     def location(self, blob: Blob) -> Location | None:
         return Location(self.path(blob.digest), 0, blob.size) if self.holds(blob) else None
@@ -137,10 +177,23 @@ class BlobStore:
 
     def recall(self, name: str) -> Any:
         """What was kept under `name`; None when nothing was, or it cannot be read."""
+        self._begin_use()
         try:
             return json.loads((self.directory / "refs" / f"{name}.json").read_text())
         except (OSError, ValueError):
             return None
+
+    def _begin_use(self) -> None:
+        """Until this object is gone nobody clears the store. One that cannot be written to can
+        be read."""
+        if self._in_use:
+            return
+        with suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        self._in_use = True
 
 
 class _Watch:
@@ -162,6 +215,10 @@ class _Watch:
                 hint=f"see who: fuser -v {self._part}",
             )
         return size
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 def _nobody(count: int) -> None:
@@ -220,5 +277,5 @@ def disk_errors(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise RequirementsNotMet(
             f"the cache of image layers cannot be written: {error.strerror}: {directory}",
-            hint="make room, or set XDG_CACHE_HOME to a directory on a larger disk",
+            hint=ROOM,
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -51,12 +52,13 @@ def engine_image(
 ) -> LocalImage:
     """`image` of the operator's own engine, saved into `store`; not again while it is there.
 
-    Raises StepFailed, with the engine's words.
+    Raises StepFailed, with the engine's words, and RequirementsNotMet where there is no room.
     """
     name = f"save-{image.id.removeprefix('sha256:')}"
     meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
     with _words(driver.host):
-        members = split_into(store, name, lambda: _saving(driver, image), meter)
+        stream = partial(_saving, driver, image)
+        members = split_into(store, name, stream, meter, needed=image.size)
         found = read_archive(members, None, None)
     return StoredImage(replace(found.content, reference=reference), store)
 

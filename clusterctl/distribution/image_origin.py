@@ -72,8 +72,8 @@ def wanted_from(content: ImageContent, config: bytes, reference: str) -> Wanted:
 
 
 Coded = Callable[[LocalImage, Collection[str], Say], LocalImage]
-"""Gives an image with those of its plain layers compressed that hosts lack (by diff ID), where
-that is worth it."""
+"""Gives an image as it will travel: with those of its plain layers compressed that hosts lack (by
+diff ID), where that is worth it. Raises RequirementsNotMet where this machine has no room."""
 
 
 def as_it_is(image: LocalImage, lacking: Collection[str], say: Say) -> LocalImage:

@@ -6,6 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
+SPARE = 256 << 20
+"""Bytes to be left free on it."""
+
 
 def cache_directory() -> Path:
     """`$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import Meter
 from clusterctl.distribution.archives.split import clean
-from clusterctl.distribution.blob_store import BlobStore, disk_errors
+from clusterctl.distribution.blob_store import ROOM, BlobStore, disk_errors
 from clusterctl.distribution.codec import Codec
 from clusterctl.distribution.content import CHUNK, Blob, ImageContent
 from clusterctl.distribution.location import LocalImage, Location
@@ -54,13 +54,22 @@ def recompressed(
     manifest. What was compressed before is taken from there, as engines know it by its digest.
 
     `lacking`: diff IDs of the layers that will travel, None for all; others that were never
-    compressed stay as they are.
+    compressed stay as they are. So do all where there may be no room: how much smaller they get
+    shows only at the end.
     """
     content = source.content
     if codec is Codec.PLAIN or not _plain(content, None):
         return source
-    work = _Work(source, codec, store, say, plain_size(source, lacking))
-    packed = {**work.done_before(_plain(content, None)), **work.all_of(_plain(content, lacking))}
+    packed = _packed_before(_plain(content, None), codec, store)
+    rest = {layer.digest: layer for layer in _plain(content, lacking) if layer.digest not in packed}
+    total = sum(layer.size for layer in rest.values())
+    if store.has_room(total):
+        packed |= _Work(source, codec, store, say, total).all_of(rest.values())
+    else:
+        size = f"{total / 2**30:.1f} GiB of layers"
+        say(f"no room here to compress {size}: they travel as they are; {ROOM}")
+    if not packed:
+        return source
     return RecompressedImage(_with_layers(content, packed), source, store, frozenset(packed))
 
 
@@ -104,41 +113,20 @@ class _Work:
         self._count = 0
         self._stopped = threading.Event()
 
-    def all_of(self, layers: Iterable[Blob]) -> dict[str, Blob]:
+    def all_of(self, layers: Collection[Blob]) -> dict[str, Blob]:
         """By the digest that a layer had: what it has become."""
-        once = {layer.digest: layer for layer in layers}
         crew = ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress")
         try:
-            return dict(zip(once, crew.map(self._packed, once.values()), strict=True))
+            return dict(crew.map(self._packed, layers))
         finally:
             self._stopped.set()
             crew.shutdown(cancel_futures=True)
 
-    def done_before(self, layers: Iterable[Blob]) -> dict[str, Blob]:
-        known = {layer.digest: self._recalled(layer) for layer in layers}
-        return {digest: blob for digest, blob in known.items() if blob is not None}
-
-    def _packed(self, layer: Blob) -> Blob:
-        known = self._recalled(layer)
-        if known is not None:
-            return known
+    def _packed(self, layer: Blob) -> tuple[str, Blob]:
         blob = self._pack(layer)
-        self._store.remember(self._name(layer), {"digest": blob.digest, "size": blob.size})
-        return blob
-
-    def _recalled(self, layer: Blob) -> Blob | None:
-        known = self._store.recall(self._name(layer))
-        if not isinstance(known, dict):
-            return None
-        blob = Blob(str(known["digest"]), int(known["size"]), self._media_type)
-        return blob if self._store.holds(blob) else None
-
-    def _name(self, layer: Blob) -> str:
-        return f"{self._codec}-{layer.hex}"
-
-    @property
-    def _media_type(self) -> str:
-        return f"{OCI_LAYER}+{self._codec}"
+        known = {"digest": blob.digest, "size": blob.size}
+        self._store.remember(_record(layer, self._codec), known)
+        return layer.digest, blob
 
     def _pack(self, layer: Blob) -> Blob:
         with disk_errors(self._store.directory), _fresh_file(self._store.blobs) as file:
@@ -149,7 +137,7 @@ class _Work:
             digest = _digits(file)
             size = os.fstat(file.fileno()).st_size
             Path(file.name).rename(self._store.path(digest))
-        return Blob(f"sha256:{digest}", size, self._media_type)
+        return Blob(f"sha256:{digest}", size, _media_type(self._codec))
 
     def _read(self, layer: Blob) -> Iterator[bytes]:
         for chunk in self._source.open(layer):
@@ -159,6 +147,29 @@ class _Work:
                 self._count += len(chunk)
                 self._meter.reached(self._count)
             yield chunk
+
+
+def _packed_before(layers: Iterable[Blob], codec: Codec, store: BlobStore) -> dict[str, Blob]:
+    """By the digest that a layer had: what an earlier run made of it."""
+    known = {layer.digest: _recalled(layer, codec, store) for layer in layers}
+    return {digest: blob for digest, blob in known.items() if blob is not None}
+
+
+def _recalled(layer: Blob, codec: Codec, store: BlobStore) -> Blob | None:
+    known = store.recall(_record(layer, codec))
+    if not isinstance(known, dict):
+        return None
+    blob = Blob(str(known["digest"]), int(known["size"]), _media_type(codec))
+    return blob if store.holds(blob) else None
+
+
+def _record(layer: Blob, codec: Codec) -> str:
+    """The name under which the store remembers what it was packed to."""
+    return f"{codec}-{layer.hex}"
+
+
+def _media_type(codec: Codec) -> str:
+    return f"{OCI_LAYER}+{codec}"
 
 
 def _gzip(chunks: Iterable[bytes], file: BinaryIO) -> None:

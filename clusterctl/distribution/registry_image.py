@@ -95,8 +95,18 @@ class RegistryImage:
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         return self._arrivals.open(blob, offset)
 
+    def require_room(self, lacking: Collection[str]) -> None:
+        """Raises RequirementsNotMet when the layers of those diff IDs do not fit here on their
+        way."""
+        content = self.content
+        pairs = zip(content.layers, content.diff_ids, strict=True)
+        self._store.require_room(
+            self._store.missing(layer for layer, diff_id in pairs if diff_id in lacking)
+        )
+
     def fetch_ahead(self) -> None:
-        """Begin with all blobs, for who needs them all anyway."""
+        """Begin with all blobs, for who needs them all anyway. Raises RequirementsNotMet."""
+        self._store.require_room(self._store.missing(self.content.blobs))
         for blob in self.content.blobs:
             if not self._store.holds(blob):
                 self._arrivals.start(blob)

@@ -139,7 +139,12 @@ class ImageSource:
     def _registry(self, stocks: Stocks) -> Origin:
         platform = _platform(stocks.values()) or self.platform
         image = registry_image(self.reference, platform, self.store, say=self.say, ask=self.ask)
-        return LocalOrigin("its registry", image, self.reference)
+
+        def as_it_comes(_image: LocalImage, lacking: Collection[str], _say: Say) -> LocalImage:
+            image.require_room(lacking)
+            return image
+
+        return LocalOrigin("its registry", image, self.reference, coded=as_it_comes)
 
     def _coding(self, stocks: Stocks) -> Coded:
         """Measures the way to the first host once it is known that something will be sent."""

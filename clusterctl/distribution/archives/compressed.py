@@ -25,7 +25,10 @@ def unpacked(path: Path, kind: str, record: FileRecord, store: BlobStore, say: S
     """`path`, compressed with `kind`: gzip or zstd. Raises Broken, RequirementsNotMet."""
     meter = Meter(lambda text: say(f"unpacking {path.name}: {text}"), None)
     opened = _gzip if kind == "gzip" else _zstd
-    return split_into(store, f"split-{record.name}", partial(opened, path), meter)
+    stream = partial(opened, path)
+    # Nobody knows how much it unpacks to; it is no less than it is packed.
+    needed = path.stat().st_size
+    return split_into(store, f"split-{record.name}", stream, meter, needed=needed)
 
 
 @contextmanager

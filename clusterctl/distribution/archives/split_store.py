@@ -13,13 +13,21 @@ from clusterctl.distribution.blob_store import BlobStore, disk_errors
 
 
 def split_into(
-    store: BlobStore, name: str, stream: Callable[[], AbstractContextManager[Read]], meter: Meter
+    store: BlobStore,
+    name: str,
+    stream: Callable[[], AbstractContextManager[Read]],
+    meter: Meter,
+    *,
+    needed: int,
 ) -> SplitMembers:
     """What the tar of `stream` holds. The stream is opened only when the store does not have
-    what an earlier one of that `name` held. Raises Broken, and what the stream raises.
+    what an earlier one of that `name` held, and has room for `needed` bytes.
+
+    Raises Broken, RequirementsNotMet, and what the stream raises.
     """
     told = store.recall(name)
     if not isinstance(told, str) or not still_true(told, str(store.blobs), None):
+        store.require_room(needed)
         told = _split(store, stream, meter)
         store.remember(name, told)
     return SplitMembers(told, store.blobs)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.content import Blob
-from clusterctl.distribution.local_disk import cache_directory, free_space
+from clusterctl.distribution.local_disk import SPARE, cache_directory, free_space
 from clusterctl.distribution.weights.download import AT_ONCE, Downloads
 from clusterctl.distribution.weights.hub import HubFile, Listing
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, in_order
@@ -18,9 +18,6 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, r
 
 MODE = 0o644
 """Of what comes from a hub; git keeps no other, but for programs."""
-
-SPARE = 256 << 20
-"""Bytes to be left free on this machine's disk."""
 
 
 def download_directory(listing: Listing) -> Path:
