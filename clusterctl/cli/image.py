@@ -112,9 +112,6 @@ def bundle(
 app.command("cache")(image_cache.cache)
 
 
-app.command("cache")(image_cache.cache)
-
-
 def bundled_text(done: Bundled) -> str:
     """What is in the file, and what to do with it."""
     from clusterctl.reporting.text import count, size
