@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import bcrypt
 import httpx
 import pytest
 
 from tests.fakes.image_archives import MadeImage, sha256
+from tests.fakes.ports import port_of, reserved
 
 START_LIMIT = 30.0
 
@@ -58,12 +59,16 @@ def _configuration(home: Path, port: int, login: tuple[str, str] | None) -> str:
 
 @contextmanager
 def docker_registry(home: Path, login: tuple[str, str] | None = None) -> Iterator[Registry]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with reserved() as reservation, (home / "log").open("wb") as log:
+        yield from _running(home, port_of(reservation), login, log)
+
+
+def _running(
+    home: Path, port: int, login: tuple[str, str] | None, log: BinaryIO
+) -> Iterator[Registry]:
     (home / "config.yml").write_text(_configuration(home, port, login))
-    with (home / "log").open("wb") as log:
-        argv = ["docker-registry", "serve", str(home / "config.yml")]
-        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
+    argv = ["docker-registry", "serve", str(home / "config.yml")]
+    process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
     try:
         _await(f"http://127.0.0.1:{port}/v2/", process, home / "log")
         yield Registry(f"127.0.0.1:{port}", login)

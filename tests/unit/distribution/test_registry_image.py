@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from clusterctl.distribution.blob_store import BlobStore, WrongBytes
 from clusterctl.distribution.registry_image import RegistryImage
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from tests.fakes.image_archives import MadeImage, sha256
+from tests.fakes.ports import port_of, reserved
 from tests.fakes.registry_server import RegistryServer
 
 Opened = Callable[..., RegistryImage]
@@ -152,10 +152,8 @@ def test_a_registry_in_trouble_is_asked_again(
 
 
 def test_nobody_answers(pulled: Opened, paused: list[float]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    with pytest.raises(StepFailed, match="connection refused") as raised:
-        pulled(f"127.0.0.1:{port}/acme/vllm:1")
+    with reserved() as unused, pytest.raises(StepFailed, match="connection refused") as raised:
+        pulled(f"127.0.0.1:{port_of(unused)}/acme/vllm:1")
     assert "image bundle" in str(raised.value.hint)
     assert paused == [1, 2]
 

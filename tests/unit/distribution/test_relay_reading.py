@@ -17,15 +17,19 @@ TIMES = 100
 
 SIZE = AT_ONCE * 2
 
+LATE = TICK * TIMES
+
 Serve = Callable[[socket.socket, threading.Event], None]
 """Sends the body; the event says that the reader has what came so far."""
 
+Read = Callable[..., tuple[Iterator[bytes], threading.Event]]
+
 
 @pytest.fixture
-def read() -> Iterator[Callable[[Serve], tuple[Iterator[bytes], threading.Event]]]:
+def read() -> Iterator[Read]:
     listener = socket.create_server(("127.0.0.1", 0))
 
-    def begin(serve: Serve) -> tuple[Iterator[bytes], threading.Event]:
+    def begin(serve: Serve, tick: float = TICK) -> tuple[Iterator[bytes], threading.Event]:
         event = threading.Event()
 
         def answer() -> None:
@@ -37,7 +41,7 @@ def read() -> Iterator[Callable[[Serve], tuple[Iterator[bytes], threading.Event]
 
         threading.Thread(target=answer, daemon=True).start()
         peer = Peer("gpu1", Standing("gpu1"), "127.0.0.1", listener.getsockname()[1], "token")
-        return map(bytes, peer.pieces("ab" * 32, 0, SIZE, TICK)), event
+        return map(bytes, peer.pieces("ab" * 32, 0, SIZE, tick)), event
 
     with listener:
         yield begin
@@ -54,11 +58,11 @@ def take(pieces: Iterator[bytes], count: int) -> bytes:
 
 
 def test_less_than_a_bite_is_taken_when_no_more_comes(
-    read: Callable[[Serve], tuple[Iterator[bytes], threading.Event]],
+    read: Read,
 ) -> None:
     def serve(connection: socket.socket, event: threading.Event) -> None:
         connection.sendall(http_wire.LENGTH.pack(SIZE) + b"a" * 1000)
-        event.wait(TICK * TIMES)
+        event.wait(LATE)
         connection.sendall(b"b" * (SIZE - 1000))
 
     pieces, event = read(serve)
@@ -69,7 +73,7 @@ def test_less_than_a_bite_is_taken_when_no_more_comes(
 
 
 def test_a_bite_is_not_taken_in_crumbs(
-    read: Callable[[Serve], tuple[Iterator[bytes], threading.Event]],
+    read: Read,
 ) -> None:
     def serve(connection: socket.socket, _: threading.Event) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,7 +81,7 @@ def test_a_bite_is_not_taken_in_crumbs(
         for _number in range(SIZE // 1024):
             connection.sendall(b"a" * 1024)
 
-    pieces, _ = read(serve)
+    pieces, _ = read(serve, LATE)
     sizes: list[int] = []
     while sum(sizes) < SIZE:
         sizes.append(len(next(pieces)))
@@ -86,7 +90,7 @@ def test_a_bite_is_not_taken_in_crumbs(
 
 
 def test_a_connection_that_ends_in_a_bite_is_broken(
-    read: Callable[[Serve], tuple[Iterator[bytes], threading.Event]],
+    read: Read,
 ) -> None:
     pieces, _ = read(lambda connection, _: connection.sendall(http_wire.LENGTH.pack(SIZE) + b"a"))
     with pytest.raises(Broken, match="closed"):

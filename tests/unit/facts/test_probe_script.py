@@ -4,6 +4,7 @@ docker and nvidia-smi."""
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -30,7 +31,7 @@ def run_script(
     shell: Sequence[str] = ("sh",),
     script: bytes | None = None,
     path: str = "/usr/bin:/bin",
-    limit: str = "5",
+    limit: str = "30",
     user: int | None = None,
 ) -> str:
     done = subprocess.run(
@@ -38,7 +39,7 @@ def run_script(
         input=script or probe_script(),
         capture_output=True,
         env={"PATH": path, "LOGNAME": "tester"},
-        timeout=30,
+        timeout=120,
         user=user,
     )
     assert done.returncode == 0
@@ -68,12 +69,13 @@ def install(directory: Path, name: str, body: str) -> None:
 def test_every_shell_reads_this_machine(shell: tuple[str, ...], tmp_path: Path) -> None:
     content = bytes(range(256)) * 3
     (tmp_path / "a b.bin").write_bytes(content)
+    asked = time.time()
     probe = parse(run_script(f"disk={tmp_path}/not/yet", f"file={tmp_path}/a b.bin", shell=shell))
     facts = probe.facts
     assert facts.cpus >= 1
     assert facts.memory > 2**20
     assert facts.nic("lo") is not None
-    assert facts.clock_offset == pytest.approx(0, abs=2)
+    assert abs(facts.clock_offset) <= time.time() - asked + 1
     assert facts.disk(f"{tmp_path}/not/yet/deeper") is not None
     assert facts.user == "tester"
     assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -138,21 +140,26 @@ def test_the_three_ways_to_learn_addresses_agree(commands: Path) -> None:
         run_script(),
         run_script(path=f"{commands}:/usr/bin:/bin"),
         run_script(script=hidden),
+        run_script(),
     )
     found = [
         {nic.name: {(a.ip, a.prefix) for a in nic.addresses} for nic in parse(text).facts.nics}
         for text in texts
     ]
-    assert found[1] == found[0]
-    assert found[2] == found[0]
+    # Containers come and go beside this test, and their interfaces with them.
+    lasting = [name for name in found[0] if found[0][name] == found[3].get(name)]
+    assert "lo" in lasting
+    for name in lasting:
+        assert found[0][name] == found[1][name] == found[2][name]
 
 
 def test_a_hung_daemon_and_a_hung_driver_cost_one_limit_together(commands: Path) -> None:
-    install(commands, "docker", "exec sleep 30")
-    install(commands, "nvidia-smi", "exec sleep 30")
-    start = time.monotonic()
-    facts = parse(run_script(path=f"{commands}:/usr/bin:/bin", limit="1")).facts
-    assert time.monotonic() - start < 2.5
+    """Each begins before the limit has ended the other."""
+    for name, other in (("docker", "nvidia-smi"), ("nvidia-smi", "docker")):
+        met = f"until [ -e {commands}/{other}.here ]; do sleep 0.02; done; >{commands}/{name}.met"
+        install(commands, name, f">{commands}/{name}.here; {met}; exec sleep 120")
+    facts = parse(run_script(path=f"{commands}:/usr/bin:/bin", limit="3")).facts
+    assert {file.name for file in commands.glob("*.met")} == {"docker.met", "nvidia-smi.met"}
     assert facts.engine.hung
     assert facts.engine.error == "the Docker daemon does not answer"
     assert facts.gpus.error == "nvidia-smi does not answer"
@@ -210,15 +217,16 @@ def test_half_a_script_does_nothing() -> None:
 
 
 def test_it_is_quick_and_forks_little() -> None:
-    """0.05 s here on an idle machine; a hundred hosts may share two cores."""
-    best = min(_seconds() for _ in range(3))
-    assert best < 0.5
+    """0.05 s of a processor; a hundred hosts may share two cores."""
+    assert min(_processor_seconds() for _ in range(3)) < 0.5
 
 
-def _seconds() -> float:
-    start = time.monotonic()
+def _processor_seconds() -> float:
+    """Of all that the script starts; on a busy machine they take longer by the clock."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_script("skip=gpus")
-    return time.monotonic() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

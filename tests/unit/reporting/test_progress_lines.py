@@ -29,8 +29,8 @@ def test_a_step_is_told_when_it_starts_while_it_runs_and_at_its_end() -> None:
     stream = _Lines("still: pull [the] image :tada: (")
     with Progress(stream, still_every=0.01) as progress:
         progress(StepStarted("gpu1", "image", Change("pull [the] image :tada:")))
-        assert stream.getvalue() == "  · gpu1  pull [the] image :tada:\n"
-        assert stream.seen.wait(10)
+        assert stream.getvalue().startswith("  · gpu1  pull [the] image :tada:\n")
+        assert stream.seen.wait(60)
         progress(StepFinished("gpu1", "image", "changed", 12.0))
     assert stream.getvalue().endswith("✓ gpu1  pull [the] image :tada:  12 s\n")
 

@@ -89,7 +89,7 @@ def test_fabric_is_not_imported_before_a_host_needs_it() -> None:
 
 def test_threads_that_need_the_same_answer_wait_for_one_question() -> None:
     asked: list[str] = []
-    all_here = threading.Barrier(8, timeout=5)
+    all_here = threading.Barrier(8, timeout=60)
 
     def ask(question: str) -> str:
         asked.append(question)

@@ -42,7 +42,7 @@ def run(frame: Framed) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_the_mark_comes_first_on_both_streams() -> None:
-    frame = Framed(("sh", "-c", "echo out; echo err >&2; exit 3"), seconds=5)
+    frame = Framed(("sh", "-c", "echo out; echo err >&2; exit 3"), seconds=60)
 
     result = run(frame)
 

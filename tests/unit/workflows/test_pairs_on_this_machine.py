@@ -24,7 +24,11 @@ from tests.fakes.host_facts import host_facts, nic
 
 pytestmark = pytest.mark.skipif(not shutil.which("python3"), reason="runs python3, as hosts do")
 
-IPS = {"a": "127.0.0.81", "b": "127.0.0.82"}
+PID = os.getpid()
+NET = f"127.{PID >> 14}.{PID >> 6 & 255}"
+"""Of this process alone: Ray's ports are the same in all tests, and several may run at once."""
+
+IPS = {"a": f"{NET}.{(PID & 63) * 4 + 1}", "b": f"{NET}.{(PID & 63) * 4 + 2}"}
 PORTS = RayPorts(
     gcs=26379, node_manager=26380, object_manager=26381, runtime_env_agent=26382,
     dashboard_agent_listen=26383, dashboard_agent_grpc=26384, metrics_export=26385,
@@ -90,8 +94,8 @@ def test_the_loopback_is_found_out() -> None:
     """Both addresses are this machine's: packets leave by lo, whatever the facts say."""
     kinds = {problem.summary.split(",")[0] for problem in problems(seen(), {})}
     assert kinds == {
-        "packets to b (127.0.0.82) leave by lo",
-        "packets to a (127.0.0.81) leave by lo",
+        f"packets to b ({IPS['b']}) leave by lo",
+        f"packets to a ({IPS['a']}) leave by lo",
     }
 
 

@@ -43,7 +43,7 @@ def hubs() -> Iterator[FakeHubs]:
 
 @pytest.fixture
 def web() -> Iterator[OperatorWeb]:
-    with OperatorWeb(timeout=5) as opened:
+    with OperatorWeb(timeout=60) as opened:
         yield opened
 
 
