@@ -117,7 +117,7 @@ class FabricReport:
     seconds: float
     failed: str = ""
     """The step that ended the gate: arrive | places | crossings | import | store | gloo | nccl |
-    gate."""
+    gate (Ray was not joined) | time (all of it took too long)."""
     error: str = ""
     absent: Dict[str, str] = field(default_factory=dict)
     """Nodes on which Ray started no process in time, and why."""
@@ -126,5 +126,8 @@ class FabricReport:
     collectives: List[Collective] = field(default_factory=list)
     ranks: List[RankReport] = field(default_factory=list)
     pairs: List[PairReport] = field(default_factory=list)
+    awaited: Dict[str, List[int]] = field(default_factory=dict)
+    """When time ran out, by host: the ranks that had not come as far as they must; no rank where
+    the host itself was waited for."""
     timeline: Dict[str, float] = field(default_factory=dict)
     """Seconds that each step took."""

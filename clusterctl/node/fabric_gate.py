@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from clusterctl.node.fabric_agents import Agents, Limits
 from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec, SeenNode
@@ -40,6 +40,21 @@ class Gate:
     say: Callable[[str], None] = lambda _: None
     limits: Limits = field(default_factory=Limits)
     report: FabricReport = field(default_factory=lambda: FabricReport(0.0))
+    _doing: str = ""
+    _ranks: Optional[Ranks] = None
+
+    def so_far(self, limit: float) -> FabricReport:
+        """For who ends a gate that still runs after `limit` seconds: the failure that it looks
+        into, else whom it waits for."""
+        if self.report.failed:
+            return self.report
+        behind = self._ranks.behind() if self._ranks else {}
+        seen = {node.host for node in self.report.seen}
+        unseen: Dict[str, List[int]] = {n.host: [] for n in self.spec.nodes if n.host not in seen}
+        error = f"{limit:g} s ({self._doing})"
+        return replace(
+            self.report, seconds=limit, failed="time", error=error, awaited=behind or unseen
+        )
 
     def run(self) -> FabricReport:
         """Never raises for what nodes do; ends within the sum of the limits."""
@@ -53,7 +68,7 @@ class Gate:
 
     def _steps(self) -> None:
         self._timed("arrive", self._arrive)
-        ranks = Ranks(self.spec, self.agents, self.limits)
+        ranks = self._ranks = Ranks(self.spec, self.agents, self.limits)
         try:
             if ranks.world > 1:
                 ranks.launch()  # torch is imported while connections are tried
@@ -72,7 +87,7 @@ class Gate:
             self._note(timeline={**self.report.timeline, step: time.monotonic() - began})
 
     def _arrive(self) -> None:
-        self.say("starting a process on every node through Ray")
+        self._say("starting a process on every node through Ray")
         asked = {node.host: (node.node_ip,) for node in self.spec.nodes}
         answers = self.agents.ask("look", asked, self.limits.arrive)
         absent = {host: answer.error for host, answer in answers.items() if answer.error}
@@ -84,7 +99,7 @@ class Gate:
             raise GateFailed("places")
 
     def _crossings(self) -> None:
-        self.say("connecting every node with every other one")
+        self._say("connecting every node with every other one")
         places = {node.host: (node.places,) for node in self.report.seen}
         offered = [one for found in self._ask("listen", places).values() for one in found]
         wrong = [one for one in offered if one.error]
@@ -108,15 +123,15 @@ class Gate:
 
     def _collectives(self, ranks: Ranks) -> None:
         try:
-            self.say(f"{ranks.world} ranks import torch")
+            self._say(f"{ranks.world} ranks import torch")
             self._timed("import", ranks.await_imported)
             self._timed("store", ranks.open_store)
             ranks.join()
             for backend in ranks.backends:
-                self.say(f"all-reduce over {backend}")
+                self._say(f"all-reduce over {backend}")
                 self._timed(backend, lambda name=backend: self._measured(ranks, name))  # type: ignore[misc]
         except RanksFailed as failure:
-            self._note(ranks=ranks.stop())
+            self._note(ranks=ranks.stop(), failed=failure.step, error=failure.error)
             self._bisect(failure)
             raise GateFailed(failure.step, failure.error) from failure
 
@@ -128,10 +143,14 @@ class Gate:
         """Nodes of a failed collective, two by two; with two nodes there is nothing to learn."""
         if failure.step not in {"gloo", "nccl"} or len(self.spec.nodes) < 3:
             return
-        self.say(f"{failure.step} failed with all nodes: trying pairs")
+        self._say(f"{failure.step} failed with all nodes: trying pairs")
         began = time.monotonic()
         pairs = try_pairs(self.spec, self.agents, self.limits, failure.step, began)
         self._note(pairs=pairs)
+
+    def _say(self, doing: str) -> None:
+        self._doing = doing
+        self.say(doing)
 
     def _note(self, **found: Any) -> None:
         self.report = replace(self.report, **found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from clusterctl.node.fabric_agents import Agents, Limits
 from clusterctl.node.fabric_documents import Collective, FabricSpec, RankReport
@@ -50,6 +50,8 @@ class Ranks:
         self._heard: Heard = {}
         self._stopped: List[RankReport] = []
         self._port = 0
+        self._wanted: Tuple[Sequence[int], str, str] = ((), "", "")
+        """Ranks, and the phase and backend that they are waited for."""
 
     @property
     def world(self) -> int:
@@ -63,12 +65,12 @@ class Ranks:
         self._ask("launch", {seat.rank: seat.device for seat in self._seats})
 
     def await_imported(self) -> None:
-        self._await("import", self._reached("imported", ""), self._limits.importing)
+        self._await("import", self._all(), "imported", "", self._limits.importing)
 
     def open_store(self) -> None:
         """Rank 0 opens it; the others learn its port with the order to join."""
         self._ask("order", {0: {"do": "store", "ip": self._seats[0].node_ip}})
-        self._await("store", lambda heard: self._has(heard[0], "store", ""), self._limits.answer)
+        self._await("store", [0], "store", "", self._limits.answer)
         (event,) = [event for event in self._heard[0] if event["phase"] == "store"]
         self._port = event["port"]
 
@@ -89,10 +91,11 @@ class Ranks:
 
     def await_measured(self, backend: str) -> Collective:
         """Joined, right and measured, each within its own limit."""
-        self._await(backend, self._reached("joined", backend), self._limits.join)
-        self._await(backend, self._reached("correct", backend), self._limits.answer)
-        self._await(backend, self._reached("measured", backend), self._limits.measure)
         members = self._members(backend)
+        ranks = [seat.rank for seat in members]
+        self._await(backend, ranks, "joined", backend, self._limits.join)
+        self._await(backend, ranks, "correct", backend, self._limits.answer)
+        self._await(backend, ranks, "measured", backend, self._limits.measure)
         event = next(
             event
             for event in self._heard[members[0].rank]
@@ -127,16 +130,27 @@ class Ranks:
     def _members(self, backend: str) -> List[Seat]:
         return [seat for seat in self._seats if backend == "gloo" or seat.device >= 0]
 
-    def _reached(self, phase: str, backend: str) -> Callable[[Heard], bool]:
-        members = [seat.rank for seat in self._members(backend or "gloo")]
-        return lambda heard: all(self._has(heard.get(rank, []), phase, backend) for rank in members)
+    def _all(self) -> List[int]:
+        return [seat.rank for seat in self._seats]
+
+    def behind(self) -> Dict[str, List[int]]:
+        """By host: ranks that have not come as far as they are waited for."""
+        ranks, phase, backend = self._wanted
+        found: Dict[str, List[int]] = {}
+        for rank in ranks:
+            if not self._has(self._heard.get(rank, []), phase, backend):
+                found.setdefault(self._seats[rank].host, []).append(rank)
+        return found
 
     @staticmethod
     def _has(events: Sequence[Mapping[str, Any]], phase: str, backend: str) -> bool:
         return any(e["phase"] == phase and e.get("backend", "") == backend for e in events)
 
-    def _await(self, step: str, reached: Callable[[Heard], bool], within: float) -> None:
-        """Poll until it holds; an error, an end or the deadline before that raises."""
+    def _await(
+        self, step: str, ranks: Sequence[int], phase: str, backend: str, within: float
+    ) -> None:
+        """Poll until these ranks told of it; an error, an end or the deadline before raises."""
+        self._wanted = (ranks, phase, backend)
         deadline = time.monotonic() + within
         while True:
             self._hear(step)
@@ -147,7 +161,7 @@ class Ranks:
             ]
             if broken:
                 raise RanksFailed(step, "; ".join(broken)[:2000])
-            if reached(self._heard):
+            if not self.behind():
                 return
             if time.monotonic() > deadline:
                 raise RanksFailed(step, f"not within {within:g} s")

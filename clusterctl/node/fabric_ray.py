@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from clusterctl.node.documents import ExpectedNode, from_json
 from clusterctl.node.fabric_agents import Answer
@@ -18,14 +18,15 @@ from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import Gate
 
 LONGEST = 300.0
-"""Seconds after which this process ends whatever hangs: more than all limits of the gate."""
+"""Seconds after which this process ends, whatever hangs, and says what it waited for."""
 
 
 def main() -> int:
     """A FabricSpec on stdin, a line of JSON; JSON lines on stdout. The end of stdin ends it: what
     asked has gone."""
     spec = from_json(FabricSpec, sys.stdin.readline())
-    for work in (_end_with_stdin, _end_in_time):
+    limit = _Limit()
+    for work in (_end_with_stdin, limit.keep):
         threading.Thread(target=work, daemon=True).start()
     try:
         agents = RayAgents(spec.nodes)
@@ -33,14 +34,16 @@ def main() -> int:
         text = f"{type(error).__name__}: {error}"
         _tell({"report": asdict(FabricReport(0.0, failed="gate", error=text[:2000]))})
         return 0
-    report = Gate(spec, agents, say=lambda text: _tell({"say": text})).run()
+    limit.gate = Gate(spec, agents, say=lambda text: _tell({"say": text}))
+    report = limit.gate.run()
     _tell({"report": asdict(report)})
     sys.stdout.flush()
     os._exit(0)  # Ray's own goodbye takes a second, and its actors end with this process
 
 
 def _tell(line: Mapping[str, Any]) -> None:
-    print(json.dumps(line), flush=True)  # noqa: T201
+    sys.stdout.write(json.dumps(line) + "\n")  # whole, whichever thread tells
+    sys.stdout.flush()
 
 
 def _end_with_stdin() -> None:
@@ -48,9 +51,18 @@ def _end_with_stdin() -> None:
     os._exit(3)
 
 
-def _end_in_time() -> None:
-    time.sleep(LONGEST)
-    os._exit(4)
+class _Limit:
+    """Ends this process with a report of what is known by then."""
+
+    gate: Optional[Gate] = None
+    """None while Ray is joined."""
+
+    def keep(self) -> None:
+        time.sleep(LONGEST)
+        joining = FabricReport(LONGEST, failed="time", error=f"{LONGEST:g} s (joining Ray)")
+        report = self.gate.so_far(LONGEST) if self.gate else joining
+        _tell({"report": asdict(report)})
+        os._exit(4)
 
 
 class RayAgents:

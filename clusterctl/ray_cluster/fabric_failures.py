@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address
 
-from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet
+from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, StepFailed
 from clusterctl.node.fabric_documents import Crossing, FabricReport, Place, RankReport
 from clusterctl.ray_cluster.fabric_log import peers, warnings
 from clusterctl.ray_cluster.topology import Topology
@@ -32,6 +32,8 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
             return list(_of_crossings(report.crossings, file))
         case "import" | "store" | "gloo" | "nccl":
             return _of_ranks(report, topology, file)
+        case "time":
+            return _of_time(report, topology, file)
         case _:
             return [_broken(report, topology)]
 
@@ -52,6 +54,25 @@ def _broken(report: FabricReport, topology: Topology) -> ClusterctlError:
         host=host,
         hint=f"clusterctl logs --host {host}",
         detail=report.error or None,
+    )
+
+
+def _of_time(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
+    """One for each host that was waited for; for the head where that is not known."""
+    awaited = report.awaited or {topology.head.host: []}
+    return [_late(host, ranks, report, file) for host, ranks in awaited.items()]
+
+
+def _late(host: str, ranks: Sequence[int], report: FabricReport, file: str) -> ClusterctlError:
+    if ranks:
+        what = f"rank {', '.join(map(str, ranks))} had not reported"
+    else:
+        what = "it had not reported" if report.awaited else "no host is known to be behind"
+    return StepFailed(
+        f"the fabric gate took longer than {report.error}, and {what}",
+        host=host,
+        hint=f"look at its load and its log (clusterctl logs --host {host}), then: "
+        f"clusterctl check {file} --fabric",
     )
 
 

@@ -43,6 +43,10 @@ TITLE = "Fabric carries what serving will ask of it"
 _LOOK = 0.5
 """Seconds between two looks at whether the user asked to stop."""
 
+_OVER = LONGEST + 30
+"""Seconds until the gate's program is given up: it ends itself before, and says whom it waited for;
+this is for an engine or a host that hangs."""
+
 _INCARNATION = "{{.Id}} {{.State.StartedAt}} {{.State.Running}}"
 
 
@@ -162,31 +166,49 @@ def _run(ground: FabricGround, sink: EventSink, cancelled: Cancelled) -> FabricR
     argv = ["docker", "exec", "-i", name, "python3", package.install_path(), "fabric"]
     with DockerDriver(ground.head).open(argv) as channel:
         channel.send(json.dumps(asdict(spec)).encode() + b"\n")
-        for line in _lines(channel, cancelled):
-            told = json.loads(line) if line.startswith("{") else {}
-            if "say" in told:
-                sink(Note(told["say"]))
-            if "report" in told:
-                return from_json(FabricReport, json.dumps(told["report"]))
+        last = ""
+        try:
+            for line in _lines(channel, cancelled):
+                told = json.loads(line) if line.startswith("{") else {}
+                if "report" in told:
+                    return from_json(FabricReport, json.dumps(told["report"]))
+                if "say" in told:
+                    last = told["say"]
+                    sink(Note(last))
+        except TimeoutError:
+            raise _silent(last, ground) from None
         raise _no_report(channel, ground)
 
 
 def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
-    """What it writes, until its end or its deadline. Raises Interrupted."""
-    deadline = time.monotonic() + LONGEST
+    """What it writes, until its end. Raises Interrupted, and TimeoutError at its deadline."""
+    deadline = time.monotonic() + _OVER
     channel.settimeout(_LOOK)
     pending = b""
-    while time.monotonic() < deadline:
+    while True:
         if cancelled.is_set():
             raise Interrupted("stopped on request while the fabric was tried")
-        try:
+        with suppress(TimeoutError):
             chunk = channel.recv(65536)
-        except TimeoutError:
-            continue
-        if not chunk:
-            return
-        *complete, pending = (pending + chunk).split(b"\n")
-        yield from (line.decode(errors="replace") for line in complete)
+            if not chunk:
+                return
+            *complete, pending = (pending + chunk).split(b"\n")
+            yield from (line.decode(errors="replace") for line in complete)
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+
+def _silent(last: str, ground: FabricGround) -> ClusterctlError:
+    """All hosts are waited for: only the program on the head knows of which it had heard."""
+    host = ground.head.host.name
+    hosts = ", ".join(node.host for node in ground.topology.nodes)
+    return StepFailed(
+        f"the fabric gate took longer than {_OVER:.0f} s and reported nothing of {hosts}",
+        host=host,
+        hint=f"clusterctl logs --host {host}, then: clusterctl check {ground.inventory.file} "
+        "--fabric",
+        detail=f"the last it said: {last or 'nothing'}",
+    )
 
 
 def _no_report(channel: Channel, ground: FabricGround) -> ClusterctlError:

@@ -4,14 +4,15 @@ Ray and torch are stood in for."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from clusterctl.node.fabric_agent import Agent
-from clusterctl.node.fabric_agents import Limits
+from clusterctl.node.fabric_agents import Answer, Limits
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import Gate
 from tests.fakes.fabric_agents import Deaf, LocalAgents, Narrow, agent, spec
@@ -120,6 +121,33 @@ def test_a_rank_that_never_joins_ends_in_time_and_pairs_name_its_node() -> None:
     ]
     failed = {frozenset((pair.first, pair.second)) for pair in report.pairs if not pair.ok}
     assert failed == {frozenset("ab"), frozenset("bc")}
+
+
+class Looking(LocalAgents):
+    """Keeps what the gate would report, were it ended at that moment."""
+
+    gate: Gate
+    reports: dict[str, FabricReport]
+
+    def ask(
+        self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
+    ) -> dict[str, Answer]:
+        self.reports[method] = self.gate.so_far(300)
+        return super().ask(method, arguments, within)
+
+
+def test_a_gate_that_is_ended_names_the_step_and_whom_it_waits_for() -> None:
+    asked = spec("a", "b", gpus=2)
+    slow = agent(asked.nodes[1], FAKE_RANK="hang")
+    with agents(asked, b=slow) as found:
+        looking = Looking(found.agents)
+        looking.gate, looking.reports = Gate(asked, looking, limits=HASTY), {}
+        report = looking.gate.run()
+    first, last = looking.reports["look"], looking.reports["stop_ranks"]
+    assert (first.failed, first.awaited) == ("time", {"a": [], "b": []})
+    assert (last.failed, last.error) == ("time", "300 s (all-reduce over gloo)")
+    assert last.awaited == {"b": [2, 3]}
+    assert looking.gate.so_far(300) == report, "what is known to have failed stays"
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,15 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.fabric_documents import Collective, Crossing, FabricReport
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.serving.fit.speed import Link
+from clusterctl.transport.base import CommandResult
 from clusterctl.transport.credentials import Credentials
+from clusterctl.workflows import fabric
 from clusterctl.workflows.check import Report
 from clusterctl.workflows.fabric import FabricGround, ensure_proven, incarnations, prove
 from clusterctl.workflows.fabric_check import with_fabric
 from clusterctl.workflows.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.workflows.fit_cluster import measured_network
-from tests.fakes.transport import FakeTransport, starts
+from tests.fakes.transport import FakeChannel, FakeTransport, starts
 
 GLOO = Collective("gloo", 2, 2, 6e7, 1e-4, 2**24)
 WENT_WELL = FabricReport(5.0, collectives=[GLOO])
@@ -148,6 +150,33 @@ def test_a_gate_that_cannot_run_says_why(stderr: str, kind: type[Exception], sai
     with pytest.raises(kind, match=said):
         prove(lab.ground, lab.events.append)
     assert lab.forgotten, "who knows what would have come of it"
+
+
+class Mute(FakeChannel):
+    """Says what it does, and then nothing: nothing comes, and nothing ends."""
+
+    def recv(self, size: int) -> bytes:
+        data = super().recv(size)
+        if not data:
+            raise TimeoutError
+        return data
+
+
+def test_a_gate_that_says_nothing_more_is_given_up_and_its_last_words_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Lab()
+    monkeypatch.setattr(fabric, "_OVER", 0.05)
+    said = json.dumps({"say": "2 ranks import torch"}) + "\n"
+    mute = Mute(CommandResult((), 0, said, ""))
+    monkeypatch.setattr(lab.head, "open_channel", lambda *_, **__: mute)
+
+    with pytest.raises(StepFailed, match="reported nothing of gpu1, gpu2") as caught:
+        prove(lab.ground, lab.events.append)
+
+    assert caught.value.detail == "the last it said: 2 ranks import torch"
+    assert "clusterctl check /srv/demo.yaml --fabric" in (caught.value.hint or "")
+    assert mute.closed
 
 
 def test_a_host_whose_container_does_not_run_is_named() -> None:
