@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +60,9 @@ class Progress:
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._still_every = still_every
-        self._running: dict[tuple[str, str], _Running] = {}
+        # Replaced, never changed: rich draws the rows in a thread that holds its own lock, and
+        # that must not wait for ours, whose holder may be waiting for rich's.
+        self._running: Mapping[tuple[str, str], _Running] = {}
         self._changed = 0
         self._console = RichConsole(
             file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True
@@ -121,7 +123,7 @@ class Progress:
             case StepFinished():
                 self._finished(event)
             case StepBroke():
-                self._running.pop((event.host, event.step), None)
+                self._no_row(event)
                 self._line(event.host, "✗", "red", f"{event.step}: {event.error.summary}")
             case HostSetAside():
                 self._line(event.host, "-", "yellow", f"set aside: {event.reason}")
@@ -132,9 +134,18 @@ class Progress:
                 self._line(event.host or "", "·", "dim", event.text)
 
     def _started(self, event: StepStarted) -> None:
-        self._running[event.host, event.step] = _Running(event.change.summary)
+        self._row(event, _Running(event.change.summary))
         if not self._interactive:
             self._line(event.host, "·", "dim", event.change.summary)
+
+    def _row(self, event: StepStarted | StepProgress, row: _Running) -> _Running:
+        self._running = {**self._running, (event.host, event.step): row}
+        return row
+
+    def _no_row(self, event: StepFinished | StepBroke) -> _Running | None:
+        row = self._running.get((event.host, event.step))
+        self._running = {key: each for key, each in self._running.items() if each is not row}
+        return row
 
     def _say_what_still_runs(self) -> None:
         """Where there are no live rows, a long step must not look like a hang."""
@@ -152,7 +163,7 @@ class Progress:
             )
 
     def _progress(self, event: StepProgress) -> None:
-        row = self._running.setdefault((event.host, event.step), _Running(event.step))
+        row = self._running.get((event.host, event.step)) or self._row(event, _Running(event.step))
         row.text = event.text
         if self._interactive or time.monotonic() - row.printed < PLAIN_EVERY:
             return
@@ -160,7 +171,7 @@ class Progress:
         self._line(event.host, "·", "dim", event.text)
 
     def _finished(self, event: StepFinished) -> None:
-        row = self._running.pop((event.host, event.step), None)
+        row = self._no_row(event)
         if event.outcome == "unchanged":
             return
         self._changed += 1
@@ -182,11 +193,10 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 1))
-        with self._lock:
-            for (host, _), row in self._running.items():
-                elapsed = duration(time.monotonic() - row.since)
-                sign, name = Text("  ●", style="cyan"), Text(host, style="cyan")
-                table.add_row(sign, name, Text(row.text or row.title), Text(elapsed))
+        for (host, _), row in self._running.items():
+            elapsed = duration(time.monotonic() - row.since)
+            sign, name = Text("  ●", style="cyan"), Text(host, style="cyan")
+            table.add_row(sign, name, Text(row.text or row.title), Text(elapsed))
         return table
 
 
