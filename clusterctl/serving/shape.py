@@ -50,6 +50,7 @@ _ENCODERS = (
     "ForTokenClassification",
     "ForTextEncoding",
 )
+_GENERATING = ("LMHeadModel", "ChatModel")
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
@@ -61,7 +62,8 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
     if text.get("is_causal") is False or text.get("use_bidirectional_attention") in (True, "all"):
         return True
     name = str(names[0]) if isinstance(names, list) and names else ""
-    return name.endswith(_ENCODERS) and "num_key_value_heads" not in text
+    encodes = name.endswith(_ENCODERS) and not name.endswith(_GENERATING)
+    return encodes and "num_key_value_heads" not in text
 
 
 def read_shape(config_json: str) -> Shape | None:

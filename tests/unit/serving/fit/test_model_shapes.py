@@ -260,3 +260,8 @@ def test_a_decoder_is_counted_whether_it_embeds_or_reads_images_both_ways(name: 
     config = {**BERT, "architectures": [name], "num_key_value_heads": 4}
 
     assert describe({**config, "use_bidirectional_attention": "vision"}).layers
+
+
+@pytest.mark.parametrize("name", ["QWenLMHeadModel", "OPTForCausalLM", "X"])
+def test_a_decoder_without_a_count_of_key_value_heads_is_no_encoder(name: str) -> None:
+    assert describe({**BERT, "architectures": [name]}).layers
