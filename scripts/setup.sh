@@ -9,7 +9,7 @@ lab_packages=(
     procps iptables sudo curl
 )
 test_packages=(
-    docker.io docker-registry busybox-static fish tcsh zstd
+    docker.io docker-registry busybox-static fish git tcsh zstd
     dnf createrepo-c rpm gpg gpg-agent
 )
 

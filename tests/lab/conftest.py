@@ -56,7 +56,7 @@ def on_host(lab: LabPaths) -> OnHost:
             "UserKnownHostsFile": lab.known_hosts,
             "StrictHostKeyChecking": "yes",
             "BatchMode": "yes",
-            "ConnectTimeout": 5,
+            "ConnectTimeout": 30,
         }
         return subprocess.run(
             [
