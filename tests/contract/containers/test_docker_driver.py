@@ -265,7 +265,7 @@ def _comparable(inspected: str) -> object:
     nothing: tuple[object, ...] = (None, [], {}, "", 0, False)
     host = {name: value for name, value in host.items() if value not in nothing}
     host.pop("ConsoleSize", None)
-    # Clients before 23 write CAP_ before a name, which means the same.
+    # Old clients, as Debian 12's, hand a name on without CAP_, which means the same.
     host["CapAdd"] = [name.removeprefix("CAP_") for name in host.get("CapAdd", ())]
     config["Env"].sort()
     host["Binds"].sort()
