@@ -164,8 +164,7 @@ class Downloads:
     def _was_read(self, size: int) -> None:
         with self._changed:
             self._read += size
-            total = self._read
-        self._hashing(total)
+            self._hashing(self._read)
 
     def _fetch(self, file: HubFile, arrival: _Arrival) -> None:
         part = _part(self.path(file))
@@ -229,9 +228,9 @@ class Downloads:
     def _move(self, arrival: _Arrival, have: int, *, whole: bool = False) -> None:
         with self._changed:
             arrival.have, arrival.whole = have, whole
-            total = sum(each.have for each in self._arrivals.values())
             self._changed.notify_all()
-        self._told(total)
+            # Within the lock, so that nobody hears of fewer bytes after more.
+            self._told(sum(each.have for each in self._arrivals.values()))
 
     def _fail(self, arrival: _Arrival, error: ClusterctlError) -> None:
         with self._changed:
