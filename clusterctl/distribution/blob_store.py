@@ -22,9 +22,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from clusterctl.distribution.amounts import gib
 from clusterctl.distribution.content import CHUNK, Blob
-from clusterctl.distribution.local_disk import SPARE, cache_directory, free_space
+from clusterctl.distribution.local_disk import ROOM, SPARE, cache_directory, free_space
 from clusterctl.distribution.location import Location
+from clusterctl.distribution.manifests import digest_of
 from clusterctl.errors import RequirementsNotMet, StepFailed
 
 Fetch = Callable[[int], Iterator[bytes]]
@@ -37,13 +39,6 @@ WRITER_SILENCE = 120.0
 """Seconds after which another process that writes a blob, and makes no progress, is given up."""
 
 LOOK_EVERY = 0.1
-
-
-ROOM = (
-    "make room (clusterctl image cache --clear), or set XDG_CACHE_HOME to a directory on a larger "
-    "disk"
-)
-"""What to do about a full disk."""
 
 
 class WrongBytes(StepFailed):
@@ -86,8 +81,8 @@ class BlobStore:
         if not self.has_room(needed):
             free = free_space(self.directory)
             raise RequirementsNotMet(
-                f"{_gib(needed)} of image layers are to come into {self.directory} on this "
-                f"machine, and {_gib(free)} are free there",
+                f"{gib(needed)} of image layers are to come into {self.directory} on this "
+                f"machine, and {gib(free)} are free there",
                 hint=ROOM,
             )
 
@@ -122,8 +117,7 @@ class BlobStore:
 
     def keep(self, data: bytes) -> Path:
         """Put a small blob that is here already, such as a manifest; its file."""
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        return self.fill(Blob(digest, len(data)), lambda offset: iter((data[offset:],)))
+        return self.fill(Blob(digest_of(data), len(data)), lambda offset: iter((data[offset:],)))
 
     def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived | None = None) -> Path:
         """Get the blob by `fetch`, from where an earlier attempt stopped; its file.
@@ -215,10 +209,6 @@ class _Watch:
                 hint=f"see who: fuser -v {self._part}",
             )
         return size
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 def _nobody(count: int) -> None:

@@ -24,12 +24,13 @@ from clusterctl.distribution.chain_keeper import BACKOFF, Keeper
 from clusterctl.distribution.chain_link import Link, Progress
 from clusterctl.distribution.content import Blob, BlobSource, ImageContent
 from clusterctl.distribution.relay import frames
+from clusterctl.distribution.relay.upstream import SOURCE
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, UsageError, raise_all
 from clusterctl.transport.fanout import fan_out
 
 STALL = 15.0
 """Seconds without a byte from one upstream, in any stream, after which the next one is asked.
-Under a saturated uplink 3 s was too nervous and sent bytes twice."""
+3 s are too few: over a saturated uplink bytes are sent twice then."""
 
 REPORT_EVERY = 1.0
 
@@ -83,6 +84,10 @@ class Chain:
         }
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
         """Start all relays at once. A host where none starts is lost from the beginning
         (`lost` has why); raises the errors of all hosts when none starts at all."""
         for keeper in self._keepers.values():
@@ -97,7 +102,6 @@ class Chain:
             raise_all(self.lost.values())
         self._arrange()
         threading.Thread(target=self._tell, name="chain-report", daemon=True).start()
-        return self
 
     def __exit__(
         self,
@@ -186,7 +190,7 @@ class Chain:
         with self._arranging:
             before: list[str] = []
             for keeper in self._keepers.values():
-                last = ("source",) if self._has_source else ()
+                last = (SOURCE,) if self._has_source else ()
                 keeper.set_upstreams((*before, *last))
                 before = [*keeper.as_upstream, *before]
 

@@ -14,6 +14,11 @@ CHUNK = 1 << 20
 """Bytes that are read, hashed and passed on at a time."""
 
 
+def is_digest(text: str) -> bool:
+    """Whether it is a sha256 as `Blob.hex` has it: 64 hexadecimal digits."""
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+
+
 @dataclass(frozen=True)
 class Blob:
     """One run of bytes."""

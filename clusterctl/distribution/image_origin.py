@@ -41,7 +41,7 @@ class Origin(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: gpu1, bundle.tar, registry-1.docker.io."""
+        """For people: gpu1, bundle.tar, its registry."""
 
     @property
     def holder(self) -> str | None:

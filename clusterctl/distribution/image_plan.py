@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from clusterctl.distribution.amounts import gib
 from clusterctl.distribution.codec import ZSTD_SINCE, major
 from clusterctl.distribution.content import Blob, ImageContent
 from clusterctl.distribution.engine_stock import EngineStock, HeldImage
@@ -30,8 +31,6 @@ SMALL = 1024**2
 PARTIAL_SINCE = 25
 """The first Docker whose containerd store loads an archive that lacks layers (moby
 daemon/containerd/image_exporter.go: WithSkipMissing)."""
-
-_GIB = 1024**3
 
 
 @dataclass(frozen=True)
@@ -139,15 +138,15 @@ def _room_problems(
     )
     if delivery.layers and stock.free < needed:
         yield RequirementsNotMet(
-            f"the image needs {needed / _GIB:.1f} GiB at {stock.root} while it comes, packed and "
-            f"unpacked, and {stock.free / _GIB:.1f} GiB are free",
+            f"the image needs {gib(needed)} at {stock.root} while it comes, packed and "
+            f"unpacked, and {gib(stock.free)} are free",
             host=host,
             hint=hint,
         )
     if not stock.one_disk and stock.cache_free < cached:
         yield RequirementsNotMet(
-            f"{cached / _GIB:.1f} GiB of layers pass through /var/cache, and "
-            f"{stock.cache_free / _GIB:.1f} GiB are free",
+            f"{gib(cached)} of layers pass through /var/cache, and "
+            f"{gib(stock.cache_free)} are free",
             host=host,
             hint="make room there: df -h /var/cache",
         )

@@ -9,6 +9,12 @@ from pathlib import Path
 SPARE = 256 << 20
 """Bytes to be left free on it."""
 
+ROOM = (
+    "make room (clusterctl image cache --clear), or set XDG_CACHE_HOME to a directory on a larger "
+    "disk"
+)
+"""What to do when it is full."""
+
 
 def cache_directory() -> Path:
     """`$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""

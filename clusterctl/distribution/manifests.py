@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.distribution.content import Blob, ImageContent
+from clusterctl.distribution.content import Blob, ImageContent, is_digest
 from clusterctl.errors import RequirementsNotMet
 
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -91,7 +91,7 @@ def blob_of(descriptor: Any) -> Blob:
 def _insist_digest(text: str) -> str:
     """Blobs become files of that name, here and on hosts."""
     algorithm, _, digits = text.partition(":")
-    if algorithm != "sha256" or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+    if algorithm != "sha256" or not is_digest(digits):
         raise NotAnImage(f"{text} is no sha256 digest")
     return text
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from clusterctl.containers.meter import MIB
 from clusterctl.distribution.chain_link import Progress
-
-MIB = 1024**2
-
-SOURCE = "source"
-"""What a chain calls the operator's machine among the hosts."""
+from clusterctl.distribution.relay.upstream import SOURCE
 
 
 def progress_text(progress: Progress, expected: int) -> str:

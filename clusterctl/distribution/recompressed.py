@@ -17,10 +17,12 @@ from typing import BinaryIO
 
 from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import Meter
+from clusterctl.distribution.amounts import gib
 from clusterctl.distribution.archives.split import clean
-from clusterctl.distribution.blob_store import ROOM, BlobStore, disk_errors
+from clusterctl.distribution.blob_store import BlobStore, disk_errors
 from clusterctl.distribution.codec import Codec
 from clusterctl.distribution.content import CHUNK, Blob, ImageContent
+from clusterctl.distribution.local_disk import ROOM
 from clusterctl.distribution.location import LocalImage, Location
 from clusterctl.distribution.manifests import (
     OCI_CONFIG,
@@ -66,8 +68,7 @@ def recompressed(
     if store.has_room(total):
         packed |= _Work(source, codec, store, say, total).all_of(rest.values())
     else:
-        size = f"{total / 2**30:.1f} GiB of layers"
-        say(f"no room here to compress {size}: they travel as they are; {ROOM}")
+        say(f"no room here to compress {gib(total)} of layers: they travel as they are; {ROOM}")
     if not packed:
         return source
     return RecompressedImage(_with_layers(content, packed), source, store, frozenset(packed))

@@ -74,7 +74,7 @@ class Sending:
     def start(self) -> None:
         """Raises the errors of all hosts when no relay starts at all."""
         if any(delivery.way is not Way.STREAM for delivery in self._deliveries.values()):
-            self._chain.__enter__()
+            self._chain.start()
 
     def deliver(self, view: HostView, driver: ContainerDriver) -> None:
         """Bring the image to this host, prove it, and give it its name."""

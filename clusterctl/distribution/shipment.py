@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.meter import GIB
 from clusterctl.distribution.engine_stock import EngineStock, HeldImage, take_stock
 from clusterctl.distribution.image_origin import Origin
 from clusterctl.distribution.image_plan import choose_delivery, problems, same_image
@@ -27,8 +28,6 @@ from clusterctl.transport.fanout import fan_out, values
 FRESH = 15.0
 """Seconds for which what a host said of its images is taken for true: a plan, its agreement and
 its first stage are one look. What is changed here is looked at again at once."""
-
-_GIB = 1024**3
 
 Stocks = Mapping[str, EngineStock]
 Find = Callable[[Stocks], "Origin | Unknown"]
@@ -241,5 +240,5 @@ def _summary(origin: Origin, stock: EngineStock) -> str:
     if origin.content is None:
         return f"{verb} {reference} from {origin.name}"
     delivery = choose_delivery(stock, origin.content)
-    packed = f"{delivery.size / _GIB:.2f} of {origin.content.size / _GIB:.2f} GiB"
+    packed = f"{delivery.size / GIB:.2f} of {origin.content.size / GIB:.2f} GiB"
     return f"{verb} {reference}: {packed} from {origin.name}, by {delivery.way.words}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from clusterctl.distribution.chain_link import Link, Progress
 from clusterctl.distribution.content import BlobSource, ImageContent
@@ -47,17 +47,13 @@ class FakeChain:
         self._chains, self._image, self._source, self._report = chains, image, source, report
         self.sent = 0
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         if self._source and not self._chains.broken:
             config = b"".join(self._source.open(self._image.config))
             name = self.pull_reference("")
             offered = image_of(config, self._image.config.digest, name)
             for engine in self._chains.engines.values():
                 engine.registry[name] = offered
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self.close()
 
     def pull_reference(self, host: str) -> str:
         return f"{RELAY}/image:1"

@@ -41,7 +41,6 @@ class Found:
     content: ImageContent
     files: Mapping[str, str]
     """Digest: the file that has the blob's bytes."""
-    config: bytes
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def _from_layout(
             raise NotAnImage(
                 f"{_path(blob)} is truncated or corrupt: it should have {blob.size} bytes"
             )
-    return Found(content, {blob.digest: _path(blob) for blob in content.blobs}, config)
+    return Found(content, {blob.digest: _path(blob) for blob in content.blobs})
 
 
 def _with_platforms(
@@ -192,7 +191,7 @@ def _from_docker(
     choose([PlatformManifest(made, said)], platform, name)
     files = {layer.digest: path for layer, path in zip(layers, paths, strict=True)}
     content = image_content(name, manifest, config)
-    return Found(content, {**files, blob.digest: config_path}, config)
+    return Found(content, {**files, blob.digest: config_path})
 
 
 def _layer(members: Members, path: str, diff_id: str) -> Blob:

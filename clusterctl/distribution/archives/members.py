@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.distribution.archives import split
+from clusterctl.distribution.archives.tar_stream import normal
 from clusterctl.distribution.location import Location
 from clusterctl.distribution.manifests import LARGEST_DOCUMENT, NotAnImage
 
@@ -90,13 +90,13 @@ def tar_places(path: Path) -> dict[str, Location]:
     with tarfile.open(path, "r:") as tar:
         try:
             for member in tar:
-                name = _normal(member.name)
+                name = normal(member.name)
                 if member.isreg():
                     places[name] = Location(path, member.offset_data, member.size)
                 elif member.issym():
-                    links[name] = _normal(f"{Path(name).parent}/{member.linkname}")
+                    links[name] = normal(f"{Path(name).parent}/{member.linkname}")
                 elif member.islnk():
-                    links[name] = _normal(member.linkname)
+                    links[name] = normal(member.linkname)
         except tarfile.TarError as error:
             last = next(reversed(places), "its first header")
             raise NotAnImage(f"it is truncated or damaged at or after {last}") from error
@@ -203,7 +203,3 @@ def _split_file(kind: str, size: str, digits: str, kept: str, name: str, more: s
     if kind == "text":
         return replace(file, text=base64.b64decode(more))
     return replace(file, codec=more)
-
-
-def _normal(name: str) -> str:
-    return os.path.normpath(name).lstrip("/")

@@ -163,7 +163,7 @@ class Fetch:
         self._part.note(self._segment)
 
     def _judge(self, upstream: Upstream, seconds: float) -> None:
-        """Raises Left when it has been silent for too long."""
+        """Raises Silent when it has been silent for too long."""
         if min(seconds, upstream.standing.standstill()) >= 3:
             self._wait("%s, silent for %d s" % (upstream.name, seconds))
         stall = self._roster.stall

@@ -14,7 +14,7 @@ from clusterctl.distribution.relay import frames, parts, serving
 from clusterctl.distribution.relay.holdings import Holdings
 from clusterctl.distribution.relay.roster import Roster
 from clusterctl.distribution.relay.stored import Stored
-from clusterctl.distribution.relay.upstream import Peer, Source, Standing, Upstream
+from clusterctl.distribution.relay.upstream import SOURCE, Peer, Source, Standing, Upstream
 
 STATE_EVERY = 1.0
 FORSAKEN = 40.0
@@ -32,7 +32,7 @@ class Relay:
         self._heard = time.monotonic()
         self._token = ""
         self._roster = Roster(15.0)
-        self._source = Source(self._standing("source"), self.tell)
+        self._source = Source(self._standing(SOURCE), self.tell)
         self._holdings = Holdings(self._roster, self.say)
         self._registry = serving.Registry(self._holdings)
 
@@ -122,8 +122,8 @@ class Relay:
         rest = list(words)
         while rest:
             name = rest.pop(0)
-            found.append(self._source if name == "source" else self._peer(name, *rest[:3]))
-            rest = rest if name == "source" else rest[3:]
+            found.append(self._source if name == SOURCE else self._peer(name, *rest[:3]))
+            rest = rest if name == SOURCE else rest[3:]
         self._roster.set(found)
 
     def _on_want(self, *digests: str) -> None:

@@ -17,9 +17,10 @@ BUFFERED = 8 << 20
 """Bytes of a stream of the source that wait for the disk before stdin is read no further."""
 
 SOURCE = "source"
-
+"""What a chain calls the operator's machine among the hosts."""
 
 CONNECT_LIMIT = 5.0
+"""Seconds."""
 
 
 class Broken(Exception):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from clusterctl.distribution.amounts import gib
 from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.local_disk import SPARE, cache_directory, free_space
@@ -105,8 +106,8 @@ def require_room(listing: Listing, directory: Path) -> None:
     free = free_space(directory)
     if needed > free:
         raise RequirementsNotMet(
-            f"{listing.model_id} needs {needed / 2**30:.1f} GiB on this machine on its way, and "
-            f"{free / 2**30:.1f} GiB are free in {directory}",
+            f"{listing.model_id} needs {gib(needed)} on this machine on its way, and "
+            f"{gib(free)} are free in {directory}",
             hint="set XDG_CACHE_HOME to a directory on a larger disk, or let a host get it: "
             "clusterctl model pull ... --on HOST",
         )

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from clusterctl.containers.meter import GIB, MIB
 from clusterctl.distribution.chain import Chain
 from clusterctl.distribution.chain_link import Link, Progress, fetch_limit, slow_last
 from clusterctl.distribution.progress_text import movement
@@ -17,9 +18,6 @@ from clusterctl.errors import ClusterctlError, raise_all
 
 if TYPE_CHECKING:
     from clusterctl.distribution.weights.delivery import Terms
-
-_GIB = 2**30
-_MIB = 2**20
 
 
 class Bringing:
@@ -49,7 +47,7 @@ class Bringing:
     def start(self) -> None:
         """Raises the errors of all hosts when no relay starts at all."""
         if any(found.brought for found in self._needs.values()):
-            self._chain.__enter__()
+            self._chain.start()
             self._started = True
 
     def deliver(self, view: HostView) -> None:
@@ -99,7 +97,7 @@ class Bringing:
 def bringing_text(progress: Progress, expected: int) -> str:
     """Such as `1.2 of 2.0 GiB, 48.0 MiB/s, 17 s left, from gpu1`; `expected` in bytes."""
     done = min(progress.done, expected)
-    unit, name = (_GIB, "GiB") if expected >= _GIB else (_MIB, "MiB")
+    unit, name = (GIB, "GiB") if expected >= GIB else (MIB, "MiB")
     amount = f"{done / unit:.1f} of {expected / unit:.1f} {name}"
     return ", ".join((amount, *movement(progress, expected - done)))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from clusterctl.containers.meter import GIB, MIB
 from clusterctl.distribution.shared_failure import share_of
 from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.bringing import Bringing
@@ -23,8 +24,6 @@ from clusterctl.distribution.weights.supply import Supply
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transport.fanout import Failed, failures, fan_out, values
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -219,4 +218,4 @@ _VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs
 
 
 def _amount(count: int) -> str:
-    return f"{count / _GIB:.2f} GiB" if count >= _GIB / 100 else f"{count / 2**20:.1f} MiB"
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 100 else f"{count / MIB:.1f} MiB"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from clusterctl.distribution.content import CHUNK
+from clusterctl.distribution.local_disk import ROOM
 from clusterctl.distribution.weights.hashing import HashCache, Hashed, Stamp, hash_file
 from clusterctl.distribution.weights.hub import HubFile, Refused
 from clusterctl.errors import ClusterctlError, StepFailed, raise_all
@@ -143,8 +144,7 @@ class Downloads:
             self._fail(arrival, error)
         except OSError as error:
             text = f"{self.path(file)} cannot be written: {error.strerror}"
-            hint = "make room, or set XDG_CACHE_HOME to a directory on a larger disk"
-            self._fail(arrival, StepFailed(text, hint=hint))
+            self._fail(arrival, StepFailed(text, hint=ROOM))
 
     def _is_there(self, file: HubFile) -> bool:
         """Whether an earlier run brought it; its hash was checked then, or is now."""

@@ -29,10 +29,6 @@ class Holding:
     hosts: Mapping[str, State]
     """By name, every host that answered."""
 
-    @property
-    def everywhere(self) -> bool:
-        return set(self.hosts.values()) == {"complete"}
-
 
 def holdings(hosts: Mapping[str, HostModels]) -> list[Holding]:
     """All models that some host has or is to have, by name."""

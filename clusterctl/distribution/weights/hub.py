@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Protocol
 
-from clusterctl.distribution.weights.manifest import inside, is_digest
+from clusterctl.distribution.content import is_digest
+from clusterctl.distribution.weights.manifest import inside
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 
 _FORMATS = (".safetensors", ".bin", ".pt", ".gguf")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
 from clusterctl.distribution.chain_link import PIECE
-from clusterctl.distribution.content import Blob
+from clusterctl.distribution.content import Blob, is_digest
 
 FORMAT = 1
 """Of the manifest's text; another one is not read."""
@@ -133,11 +133,6 @@ def _digest(value: object) -> str:
     if not is_digest(str(value)):
         raise ValueError(f"{value!r} is no sha256")
     return str(value)
-
-
-def is_digest(text: str) -> bool:
-    """Whether it is a sha256: 64 hexadecimal digits."""
-    return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
 def inside(path: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from clusterctl.distribution.amounts import gib
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile
 from clusterctl.distribution.weights.on_host import INCOMING, HostModels, HostTree
@@ -155,10 +156,6 @@ def no_room(manifest: Manifest, found: Need, host: HostModels) -> RequirementsNo
     if needed <= host.free:
         return None
     return RequirementsNotMet(
-        f"{manifest.name} needs {_gib(needed)} in {host.directory}, and {_gib(host.free)} are free",
+        f"{manifest.name} needs {gib(needed)} in {host.directory}, and {gib(host.free)} are free",
         hint=f"make room there: du -xh --max-depth=1 {host.directory} | sort -h",
     )
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

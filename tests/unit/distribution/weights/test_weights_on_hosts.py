@@ -47,7 +47,6 @@ def test_every_state_of_a_model_on_a_host() -> None:
         "complete", "complete", "differs", "partial", "unproven", "coming", "absent",
     ]  # fmt: skip
     assert (tiny.name, tiny.size, tiny.origin) == ("Tiny", 100, "hf:o/m@1")
-    assert not tiny.everywhere
 
 
 def test_a_model_below_its_organisation_keeps_its_name_on_the_way() -> None:
@@ -60,4 +59,3 @@ def test_a_model_below_its_organisation_keeps_its_name_on_the_way() -> None:
 def test_models_stand_by_name() -> None:
     found = holdings({"gpu1": host(("b", FILE, 5), ("A", FILE, 5))})
     assert [each.name for each in found] == ["A", "b"]
-    assert all(each.everywhere for each in found)
