@@ -13,11 +13,13 @@ from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.codec import Codec
 from clusterctl.distribution.content import Blob
+from clusterctl.distribution.image_origin import LocalOrigin
 from clusterctl.distribution.layer_cache import clear, look
 from clusterctl.distribution.local_disk import SPARE
 from clusterctl.distribution.recompressed import recompressed
 from clusterctl.distribution.registry_image import RegistryImage
 from clusterctl.errors import LockHeld, RequirementsNotMet
+from clusterctl.workflows.image_source import ImageSource
 from tests.fakes.image_archives import MadeImage, sha256
 from tests.fakes.registry_server import RegistryServer
 
@@ -96,6 +98,18 @@ def test_layers_that_do_not_fit_are_not_begun(
     assert not server.blob_requests(image.layers[0])
     free(0)
     found.require_room(set())
+
+
+def test_a_registrys_image_is_not_sent_where_it_does_not_fit(
+    server: RegistryServer, image: MadeImage, home: Path, store: BlobStore, free: Free
+) -> None:
+    reference = server.add("acme/vllm:1", image)
+    origin = ImageSource(reference, {}, (), chosen="registry", store=store).find({})
+    assert isinstance(origin, LocalOrigin)
+    free(0)
+    with pytest.raises(RequirementsNotMet, match="image layers are to come into"):
+        origin.supply(origin.wanted.layers, print)
+    assert origin.supply((), print).content.layers
 
 
 def test_what_came_before_needs_no_room(store: BlobStore) -> None:
