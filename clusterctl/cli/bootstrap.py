@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,6 +162,7 @@ def check(
     from clusterctl.cli.check_view import check_document, check_lines
     from clusterctl.cli.session import session
     from clusterctl.errors import raise_all
+    from clusterctl.reporting.text import line_width
     from clusterctl.workflows.check import run
     from clusterctl.workflows.fabric_check import with_fabric
 
@@ -176,5 +178,5 @@ def check(
             if report.errors:
                 raise typer.Exit(min(error.exit_code for error in report.errors))
             return
-        print("\n".join(check_lines(report)))
+        print("\n".join(check_lines(report, width=line_width(sys.stdout))))
         raise_all(report.errors)

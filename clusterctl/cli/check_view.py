@@ -9,17 +9,19 @@ from clusterctl.errors import Problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.pairs.model import Way
 from clusterctl.reporting.error_view import error_document
-from clusterctl.reporting.text import columns, count, size
+from clusterctl.reporting.text import columns, count, each_below_itself, size
 from clusterctl.workflows.check import Report
 
 
-def check_lines(report: Report) -> list[str]:
-    """What hosts are, and what was chosen for them; problems are told by whoever ends the run."""
-    lines = columns([_row(name, facts) for name, facts in report.facts.items()], indent="")
+def check_lines(report: Report, *, width: int | None = None) -> list[str]:
+    """What hosts are, and what was chosen for them; problems are told by whoever ends the run.
+    `width`: of the terminal, in characters."""
+    rows = [_row(name, facts) for name, facts in report.facts.items()]
+    lines = columns(rows, indent="", width=width)
     for host, choices in report.choices.items():
-        lines += [f"{host}:", *(f"  {choice}" for choice in choices)]
-    lines += [f"fabric: {line}" for line in report.fabric.lines] if report.fabric else []
-    lines += [f"note: {note}" for note in report.notes]
+        lines += [f"{host}:", *each_below_itself("  ", choices, width)]
+    lines += each_below_itself("fabric: ", report.fabric.lines, width) if report.fabric else []
+    lines += each_below_itself("note: ", report.notes, width)
     if not report.errors:
         lines.append(f"{count(len(report.facts), 'host')}: nothing is missing")
     return lines

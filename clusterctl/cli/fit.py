@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -144,7 +145,8 @@ def _show(report: FitReport, exact: Exact | None, *, as_json: bool) -> None:
             raise typer.Exit(DoesNotFit.exit_code)
         return
     from clusterctl.reporting.fit_view import fit_lines
+    from clusterctl.reporting.text import line_width
 
-    print("\n".join(fit_lines(document)))
+    print("\n".join(fit_lines(document, width=line_width(sys.stdout))))
     if report.refused:
         raise typer.Exit(DoesNotFit.exit_code)

@@ -50,12 +50,14 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
     from clusterctl.cli.session import current_log
     from clusterctl.reporting.error_view import error_document, error_lines
+    from clusterctl.reporting.text import line_width
 
     log = current_log()
     if as_json:
         print(json.dumps({"error": error_document(error, log)}, indent=2))
     else:
-        print("\n".join(error_lines(error, log)), file=sys.stderr)
+        lines = error_lines(error, log, width=line_width(sys.stderr))
+        print("\n".join(lines), file=sys.stderr)
     return typer.Exit(error.exit_code)
 
 

@@ -117,9 +117,11 @@ def _show_plan(changes: Changes, *, as_json: bool) -> None:
         print(json.dumps(document, indent=2))
         return
     from clusterctl.reporting.fit_view import plan_lines
+    from clusterctl.reporting.text import each_below_itself, line_width
 
-    lines = plan_lines(report) if report else []
-    print("\n".join([*lines, *(f"note: {note}" for note in changes.notes)]))
+    width = line_width(sys.stdout)
+    lines = plan_lines(report, width=width) if report else []
+    print("\n".join([*lines, *each_below_itself("note: ", changes.notes, width)]))
 
 
 def _lines(served: Served) -> list[str]:

@@ -16,6 +16,7 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.select import select
 from clusterctl.reporting.console import Progress, headline
 from clusterctl.reporting.run_log import run_log
+from clusterctl.reporting.text import below_itself, line_width
 from clusterctl.transport.credentials import Credentials
 
 _logs: list[Path] = []
@@ -72,7 +73,8 @@ def session(
     hosts = select(inventory, limit) if limit else inventory.hosts
     with logged(inventory.cluster, command) as log:
         if not quiet:
-            print(headline(inventory.cluster, len(hosts), log), file=sys.stderr)
+            line = headline(inventory.cluster, len(hosts), log)
+            print("\n".join(below_itself("", line, line_width(sys.stderr))), file=sys.stderr)
         elif log is None:
             print("note: no log is kept: its directory cannot be written", file=sys.stderr)
         with Progress(sys.stderr, quiet=quiet) as progress:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, Problems
+from clusterctl.reporting.text import below_itself
 
 
 def flatten(error: ClusterctlError) -> tuple[ClusterctlError, ...]:
@@ -15,20 +16,24 @@ def flatten(error: ClusterctlError) -> tuple[ClusterctlError, ...]:
     return (error,)
 
 
-def error_lines(error: ClusterctlError, log: Path | None = None) -> list[str]:
-    """All of `error`; the same fix for several hosts is printed once, under the last."""
+def error_lines(
+    error: ClusterctlError, log: Path | None = None, *, width: int | None = None
+) -> list[str]:
+    """All of `error`; the same fix for several hosts is printed once, under the last. `width`: of
+    the terminal, in characters; what is to be pasted, and what others wrote, stays whole."""
     found = flatten(error)
     lines = [f"{len(found)} problems:"] if len(found) > 1 else []
     for index, single in enumerate(found):
         following = found[index + 1] if index + 1 < len(found) else None
-        lines += _one(single, repeat_hint=following is None or following.hint != single.hint)
+        repeat_hint = following is None or following.hint != single.hint
+        lines += _one(single, repeat_hint=repeat_hint, width=width)
     if log is not None:
         lines.append(f"  log: {log}")
     return lines
 
 
-def _one(error: ClusterctlError, *, repeat_hint: bool) -> list[str]:
-    lines = [f"error: {error}"]
+def _one(error: ClusterctlError, *, repeat_hint: bool, width: int | None) -> list[str]:
+    lines = below_itself("error: ", str(error), width)
     if error.detail:
         lines += [f"    {line}" for line in error.detail.rstrip().splitlines()]
     if error.hint and repeat_hint:

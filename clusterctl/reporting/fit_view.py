@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from clusterctl.reporting.text import columns
+from clusterctl.reporting.text import below_itself, columns, each_below_itself
 
 Document = Mapping[str, Any]
 
@@ -17,20 +17,22 @@ _SAME = ("host", "gpu", "layers", *_SIZES)
 MOST_PROPOSALS = 6
 
 
-def fit_lines(document: Document) -> list[str]:
-    """The whole answer: a table per rank, what it adds up to, what limits, what else there is."""
+def fit_lines(document: Document, *, width: int | None = None) -> list[str]:
+    """The whole answer: a table per rank, what it adds up to, what limits, what else there is.
+    `width`: of the terminal, in characters."""
     return [
-        *plan_lines(document),
+        *plan_lines(document, width=width),
         *_probe(document),
-        *_foreseen(document),
-        *_proposals(document),
-        *_notes(document["notes"]),
+        *_foreseen(document, width),
+        *_proposals(document, width),
+        *each_below_itself("note: ", document["notes"], width),
     ]
 
 
-def plan_lines(document: Document) -> list[str]:
+def plan_lines(document: Document, *, width: int | None = None) -> list[str]:
     """One layout: its table and its sums."""
-    return [_title(document), f"  {document['reason']}", *_table(document), *_sums(document)]
+    sums = each_below_itself("", _sums(document), width)
+    return [_title(document), f"  {document['reason']}", *_table(document), *sums]
 
 
 def _title(document: Document) -> str:
@@ -117,23 +119,26 @@ def _probe(document: Document) -> list[str]:
     return lines + (differences or ["  weights, memory and cache agree within 1 %"])
 
 
-def _foreseen(document: Document) -> list[str]:
+def _foreseen(document: Document, width: int | None) -> list[str]:
     found = [
-        f"{'error' if item['fatal'] else 'warning'}: {item['text']}; {item['hint']}"
+        ("error: " if item["fatal"] else "warning: ", f"{item['text']}; {item['hint']}")
         for item in document["foreseen"]
     ]
     found += [
-        f"would fit: {' '.join(one['flags'])} ({one['text']}; "
-        f"{one['kv_cache_tokens']:,} tokens of KV cache)"
+        (
+            "would fit: ",
+            f"{' '.join(one['flags'])} ({one['text']}; "
+            f"{one['kv_cache_tokens']:,} tokens of KV cache)",
+        )
         for one in document["advice"]
     ]
     faster = document.get("faster")
     if faster and not _on_cpus(document):
-        found.append(f"faster, by estimate: {_layout(faster)}: {faster['reason']}")
-    return found
+        found.append(("faster, by estimate: ", f"{_layout(faster)}: {faster['reason']}"))
+    return [line for lead, text in found for line in below_itself(lead, text, width)]
 
 
-def _proposals(document: Document) -> list[str]:
+def _proposals(document: Document, width: int | None) -> list[str]:
     proposals = document["proposals"]
     if not proposals:
         return []
@@ -141,7 +146,7 @@ def _proposals(document: Document) -> list[str]:
     heads = ("layout", "KV tokens", *(["tokens/s at 64"] if timed else []), "why")
     rows = [heads, *(_proposal(one, timed=timed) for one in proposals[:MOST_PROPOSALS])]
     estimates = " (speeds are estimates)" if timed else ""
-    return [f"layouts that fit, best first{estimates}:", *columns(rows)]
+    return [f"layouts that fit, best first{estimates}:", *columns(rows, width=width)]
 
 
 def _proposal(one: Document, *, timed: bool) -> tuple[str, ...]:
@@ -160,7 +165,3 @@ def _layout(document: Document) -> str:
     words += [f"--pp {document['pp']}"] if document["pp"] > 1 else []
     words += [f"-- --data-parallel-size {document['dp']}"] if document["dp"] > 1 else []
     return " ".join(words)
-
-
-def _notes(notes: Sequence[str]) -> list[str]:
-    return [f"note: {note}" for note in notes]

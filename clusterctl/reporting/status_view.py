@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -127,9 +128,9 @@ def _load(row: ServiceRow) -> str:
     )
 
 
-def _problems(status: ClusterStatus) -> list[Text]:
-    lines = [Text(f"{count(len(status.problems), 'problem')}:", style="red")]
-    lines += [_whole(f"  {problem}") for problem in status.problems]
+def _problems(status: ClusterStatus) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(f"{count(len(status.problems), 'problem')}:", style="red")]
+    lines += [Padding(Text(problem), (0, 0, 0, 2), expand=False) for problem in status.problems]
     hints = {row.hint for row in status.hosts if row.hint}
     lines += [_whole(f"  fix: {hint}") for hint in sorted(hints)]
     return lines

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO
 
 _STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_LEAST_ROOM = 20
+_LEAST_ROOM = 16
 """Characters in which a few words of a sentence still stand beside each other."""
 
 
@@ -57,6 +57,11 @@ def columns(
         padded = [cell.ljust(most) for cell, most in zip(row[:-1], widths, strict=False)]
         lines += below_itself(indent + gap.join([*padded, ""]), row[-1], width)
     return lines
+
+
+def each_below_itself(lead: str, texts: Iterable[str], width: int | None) -> list[str]:
+    """Every text after a `lead` of its own."""
+    return [line for text in texts for line in below_itself(lead, text, width)]
 
 
 def below_itself(lead: str, text: str, width: int | None) -> list[str]:

@@ -69,6 +69,18 @@ def test_an_error_names_host_cause_fix_and_log() -> None:
     ]
 
 
+def test_a_cause_goes_on_below_itself_and_what_is_to_be_pasted_stays_whole() -> None:
+    error = Unreachable(
+        "the port is closed there", host="gpu1", hint="ssh -p 2222 root@gpu1 true", detail="x" * 50
+    )
+    assert error_lines(error, width=32) == [
+        "error: gpu1: the port is closed",
+        "       there",
+        f"    {'x' * 50}",
+        "  fix: ssh -p 2222 root@gpu1 true",
+    ]
+
+
 def test_several_errors_come_together_and_a_shared_fix_once() -> None:
     def lacking(host: str) -> ClusterctlError:
         return RequirementsNotMet("no sudo", host=host, hint="add the user to sudoers")
