@@ -110,14 +110,14 @@ def _target(name: str) -> Target:
     try:
         return target_named(name)
     except ValueError as error:
-        raise UsageError(f"--for: {error}") from error
+        raise UsageError(f"--for: {error}", hint="--for ubuntu24.04") from error
 
 
 def _architecture(name: str) -> str:
     from clusterctl.packages.target import DEBIAN_ARCHITECTURES
 
     if name not in DEBIAN_ARCHITECTURES:
-        raise UsageError(f"--arch: {name} is neither x86_64 nor aarch64")
+        raise UsageError(f"--arch: {name} is neither x86_64 nor aarch64", hint="--arch aarch64")
     return name
 
 

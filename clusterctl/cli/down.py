@@ -46,7 +46,7 @@ def down(
             sink=opened.progress,
         )
     done = f"the cluster is down; {count(taken.changed, 'change')} made"
-    print(json.dumps({"changed": taken.changed}) if as_json else done)
+    print(json.dumps({"changed": taken.changed}, indent=2) if as_json else done)
 
 
 def _plan(inventory: Path | None, *, purge: bool, limit: str | None, as_json: bool) -> NoReturn:

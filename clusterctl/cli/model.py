@@ -1,4 +1,4 @@
-"""`model`: the models that have a short name, where they are, and how they get there."""
+"""`model`: the models that have an alias, where they are, and how they get there."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def catalogue_lines() -> list[str]:
 
 
 def holding_lines(listed: Listed) -> list[str]:
-    """One line a model: its size, its short name, and on which hosts it is what."""
+    """One line a model: its size, its alias, and on which hosts it is what."""
     if not listed.holdings:
         return [f"no model is in {listed.directory} on any host"]
     rows = [

@@ -23,4 +23,4 @@ def stop(
 
     with session("stop", inventory, quiet=as_json) as opened:
         run(opened.inventory, name, opened.credentials, opened.progress)
-    print(json.dumps({"stopped": name}) if as_json else f"{name} is stopped")
+    print(json.dumps({"stopped": name}, indent=2) if as_json else f"{name} is stopped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -76,7 +77,7 @@ def _sums(document: Document) -> list[str]:
         _verdict(document),
     ]
     speed = document.get("speed")
-    if speed and not _on_cpus(document):
+    if speed and document["verdict"] != "does not fit" and not _on_cpus(document):
         one, many = speed["tokens_per_s_1"], speed["tokens_per_s_64"]
         lines.append(f"speed, an estimate: {one:,.0f} tokens/s alone, {many:,.0f} with 64 requests")
     return lines
@@ -127,7 +128,7 @@ def _foreseen(document: Document, width: int | None) -> list[str]:
     found += [
         (
             "would fit: ",
-            f"{' '.join(one['flags'])} ({one['text']}; "
+            f"{shlex.join(one['flags'])} ({one['text']}; "
             f"{one['kv_cache_tokens']:,} tokens of KV cache)",
         )
         for one in document["advice"]

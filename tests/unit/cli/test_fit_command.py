@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_what_does_not_fit_ends_with_11_and_the_nearest_settings(json_flag: list
     assert ran.exit_code == 11
     assert "--max-model-len" in ran.stdout
     assert "--tp" in ran.stdout
+
+
+def test_gpus_that_would_do_are_named_as_a_shell_takes_them() -> None:
+    shown = fit("qwen3-8b", "--gpus", "1xMyGPU:15").stdout
+    named = shown.partition("would fit: ")[2].partition(" (")[0]
+    assert shlex.split(named)[0] == "--gpus"
+    assert fit("qwen3-8b", *shlex.split(named)).exit_code == 0
+    assert "tokens/s" not in shown  # how fast it would be, if it could be
 
 
 def test_a_slow_network_says_what_is_faster() -> None:
