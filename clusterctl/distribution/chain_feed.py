@@ -124,7 +124,7 @@ class Feed:
         self._throttle.take(count)
 
     def passed(self, count: int) -> None:
-        """So many bytes went to a relay."""
+        """So many bytes go to a relay now."""
         with self._lock:
             self.sent += count
             self._failing = self._failure = None

@@ -163,8 +163,9 @@ class FeedLine:
             self._send(number, frames.FAILED, self._feed.note_failure(item).encode())
         else:
             self._feed.await_turn(len(item))
-            self._send(number, frames.DATA, item)
+            # Counted first: a host that has its last byte may be done before this thread goes on.
             self._feed.passed(len(item))
+            self._send(number, frames.DATA, item)
 
     def _chosen(self) -> _Stream | None:
         ready = [stream for stream in self._streams.values() if stream.ready]
