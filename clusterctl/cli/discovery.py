@@ -13,7 +13,7 @@ from clusterctl.errors import UsageError
 from clusterctl.inventory.load import load
 from clusterctl.ray_cluster.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
-from clusterctl.reporting.text import columns, count
+from clusterctl.reporting.text import columns, count, each_below_itself, line_width
 from clusterctl.transport.offered_key import OfferedKey
 from clusterctl.workflows.host_words import named_hosts
 from clusterctl.workflows.init import Found, Wishes, run
@@ -92,8 +92,8 @@ def decide(question: Undecided, progress: Progress) -> Option | None:
 def deliver(wishes: Wishes, found: Found, output: Path) -> None:
     """Write the inventory, or print it; what is doubtful goes to stderr."""
     text = inventory_text(wishes, found)
-    for doubt in found.doubts:
-        print(f"note: {doubt}", file=sys.stderr)
+    for line in each_below_itself("note: ", found.doubts, line_width(sys.stderr)):
+        print(line, file=sys.stderr)
     if output == STDOUT:
         print(text, end="")
         return
