@@ -107,7 +107,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=self.theirs,
             text=True,
-            start_new_session=True,  # no controlling terminal: getpass asks on stdin and stderr
+            start_new_session=True,  # no controlling terminal: asked for on stdin and stderr
             cwd=Path(__file__).parents[3],
         )
 
