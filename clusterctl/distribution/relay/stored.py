@@ -1,5 +1,6 @@
 """A blob on this host while it arrives: which bytes are there, and who waits for more."""
 
+import contextlib
 import os
 import threading
 from typing import List, Optional
@@ -61,6 +62,7 @@ class Stored:
         self.wanted = False
         self.fault = ""
         """Why this host cannot hold it: no space, no permission."""
+        self._file: Optional[int] = None
 
     @property
     def part(self) -> str:
@@ -86,6 +88,8 @@ class Stored:
         with self.changed:
             if segment.round != turn:
                 raise Restarted
+            if self._file is not None:
+                return os.dup(self._file)
             return os.open(self.path if self.complete else self.part, os.O_RDONLY | os.O_CLOEXEC)
 
     def claim(self, segment: Segment) -> bool:
@@ -124,7 +128,11 @@ class Stored:
             return all(each.done for each in self.segments)
 
     def completed(self) -> None:
+        """All of it is at `path`. It is kept open: a model that is whole here is put in its place,
+        and one that it replaces removed, while slower hosts still read these files."""
         with self.changed:
+            with contextlib.suppress(OSError):
+                self._file = _kept_open(self.path)
             for segment in self.segments:
                 segment.have, segment.done = segment.size, True
             self.complete = True
@@ -153,6 +161,15 @@ class Stored:
     def _settled(self, segment: Segment, position: int, turn: int) -> bool:
         arrived = segment.start + segment.visible > position
         return arrived or segment.round != turn or bool(self.fault)
+
+
+def _kept_open(path: str) -> Optional[int]:
+    """None where so many are open that other work would soon lack descriptors."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if descriptor < os.sysconf("SC_OPEN_MAX") // 2:  # they are numbered from below
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 class Restarted(Exception):

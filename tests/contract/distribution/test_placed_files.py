@@ -87,6 +87,27 @@ def test_a_file_that_is_there_already_is_checked_and_kept(bench: Bench, place_of
     assert path.stat().st_ino == inode
 
 
+def test_files_that_are_moved_are_still_passed_on(bench: Bench, place_of: PlaceOf) -> None:
+    """A host that has its whole model puts it in place while slower hosts still read there."""
+    blobs = [bench.source.add(size) for size in (PIECE + 5, 300)]
+    before = bench.source.add(MIB)
+    had = bench.folder / "had"
+    had.write_bytes(bench.source.data[before.digest])
+    staged = bench.folder / "staged"
+    places = {
+        blob.digest: place_of(staged / blob.hex, bench.source.data[blob.digest], PIECE)
+        for blob in blobs
+    }
+    first = bench.link(1, places=places, origin={before.digest: str(had)})
+
+    with bench.chain([first, bench.link(2)], [*blobs, before]) as chain:
+        bench.bring(chain, ["h1"], blobs)
+        staged.rename(bench.folder / "model")
+        had.unlink()
+        bench.bring(chain, ["h2"], [*blobs, before])
+        assert chain.sent == sum(blob.size for blob in blobs)
+
+
 def test_two_relays_do_not_write_one_file(bench: Bench) -> None:
     """A session that hangs may leave its relay behind for a while."""
     blob = bench.source.add(4 * MIB)
