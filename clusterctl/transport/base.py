@@ -8,6 +8,7 @@ connection by default (MaxSessions), and less on hardened hosts. TCP channels do
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -16,6 +17,9 @@ from clusterctl.inventory.model import Host
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a command may take when its caller says nothing else."""
+
+END_LIMIT = 5.0
+"""Seconds from the end of a command's output to its own."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,14 @@ class Channel(Protocol):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+
+def last_words(channel: Channel) -> str:
+    """The end of stderr of a command whose output has ended; it comes another way than that, and
+    may come later."""
+    with suppress(TimeoutError):
+        channel.wait(END_LIMIT)
+    return channel.stderr_tail().strip()
 
 
 def lines(channel: Channel) -> Iterator[str]:

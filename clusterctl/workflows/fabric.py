@@ -33,7 +33,7 @@ from clusterctl.ray_cluster.environment import node_environment
 from clusterctl.ray_cluster.fabric import FabricVerdict, judge
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
 from clusterctl.ray_cluster.topology import Topology
-from clusterctl.transport.base import Channel, Transport
+from clusterctl.transport.base import Channel, Transport, last_words
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.workflows.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.workflows.prepared import Cluster
@@ -213,7 +213,7 @@ def _silent(last: str, ground: FabricGround) -> ClusterctlError:
 
 def _no_report(channel: Channel, ground: FabricGround) -> ClusterctlError:
     host = ground.head.host.name
-    said = channel.stderr_tail().strip()
+    said = last_words(channel)
     if "can't open file" in said:
         return RequirementsNotMet(
             "its container is of another version of clusterctl, which has no fabric gate",

@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.facts.pairs.model import Clock
-from clusterctl.transport.base import Transport, lines
+from clusterctl.transport.base import Transport, last_words, lines
 
 _PACKAGE = "clusterctl.facts.pairs"
 _PARTS = ("host_listen", "host_ways", "host_main")
@@ -68,7 +68,7 @@ class Post:
                 "the proof of its ways to the others ended early",
                 host=self._host,
                 hint=f"clusterctl exec --limit {self._host} -- python3 --version",
-                detail=self._channel.stderr_tail().strip()[-2000:] or None,
+                detail=last_words(self._channel)[-2000:] or None,
             )
         with _PARSING:
             return ast.literal_eval(answer)

@@ -14,7 +14,7 @@ from clusterctl.distribution.content import Blob
 from clusterctl.distribution.relay import frames
 from clusterctl.errors import ConnectionFailed
 
-SOON = 10.0
+SOON = 60.0
 """Seconds within which a thread does what it has to."""
 
 BASE, TOP = (Blob(f"sha256:{letter * 64}", AHEAD * PIECE) for letter in "ab")

@@ -22,7 +22,7 @@ from clusterctl.errors import ConnectionFailed, Interrupted, Problems, StepFaile
 from tests.unit.engine.switch import Record, Switch, views
 
 HOSTS = ("gpu1", "gpu2")
-WAIT = 10.0
+WAIT = 60.0
 """Seconds after which a test that waits for a thread has failed."""
 
 
