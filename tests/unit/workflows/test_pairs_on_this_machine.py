@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.errors import CommandFailed
 from clusterctl.facts.model import HostFacts
+from clusterctl.facts.pairs import orders
 from clusterctl.facts.pairs.judgement import problems
 from clusterctl.facts.pairs.model import Seen
 from clusterctl.facts.pairs.post import Post
@@ -74,6 +75,14 @@ def seen(**changes: object) -> Seen:
         )
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Throughput is measured for longer than a busy machine keeps a program waiting."""
+    monkeypatch.setattr(orders, "WINDOW", 2.5)
+    monkeypatch.setattr(orders, "SLOT", 3.0)
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_two_hosts_try_everything_both_ways() -> None:
     found = seen()
     assert found.unproven == {}
@@ -86,7 +95,7 @@ def test_two_hosts_try_everything_both_ways() -> None:
             assert way.echo is not None
             assert None not in way.echo.values()
     assert 26379 in found.ways[1].tcp
-    assert all(abs(clock.offset) < 0.5 for clock in found.clocks.values())
+    assert all(abs(clock.offset) <= clock.error + 0.01 for clock in found.clocks.values())
 
 
 def test_the_loopback_is_found_out() -> None:
