@@ -45,6 +45,14 @@ def resolve(name: str, models_dir: str) -> Model:
     raise _unknown(name)
 
 
+def did_you_mean(name: str) -> str:
+    """`; did you mean X or Y?` for the nearest names of the catalogue, or nothing."""
+    names = {alias: entry.alias for entry in CATALOGUE for alias in entry.names}
+    close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=0.5)
+    near = dict.fromkeys(names[alias] for alias in close)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def hub_candidates(models_dir: str, hub_id: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Where people keep a model of the Hub: cloned under its own name, with the organisation
     above it, under one of `names`, or in a Hugging Face cache (its `snapshots` are looked
@@ -77,15 +85,7 @@ def _unknown(name: str) -> UsageError:
             f"{name} is neither a Hub id (organisation/name) nor an absolute path",
             hint="give the path from the root, as the hosts see it: /data/models/NAME",
         )
-    near = _nearest(name)
-    guess = f"; did you mean {' or '.join(near)}?" if near else ""
     return UsageError(
-        f"no model is called {name}{guess}",
+        f"no model is called {name}{did_you_mean(name)}",
         hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
     )
-
-
-def _nearest(name: str) -> list[str]:
-    names = {alias: entry.alias for entry in CATALOGUE for alias in entry.names}
-    close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=0.5)
-    return list(dict.fromkeys(names[alias] for alias in close))

@@ -192,5 +192,5 @@ def _checked(
         reason = str(refused)
         wanted = "a number" if reason.startswith(("could not", "invalid literal")) else reason
         kind = UnknownValue if isinstance(refused, _NotListedError) else UsageError
-        errors.append(kind(f"{flag} {text}: vLLM wants {wanted}", hint=f"{flag} VALUE"))
+        errors.append(kind(f"{flag} {text}: vLLM wants {wanted}", hint="vllm serve --help"))
         return None

@@ -24,6 +24,7 @@ from clusterctl.serving.fit.rules import Rules, rules_for
 from clusterctl.serving.fit.shape import ModelShape
 from clusterctl.serving.fit.speed import NETWORK, Link, Speed, speed_of
 from clusterctl.serving.fit.weights import Stage, weight_bytes
+from clusterctl.serving.model_name import did_you_mean
 from clusterctl.serving.vllm_flags import Argument, parse_arguments
 
 _CHECKPOINT_TOLERANCE = 0.02
@@ -142,7 +143,7 @@ def load_shape(model: str | Path) -> ModelShape:
     path = Path(name)
     if not path.exists():
         raise UsageError(
-            f"no figures of {name!r} are known, and there is no such path",
+            f"no figures of {name} are known, and there is no such path{did_you_mean(name)}",
             hint=f"give a directory with config.json, or one of: {', '.join(known_models())}",
         )
     shape = describe(read_config(path), path.resolve().name)

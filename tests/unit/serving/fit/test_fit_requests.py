@@ -192,6 +192,11 @@ def test_models_without_figures_or_files(model: str) -> None:
     assert "qwen3-8b" in (caught.value.hint or "")
 
 
+def test_the_nearest_names_are_offered() -> None:
+    with pytest.raises(UsageError, match=r"did you mean qwen3-8b or"):
+        fit_request("qwen3-9b", gpus="H100")
+
+
 @pytest.mark.parametrize("hosts", [0, -1, 5000])
 def test_numbers_of_hosts_that_make_no_sense(hosts: int) -> None:
     with pytest.raises(UsageError):
