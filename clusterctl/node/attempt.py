@@ -18,6 +18,9 @@ from clusterctl.node.timing import Timing
 ARGPARSE_STATUS = 2
 """What argparse, and so `vllm serve`, ends with when it refuses its arguments."""
 
+REFUSAL_LIMIT = 10.0
+"""Seconds for its words on that. Nothing else is running yet that could hold its output open."""
+
 
 class Attempt:
     """Begins with the process. Raises OSError when it cannot be started."""
@@ -78,9 +81,10 @@ class Attempt:
 
     def refused_its_arguments(self) -> bool:
         """It can never start with this document: trying again changes nothing."""
-        return self._child.exit_status() == ARGPARSE_STATUS and any(
-            "error: " in line for line in self.last_lines()
-        )
+        if self._child.exit_status() != ARGPARSE_STATUS:
+            return False
+        self._child.settle(REFUSAL_LIMIT)
+        return any("error: " in line for line in self.last_lines())
 
     def last_lines(self) -> List[str]:
         self._child.settle()

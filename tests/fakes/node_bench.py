@@ -190,6 +190,11 @@ class Bench:
         entries = [json.loads(line) for line in _whole_lines(self.paths.journal)]
         return [entry["event"] for entry in entries if entry["subject"] == subject]
 
+    def log(self, name: str = "chat") -> str:
+        """What is in the log of a service so far."""
+        path = self.paths.log(name)
+        return path.read_text() if path.exists() else ""
+
     def starts(self, program: str) -> list[dict[str, Any]]:
         """What every start of a fake program saw: argv, env, pid."""
         return [json.loads(line) for line in _whole_lines(self.root / f"{program}.starts")]

@@ -31,9 +31,8 @@ def test_a_service_becomes_ready_by_a_real_completion(bench: Bench) -> None:
     assert ready.ready_seconds > 0
     events = [event for event in bench.events("chat") if event != "waiting"]
     assert events == ["starting", "loading", "ready"]
-    log = bench.paths.log("chat")
-    await_value(lambda: "KV cache size" in log.read_text(), "the last line of its log")
-    assert log.read_text().count("KV cache size") == 1
+    await_value(lambda: "KV cache size" in bench.log(), "the last line of its log")
+    assert bench.log().count("KV cache size") == 1
 
 
 def test_its_process_has_the_environment_of_node_and_service_and_the_key(bench: Bench) -> None:
@@ -45,6 +44,7 @@ def test_its_process_has_the_environment_of_node_and_service_and_the_key(bench: 
     assert env["NODE_VARIABLE"] == "from-the-node"
     assert env["SERVICE_VARIABLE"] == "from-the-service"
     assert env["VLLM_API_KEY"] == "secret-key"
+    await_value(lambda: "KV cache size" in bench.log(), "the last line of its log")
     for file in (bench.paths.state, bench.paths.journal, bench.paths.log("chat")):
         assert "secret-key" not in file.read_text()
 
