@@ -15,6 +15,7 @@ from pathlib import Path
 
 from clusterctl.inventory.model import Host, Ssh
 from clusterctl.transport.base import Transport
+from tests.fakes.ports import port_of, reserved
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 START_LIMIT = 60.0
@@ -70,13 +71,6 @@ def make_key(path: Path, key_type: str = "ed25519", passphrase: str = "") -> Pat
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def has_ipv6() -> bool:
     try:
         with socket.socket(socket.AF_INET6) as probe:
@@ -95,29 +89,30 @@ def running_sshd(
     home = folder / "home"
     home.mkdir(parents=True)
     home.chmod(0o755)
-    port = free_port()
     keys = folder / "authorized_keys"
     keys.write_text(Path(f"{client_key}.pub").read_text())
     keys.chmod(0o644)
-    lines = [_CONFIG.format(port=port, keys=keys, home=home)]
     host_keys = [make_key(folder / f"host_{kind}", kind) for kind in ("ed25519", "ecdsa")]
+    held = reserved()
+    port = port_of(held)
+    lines = [_CONFIG.format(port=port, keys=keys, home=home)]
     lines += [f"HostKey {key}\n" for key in host_keys]
     lines += [f"{name} {value}\n" for name, value in (options or {}).items()]
     # sshd takes the first value it reads for a keyword
     (folder / "sshd_config").write_text("".join(reversed(lines)))
-    with (folder / "sshd.log").open("wb") as log:
+    with held, (folder / "sshd.log").open("wb") as log:
         process = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
         )
-    try:
-        _wait_for(port, process, folder / "sshd.log")
-        yield Sshd(folder, port, client_key, process, home)
-    finally:
-        kill_tree(process.pid)
-        process.wait()
+        try:
+            _wait_for(port, process, folder / "sshd.log")
+            yield Sshd(folder, port, client_key, process, home)
+        finally:
+            kill_tree(process.pid)
+            process.wait()
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
