@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -157,6 +157,11 @@ class Chain:
                 detail=keeper.progress().waiting,
             )
         return {digest: keeper.paths[digest] for digest in digests}
+
+    def relocate(self, host: str, paths: Mapping[str, str]) -> None:
+        """What came to `host` is at `paths` now, by digest. Its relay goes on with what it has
+        open; one that is started again there finds the files."""
+        self._keepers[host].relocate(paths)
 
     def problem(self, host: str) -> ClusterctlError | None:
         """Why nothing more arrives on `host`, when that is known; for who waits for its engine."""

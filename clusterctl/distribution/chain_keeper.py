@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from clusterctl.distribution import chain_relay
 from clusterctl.distribution.chain_courier import Courier
@@ -92,6 +93,12 @@ class Keeper:
             self._wanted += new
             if new:
                 self._tell(self._want(new))
+
+    def relocate(self, paths: Mapping[str, str]) -> None:
+        """The next relay finds these blobs at `paths`, by digest, and fetches none of them."""
+        with self._telling:
+            self.link = replace(self.link, places={}, origin={**self.link.origin, **paths})
+            self._wanted = [digest for digest in self._wanted if digest not in paths]
 
     def progress(self) -> Progress:
         return self._tally.progress(lost=self.lost is not None)

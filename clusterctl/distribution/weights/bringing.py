@@ -62,6 +62,7 @@ class Bringing:
             self._fetch(name, found)
         view.say("putting it in place")
         placing.settle(view.transport, self._supply.final, self._terms.directory)
+        self._chain.relocate(name, placing.settled(self._supply.final, self._terms.directory))
         with self._lock:
             self._arrived.add(name)
 

@@ -29,6 +29,12 @@ def places(manifest: Manifest, directory: str) -> dict[str, Place]:
     }
 
 
+def settled(manifest: Manifest, directory: str) -> dict[str, str]:
+    """Where each content is once the tree is in place, by digest."""
+    final = f"{directory}/{manifest.name}"
+    return {file.blob.digest: f"{final}/{file.path}" for file in manifest.files}
+
+
 def origin(found: Need) -> dict[str, str]:
     """What the host has already and passes on, by digest."""
     return {f"sha256:{digest}": path for digest, path in found.linked.items()}

@@ -108,6 +108,24 @@ def test_files_that_are_moved_are_still_passed_on(bench: Bench, place_of: PlaceO
         assert chain.sent == sum(blob.size for blob in blobs)
 
 
+def test_a_relay_that_is_started_again_finds_what_was_moved(
+    bench: Bench, place_of: PlaceOf
+) -> None:
+    blob = bench.source.add(PIECE + 5)
+    staged, model = bench.folder / "staged", bench.folder / "model"
+    place = place_of(staged / "weights", bench.source.data[blob.digest], PIECE)
+    first = bench.link(1, places={blob.digest: place})
+
+    with bench.chain([first, bench.link(2)], [blob]) as chain:
+        bench.bring(chain, ["h1"], [blob])
+        staged.rename(model)
+        chain.relocate("h1", {blob.digest: str(model / "weights")})
+        os.kill(bench.pid(1), signal.SIGKILL)
+        bench.bring(chain, ["h2"], [blob])
+        assert chain.sent == blob.size
+    assert not staged.exists()
+
+
 def test_two_relays_do_not_write_one_file(bench: Bench) -> None:
     """A session that hangs may leave its relay behind for a while."""
     blob = bench.source.add(4 * MIB)
