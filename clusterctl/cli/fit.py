@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options
+from clusterctl.cli import completion, options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ _Probe = Annotated[
 _Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="Alias, Hub id, a directory with config.json, or that file."
+        metavar="MODEL",
+        help="Alias, Hub id, a directory with config.json, or that file.",
+        autocompletion=completion.models,
     ),
 ]
 _Arguments = Annotated[

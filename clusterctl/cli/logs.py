@@ -8,10 +8,17 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli import options
+from clusterctl.cli import completion, options
 from clusterctl.cli.guard import guarded
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.reporting.error_view import error_lines
+
+_Limit = Annotated[
+    str | None,
+    typer.Option(
+        "--limit", "--host", metavar="HOSTS", help=options.LIMIT, autocompletion=completion.hosts
+    ),
+]
 
 
 @guarded
@@ -21,9 +28,7 @@ def logs(
         typer.Argument(metavar="NAME", help="A service, or `ray`; default: the supervisors."),
     ] = None,
     inventory: options.Inventory = None,
-    limit: Annotated[
-        str | None, typer.Option("--limit", "--host", metavar="HOSTS", help=options.LIMIT)
-    ] = None,
+    limit: _Limit = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines per host.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options
+from clusterctl.cli import completion, options
 from clusterctl.cli.guard import guarded
 from clusterctl.cli.moving import Flags, Move, Words, move
 from clusterctl.cli.program import Commands
@@ -125,14 +125,26 @@ _Include = Annotated[
 ]
 _On = Annotated[
     str | None,
-    typer.Option("--on", metavar="HOST", help="Host that downloads; default: this machine."),
+    typer.Option(
+        "--on",
+        metavar="HOST",
+        help="Host that downloads; default: this machine.",
+        autocompletion=completion.hosts,
+    ),
 ]
 
 
 @app.command("pull")
 @guarded
 def pull(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, or ORGANISATION/NAME.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Alias, or ORGANISATION/NAME.",
+            autocompletion=completion.models,
+        ),
+    ],
     source: _Source = "hf",
     revision: _Revision = None,
     name: _Name = None,

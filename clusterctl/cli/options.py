@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from clusterctl.cli import completion
+
 Inventory = Annotated[
     Path | None,
     typer.Option(
@@ -21,7 +23,10 @@ InventoryFile = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="Inventory; the same as -i FILE.")
 ]
 LIMIT = "Only these hosts: names, globs, ranges, label=value, !name."
-Limit = Annotated[str | None, typer.Option("--limit", metavar="HOSTS", help=LIMIT)]
+Limit = Annotated[
+    str | None,
+    typer.Option("--limit", metavar="HOSTS", help=LIMIT, autocompletion=completion.hosts),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; go on.")]
 DryRun = Annotated[

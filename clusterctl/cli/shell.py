@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options
+from clusterctl.cli import completion, options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 @guarded
 def ssh(
-    host: Annotated[str, typer.Argument(metavar="HOST", help="Name of a host in the inventory.")],
+    host: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST",
+            help="Name of a host in the inventory.",
+            autocompletion=completion.hosts,
+        ),
+    ],
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="COMMAND", help="Run this instead of a shell."),
