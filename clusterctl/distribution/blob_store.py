@@ -149,6 +149,7 @@ class BlobStore:
     @contextmanager
     def _writing(self, blob: Blob, arrived: Arrived) -> Iterator[BinaryIO | None]:
         """The part file, locked; None once the blob is there, from whomever it came."""
+        self._begin_use()
         part = self.part(blob.digest)
         part.parent.mkdir(parents=True, exist_ok=True)
         watch = _Watch(blob, part)

@@ -61,10 +61,19 @@ class Bringing:
         if found.brought:
             self._fetch(name, found)
         view.say("putting it in place")
-        placing.settle(view.transport, self._supply.final, self._terms.directory)
-        self._chain.relocate(name, placing.settled(self._supply.final, self._terms.directory))
+        self._settle(view)
         with self._lock:
             self._arrived.add(name)
+
+    def _settle(self, view: HostView) -> None:
+        """Nothing is fetched to the host from here on, whatever becomes of its relay meanwhile:
+        that would make a second copy which nobody puts in place."""
+        name, directory = view.host.name, self._terms.directory
+        places = placing.places(self._supply.manifest, directory)
+        final = self._supply.final
+        self._chain.relocate(name, {digest: place.path for digest, place in places.items()})
+        placing.settle(view.transport, final, directory)
+        self._chain.relocate(name, placing.settled(final, directory))
 
     @property
     def sent(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.distribution.weights import placing
 from clusterctl.distribution.weights.arriving import Arriving
 from clusterctl.distribution.weights.download import Downloads
 from clusterctl.distribution.weights.hub import needed
 from clusterctl.distribution.weights.hub_access import Access
 from clusterctl.distribution.weights.huggingface import HuggingFace
-from clusterctl.distribution.weights.manifest import FILE_NAME, parse
+from clusterctl.distribution.weights.manifest import FILE_NAME, Manifest, parse
 from clusterctl.distribution.weights.supply import Supply
 from clusterctl.distribution.weights.web import OperatorWeb
 from clusterctl.engine.events import Event, StepProgress
@@ -25,7 +28,9 @@ from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
+from clusterctl.transport.base import Transport
 from tests.contract.distribution.hosts_here import Cluster
+from tests.contract.transport.sshd import eventually
 from tests.fakes.hubs import FakeHubs, running_hubs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts directories")
@@ -105,6 +110,29 @@ def test_a_new_version_sends_what_is_new_and_replaces_the_tree(
     _, sent = cluster.push(supply)
     assert sent == (model / "config.json").stat().st_size
     assert all(same(model, cluster.own(name) / "Tiny-1B") for name in cluster.views)
+
+
+def test_a_relay_that_dies_while_the_model_is_put_in_place_brings_no_second_copy(
+    cluster: Cluster, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, supply = placing.settle, cluster.supply(model)
+
+    def settle_and_kill(transport: Transport, manifest: Manifest, directory: str) -> None:
+        settle(transport, manifest, directory)
+        name = transport.host.name
+        before = cluster.relay(name)
+        assert before
+        os.kill(before, signal.SIGKILL)
+        assert eventually(lambda: cluster.relay(name) not in (None, before))
+        time.sleep(1.0)  # for what it might begin to fetch
+
+    monkeypatch.setattr(placing, "settle", settle_and_kill)
+    outcome, sent = cluster.push(supply)
+    assert (outcome.changed, dict(outcome.set_aside)) == (3, {})
+    assert sent == sum(blob.size for blob in supply.manifest.blobs)
+    for name in cluster.views:
+        assert same(model, cluster.own(name) / "Tiny-1B")
+        assert list((cluster.own(name) / ".clusterctl-incoming").iterdir()) == []
 
 
 def test_what_was_left_on_one_host_goes_while_another_gets_the_model(
