@@ -178,7 +178,7 @@ def _reads_whole(launch: Launch, shape: Shape | None) -> bool:
     """A text may have to fit into one step: vLLM refuses fewer tokens than --max-model-len for an
     encoder and for a decoder that embeds by the mean of a text, and takes enough by itself."""
     pools = last_value(launch.request.given, "runner") == "pooling"
-    return pools or bool(shape and shape.encoder)
+    return pools or bool(shape and shape.both_ways)
 
 
 def _given(launch: Launch, name: str, otherwise: int) -> int:

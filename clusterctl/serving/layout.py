@@ -99,7 +99,7 @@ def _choose(
     """The smallest layout that fits, when memory is known; else one GPU for an encoder, and all
     for others."""
     if shape and shape.encoder:
-        return 1, 1, "an encoder is small, and vLLM cuts most of them into no stages"
+        return 1, 1, "an encoder is small, and vLLM cuts it into no stages"
     offered = [host for host in gpus if host.free]
     most = max((host.free for host in offered), default=1)
     sizes = tensor_sizes(shape, most)

@@ -22,48 +22,57 @@ class Shape:
     """Takes images, audio or video too."""
     encoder: bool = False
     """As `is_encoder`."""
+    both_ways: bool = False
+    """As `reads_both_ways`."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
     """The shape that a parsed config.json describes; None where it has no attention heads.
 
     Models with vision or audio keep the text part under `text_config` (Gemma 4, Llama 4),
-    `llm_config` or `language_config`.
+    `llm_config` or `language_config`; `n_head` and its like are GPT-2's words, and nomic-embed's.
     """
     text = _text_part(config)
-    heads = text.get("num_attention_heads")
-    layers = text.get("num_hidden_layers")
+    heads = text.get("num_attention_heads") or text.get("n_head")
+    layers = text.get("num_hidden_layers") or text.get("n_layer")
     if not isinstance(heads, int) or not isinstance(layers, int):
         return None
-    context = text.get("max_position_embeddings")
+    context = text.get("max_position_embeddings") or text.get("n_positions")
     multimodal = any(config.get(key) for key in ("vision_config", "audio_config"))
     return Shape(
-        heads, _kv_heads(text, heads), layers, context or None, multimodal, is_encoder(config)
+        heads,
+        _kv_heads(text, heads),
+        layers,
+        context or None,
+        multimodal,
+        encoder=is_encoder(config),
+        both_ways=reads_both_ways(config),
     )
 
 
-_ENCODERS = (
-    "Model",
-    "ForMaskedLM",
-    "ForPreTraining",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForTextEncoding",
-)
-_GENERATING = ("LMHeadModel", "ChatModel")
+_ENCODERS = ("bert", "gtemodel", "gtenew")
+"""What the class names of BERT and its kin hold in vLLM: XLMRobertaModel, NomicBertModel,
+SnowflakeGteNewModel."""
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether the model reads both ways, as BERT and its kin: it takes a text whole, in one step,
-    and keeps no KV cache. A decoder that embeds has key/value heads, and may say that it reads
-    both ways all the same."""
-    text, names = _text_part(config), config.get("architectures")
+    """Whether the model is of BERT's kin: it generates nothing and keeps no KV cache."""
+    return any(word in _architecture(config).lower() for word in _ENCODERS)
+
+
+def reads_both_ways(config: Mapping[str, Any]) -> bool:
+    """Whether the model takes a text whole, in one step: an encoder, or a decoder that was made
+    one to embed (gte-Qwen2, EmbeddingGemma, the Bidirectional classes of vLLM)."""
+    text = _text_part(config)
     # Gemma 4 has "vision" there: it reads images both ways, and generates.
-    if text.get("is_causal") is False or text.get("use_bidirectional_attention") in (True, "all"):
-        return True
-    name = str(names[0]) if isinstance(names, list) and names else ""
-    encodes = name.endswith(_ENCODERS) and not name.endswith(_GENERATING)
-    return encodes and "num_key_value_heads" not in text
+    told = text.get("use_bidirectional_attention") in (True, "all")
+    made_so = told or text.get("is_causal") is False or "Bidirectional" in _architecture(config)
+    return made_so or is_encoder(config)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def read_shape(config_json: str) -> Shape | None:

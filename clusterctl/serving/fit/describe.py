@@ -18,6 +18,7 @@ from clusterctl.serving.fit.shape import (
     ModelShape,
     Tower,
 )
+from clusterctl.serving.shape import reads_both_ways
 
 Config = Mapping[str, Any]
 
@@ -57,10 +58,10 @@ def describe(config: Config, name: str = "") -> ModelShape:
     guessed is listed in `assumptions`. Raises UsageError, naming every key that is missing or is
     not a positive number, when too little is there to count weights at all; and for an encoder.
     """
-    text = _text_part(config)
-    _require(text)
     architecture = _architecture(config)
     require_decoder(config, architecture)
+    text = _text_part(config)
+    _require(text)
     family = family_of(architecture)
     assumptions = [] if family else [_unknown(architecture)]
     traits = family or plain_family()
@@ -148,6 +149,8 @@ def _assumptions(config: Config, text: Config, layers: Sequence[Layer]) -> list[
         found.append(f"quantisation {stored.method!r} is counted by its bits alone")
     if config.get("audio_config"):
         found.append("the audio encoder is not counted")
+    if reads_both_ways(config):
+        found.append("it reads a text both ways: the KV cache counted for it stays empty")
     if text.get("num_nextn_predict_layers"):
         found.append("the multi-token prediction layer is not loaded, as in vLLM by default")
     return found

@@ -141,7 +141,7 @@ def test_the_default_of_one_batch_limit_bends_to_the_other(
 
 
 def test_a_model_that_takes_a_text_whole_gets_no_smaller_step() -> None:
-    encoder = replace(launch(), shape=Shape(12, (12,), 12, 8192, encoder=True))
+    encoder = replace(launch(), shape=Shape(12, (12,), 12, 8192, both_ways=True))
 
     assert "--max-num-batched-tokens" not in serve_argv(encoder)
     assert "--max-num-batched-tokens" not in serve_argv(launch("--runner", "pooling"))

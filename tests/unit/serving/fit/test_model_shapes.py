@@ -228,29 +228,47 @@ BERT: dict[str, Any] = {
 }
 
 
+NOMIC: dict[str, Any] = {
+    "architectures": ["NomicBertModel"],
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": 3072,
+    "n_layer": 12,
+    "n_positions": 8192,
+    "vocab_size": 30528,
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"architectures": ["XLMRobertaForSequenceClassification"]},
-        {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "is_causal": False},
-        {
-            "architectures": ["Gemma3TextModel"],
-            "num_key_value_heads": 1,
-            "use_bidirectional_attention": True,
-        },
-    ],
+    "config",
+    [BERT, {**BERT, "architectures": ["XLMRobertaForSequenceClassification"]}, NOMIC],
 )
 def test_an_encoder_is_named_in_place_of_numbers_that_are_not_its_own(
-    changes: dict[str, Any],
+    config: dict[str, Any],
 ) -> None:
-    config = {**BERT, **changes}
-
     with pytest.raises(UsageError, match=f"{config['architectures'][0]} is an encoder"):
         describe(config)
     found = shape_of(config)
     assert found is not None
-    assert found.encoder
+    assert (found.encoder, found.both_ways, found.attention_heads) == (True, True, 12)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["Qwen2ForCausalLM"], "is_causal": False},
+        {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True},
+        {"architectures": ["LlamaBidirectionalModel"]},
+    ],
+)
+def test_a_decoder_that_was_made_an_encoder_is_planned_and_gets_its_text_whole(
+    changes: dict[str, Any],
+) -> None:
+    config = {**BERT, "num_key_value_heads": 4, **changes}
+    assert any("both ways" in note for note in describe(config).assumptions)
+    found = shape_of(config)
+    assert found is not None
+    assert (found.encoder, found.both_ways) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +277,12 @@ def test_an_encoder_is_named_in_place_of_numbers_that_are_not_its_own(
 def test_a_decoder_is_counted_whether_it_embeds_or_reads_images_both_ways(name: str) -> None:
     config = {**BERT, "architectures": [name], "num_key_value_heads": 4}
 
-    assert describe({**config, "use_bidirectional_attention": "vision"}).layers
+    shape = describe({**config, "use_bidirectional_attention": "vision"})
+    assert not any("both ways" in note for note in shape.assumptions)
 
 
-@pytest.mark.parametrize("name", ["QWenLMHeadModel", "OPTForCausalLM", "X"])
+@pytest.mark.parametrize(
+    "name", ["QWenLMHeadModel", "OPTForCausalLM", "ChatGLMModel", "AquilaModel", "X"]
+)
 def test_a_decoder_without_a_count_of_key_value_heads_is_no_encoder(name: str) -> None:
     assert describe({**BERT, "architectures": [name]}).layers
