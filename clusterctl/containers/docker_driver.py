@@ -7,7 +7,9 @@ import json
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import quote
 
 import requests
 from docker import APIClient
@@ -30,6 +32,9 @@ from clusterctl.transport.base import Channel, CommandResult, Transport
 ANSWER_LIMIT = 30.0
 """Seconds that the engine may take for an answer. Inspect and list take milliseconds on an
 engine that works; removing a container with much written to it takes the longest."""
+
+REMOVAL_LIMIT = 900.0
+"""Seconds for the removal of an image: tens of GiB in many small files, on a disk that is busy."""
 
 _URL = "http://docker:80"
 
@@ -181,8 +186,14 @@ class DockerDriver:
                 image_build.follow(answer.iter_lines(), say)
 
     def remove_image(self, reference: str) -> None:
-        with self._engine() as engine, contextlib.suppress(NotFound):
-            engine.remove_image(reference)
+        # Not docker-py's, which waits no longer than for any other answer.
+        with self._engine() as engine:
+            answer = engine.delete(
+                f"{_URL}/v{engine.api_version}/images/{quote(reference, safe='/:@')}",
+                timeout=max(self._limit, REMOVAL_LIMIT),
+            )
+            if not answer.ok and answer.status_code != HTTPStatus.NOT_FOUND:
+                raise engine_error(answer.json()["message"], self.host)
 
     def command(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
