@@ -57,7 +57,7 @@ SnowflakeGteNewModel."""
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Whether the model is of BERT's kin: it generates nothing and keeps no KV cache."""
-    return any(word in _architecture(config).lower() for word in _ENCODERS)
+    return any(word in architecture_of(config).lower() for word in _ENCODERS)
 
 
 def reads_both_ways(config: Mapping[str, Any]) -> bool:
@@ -66,11 +66,12 @@ def reads_both_ways(config: Mapping[str, Any]) -> bool:
     text = _text_part(config)
     # Gemma 4 has "vision" there: it reads images both ways, and generates.
     told = text.get("use_bidirectional_attention") in (True, "all")
-    made_so = told or text.get("is_causal") is False or "Bidirectional" in _architecture(config)
+    made_so = told or text.get("is_causal") is False or "Bidirectional" in architecture_of(config)
     return made_so or is_encoder(config)
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The name of its class; "" where config.json has none."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 

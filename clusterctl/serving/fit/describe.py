@@ -18,7 +18,7 @@ from clusterctl.serving.fit.shape import (
     ModelShape,
     Tower,
 )
-from clusterctl.serving.shape import reads_both_ways
+from clusterctl.serving.shape import architecture_of, reads_both_ways
 
 Config = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ def describe(config: Config, name: str = "") -> ModelShape:
     guessed is listed in `assumptions`. Raises UsageError, naming every key that is missing or is
     not a positive number, when too little is there to count weights at all; and for an encoder.
     """
-    architecture = _architecture(config)
+    architecture = architecture_of(config) or str(config.get("model_type") or "unknown")
     require_decoder(config, architecture)
     text = _text_part(config)
     _require(text)
@@ -120,13 +120,6 @@ def _count_or_nothing(value: object) -> bool:
 
 def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _architecture(config: Config) -> str:
-    names = config.get("architectures")
-    if isinstance(names, Sequence) and not isinstance(names, str) and names:
-        return str(names[0])
-    return str(config.get("model_type") or "unknown")
 
 
 def _unknown(architecture: str) -> str:
