@@ -181,8 +181,7 @@ class DockerDriver:
                 timeout=image_build.SILENCE_LIMIT,
             )
             with contextlib.closing(answer):
-                if not answer.ok:
-                    raise engine_error(json.loads(answer.content)["message"], self.host)
+                self._insist(answer)
                 image_build.follow(answer.iter_lines(), say)
 
     def remove_image(self, reference: str) -> None:
@@ -190,10 +189,10 @@ class DockerDriver:
         with self._engine() as engine:
             answer = engine.delete(
                 f"{_URL}/v{engine.api_version}/images/{quote(reference, safe='/:@')}",
-                timeout=max(self._limit, REMOVAL_LIMIT),
+                timeout=REMOVAL_LIMIT,
             )
-            if not answer.ok and answer.status_code != HTTPStatus.NOT_FOUND:
-                raise engine_error(answer.json()["message"], self.host)
+            if answer.status_code != HTTPStatus.NOT_FOUND:
+                self._insist(answer)
 
     def command(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
@@ -203,6 +202,11 @@ class DockerDriver:
 
     def open(self, argv: Sequence[str]) -> Channel:
         return self._transport.open_channel([*self._prefix, *argv], sudo=self._sudo)
+
+    def _insist(self, answer: requests.Response) -> None:
+        """Raises the error that an answer of the engine is."""
+        if not answer.ok:
+            raise engine_error(json.loads(answer.content)["message"], self.host)
 
     @contextlib.contextmanager
     def _engine(self) -> Iterator[Any]:
