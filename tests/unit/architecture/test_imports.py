@@ -104,13 +104,13 @@ def test_a_library_stays_behind_its_edge(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_sizes_and_words(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 300
+    assert len(text.splitlines()) <= 600
     assert path.stem not in {"utils", "helpers", "common", "manager"}
     assert "shell=True" not in text
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
-            assert length <= 50, f"{path.name}: {node.name} has {length} lines"
+            assert length <= 100, f"{path.name}: {node.name} has {length} lines"
 
 
 def test_help_loads_nothing_heavy() -> None:
