@@ -12,8 +12,10 @@ from clusterctl.node.tasks import COMPLETIONS, NOT_SERVED, TASKS, Task
 
 PROBE_TOKENS = 4
 
-
 PROBE_TEXT = "Hello"
+
+KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The second is the gauge's name in old releases, 0.7 and 0.8 among them."""
 
 
 class EndpointError(Exception):
@@ -130,7 +132,9 @@ def parse_metrics(text: str, counter: str = COMPLETIONS.counter) -> Metrics:
     return Metrics(
         running=sum(_series(text, "vllm:num_requests_running")),
         waiting=sum(_series(text, "vllm:num_requests_waiting")),
-        kv_cache_use=max(_series(text, "vllm:kv_cache_usage_perc"), default=0.0),
+        kv_cache_use=max(
+            (use for name in KV_CACHE_USE for use in _series(text, name)), default=0.0
+        ),
         tokens=sum(_series(text, counter)),
     )
 

@@ -145,6 +145,13 @@ MODEL = (
         "git lfs pull, or copy the model again",
     ),
     signature(
+        "offloaded-bitsandbytes",
+        r"has no attribute 'bnb_quant_state'",
+        "vLLM's V0 engine loses the scales of bitsandbytes weights that are offloaded to the CPU",
+        "leave out -- --cpu-offload-gb; vLLM 0.8 can keep it without what makes it fall back to "
+        "V0, such as --kv-cache-dtype fp8",
+    ),
+    signature(
         "architecture-unknown",
         r"Model architectures (?P<names>\[.*?\]) are not supported|does not recognize this "
         r"architecture",

@@ -54,6 +54,17 @@ vllm:generation_tokens_total{engine="0"} 1e+03
     assert parse_metrics("") == Metrics(0, 0, 0, 0)
 
 
+def test_the_use_of_the_kv_cache_under_the_name_of_old_releases() -> None:
+    text = """
+vllm:num_requests_running{model_name="m"} 1.0
+vllm:gpu_cache_usage_perc{model_name="m"} 0.125
+vllm:gpu_prefix_cache_hit_rate{model_name="m"} 0.9
+vllm:cpu_cache_usage_perc{model_name="m"} 0.5
+vllm:generation_tokens_total{model_name="m"} 40.0
+"""
+    assert parse_metrics(text) == Metrics(1, 0, 0.125, 40)
+
+
 def test_tokens_that_move_are_no_stall() -> None:
     progress = Progress(stall=10)
     for second in range(0, 100, 5):

@@ -72,6 +72,12 @@ INFO: Application startup complete.
             "/data/models/x",
         ),
         (
+            "ERROR 02-02 10:34:51 [engine.py:448] AttributeError: 'Tensor' object has no attribute "
+            "'bnb_quant_state'",
+            "offloaded-bitsandbytes",
+            "offloaded to the CPU",
+        ),
+        (
             "OSError: [Errno 98] Address already in use",
             "port-taken",
             "port",

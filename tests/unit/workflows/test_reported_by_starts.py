@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from clusterctl.errors import Unreachable
 from clusterctl.serving.fit.hardware import CPU, parse_gpus
-from clusterctl.serving.fit.log_lines import read_reported
+from clusterctl.serving.fit.log_lines import WANTED, read_reported
 from clusterctl.serving.fit.outcome import FitPlan
 from clusterctl.serving.fit.overheads import Measured
 from clusterctl.serving.fit.placement import Site
@@ -52,8 +53,15 @@ V0 = """\
 INFO 03-23 20:10:09 api_server.py:838] vLLM API server version 0.7.1
 INFO 03-23 20:10:29 model_runner.py:1116] Loading model weights took 14.2717 GB
 INFO worker.py:266] the rest of the memory reserved for KV Cache is 12.80GiB.
+INFO executor_base.py:111] # CUDA blocks: 14984, # CPU blocks: 4681
 INFO executor_base.py:116] Maximum concurrency for 2048 tokens per request: 117.06x
 INFO model_runner.py:1563] Graph capturing finished in 18 secs, took 0.80 GiB
+"""
+
+V0_LONG_BLOCKS = """\
+INFO api_server.py:840] args: Namespace(model='m', block_size=32)
+INFO executor_base.py:111] # CUDA blocks: 40269, # CPU blocks: 18724
+INFO executor_base.py:116] Maximum concurrency for 128 tokens per request: 10067.25x
 """
 
 CPU_LOG = """\
@@ -68,11 +76,12 @@ per request: 2.29x
     [
         (V1, Reported(13.72, 36.56, 0.42, 798_624, 11.99)),
         (RANKS, Reported(1.45, 8.60, None, 644_304, 5033.62)),
-        (V0, Reported(14.2717, 12.80, 0.80, None, 117.06)),
+        (V0, Reported(14.2717, 12.80, 0.80, 239_744, 117.06)),
+        (V0_LONG_BLOCKS, Reported(None, None, None, 40269 * 32, 10067.25)),
         (CPU_LOG, Reported(None, None, None, 74_880, 2.29)),
         ("", Reported()),
     ],
-    ids=["0.19", "ranks", "0.7", "cpu", "nothing"],
+    ids=["0.19", "ranks", "0.7", "0.7 long blocks", "cpu", "nothing"],
 )
 def test_figures_of_the_last_start(text: str, reported: Reported) -> None:
     assert read_reported(text) == reported
@@ -104,6 +113,22 @@ def test_prediction_and_report_stand_side_by_side() -> None:
     assert [one["name"] for one in outcome.to_json()] == ["kv_cache_tokens", "max_concurrency"]
     assert head.calls[0].argv[5] == "/var/log/clusterctl/lab/qwen.log"
     assert len(head.calls) == 1
+
+
+def test_an_old_release_has_its_kv_cache_beside_the_prediction_too() -> None:
+    """The log is read through the filter that the host reads it with."""
+    log = (
+        "INFO api_server.py:838] vLLM API server version 0.7.2\n"
+        "INFO executor_base.py:110] # CUDA blocks: 40269, # CPU blocks: 18724\n"
+        "INFO executor_base.py:115] Maximum concurrency for 128 tokens per request: 5033.62x\n"
+    )
+    read = "".join(line for line in log.splitlines(keepends=True) if re.search(WANTED, line))
+    head = FakeTransport()
+    head.on(starts("sh", "-c"), stdout=read)
+    plan = fit_request("qwen2.5-1.5b", gpus="RTX3090", tp=1, vllm="0.7.2").plan
+    outcome = outcome_of(head, "lab", "qwen", plan)
+    assert outcome is not None
+    assert "vLLM says 644,304" in outcome.sentence
 
 
 def test_a_difference_over_one_percent_is_said() -> None:
