@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from clusterctl.lab.hosts import host_by_name
 from clusterctl.lab.layout import lab_host
 from clusterctl.lab.local import run
 from clusterctl.lab.lock import exclusive
-from clusterctl.lab.mirror import server_argv
+from clusterctl.lab.mirror import server_argv, server_pids
 from clusterctl.lab.mounts import mount_points
 from clusterctl.lab.network import parse_rate
 from clusterctl.lab.nspawn import in_groups, nspawn_argv, nspawn_environment
@@ -54,6 +56,31 @@ def test_a_process_enters_its_groups_before_it_becomes_the_command(tmp_path: Pat
 def test_the_mirror_listens_on_the_bridge_alone() -> None:
     argv = server_argv(Path("/lab/mirror"))
     assert argv[argv.index("--bind") + 1] == "10.77.0.1"
+
+
+@pytest.mark.parametrize(
+    ("around", "ours"),
+    [
+        ([], True),
+        pytest.param(
+            ["unshare", "--net"],
+            False,
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="unshare needs root"),
+        ),
+    ],
+)
+def test_a_mirror_of_another_network_namespace_is_none_of_ours(
+    tmp_path: Path, around: list[str], ours: bool
+) -> None:
+    waits = "import sys; print(flush=True); sys.stdin.read()"
+    argv = [*around, sys.executable, "-c", waits, "http.server", "--directory", str(tmp_path)]
+    with subprocess.Popen(
+        [*argv, "8077"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert server_pids(tmp_path) == ((process.pid,) if ours else ())
+        process.communicate()
 
 
 @pytest.mark.parametrize(
