@@ -62,13 +62,13 @@ ensure_package_lists() {
 }
 
 make_venv() {
-    local stamp wanted extras=$1 python made source
+    local stamp wanted locked=$1 python made source
     stamp=.venv/.made-from
-    source=$(sha256sum pyproject.toml | cut -d' ' -f1)
-    wanted="$extras $source"
+    source=$(cat pyproject.toml requirements/*.txt | sha256sum | cut -d' ' -f1)
+    wanted="$locked $source"
     made=$(cat "$stamp" 2>/dev/null || true)
     # What the tests need includes what users need.
-    [ "$made" != "$wanted" ] && [ "$made" != "[dev] $source" ] || return 0
+    [ "$made" != "$wanted" ] && [ "$made" != "dev $source" ] || return 0
     python=$(find_python) || {
         install_packages python3 python3-venv
         python=$(find_python) || {
@@ -78,17 +78,19 @@ make_venv() {
     }
     say "making .venv with $python"
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extras"
+    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+    "${pip[@]}" --require-hashes --requirement "requirements/$locked.txt"
+    "${pip[@]}" --no-deps --editable .
     printf '%s' "$wanted" >"$stamp"
 }
 
 case "${1:-}" in
-    --lab) install_packages "${lab_packages[@]}"; ensure_package_lists; make_venv '' ;;
+    --lab) install_packages "${lab_packages[@]}"; ensure_package_lists; make_venv run ;;
     --tests)
         install_packages "${lab_packages[@]}" "${test_packages[@]}"
         ensure_package_lists
-        make_venv '[dev]'
+        make_venv dev
         ;;
-    '') make_venv '' ;;
+    '') make_venv run ;;
     *) say "usage: scripts/setup.sh [--lab | --tests]"; exit 2 ;;
 esac
