@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from clusterctl.errors import ClusterctlError, RayNotFormed, raise_all
+from clusterctl.errors import ClusterctlError, DoesNotFit, RayNotFormed, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.contract import breaches
@@ -15,7 +15,7 @@ from clusterctl.ray_cluster.topology import Topology, resolve
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.endpoint import Endpoint, base_url
 from clusterctl.serving.fit.request import FitReport
-from clusterctl.serving.layout import HostGpus, Layout
+from clusterctl.serving.layout import Layout
 from clusterctl.serving.location import Location, locate
 from clusterctl.serving.model_name import Model
 from clusterctl.serving.model_probe import look_for
@@ -28,6 +28,7 @@ from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.workflows.fit import UNDECIDED
 from clusterctl.workflows.fit_cluster import free_hardware, given_env, with_image_env
 from clusterctl.workflows.foretell import choose_layout, decide, foretell
+from clusterctl.workflows.gpu_holders import gpus_held
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,18 @@ def prepare(
     launch = _launch(inventory, request, model, topology, answers, state, declared, location)
     build_service(launch)  # flags that this vLLM does not know are told before all else
     own = declared.get(document_name(request, launch.served_names))
-    gpus = _free_gpus(topology, state, own)
+    held = gpus_held(topology, state, declared, own)
+    gpus = held.free
     hardware = free_hardware(inventory, topology, answers, gpus, state.vllm_version)
     if inventory.accelerator == "cpu":
         hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
     foretold = foretell(launch, model, location.config if location else None, hardware)
     same = own if own and own.argv[2:3] == [launch.model_argument] else None
-    layout = choose_layout(launch.shape, gpus, request, foretold.forecast, same)
+    try:
+        layout = choose_layout(launch.shape, gpus, request, foretold.forecast, same)
+    except DoesNotFit as error:
+        error.detail = error.detail or "\n".join(held.holders) or None
+        raise
     decided = decide(foretold, layout, same, given_env(inventory))
     document = build_service(replace(launch, layout=layout), env=decided.env)
     notes = (*_notes(layout, location, model), *decided.notes)
@@ -137,27 +143,6 @@ def _locate(
         head=inventory.head.name,
         models=inventory.models,
     )
-
-
-def _free_gpus(
-    topology: Topology, state: NodeState, own: ServiceDocument | None
-) -> Sequence[HostGpus]:
-    """GPUs per host that nothing holds, the head's first; a service that is replaced gives
-    its own back."""
-    back: dict[str, int] = {}
-    running = next((s for s in state.services if own and s.name == own.name), None)
-    for rank in running.ranks if running else ():
-        back[rank.host] = back.get(rank.host, 0) + 1
-    used = {node.name: node.gpus_used for node in state.nodes if node.alive}
-    nodes = sorted(topology.nodes, key=lambda node: node.role != "head")
-    return [
-        HostGpus(node.host, _free(node.gpus, used.get(node.host, 0), back.get(node.host, 0)))
-        for node in nodes
-    ]
-
-
-def _free(gpus: int, used: float, back: int) -> int:
-    return max(0, min(gpus, int(gpus - used) + back))
 
 
 def _api_address(inventory: Inventory, topology: Topology, answers: Mapping[str, Probe]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,13 +52,17 @@ class Cluster:
         )
 
     def prepare(
-        self, *args: str, tp: int | None = None, own: ServiceDocument | None = None
+        self,
+        *args: str,
+        tp: int | None = None,
+        own: ServiceDocument | None = None,
+        other: ServiceDocument | None = None,
     ) -> Prepared:
         request = read_request(
             Options("/data/models/qwen", tp, name="qwen"), (), parse_arguments(args)
         )
         model = resolve(request.model, self.inventory.models)
-        declared = {own.name: own} if own else {}
+        declared = {document.name: document for document in (own, other) if document}
         return prepare(
             self.inventory, request, model, self.transports, self.answers, self.state, declared
         )
@@ -90,6 +95,15 @@ def test_serving_again_gives_the_same_document() -> None:
     first = cluster.prepare()
     assert first.layout.ranks == 1
     assert cluster.prepare(own=first.document).document == first.document
+
+
+def test_a_declared_service_that_is_not_up_yet_is_named_where_it_leaves_too_few_gpus() -> None:
+    cluster = Cluster("nvidia")
+    other = replace(cluster.prepare(tp=1).document, name="big", port=8001)
+    with pytest.raises(DoesNotFit, match="1 free") as caught:
+        cluster.prepare(tp=2, other=other)
+    assert caught.value.detail == "service big (declared) holds 1 GPU"
+    assert cluster.prepare(tp=1, other=other).layout.hosts == ("gpu2",)
 
 
 def test_a_gpu_cluster_pays_no_further_round_trip() -> None:
