@@ -32,6 +32,6 @@ def _inventory(context: typer.Context) -> Path | None:
 
 def models(incomplete: str) -> list[str]:
     """Aliases of the catalogue."""
-    from clusterctl.serving.catalogue import CATALOGUE
+    from clusterctl.models.catalogue import CATALOGUE
 
     return [entry.alias for entry in CATALOGUE if entry.alias.startswith(incomplete)]

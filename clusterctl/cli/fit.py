@@ -14,8 +14,8 @@ from clusterctl.cli.guard import guarded
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.serving.fit.exact import Exact
-    from clusterctl.serving.fit.request import FitReport
+    from clusterctl.planning.exact import Exact
+    from clusterctl.planning.request import FitReport
     from clusterctl.workflows.fit import Asked
 
 

@@ -38,8 +38,8 @@ def ls(
 ) -> None:
     """List the models that have an alias, and which host has which."""
     from clusterctl.cli.model_view import catalogue_lines, holding_lines, listed_document
+    from clusterctl.models.catalogue import CATALOGUE
     from clusterctl.reporting.error_view import error_lines
-    from clusterctl.serving.catalogue import CATALOGUE
 
     if hub:
         print("\n".join(entry.hub_id for entry in CATALOGUE))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from clusterctl.models.catalogue import CATALOGUE, by_directory, by_hub_id
 from clusterctl.reporting.text import columns, size
-from clusterctl.serving.catalogue import CATALOGUE, by_directory, by_hub_id
 
 if TYPE_CHECKING:
     from clusterctl.distribution.weights.holdings import Holding

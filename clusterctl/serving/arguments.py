@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import raise_all
-from clusterctl.serving.catalogue import Entry
+from clusterctl.models.catalogue import Entry
+from clusterctl.models.counts import Shape
+from clusterctl.models.version import Version
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.port import FIRST_PORT
 from clusterctl.serving.release_flags import (
@@ -15,8 +17,6 @@ from clusterctl.serving.release_flags import (
     removed_flags,
 )
 from clusterctl.serving.request import Request
-from clusterctl.serving.shape import Shape
-from clusterctl.serving.version import Version
 from clusterctl.serving.vllm_flags import (
     Argument,
     drop_idle_negations,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
-from clusterctl.serving.shape import Shape
+from clusterctl.models.counts import Shape
 
 Fits = Callable[[int, int], bool]
 """Whether the model fits in memory with that TP and PP."""

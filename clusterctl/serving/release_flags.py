@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clusterctl.errors import UsageError
-from clusterctl.serving.version import Version, show_version
+from clusterctl.models.version import Version, show_version
 from clusterctl.serving.vllm_flags import Argument
 
 SHUTDOWN_TIMEOUT_SINCE: Version = (0, 18, 0)

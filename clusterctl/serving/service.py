@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
+from clusterctl.models.name import Model
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.arguments import SHUTDOWN_TIMEOUT, Launch, serve_argv
-from clusterctl.serving.model_name import Model
 from clusterctl.serving.request import Request, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
+from clusterctl.models.catalogue import Entry, by_alias, by_directory, by_hub_id
+from clusterctl.models.counts import Shape
+from clusterctl.models.shape import ModelShape
+from clusterctl.models.version import parse_version
+from clusterctl.planning.forecast import Forecast
+from clusterctl.planning.placement import Site
+from clusterctl.planning.request import FitReport, Question, answer, load_shape, sites_of
+from clusterctl.planning.speed import NETWORK, Link, parse_network
 from clusterctl.serving.arguments import Launch, engine_arguments
-from clusterctl.serving.catalogue import Entry, by_alias, by_directory, by_hub_id
-from clusterctl.serving.fit.forecast import Forecast
-from clusterctl.serving.fit.placement import Site
-from clusterctl.serving.fit.request import FitReport, Question, answer, load_shape, sites_of
-from clusterctl.serving.fit.shape import ModelShape
-from clusterctl.serving.fit.speed import NETWORK, Link, parse_network
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.request import Options, Request, read_request
-from clusterctl.serving.shape import Shape
-from clusterctl.serving.version import parse_version
 from clusterctl.serving.vllm_flags import Argument, last_value, parse_arguments
 
 if TYPE_CHECKING:

@@ -13,20 +13,20 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Accelerator, Inventory
+from clusterctl.models.config_files import parse_config, read_config
+from clusterctl.models.describe import describe
+from clusterctl.models.name import resolve as resolve_model
+from clusterctl.models.probe import ModelDirectory, look_for
+from clusterctl.models.shape import ModelShape
+from clusterctl.models.version import parse_version
 from clusterctl.node.paths import NodePaths
+from clusterctl.planning.exact import Exact
+from clusterctl.planning.hardware import CPU, Gpu, gpu_of_host
+from clusterctl.planning.placement import Site
+from clusterctl.planning.request import FitReport, answer, load_shape, usual_fabric
+from clusterctl.planning.speed import SOCKET_LATENCY, Link
 from clusterctl.ray_cluster.topology import Node, Topology, resolve
-from clusterctl.serving.fit.config_files import parse_config, read_config
-from clusterctl.serving.fit.describe import describe
-from clusterctl.serving.fit.exact import Exact
-from clusterctl.serving.fit.hardware import CPU, Gpu, gpu_of_host
-from clusterctl.serving.fit.placement import Site
-from clusterctl.serving.fit.request import FitReport, answer, load_shape, usual_fabric
-from clusterctl.serving.fit.shape import ModelShape
-from clusterctl.serving.fit.speed import SOCKET_LATENCY, Link
 from clusterctl.serving.layout import HostGpus
-from clusterctl.serving.model_name import resolve as resolve_model
-from clusterctl.serving.model_probe import ModelDirectory, look_for
-from clusterctl.serving.version import parse_version
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values

@@ -9,8 +9,7 @@ from typing import Any
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
-from clusterctl.ray_cluster.nodes import container_name
-from clusterctl.serving.fit.exact import (
+from clusterctl.planning.exact import (
     Answer,
     Exact,
     exact,
@@ -19,7 +18,8 @@ from clusterctl.serving.fit.exact import (
     read_answer,
     script,
 )
-from clusterctl.serving.fit.request import FitReport, Question
+from clusterctl.planning.request import FitReport, Question
+from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 

@@ -11,19 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
+from clusterctl.models.config_files import parse_config
+from clusterctl.models.counts import Shape
+from clusterctl.models.describe import describe
+from clusterctl.models.figures import figures_of
+from clusterctl.models.name import Model
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.forecast import PARTITION, Forecast, forecast_notes, partition_env
+from clusterctl.planning.options import UnknownValue, parse_options
+from clusterctl.planning.outcome import Verdict
+from clusterctl.planning.request import FitReport
 from clusterctl.serving.arguments import Launch
-from clusterctl.serving.fit.config_files import parse_config
-from clusterctl.serving.fit.describe import describe
-from clusterctl.serving.fit.figures import figures_of
-from clusterctl.serving.fit.forecast import PARTITION, Forecast, forecast_notes, partition_env
-from clusterctl.serving.fit.options import UnknownValue, parse_options
-from clusterctl.serving.fit.outcome import Verdict
-from clusterctl.serving.fit.request import FitReport
 from clusterctl.serving.layout import Fits, HostGpus, Layout, plan_layout
-from clusterctl.serving.model_name import Model
 from clusterctl.serving.request import Request
-from clusterctl.serving.shape import Shape
 from clusterctl.workflows.fit import Hardware, forecast_of
 
 NOT_PLANNED = "memory is not planned"

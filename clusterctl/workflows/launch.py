@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from clusterctl.errors import ClusterctlError, DoesNotFit, RayNotFormed, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
+from clusterctl.models.location import Location, locate
+from clusterctl.models.name import Model
+from clusterctl.models.probe import look_for
+from clusterctl.models.version import parse_version
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import NodeState, ServiceDocument
+from clusterctl.planning.request import FitReport
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology, resolve
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.endpoint import Endpoint, base_url
-from clusterctl.serving.fit.request import FitReport
 from clusterctl.serving.layout import Layout
-from clusterctl.serving.location import Location, locate
-from clusterctl.serving.model_name import Model
-from clusterctl.serving.model_probe import look_for
 from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Request
 from clusterctl.serving.service import build_service, document_name, served_names
-from clusterctl.serving.version import parse_version
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.workflows.fit import UNDECIDED

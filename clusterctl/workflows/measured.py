@@ -10,11 +10,11 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.node.paths import NodePaths
-from clusterctl.serving.fit.log_lines import WANTED, read_reported
-from clusterctl.serving.fit.outcome import FitPlan
-from clusterctl.serving.fit.overheads import Measured
-from clusterctl.serving.fit.reported import Comparison, Reported, compare, learn
-from clusterctl.serving.fit.rules import rules_for
+from clusterctl.planning.log_lines import WANTED, read_reported
+from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.overheads import Measured
+from clusterctl.planning.reported import Comparison, Reported, compare, learn
+from clusterctl.planning.rules import rules_for
 from clusterctl.transport.base import Transport
 
 LOG_TAIL = 4_000_000

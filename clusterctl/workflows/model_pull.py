@@ -31,7 +31,7 @@ from clusterctl.engine.events import EventSink, StepFinished, StepProgress
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.serving.model_name import resolve
+from clusterctl.models.name import resolve
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.workflows import model_push

@@ -28,8 +28,8 @@ from clusterctl.engine.events import EventSink, StepFinished, StepProgress
 from clusterctl.engine.step import HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
-from clusterctl.serving.model_name import resolve
-from clusterctl.serving.model_probe import look_for
+from clusterctl.models.name import resolve
+from clusterctl.models.probe import look_for
 
 _GIB = 2**30
 

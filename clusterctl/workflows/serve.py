@@ -15,12 +15,12 @@ from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarte
 from clusterctl.errors import UsageError
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
+from clusterctl.models.name import Model, resolve
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
+from clusterctl.planning.request import FitReport
 from clusterctl.ray_cluster.topology import resolve as resolve_topology
 from clusterctl.serving.config_file import read_config_file
-from clusterctl.serving.fit.request import FitReport
-from clusterctl.serving.model_name import Model, resolve
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.service import difference, needs_restart
 from clusterctl.serving.vllm_flags import parse_arguments

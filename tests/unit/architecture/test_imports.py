@@ -23,14 +23,18 @@ ALLOWED = {
     "containers": {"transport", "inventory", "errors"},
     "engine": {"facts", "transport", "inventory", "errors"},
     "ray_cluster": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
-    "serving": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "models": {"transport", "inventory", "errors"},
+    "serving": {"models", "node", "engine", "facts", "transport", "inventory", "errors"},
+    "planning": {
+        "serving", "models", "ray_cluster", "node", "facts", "transport", "inventory", "errors",
+    },
     "distribution": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "packages": {"inventory", "errors"},
     "steps": {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     "workflows": {
-        "steps", "packages", "ray_cluster", "serving", "distribution",
+        "steps", "packages", "ray_cluster", "planning", "serving", "models", "distribution",
         "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     # `cluster_status` is plain data; the screens draw it.

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clusterctl.cli.app import app
-from clusterctl.serving.fit.figures import figures_of
+from clusterctl.models.figures import figures_of
 
 
 def fit(*words: str) -> Result:

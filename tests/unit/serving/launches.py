@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from clusterctl.models.catalogue import by_alias
+from clusterctl.models.version import Version
 from clusterctl.serving.arguments import Launch
-from clusterctl.serving.catalogue import by_alias
 from clusterctl.serving.config_file import parse_config
 from clusterctl.serving.layout import HostGpus, Layout, plan_layout
 from clusterctl.serving.request import Options, read_request
-from clusterctl.serving.version import Version
 from clusterctl.serving.vllm_flags import parse_arguments
 
 PAIR = (HostGpus("gpu1", 1), HostGpus("gpu2", 1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import DoesNotFit, Problems, UsageError
+from clusterctl.models.counts import Shape
 from clusterctl.serving.layout import HostGpus, plan_layout
-from clusterctl.serving.shape import Shape
 
 QWEN = Shape(12, (2,), 28)
 LLAMA_70B = Shape(64, (8,), 80)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.models.name import resolve
 from clusterctl.node.documents import ServiceDocument, from_json, to_json
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.layout import HostGpus, plan_layout
-from clusterctl.serving.model_name import resolve
 from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.service import build_service, difference, needs_restart, served_names

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.serving.catalogue import CATALOGUE, Entry
+from clusterctl.models.catalogue import CATALOGUE, Entry
 from clusterctl.serving.layout import tensor_sizes
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from clusterctl.models.counts import Shape
 from clusterctl.serving.arguments import batch_limits, serve_argv
 from clusterctl.serving.layout import plan_layout
-from clusterctl.serving.shape import Shape
 from tests.unit.serving.launches import ONE, PAIR, launch
 
 

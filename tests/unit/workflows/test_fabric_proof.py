@@ -13,8 +13,8 @@ from clusterctl.engine.events import Event, Note
 from clusterctl.errors import Interrupted, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.fabric_documents import Collective, Crossing, FabricReport
+from clusterctl.planning.speed import Link
 from clusterctl.ray_cluster.topology import Node, Topology
-from clusterctl.serving.fit.speed import Link
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.credentials import Credentials
 from clusterctl.workflows import fabric

@@ -11,19 +11,19 @@ import pytest
 
 from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.inventory.model import Accelerator
+from clusterctl.models.counts import shape_of
+from clusterctl.models.figures import figures_of
+from clusterctl.models.name import resolve
+from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.hardware import CPU, parse_gpus
+from clusterctl.planning.overheads import Measured
+from clusterctl.planning.placement import Site
+from clusterctl.planning.speed import parse_network
 from clusterctl.serving.arguments import Launch, serve_argv
-from clusterctl.serving.fit.figures import figures_of
-from clusterctl.serving.fit.hardware import CPU, parse_gpus
-from clusterctl.serving.fit.overheads import Measured
-from clusterctl.serving.fit.placement import Site
-from clusterctl.serving.fit.speed import parse_network
 from clusterctl.serving.layout import HostGpus, Layout
-from clusterctl.serving.model_name import resolve
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.service import build_service
-from clusterctl.serving.shape import shape_of
-from clusterctl.serving.version import parse_version
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.workflows.fit import UNDECIDED, Hardware
 from clusterctl.workflows.foretell import Decided, Foretold, choose_layout, decide, foretell

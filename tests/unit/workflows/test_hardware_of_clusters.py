@@ -11,11 +11,11 @@ from clusterctl.errors import Unreachable, UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.models.probe import ModelDirectory
 from clusterctl.node.documents import NodeState, to_json
+from clusterctl.planning.overheads import Measured
 from clusterctl.ray_cluster.topology import resolve
-from clusterctl.serving.fit.overheads import Measured
 from clusterctl.serving.layout import HostGpus
-from clusterctl.serving.model_probe import ModelDirectory
 from clusterctl.workflows.fit_cluster import (
     config_on_hosts,
     free_hardware,

@@ -12,9 +12,9 @@ from clusterctl.errors import DoesNotFit
 from clusterctl.facts.model import Address, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.models.figures import figures_of
+from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument
-from clusterctl.serving.fit.figures import figures_of
-from clusterctl.serving.model_name import resolve
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.workflows.launch import Prepared, prepare

@@ -8,13 +8,13 @@ import re
 import pytest
 
 from clusterctl.errors import Unreachable
-from clusterctl.serving.fit.hardware import CPU, parse_gpus
-from clusterctl.serving.fit.log_lines import WANTED, read_reported
-from clusterctl.serving.fit.outcome import FitPlan
-from clusterctl.serving.fit.overheads import Measured
-from clusterctl.serving.fit.placement import Site
-from clusterctl.serving.fit.reported import Reported
-from clusterctl.serving.fit.request import fit_request
+from clusterctl.planning.hardware import CPU, parse_gpus
+from clusterctl.planning.log_lines import WANTED, read_reported
+from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.overheads import Measured
+from clusterctl.planning.placement import Site
+from clusterctl.planning.reported import Reported
+from clusterctl.planning.request import fit_request
 from clusterctl.workflows.measured import (
     keep,
     lessons,

@@ -1,0 +1,292 @@
+"""From config.json to a `ModelShape`: the only place that knows that file's many spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.models.context import longest_context, rotary_tables
+from clusterctl.models.counts import architecture_of, reads_both_ways
+from clusterctl.models.families import Family, family_of, plain_family, require_decoder
+from clusterctl.models.quantized import KNOWN_METHODS, quantization_of
+from clusterctl.models.shape import (
+    Attention,
+    Experts,
+    Latent,
+    Layer,
+    Mlp,
+    ModelShape,
+    Tower,
+)
+
+Config = Mapping[str, Any]
+
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_COUNTS = (
+    "head_dim",
+    "num_key_value_heads",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "num_kv_shared_layers",
+    "sliding_window",
+    "sliding_window_pattern",
+    "attention_chunk_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "interleave_moe_layer_step",
+    "hidden_size_per_layer_input",
+)
+"""Keys that may be absent; when there, they count something."""
+
+_OWN_CONFIG = "copy the model's own config.json from the Hub beside its weights"
+
+_DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32"}
+
+
+def describe(config: Config, name: str = "") -> ModelShape:
+    """The shape that a parsed config.json describes.
+
+    An architecture that is not known here is described as far as its keys go, and what was
+    guessed is listed in `assumptions`. Raises UsageError, naming every key that is missing or is
+    not a positive number, when too little is there to count weights at all; and for an encoder.
+    """
+    architecture = architecture_of(config) or str(config.get("model_type") or "unknown")
+    require_decoder(config, architecture)
+    text = _text_part(config)
+    _require(text)
+    family = family_of(architecture)
+    assumptions = [] if family else [_unknown(architecture)]
+    traits = family or plain_family()
+    layers = tuple(
+        _layer(text, traits, index, kind) for index, kind in enumerate(_kinds(text, traits))
+    )
+    assumptions += _assumptions(config, text, layers)
+    context, key = longest_context(text)
+    if key is None:
+        assumptions.append(f"config.json names no longest context: {context} tokens assumed")
+    return ModelShape(
+        name=name or str(config.get("_name_or_path") or architecture),
+        architecture=architecture,
+        hidden=text["hidden_size"],
+        vocab=text["vocab_size"],
+        tied=_tied(config, text, traits),
+        context=context,
+        context_key=key or "default",
+        dtype=_dtype(config, text),
+        layers=layers,
+        rotary=rotary_tables(text, layers),
+        quantization=quantization_of(config, text),
+        tower=_tower(config),
+        per_layer_vocab=_per_layer_vocab(text),
+        assumptions=tuple(assumptions),
+    )
+
+
+def _text_part(config: Config) -> dict[str, Any]:
+    for key in _TEXT_PARTS:
+        part = config.get(key)
+        if isinstance(part, Mapping) and "hidden_size" in part:
+            return dict(part)
+    return dict(config)
+
+
+def _require(text: Config) -> None:
+    wrong = [key for key in _NEEDED if not _positive(text.get(key))]
+    wrong += [key for key in _COUNTS if not _count_or_nothing(text.get(key))]
+    if wrong:
+        raise UsageError(
+            f"config.json has no usable {', '.join(wrong)}: not a language model's configuration",
+            hint=_OWN_CONFIG,
+        )
+    if not text.get("head_dim") and text["hidden_size"] % text["num_attention_heads"]:
+        raise UsageError(
+            f"config.json is not consistent: {text['num_attention_heads']} heads do not divide "
+            f"a hidden size of {text['hidden_size']}, and there is no head_dim",
+            hint=_OWN_CONFIG,
+        )
+
+
+def _count_or_nothing(value: object) -> bool:
+    return value is None or value is False or (isinstance(value, int) and value >= 0)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _unknown(architecture: str) -> str:
+    return (
+        f"the architecture {architecture} is not known here: counted as a Llama with the sizes "
+        "in config.json"
+    )
+
+
+def _assumptions(config: Config, text: Config, layers: Sequence[Layer]) -> list[str]:
+    found = []
+    if any(layer.attention is None for layer in layers):
+        found.append(
+            "layers without attention (Mamba, linear) are counted with an MLP's weights only"
+        )
+    if isinstance(config.get("vision_config"), Mapping) and _tower(config) is None:
+        found.append("the vision encoder's sizes are not in config.json: not counted")
+    stored = quantization_of(config, text)
+    if stored and stored.method not in KNOWN_METHODS:
+        found.append(f"quantisation {stored.method!r} is counted by its bits alone")
+    if config.get("audio_config"):
+        found.append("the audio encoder is not counted")
+    if reads_both_ways(config):
+        found.append("it reads a text both ways: the KV cache counted for it stays empty")
+    if text.get("num_nextn_predict_layers"):
+        found.append("the multi-token prediction layer is not loaded, as in vLLM by default")
+    return found
+
+
+def _kinds(text: Config, traits: Family) -> list[str]:
+    """The kind of every layer: full_attention, sliding_attention, chunked_attention, ..."""
+    count = text["num_hidden_layers"]
+    given = text.get("layer_types")
+    if isinstance(given, Sequence) and len(given) == count:
+        return [str(kind) for kind in given]
+    window = text.get("sliding_window")
+    every = text.get("sliding_window_pattern") or traits.window_every
+    if window and every:
+        return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
+    if window and text.get("use_sliding_window", True) and traits.window_every == 0:
+        return ["sliding_attention"] * count
+    return ["full_attention"] * count
+
+
+def _layer(text: Config, traits: Family, index: int, kind: str) -> Layer:
+    experts = _experts(text, traits, index)
+    gemma4 = "global_head_dim" in text
+    norms = traits.norms + (4 if gemma4 and experts else 0)  # three norms and a router scale
+    return Layer(
+        attention=_attention(text, traits, index, kind),
+        mlp=_mlp(text, index, dense=experts is None or gemma4),
+        experts=experts,
+        norms=norms,
+        per_layer_input=text.get("hidden_size_per_layer_input") or 0,
+    )
+
+
+def _attention(text: Config, traits: Family, index: int, kind: str) -> Attention | None:
+    if kind in ("linear_attention", "mamba", "recurrent", "conv"):
+        return None
+    heads = text["num_attention_heads"]
+    head_dim = text.get("head_dim") or text["hidden_size"] // heads
+    kv_heads = text.get("num_key_value_heads") or heads
+    if kind == "full_attention" and text.get("global_head_dim"):
+        head_dim = text["global_head_dim"]
+        kv_heads = text.get("num_global_key_value_heads") or kv_heads
+    shared_from = text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0)
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        window=text.get("sliding_window") if kind == "sliding_attention" else None,
+        chunk=text.get("attention_chunk_size") if kind == "chunked_attention" else None,
+        latent=_latent(text),
+        qkv_bias=bool(text.get("attention_bias", text.get("qkv_bias", traits.qkv_bias))),
+        out_bias=traits.out_bias and bool(text.get("attention_bias", True)),
+        qk_norm=traits.qk_norm,
+        sinks=traits.sinks,
+        shares_cache=index >= shared_from,
+    )
+
+
+def _latent(text: Config) -> Latent | None:
+    if not text.get("kv_lora_rank"):
+        return None
+    return Latent(
+        query_rank=text.get("q_lora_rank"),
+        kv_rank=text["kv_lora_rank"],
+        nope_dim=text.get("qk_nope_head_dim") or 128,
+        rope_dim=text.get("qk_rope_head_dim") or 64,
+        value_dim=text.get("v_head_dim") or 128,
+    )
+
+
+def _first(text: Config, *keys: str) -> int:
+    """The first of these keys that is a positive number, or 0."""
+    return next((int(text[key]) for key in keys if _positive(text.get(key))), 0)
+
+
+def _experts(text: Config, traits: Family, index: int) -> Experts | None:
+    count = _first(text, "num_experts", "n_routed_experts", "num_local_experts")
+    step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
+    dense = index < (text.get("first_k_dense_replace") or 0) or (index + 1) % step
+    if not count or dense or index in _indices(text.get("mlp_only_layers")):
+        return None
+    return Experts(
+        count=count,
+        per_token=_first(text, "num_experts_per_tok", "top_k_experts", "moe_top_k") or 1,
+        width=_first(
+            text, "moe_intermediate_size", "expert_intermediate_size", "intermediate_size"
+        ),
+        bias=traits.experts_bias,
+    )
+
+
+def _indices(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else ()
+
+
+def _mlp(text: Config, index: int, *, dense: bool) -> Mlp | None:
+    """The dense block of a layer; beside experts, the shared expert when there is one."""
+    if dense:
+        width = _first(text, "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
+        shared_from = text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0)
+        doubled = bool(text.get("use_double_wide_mlp")) and index >= shared_from
+        width = (width or 4 * text["hidden_size"]) * (2 if doubled else 1)
+        return Mlp(width, bias=bool(text.get("mlp_bias")))
+    shared = _first(text, "shared_expert_intermediate_size")
+    shared = shared or (text.get("n_shared_experts") or 0) * _first(text, "moe_intermediate_size")
+    if text.get("attention_chunk_size"):
+        shared = _first(text, "intermediate_size")  # Llama 4: one shared expert, always
+    return Mlp(shared) if shared else None
+
+
+def _tied(config: Config, text: Config, traits: Family) -> bool:
+    return bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", traits.tied)))
+
+
+def _dtype(config: Config, text: Config) -> str:
+    given = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
+    given = given or config.get("torch_dtype") or "bfloat16"
+    known = _DTYPES.get(str(given).removeprefix("torch."), "bfloat16")
+    return "bfloat16" if known == "float32" else known  # vLLM's `auto` halves float32
+
+
+def _per_layer_vocab(text: Config) -> int:
+    return (
+        _first(text, "vocab_size_per_layer_input") if text.get("hidden_size_per_layer_input") else 0
+    )
+
+
+def _tower(config: Config) -> Tower | None:
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        return None
+    hidden = _first(vision, "hidden_size", "embed_dim")
+    layers = _first(vision, "num_hidden_layers", "depth")
+    if not hidden or not layers:
+        return None
+    patch = _first(vision, "patch_size") or 14
+    image = _first(vision, "image_size")
+    return Tower(
+        hidden=hidden,
+        layers=layers,
+        mlp_width=_first(vision, "intermediate_size") or 4 * hidden,
+        heads=_first(vision, "num_attention_heads", "num_heads") or 16,
+        gated="gemma4" in str(vision.get("model_type", "")) or vision.get("hidden_act") == "silu",
+        patch=patch,
+        positions=2 * _first(vision, "position_embedding_size") or (image // patch) ** 2,
+    )

@@ -1,0 +1,91 @@
+"""From what a user types to a model: an alias, a Hub id, or a path on the hosts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from clusterctl.errors import UsageError
+from clusterctl.models.catalogue import CATALOGUE, Entry, by_alias, by_directory, by_hub_id
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+
+LIST_COMMAND = "clusterctl model ls"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model by name; whether hosts have it is `location`'s question."""
+
+    asked: str
+    """As the user typed it."""
+    served_name: str
+    """The `model` of API requests, unless the user names another."""
+    candidates: tuple[str, ...]
+    """Absolute paths on a host where it may be, the likeliest first."""
+    hub_id: str | None = None
+    entry: Entry | None = None
+
+
+def resolve(name: str, models_dir: str) -> Model:
+    """The model that `name` means, to be looked for under `models_dir` on the hosts.
+
+    Raises UsageError for an alias that the catalogue does not have (with the nearest ones) and
+    for a relative path.
+    """
+    if name.startswith("/"):
+        return _of_path(name)
+    entry = by_alias(name) or by_hub_id(name)
+    if entry is not None:
+        return _of_entry(name, entry, models_dir)
+    if _HUB_ID.match(name):
+        return Model(name, name, hub_candidates(models_dir, name), hub_id=name)
+    raise _unknown(name)
+
+
+def did_you_mean(name: str) -> str:
+    """`; did you mean X or Y?` for the nearest names of the catalogue, or nothing."""
+    names = {alias: entry.alias for entry in CATALOGUE for alias in entry.names}
+    close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=0.5)
+    near = dict.fromkeys(names[alias] for alias in close)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def hub_candidates(models_dir: str, hub_id: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Where people keep a model of the Hub: cloned under its own name, with the organisation
+    above it, under one of `names`, or in a Hugging Face cache (its `snapshots` are looked
+    into by the probe)."""
+    organisation, _, directory = hub_id.partition("/")
+    cache = f"models--{organisation}--{directory}"
+    tails = (directory, hub_id, *names, cache, f"hub/{cache}", f"huggingface/hub/{cache}")
+    return tuple(dict.fromkeys(f"{models_dir.rstrip('/')}/{tail}" for tail in tails))
+
+
+def _of_path(path: str) -> Model:
+    clean = str(PurePosixPath(path))
+    name = PurePosixPath(clean).name
+    if not name or ".." in PurePosixPath(clean).parts:
+        raise UsageError(f"{path} is not the path of a model directory")
+    entry = by_directory(name)
+    hub_id = entry.hub_id if entry else None
+    return Model(path, name, (clean,), hub_id=hub_id, entry=entry)
+
+
+def _of_entry(name: str, entry: Entry, models_dir: str) -> Model:
+    served = entry.hub_id if "/" in name else entry.alias
+    candidates = hub_candidates(models_dir, entry.hub_id, entry.names)
+    return Model(name, served, candidates, hub_id=entry.hub_id, entry=entry)
+
+
+def _unknown(name: str) -> UsageError:
+    if "/" in name:
+        return UsageError(
+            f"{name} is neither a Hub id (organisation/name) nor an absolute path",
+            hint="give the path from the root, as the hosts see it: /data/models/NAME",
+        )
+    return UsageError(
+        f"no model is called {name}{did_you_mean(name)}",
+        hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
+    )

@@ -1,0 +1,198 @@
+"""What the image's own vLLM says of a plan, beside what the formulas say. Pure.
+
+Asked are the parts that vLLM can tell without a start: tensors of every stage, the size of a
+block of the KV cache, requests at once, and the GPU's memory. What a start measures (activation
+peak, runtime, CUDA graphs) stays predicted, in both answers alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from clusterctl.planning.allocator import GIB, allocated_bytes
+from clusterctl.planning.forecast import PARTITION
+from clusterctl.planning.outcome import FitPlan, RankMemory
+from clusterctl.planning.rules import rules_for
+from clusterctl.serving.vllm_flags import Argument, render, without
+
+NOTABLE = 0.01
+"""A larger difference is said."""
+
+_DECIDED = ("max-model-len", "tensor-parallel-size", "pipeline-parallel-size", "model", "tokenizer",
+            "data-parallel-size", "distributed-executor-backend", "load-format")  # fmt: skip
+
+
+def script() -> str:
+    """The text that the image's Python runs, with `question` on its stdin."""
+    return resources.files(__package__).joinpath("asked_vllm.py").read_text(encoding="utf-8")
+
+
+def question(
+    plan: FitPlan,
+    config: Mapping[str, Any],
+    arguments: tuple[Argument, ...],
+    env: Mapping[str, str],
+) -> bytes:
+    """What to ask of a plan. `config`: the model's config.json; `arguments`: what was planned."""
+    placement, length = plan.placement, plan.settings.max_model_len
+    split = {PARTITION: ",".join(map(str, plan.partition))} if placement.pp > 1 else {}
+    flags = [*render(without(arguments, _DECIDED)), "--max-model-len", str(length)]
+    asked = {
+        "config": config,
+        "arguments": flags,
+        "env": {**env, **split},
+        "tp": placement.tp,
+        "pp": placement.pp,
+    }
+    return json.dumps(asked).encode()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one host's vLLM said. Sizes in GiB, one for each pipeline stage."""
+
+    vllm: str
+    memory_gib: float | None
+    """Of its GPU, as PyTorch counts; None on CPUs."""
+    weights_gib: tuple[float, ...]
+    block_gib: tuple[float, ...]
+    blocks: int
+    concurrency: float
+    """Requests of full length at once in so many blocks."""
+
+
+def read_answer(text: str) -> Answer:
+    """Raises ValueError for what is no answer."""
+    try:
+        found = json.loads(text)
+        unsplit = rules_for(found["vllm"]).unsplit_weights
+        return Answer(
+            vllm=found["vllm"],
+            memory_gib=found["memory"] / GIB if found["memory"] else None,
+            weights_gib=tuple(_loaded(runs, unsplit=unsplit) for runs in found["stages"]),
+            block_gib=tuple(size / GIB for size in found["block_bytes"]),
+            blocks=int(found["blocks"]),
+            concurrency=float(found["concurrency"]),
+        )
+    except (KeyError, TypeError) as failed:
+        raise ValueError(f"no answer: {failed!r}") from failed
+
+
+def _loaded(runs: list[list[int]], *, unsplit: bool) -> float:
+    sizes = (size for size, count in runs for _ in range(count))
+    return allocated_bytes(sizes, unsplit=unsplit) / GIB
+
+
+@dataclass(frozen=True)
+class ExactRank:
+    """One rank by vLLM's own count, sizes in GiB."""
+
+    host: str
+    gpu: str
+    memory_gib: float
+    weights_gib: float
+    kv_cache_gib: float
+    blocks: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, GiB rounded to 4 digits."""
+        found = vars(self)
+        return {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where both answers are more than NOTABLE apart. `off`: 0.02 when ours is 2 % higher."""
+
+    what: str
+    predicted: float
+    asked: float
+
+    @property
+    def off(self) -> float:
+        return self.predicted / self.asked - 1 if self.asked else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**vars(self), "off": round(self.off, 4)}
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The plan as the image's vLLM counts it."""
+
+    vllm: str
+    hosts: tuple[str, ...]
+    """Those that were asked, one for each type of GPU."""
+    kv_cache_tokens: int
+    max_concurrency: float
+    ranks: tuple[ExactRank, ...]
+    differences: tuple[Difference, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The `probe` of `fit --json`."""
+        return {
+            "vllm": self.vllm,
+            "hosts": list(self.hosts),
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_concurrency": round(self.max_concurrency, 2),
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "differences": [one.to_json() for one in self.differences],
+        }
+
+
+def hosts_to_ask(plan: FitPlan) -> dict[str, str]:
+    """GPU type to the first host of the plan that has it."""
+    found: dict[str, str] = {}
+    for rank in plan.ranks:
+        found.setdefault(rank.gpu, rank.host)
+    return found
+
+
+def exact(plan: FitPlan, answers: Mapping[str, Answer]) -> Exact:
+    """The plan with what vLLM said in place of what was computed; `answers`: by GPU type."""
+    ranks = tuple(_rank(plan, rank, answers[rank.gpu]) for rank in plan.ranks)
+    first = answers[plan.ranks[0].gpu]
+    blocks = min((rank.blocks for rank in ranks), default=0)
+    requests = first.concurrency / first.blocks * blocks
+    # Tokens are counted another way in every few releases: ours for this one, put in proportion.
+    share = requests / plan.max_concurrency if plan.max_concurrency else 0.0
+    tokens = int(plan.kv_cache_tokens * share)
+    return Exact(
+        vllm=first.vllm,
+        hosts=tuple(hosts_to_ask(plan).values()),
+        kv_cache_tokens=tokens or int(requests * plan.settings.max_model_len),
+        max_concurrency=requests,
+        ranks=ranks,
+        differences=_differences(plan, ranks, requests),
+    )
+
+
+def _rank(plan: FitPlan, rank: RankMemory, answer: Answer) -> ExactRank:
+    memory = answer.memory_gib or rank.memory_gib
+    weights = answer.weights_gib[rank.stage]
+    left = rank.kv_cache_gib
+    if plan.options.kv_cache_bytes is None:
+        more = (memory - rank.memory_gib) * plan.settings.utilization
+        left += more + rank.weights_gib - weights
+    blocks = max(0, int(left / answer.block_gib[rank.stage] + 1e-6))
+    return ExactRank(rank.host, rank.gpu, memory, weights, left, blocks)
+
+
+def _differences(
+    plan: FitPlan, ranks: tuple[ExactRank, ...], requests: float
+) -> tuple[Difference, ...]:
+    pairs = {"requests at once": (plan.max_concurrency, requests)}
+    for rank, asked in zip(plan.ranks, ranks, strict=True):
+        where = f"stage {rank.stage} on {rank.gpu}" if plan.placement.pp > 1 else f"on {rank.gpu}"
+        pairs[f"weights GiB {where}"] = (rank.weights_gib, asked.weights_gib)
+        pairs[f"memory GiB {where}"] = (rank.memory_gib, asked.memory_gib)
+    return tuple(
+        Difference(what, round(ours, 4), round(theirs, 4))
+        for what, (ours, theirs) in pairs.items()
+        if abs(ours - theirs) > NOTABLE * theirs
+    )

@@ -1,0 +1,252 @@
+"""Errors that vLLM would end with, named before anything starts.
+
+The names are those of the causes that `diagnose` finds in logs afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.models.quantized import NEEDS_CAPABILITY, requested
+from clusterctl.models.shape import Layer, ModelShape
+from clusterctl.models.version import show_version
+from clusterctl.planning.hardware import Gpu
+from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
+from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.placement import Placement
+from clusterctl.planning.rules import Rules
+from clusterctl.serving.release_flags import removed_flags
+from clusterctl.serving.vllm_flags import Argument
+
+OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
+"""Names of what more memory would cure."""
+
+_MOST_TP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """`fatal`: vLLM will not start; else it starts and says or does something unwanted."""
+
+    name: str
+    fatal: bool
+    text: str
+    hint: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"name": self.name, "fatal": self.fatal, "text": self.text, "hint": self.hint}
+
+
+def foresee(
+    shape: ModelShape,
+    plan: FitPlan,
+    rules: Rules,
+    arguments: Sequence[Argument] = (),
+) -> tuple[Foreseen, ...]:
+    """All that is known to go wrong with this plan, fatal ones first.
+
+    `arguments`: everything that goes to vLLM, to find flags that its version no longer has.
+    """
+    options, placement = plan.options, plan.placement
+    gpus = tuple(seat.gpu for seat in placement.seats)
+    found = [
+        *_context(shape, options),
+        *_cuts(shape, placement),
+        *_number_formats(shape, options, gpus),
+        *_storage(shape, options, rules, gpus),
+        *_versions(rules, arguments),
+        *_uncounted(arguments),
+        *_memory(plan, shape.context),
+        *_surroundings(plan, rules),
+    ]
+    return tuple(sorted(found, key=lambda item: not item.fatal))
+
+
+def _context(shape: ModelShape, options: ServeOptions) -> Iterator[Foreseen]:
+    asked = options.max_model_len
+    if asked is None or asked == AUTO_LENGTH or asked <= shape.context:
+        return
+    yield Foreseen(
+        "context-too-long",
+        True,
+        f"max_model_len {asked} is greater than the model's own context: "
+        f"{shape.context_key}={shape.context}",
+        f"--max-model-len {shape.context}",
+    )
+
+
+def _cuts(shape: ModelShape, placement: Placement) -> Iterator[Foreseen]:
+    tp = placement.tp
+    if shape.heads % tp:
+        yield Foreseen(
+            "heads-not-divisible",
+            True,
+            f"{shape.heads} attention heads cannot be cut into {tp} equal parts",
+            f"--tp with one of {', '.join(map(str, possible_tp(shape, _MOST_TP)))}",
+        )
+        return
+    uneven = _uneven_parts(shape, tp)
+    if uneven:
+        yield Foreseen(
+            "vocab-not-divisible",
+            True,
+            f"TP {tp} does not divide {uneven}",
+            f"--tp with one of {', '.join(map(str, possible_tp(shape, _MOST_TP)))}",
+        )
+
+
+def _uneven_parts(shape: ModelShape, tp: int) -> str:
+    """The first part of the model that cannot be cut into `tp`, in words; empty when all can."""
+    side = shape.quantization.block if shape.quantization else None
+    for layer in shape.layers:
+        kv = layer.attention.kv_heads if layer.attention and not layer.attention.latent else tp
+        if kv % tp and tp % kv:
+            return f"{kv} key/value heads"
+        if layer.mlp and layer.mlp.width % tp:
+            return f"the MLP's width of {layer.mlp.width}"
+        if layer.experts and layer.experts.width % tp:
+            return f"the experts' width of {layer.experts.width}"
+        if side and any(width // tp % side for width in _widths(layer)):
+            return f"the fp8 scale blocks of {side} in widths of {_widths(layer)}"
+    return ""
+
+
+def _widths(layer: Layer) -> tuple[int, ...]:
+    """Widths of a layer's feed-forward parts."""
+    return tuple(part.width for part in (layer.mlp, layer.experts) if part)
+
+
+def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
+    """Tensor parallel sizes up to `most` that vLLM accepts for this model."""
+    return tuple(
+        tp for tp in range(1, most + 1) if shape.heads % tp == 0 and not _uneven_parts(shape, tp)
+    )
+
+
+def _number_formats(
+    shape: ModelShape, options: ServeOptions, gpus: Iterable[Gpu]
+) -> Iterator[Foreseen]:
+    old = _names(gpu for gpu in gpus if not gpu.has_bfloat16)
+    if not old:
+        return
+    if options.dtype == "bfloat16":
+        yield Foreseen(
+            "bf16-unsupported",
+            True,
+            f"bfloat16 needs compute capability 8.0, which {old} has not",
+            "--dtype half",
+        )
+    elif options.dtype == "auto" and shape.dtype == "bfloat16":
+        yield Foreseen(
+            "bf16-unsupported",
+            False,
+            f"the weights are bfloat16, which {old} has not: they are cast to float16, and on a "
+            "cluster of unlike GPUs every rank must be told so",
+            "--dtype half",
+        )
+
+
+def _storage(
+    shape: ModelShape, options: ServeOptions, rules: Rules, gpus: Sequence[Gpu]
+) -> Iterator[Foreseen]:
+    stored = requested(options.quantization, shape.quantization)
+    if stored is None:
+        return
+    if stored.method == "bitsandbytes" and not rules.has_bitsandbytes:
+        yield Foreseen(
+            "bad-quant-name",
+            True,
+            f"vLLM {show_version(rules.version)} has no bitsandbytes",
+            "use a model quantised as AWQ, GPTQ or FP8, or an image of an older vLLM",
+        )
+    least = NEEDS_CAPABILITY.get(stored.method, 0)
+    weak = _names(gpu for gpu in gpus if gpu.capability < least)
+    if weak:
+        yield Foreseen(
+            "quant-min-capability",
+            True,
+            f"{stored.method} needs compute capability {least / 10}, which {weak} has not",
+            "use the model's unquantised weights on these GPUs",
+        )
+    slow = _names(gpu for gpu in gpus if not gpu.has_native_fp8 and not gpu.is_cpu)
+    if stored.method == "fp8" and slow and not weak:
+        yield Foreseen(
+            "fp8-not-native",
+            False,
+            f"{slow} has no native fp8: weights are decompressed by Marlin kernels, which saves "
+            "memory and no time",
+            "nothing to do; newer GPUs (8.9 and up) compute in fp8",
+        )
+
+
+def _names(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
+
+
+def _versions(rules: Rules, arguments: Sequence[Argument]) -> Iterator[Foreseen]:
+    for error in removed_flags(arguments, rules.version):
+        if "bitsandbytes" not in error.summary:
+            yield Foreseen("unknown-arg", True, error.summary, error.hint or "leave it out")
+
+
+_UNCOUNTED = {
+    "speculative-config": "the drafter's weights and cache",
+    "enable-lora": "LoRA adapters",
+    "enable-expert-parallel": "experts cut by number instead of width",
+    "decode-context-parallel-size": "a KV cache cut along the context",
+}
+
+
+def _uncounted(arguments: Sequence[Argument]) -> Iterator[Foreseen]:
+    for argument in arguments:
+        if argument.key in _UNCOUNTED:
+            text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not counted"
+            yield Foreseen("not-counted", False, text, "leave a few GiB of room for it")
+
+
+def _memory(plan: FitPlan, longest: int) -> Iterator[Foreseen]:
+    worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
+    if plan.verdict == "fits":
+        return
+    fatal = plan.verdict == "does not fit"
+    where = f"{worst.host} ({worst.gpu})"
+    if worst.weights_gib > worst.memory_gib > 0:
+        text = f"{where}: {worst.weights_gib:.1f} GiB of weights in {worst.memory_gib:.1f} GiB"
+        yield Foreseen("cuda-oom", fatal, text, "more ranks, or quantised weights")
+    elif worst.kv_cache_gib <= 0:
+        text = f"{where}: no memory left for KV blocks ({worst.kv_cache_gib:.2f} GiB)"
+        yield Foreseen("no-kv-memory", fatal, text, "--gpu-memory-utilization, --tp or --pp up")
+    elif plan.longest_context < plan.settings.max_model_len <= longest:
+        yield Foreseen(
+            "kv-too-small-for-len",
+            fatal,
+            f"{where}: one request of {plan.settings.max_model_len} tokens does not fit in "
+            f"{worst.kv_cache_gib:.2f} GiB of KV cache",
+            f"--max-model-len {plan.longest_context}" if plan.longest_context else "more ranks",
+        )
+    elif plan.verdict == "tight":
+        text = f"{where}: what is left is within the margin of error ({worst.margin_gib:.1f} GiB)"
+        yield Foreseen("tight", False, text, "--gpu-memory-utilization up, or fewer --max-num-seqs")
+
+
+def _surroundings(plan: FitPlan, rules: Rules) -> Iterator[Foreseen]:
+    if plan.placement.groups_cross_hosts:
+        yield Foreseen(
+            "tp-spread",
+            False,
+            "tensor parallel groups span hosts: every layer waits for the network",
+            f"--tp 1 --pp {plan.placement.tp * plan.placement.pp}, or one replica per host",
+        )
+    over = [rank for rank in plan.ranks if rank.usable_gib + rank.cuda_graphs_gib > rank.memory_gib]
+    charged = rules.charges_graphs(second_runner=plan.settings.second_runner)
+    if over and not charged and over[0].memory_gib:
+        yield Foreseen(
+            "cuda-oom",
+            False,
+            f"vLLM {plan.vllm} leaves CUDA graphs out of the sum: {over[0].cuda_graphs_gib:.1f} "
+            f"GiB find no room beside {over[0].usable_gib:.1f} of {over[0].memory_gib:.1f} GiB",
+            "--gpu-memory-utilization 0.9, or --enforce-eager",
+        )

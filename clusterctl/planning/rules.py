@@ -1,0 +1,118 @@
+"""Which arithmetic a vLLM version uses for memory.
+
+Read in the sources of 0.7.2, 0.8.5.post1, 0.9.2, 0.10.2, 0.12.0, 0.15.1, 0.17.1, 0.18.0, 0.20.0,
+0.22.0 to 0.26.0, 0.29.0, 0.32.0 and 0.33.0 (config/cache.py, engine/arg_utils.py, config/vllm.py,
+v1/core/kv_cache_utils.py). A rule that changed between two of these starts where the source or
+the log says; else at the first version it was seen in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from clusterctl.models.version import Version, parse_version, show_version
+from clusterctl.serving.release_flags import BITSANDBYTES_ABSENT_FROM
+
+Sampler = Literal["sort", "pivot", "gumbel"]
+
+NEWEST: Version = (0, 33, 0)
+"""The newest version whose source was read for this."""
+
+_OLDEST: Version = (0, 7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How one version counts. `notes`: what a reader of the plan should know about the choice."""
+
+    version: Version
+    engine_v0: bool
+    """The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only."""
+    utilization: float
+    """Default of --gpu-memory-utilization."""
+    sampler: Sampler
+    """Top-k/top-p by sorting the vocabulary, or by pivots (v1/sample/ops/topk_topp_triton.py)."""
+    keeps_workspace: bool
+    """Buffers of fused experts stay allocated after a step (v1/worker/workspace.py)."""
+    graphs_charged: bool
+    """CUDA graphs are estimated and taken from the KV cache's share."""
+    second_charges_graphs: bool
+    """So does the second runner (`profile_cudagraph_memory` in v1/worker/gpu/)."""
+    second_samples_plainly: bool
+    """The second runner profiles sampling without top-k and top-p (`_dummy_sampler_run`)."""
+    tunes_kernels: bool
+    """Compiled kernels are tuned on arguments made up for it (activations.py)."""
+    unsplit_weights: bool
+    """Weights are loaded with max_split_size_mb:20 (v1/worker/gpu_worker.py, `load_model`)."""
+    triton_mxfp4: bool
+    """On Hopper mxfp4 experts are not padded, only their scales (weights.py)."""
+    tokens_from_concurrency: bool
+    """"KV cache size" is concurrency x max_model_len (hybrid models: differs from before)."""
+    in_flight_batches: bool
+    """Sliding windows reserve for every batch in flight: 2 with asynchronous scheduling."""
+    null_block_held: bool
+    """The start check plans with one block less than the pool has."""
+    spares_a100: bool
+    """A100 gets the small defaults of batch size (vllm#17885)."""
+    widest_from_160_gib: bool
+    """GPUs of 160 GiB and more get 16384 batched tokens."""
+    has_bitsandbytes: bool
+    notes: tuple[str, ...] = ()
+
+    def charges_graphs(self, *, second_runner: bool) -> bool:
+        """Whether CUDA graphs are part of the sum on that runner."""
+        return self.graphs_charged and (self.second_charges_graphs or not second_runner)
+
+
+def rules_for(version: str | None) -> Rules:
+    """The rules of a version as people, images or `pip` write it.
+
+    A version that is newer than any read here, or that cannot be read, uses the newest rules and
+    says so in `notes`.
+    """
+    parsed = parse_version(version) if version else None
+    if parsed is None:
+        return _rules(NEWEST, _unread(version))
+    if parsed > (*NEWEST[:2], 99):
+        return _rules(parsed, (_outside(parsed, "newer", "newest", NEWEST),))
+    if parsed < _OLDEST:
+        return _rules(parsed, (_outside(parsed, "older", "oldest", _OLDEST),))
+    return _rules(parsed, ())
+
+
+def _outside(found: Version, how: str, end: str, rules: Version) -> str:
+    return (
+        f"vLLM {show_version(found)} is {how} than the {end} version known here: "
+        f"the rules of {show_version(rules)} apply"
+    )
+
+
+def _unread(version: str | None) -> tuple[str, ...]:
+    newest = show_version(NEWEST)
+    if version is None:
+        return (f"no vLLM version given: the rules of {newest} apply",)
+    return (f"{version!r} says no vLLM version: the rules of {newest} apply",)
+
+
+def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
+    return Rules(
+        version=version,
+        engine_v0=version < (0, 8, 0),
+        utilization=0.92 if version >= (0, 20, 0) else 0.9,
+        sampler="pivot" if version >= (0, 17, 0) else "sort",
+        keeps_workspace=version >= (0, 17, 0),
+        graphs_charged=version >= (0, 21, 0),
+        second_charges_graphs=version >= (0, 29, 0),
+        second_samples_plainly=version < (0, 33, 0),
+        tunes_kernels=version >= (0, 15, 0),
+        unsplit_weights=version >= (0, 22, 0),
+        triton_mxfp4=version >= (0, 25, 0),
+        tokens_from_concurrency=version >= (0, 21, 0),
+        in_flight_batches=version >= (0, 26, 0),
+        null_block_held=version >= (0, 26, 0),
+        spares_a100=version >= (0, 9, 0),
+        widest_from_160_gib=version >= (0, 26, 0),
+        has_bitsandbytes=version < BITSANDBYTES_ABSENT_FROM,
+        notes=notes,
+    )

@@ -1,0 +1,159 @@
+"""What a layout costs in speed: a stated model that orders layouts, no promise of tokens/s.
+
+A request costs a prefill (compute bound) and then decode steps. A step costs, on every stage:
+
+    layers x LAYER_OVERHEAD  +  weights read / memory bandwidth
+    + 2 all-reduces per layer of (tokens x hidden x 2 bytes) when the group is larger than one
+
+and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes
+`latency + n / bandwidth` of the link. Stages take turns: with as few requests as here PP hides
+nothing, so a step of all requests takes as many passes as there are stages, each with its part.
+Compared with five measured rows in tests/unit/planning/test_speed_of_layouts.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from clusterctl.errors import UsageError
+from clusterctl.models.shape import ModelShape, Quantization
+from clusterctl.planning.hardware import Gpu
+from clusterctl.planning.placement import Placement, stages_of
+from clusterctl.planning.weights import Stage, read_per_token_bytes
+
+_LAYER_OVERHEAD = 52e-6
+"""Seconds per layer that a decode step takes besides reading weights: one H200 with a 1.5B model
+took 2.12 ms a token at batch 1, 0.65 ms of which is reading 3.1 GB at 4.8 TB/s; 28 layers."""
+
+_BANDWIDTH_SHARE = 0.85
+_COMPUTE_SHARE = 0.45
+"""What large decode and prefill kernels reach of the data sheet."""
+
+SMALL_BATCH = 1
+LARGE_BATCH = 64
+PROMPT = 256
+OUTPUT = 128
+"""The requests that the estimate is for, as in the measured rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Bandwidth in bytes/s and latency in s of a transfer between two ranks."""
+
+    bandwidth: float
+    latency: float
+
+
+NVLINK = Link(200e9, 6e-6)
+"""Custom all-reduce over NVLink 4."""
+PCIE = Link(12e9, 15e-6)
+"""NCCL through host memory, GeForce cards without peer access."""
+SOCKET_LATENCY = 40e-6
+NETWORK = Link(4e9, SOCKET_LATENCY)
+"""NCCL over TCP sockets: 4.0 GB/s measured on a 4 GB/s link, and 40 us for a small message."""
+
+_RATE = re.compile(r"^(\d{1,5}(?:\.\d{1,3})?)\s*(gbit(?:/s)?|gbps|gb/s|g)$", re.IGNORECASE)
+
+_BY_FABRIC = {"nvlink": NVLINK, "pcie": PCIE}
+
+
+def parse_network(text: str) -> Link:
+    """`25Gbit` (bits per second) or `4GB/s` (bytes). Raises UsageError."""
+    match = _RATE.match(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(
+            f"--network {text!r}: not a speed", hint="--network 25Gbit, or in bytes: 4GB/s"
+        )
+    bits = 1 if match[2] in ("GB/s", "gB/s") else 8
+    return Link(float(match[1]) * 1e9 / bits, SOCKET_LATENCY)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second at one request and at 64, 256 tokens in and 128 out each."""
+
+    alone: float
+    loaded: float
+
+    def to_json(self) -> dict[str, float]:
+        """Plain values."""
+        return {"tokens_per_s_1": round(self.alone, 1), "tokens_per_s_64": round(self.loaded, 1)}
+
+
+def speed_of(
+    shape: ModelShape,
+    placement: Placement,
+    quantization: Quantization | None = None,
+    network: Link = NETWORK,
+) -> Speed:
+    """The estimate for all replicas together. `network`: the measured link between the hosts."""
+    run = _Run(shape, placement, quantization, network)
+    return Speed(alone=run.throughput(SMALL_BATCH), loaded=run.throughput(LARGE_BATCH))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A model on its ranks."""
+
+    shape: ModelShape
+    placement: Placement
+    quantization: Quantization | None
+    network: Link
+
+    def throughput(self, requests: int) -> float:
+        """Output tokens per second of `requests` requests at once."""
+        replicas = min(self.placement.replicas, requests)
+        each = requests // replicas
+        turns = min(self.placement.pp, each)
+        step = turns * self._decode(each // turns)
+        seconds = self._prefill(each * PROMPT) + OUTPUT * step
+        return replicas * each * OUTPUT / seconds
+
+    def _stages(self) -> list[tuple[Stage, Gpu]]:
+        """Every stage with its slowest GPU."""
+        found = []
+        for index, stage in enumerate(stages_of(len(self.shape.layers), self.placement)):
+            gpus = [seat.gpu for seat in self.placement.seats if seat.stage == index]
+            found.append((stage, min(gpus, key=lambda gpu: gpu.bandwidth)))
+        return found
+
+    def _read(self, stage: Stage, tokens: int) -> float:
+        return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
+
+    def _decode(self, tokens: int) -> float:
+        """Seconds of one step of `tokens` requests through all stages."""
+        total = 0.0
+        for stage, gpu in self._stages():
+            reading = self._read(stage, tokens) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
+            total += (stage.last - stage.first) * _LAYER_OVERHEAD + reading
+            total += self._reduce(stage, tokens) + self._hop(stage, tokens)
+        return total
+
+    def _prefill(self, tokens: int) -> float:
+        """Seconds to read all prompts; stages work on different prompts at the same time."""
+        slowest = hops = 0.0
+        for stage, gpu in self._stages():
+            flops = self._read(stage, 1) * tokens  # 2 for a weight of 2 bytes
+            busy = flops / (gpu.tflops * 1e12 * _COMPUTE_SHARE)
+            slowest = max(slowest, busy + self._reduce(stage, tokens))
+            hops += self._hop(stage, tokens)
+        return slowest + hops
+
+    def _reduce(self, stage: Stage, tokens: int) -> float:
+        """Seconds of all-reduces: two a layer, one for the embedding."""
+        tp = self.placement.tp
+        if tp == 1:
+            return 0.0
+        fabric = self.placement.fabric
+        link = self.network if fabric == "network" else _BY_FABRIC[fabric]
+        count = 2 * (stage.last - stage.first) + (1 if stage.has_embedding else 0)
+        message = 2 * (tp - 1) / tp * tokens * self.shape.hidden * 2
+        return count * (link.latency + message / link.bandwidth)
+
+    def _hop(self, stage: Stage, tokens: int) -> float:
+        """Seconds to hand hidden states and residual to the next stage."""
+        if stage.has_head:
+            return 0.0
+        link = self.network if self.placement.stages_cross_hosts else PCIE
+        return link.latency + 2 * tokens * self.shape.hidden * 2 / link.bandwidth

@@ -1,0 +1,268 @@
+"""Bytes of weights on one rank: the tensors vLLM creates, cut for tensor and pipeline parallel.
+
+vLLM fuses q, k and v into one matrix and gate and up into another, cuts both by rows and the
+output projections by columns, replicates K and V heads when there are fewer than ranks, pads the
+vocabulary to a multiple of 64 and keeps norms, routers and vision towers whole on every rank
+(vllm/model_executor/layers/linear.py, vocab_parallel_embedding.py, fused_moe/layer.py).
+What the log calls "model loading took" adds cos/sin tables and the allocator's rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+
+from clusterctl.models.shape import (
+    Attention,
+    Experts,
+    Latent,
+    Layer,
+    Mlp,
+    ModelShape,
+    Quantization,
+    Tower,
+)
+from clusterctl.planning.allocator import GIB, allocated_bytes, round_up
+from clusterctl.planning.experts import expert_tensors
+from clusterctl.planning.storage import Tensor, matrix
+
+VOCABULARY_STEP = 64
+"""DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers [first, last) of the model on a rank of `tp` tensor parallel ranks."""
+
+    first: int
+    last: int
+    tp: int
+    has_embedding: bool
+    has_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What every function here needs: the model's width, the TP size and the storage."""
+
+    hidden: int
+    tp: int
+    quantization: Quantization | None
+
+    def linear(self, rows: int, columns: int, *, bias: bool = False) -> Iterator[Tensor]:
+        """A weight of `rows` x `columns` elements on this rank, with its scales and its bias."""
+        storage = self.quantization
+        if storage and storage.experts_only:
+            storage = None
+        yield from matrix(rows, columns, storage)
+        if bias:
+            yield Tensor(rows * 2)
+
+    def part(self, width: int) -> int:
+        """A rank's share of `width`."""
+        return -(-width // self.tp)
+
+    def whole(self, elements: int) -> Tensor:
+        """A replicated tensor in the model's own dtype."""
+        return Tensor(elements * 2)
+
+
+@lru_cache(maxsize=1024)
+def weight_bytes(
+    shape: ModelShape,
+    stage: Stage,
+    quantization: Quantization | None,
+    offload: int = 0,
+    *,
+    unsplit: bool = False,
+) -> int:
+    """Bytes that "model loading took" will say for a rank. `unsplit`: as `allocated_bytes`.
+
+    `offload`: --cpu-offload-gb in bytes. vLLM moves parameters of decoder layers in the order in
+    which they are made until that much is moved; embeddings stay (models/utils.py,
+    `maybe_offload_to_cpu`). Remembered: layouts share most of their stages.
+    """
+    cut = _Cut(shape.hidden, stage.tp, quantization)
+    kept = _kept(_decoder(shape, stage, cut), offload)
+    before, after = _tables(shape, stage), _head(shape, stage)
+    tensors = chain(before, kept, after)
+    return allocated_bytes((tensor.size for tensor in tensors), unsplit=unsplit)
+
+
+def _kept(tensors: Iterable[Tensor], offload: int) -> Iterator[Tensor]:
+    """Those that stay on the GPU when `offload` bytes are moved to the host."""
+    moved = 0
+    for tensor in tensors:
+        if tensor.movable and moved < offload:
+            moved += tensor.size
+        else:
+            yield tensor
+
+
+def weight_gib(
+    shape: ModelShape,
+    stage: Stage,
+    quantization: Quantization | None,
+    offload_gib: float = 0,
+    *,
+    unsplit: bool = False,
+) -> float:
+    """As `weight_bytes`, in GiB."""
+    return weight_bytes(shape, stage, quantization, int(offload_gib * GIB), unsplit=unsplit) / GIB
+
+
+def read_per_token_bytes(
+    shape: ModelShape, stage: Stage, quantization: Quantization | None, batch: int
+) -> float:
+    """Bytes of weights that a decode step of `batch` tokens reads on a rank.
+
+    Experts are read only when a token chose them: with E experts of which each token takes k,
+    a share of 1 - (1 - k/E)^batch.
+    """
+    cut = _Cut(shape.hidden, stage.tp, quantization)
+    kinds = Counter(shape.layers[stage.first : stage.last])
+    read = sum(count * _read_of(layer, cut, batch) for layer, count in kinds.items())
+    head = vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
+    return read + head
+
+
+def _read_of(layer: Layer, cut: _Cut, batch: int) -> float:
+    tensors = chain(_attention_of(layer, cut), _mlp_of(layer, cut))
+    whole = sum(tensor.size for tensor in tensors)
+    if layer.experts is None:
+        return whole
+    share = 1 - (1 - layer.experts.per_token / layer.experts.count) ** batch
+    return whole + share * sum(tensor.size for tensor in _experts(layer.experts, cut))
+
+
+def _decoder(shape: ModelShape, stage: Stage, cut: _Cut) -> Iterator[Tensor]:
+    made: dict[Layer, tuple[Tensor, ...]] = {}  # layers repeat: cut each kind once
+    for layer in shape.layers[stage.first : stage.last]:
+        if layer not in made:
+            made[layer] = tuple(_layer(layer, cut))
+        yield from made[layer]
+
+
+def _layer(layer: Layer, cut: _Cut) -> Iterator[Tensor]:
+    yield from _attention_of(layer, cut)
+    yield from _mlp_of(layer, cut)
+    if layer.experts:
+        yield from _experts(layer.experts, cut)
+    yield from (cut.whole(cut.hidden) for _ in range(layer.norms))
+    if layer.per_layer_input:
+        yield cut.whole(cut.hidden * layer.per_layer_input)
+        yield cut.whole(cut.hidden * layer.per_layer_input)
+
+
+def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
+    return expert_tensors(experts, cut.hidden, cut.part(experts.width), cut.quantization)
+
+
+def _attention_of(layer: Layer, cut: _Cut) -> Iterable[Tensor]:
+    attention = layer.attention
+    if attention is None:
+        return ()
+    if attention.latent:
+        return _latent(attention, attention.latent, cut)
+    return _heads(attention, cut)
+
+
+def _heads(attention: Attention, cut: _Cut) -> Iterator[Tensor]:
+    queries = attention.heads // cut.tp * attention.head_dim
+    keys = 0 if attention.shares_cache else kv_heads_on_rank(attention, cut.tp) * attention.head_dim
+    yield from cut.linear(queries + 2 * keys, cut.hidden, bias=attention.qkv_bias)
+    yield from cut.linear(cut.hidden, queries)
+    if attention.out_bias:
+        yield cut.whole(cut.hidden)
+    if attention.qk_norm:
+        yield cut.whole(attention.head_dim)
+        yield cut.whole(attention.head_dim)
+    if attention.sinks:
+        yield cut.whole(attention.heads // cut.tp)
+
+
+def kv_heads_on_rank(attention: Attention, tp: int) -> int:
+    """K and V heads of a rank; each rank keeps a copy of one when there are fewer than ranks."""
+    return max(1, attention.kv_heads // tp)
+
+
+def _latent(attention: Attention, latent: Latent, cut: _Cut) -> Iterator[Tensor]:
+    """MLA: the projections down to the latent are whole on every rank, those up are cut.
+
+    vLLM also keeps kv_b_proj unpacked as two bf16 matrices for decoding (W_UK_T and W_UV).
+    """
+    heads = attention.heads // cut.tp
+    head_dim = latent.nope_dim + latent.rope_dim
+    if latent.query_rank:
+        yield from cut.linear(latent.query_rank, cut.hidden)
+        yield cut.whole(latent.query_rank)
+        yield from cut.linear(heads * head_dim, latent.query_rank)
+    else:
+        yield from cut.linear(heads * head_dim, cut.hidden)
+    yield from cut.linear(latent.kv_rank + latent.rope_dim, cut.hidden)
+    yield cut.whole(latent.kv_rank)
+    up = heads * (latent.nope_dim + latent.value_dim)
+    yield from cut.linear(up, latent.kv_rank)
+    yield Tensor(up * latent.kv_rank * 2, movable=False)
+    yield from cut.linear(cut.hidden, heads * latent.value_dim)
+
+
+def _mlp_of(layer: Layer, cut: _Cut) -> Iterator[Tensor]:
+    if layer.mlp:
+        yield from _mlp(layer.mlp, cut)
+
+
+def _mlp(mlp: Mlp, cut: _Cut) -> Iterator[Tensor]:
+    width = cut.part(mlp.width)
+    yield from cut.linear((2 if mlp.gated else 1) * width, cut.hidden, bias=mlp.bias)
+    yield from cut.linear(cut.hidden, width)
+    if mlp.bias:
+        yield cut.whole(cut.hidden)
+
+
+def _tables(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
+    """What is made before the layers: vision tower, embeddings, rotary tables."""
+    if stage.has_embedding:
+        if shape.tower:
+            yield from _tower(shape.tower, shape.hidden)
+        yield _vocabulary(shape, stage)
+        if shape.per_layer_vocab:
+            width = sum(layer.per_layer_input for layer in shape.layers)
+            yield Tensor(vocabulary_rows(shape.per_layer_vocab, stage.tp) * width * 2)
+    elif stage.has_head and shape.tied:
+        yield _vocabulary(shape, stage)
+    for rotary in shape.rotary:
+        yield Tensor(rotary.positions * rotary.width * 2)
+
+
+def _head(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
+    if stage.has_head:
+        yield Tensor(shape.hidden * 2)
+        if not shape.tied:
+            yield _vocabulary(shape, stage)
+
+
+def _vocabulary(shape: ModelShape, stage: Stage) -> Tensor:
+    return Tensor(vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2)
+
+
+def vocabulary_rows(vocab: int, tp: int) -> int:
+    """Rows of the embedding table on one of `tp` ranks."""
+    return round_up(vocab, VOCABULARY_STEP) // tp
+
+
+def _tower(tower: Tower, text_hidden: int) -> Iterator[Tensor]:
+    """Unfused bf16 projections, as transformers builds them, and the projection to the text."""
+    for _ in range(tower.layers):
+        for _projection in range(4):
+            yield Tensor(tower.hidden * tower.hidden * 2)
+        for _matrix_of_mlp in range(3 if tower.gated else 2):
+            yield Tensor(tower.hidden * tower.mlp_width * 2)
+        for _norm in range(4):
+            yield Tensor(tower.hidden * 2)
+    yield Tensor(3 * tower.patch**2 * tower.hidden * 2)
+    yield Tensor(tower.positions * tower.hidden * 2)
+    yield Tensor(tower.hidden * text_hidden * 2)
