@@ -152,6 +152,8 @@ def gpu_of_host(name: str, smi_mib: int | None = None) -> Gpu:
     An RTX 3080 of 20 GB calls itself like one of 10 GB, so a size that contradicts the
     catalogue wins over it.
     """
+    if name == CPU.name:
+        return CPU
     found = find_gpu(name)
     reported = (smi_mib or 0) / 1024 * REPORTED_SHARE
     if found is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.errors import raise_all
 from clusterctl.models.catalogue import Entry
 from clusterctl.models.counts import Shape
@@ -25,9 +25,6 @@ from clusterctl.serving.vllm_flags import (
     parse_arguments,
     render,
 )
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.model import Accelerator  # loads pydantic, which `fit` goes without
 
 SHUTDOWN_TIMEOUT = 60
 """Seconds that running requests get at a stop; vLLM's own default, 0, aborts them."""
@@ -60,7 +57,7 @@ class Launch:
     shape: Shape | None = None
     """Of the config.json found; None falls back to the catalogue's."""
     entry: Entry | None = None
-    accelerator: Accelerator = "nvidia"
+    defaults: EngineDefaults = ON_GPUS
     version: Version | None = None
     """Of vLLM in the image; None when unknown, which counts as the newest."""
     smallest_gpu: int | None = None
@@ -81,7 +78,7 @@ class BatchLimits:
 
 
 def batch_limits(
-    accelerator: Accelerator, smallest_gpu: int | None, *, multimodal: bool = False
+    defaults: EngineDefaults, smallest_gpu: int | None, *, multimodal: bool = False
 ) -> BatchLimits:
     """Values for --max-num-seqs and --max-num-batched-tokens.
 
@@ -89,15 +86,12 @@ def batch_limits(
     with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes
     about 3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). 256 sequences is
     vLLM's default on smaller GPUs; so are 2048 tokens, and 8192 on GPUs of 70 GiB and more,
-    decided here by the smallest one. On CPUs every sequence costs the others' speed: 32. A
-    multimodal model needs a whole image in one step: 2496 tokens for Gemma 4, which does not
-    start with 2048 (vllm#42687).
+    decided here by the smallest one. A multimodal model needs a whole image in one step: 2496
+    tokens for Gemma 4, which does not start with 2048 (vllm#42687).
     """
-    if accelerator == "cpu":
-        limits = BatchLimits(32, 2048)
-    else:
-        large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
-        limits = BatchLimits(256, 8192 if large else 2048)
+    large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
+    tokens = defaults.tokens_on_large if large else defaults.tokens
+    limits = BatchLimits(defaults.sequences, tokens)
     return replace(limits, tokens=max(limits.tokens, _IMAGE_TOKENS)) if multimodal else limits
 
 
@@ -151,8 +145,7 @@ def _defaults(launch: Launch) -> tuple[Argument, ...]:
     flags = _batch_flags(launch)
     if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
         flags.append(Argument("shutdown-timeout", (str(SHUTDOWN_TIMEOUT),)))
-    if launch.accelerator == "cpu":
-        # Compiling takes minutes on a CPU and needs g++, which the image may lack.
+    if launch.defaults.eager:
         flags.append(Argument("enforce-eager"))
     if launch.random_weights:
         flags.append(Argument("load-format", ("dummy",)))
@@ -164,7 +157,7 @@ def _batch_flags(launch: Launch) -> list[Argument]:
     as sequences."""
     shape = launch.shape or (launch.entry.shape if launch.entry else None)
     limits = batch_limits(
-        launch.accelerator, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
+        launch.defaults, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
     )
     sequences = min(limits.sequences, _given(launch, "max-num-batched-tokens", limits.sequences))
     tokens = max(limits.tokens, _given(launch, "max-num-seqs", limits.tokens))

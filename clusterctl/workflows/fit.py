@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.errors import UsageError
 from clusterctl.models.catalogue import Entry, by_alias, by_directory, by_hub_id
 from clusterctl.models.counts import Shape
@@ -23,9 +23,6 @@ from clusterctl.serving.arguments import Launch, engine_arguments
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.vllm_flags import Argument, last_value, parse_arguments
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.model import Accelerator
 
 GIB = 2**30
 
@@ -64,7 +61,7 @@ class Hardware:
 
     sites: tuple[Site, ...]
     network: Link | None = None
-    accelerator: Accelerator = "nvidia"
+    defaults: EngineDefaults = ON_GPUS
     env: Mapping[str, str] = field(default_factory=dict)
     vllm: str | None = None
 
@@ -108,7 +105,7 @@ def forecast_for(
         host="",
         shape=Shape(shape.heads, (), len(shape.layers), shape.context, shape.tower is not None),
         entry=entry,
-        accelerator=hardware.accelerator,
+        defaults=hardware.defaults,
         version=parse_version(hardware.vllm) if hardware.vllm else None,
         smallest_gpu=hardware.smallest_gpu,
     )

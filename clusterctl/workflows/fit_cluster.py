@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clusterctl.accelerators.protocol import Accelerator
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.inventory.model import Accelerator, Inventory
+from clusterctl.inventory.model import Inventory
 from clusterctl.models.config_files import parse_config, read_config
 from clusterctl.models.describe import describe
 from clusterctl.models.name import resolve as resolve_model
@@ -21,7 +23,7 @@ from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
 from clusterctl.node.paths import NodePaths
 from clusterctl.planning.exact import Exact
-from clusterctl.planning.hardware import CPU, Gpu, gpu_of_host
+from clusterctl.planning.hardware import Gpu, gpu_of_host
 from clusterctl.planning.placement import Site
 from clusterctl.planning.request import FitReport, answer, load_shape, usual_fabric
 from clusterctl.planning.speed import SOCKET_LATENCY, Link
@@ -35,8 +37,6 @@ from clusterctl.workflows.fit import Asked, Hardware, entry_of, forecast_for
 from clusterctl.workflows.fit_probe import ask_images
 from clusterctl.workflows.measured import Learned, measured_file, measured_in
 from clusterctl.workflows.reach import look_at_all, node_files, reach, read_state
-
-CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> Fitted:
         hardware = hardware_of(inventory, answers, vllm=asked.vllm)
         if asked.link() is not None:
             hardware = replace(hardware, network=asked.link())
-        if inventory.accelerator == "cpu":
-            hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
+        hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
         shape, config = _described(inventory, asked.model, transports)
         forecast = forecast_for(request, shape, entry_of(asked.model), hardware)
         report = answer(forecast.question)
@@ -99,7 +98,8 @@ def free_hardware(
     try:
         return _hardware(inventory, topology, answers, free, vllm or None)
     except UsageError:
-        return Hardware((), None, inventory.accelerator, given_env(inventory), vllm or None)
+        defaults = accelerator_named(inventory.accelerator).defaults
+        return Hardware((), None, defaults, given_env(inventory), vllm or None)
 
 
 def _hardware(
@@ -114,10 +114,11 @@ def _hardware(
     data = files.get(measured_file(inventory.cluster))
     counts = {host.host: host.free for host in free}
     learned = measured_in(data, inventory.image)
-    sites = sites_in(inventory.accelerator, topology, facts, counts, learned)
+    accelerator = accelerator_named(inventory.accelerator)
+    sites = sites_in(accelerator, topology, facts, counts, learned)
     proven = read_record(files.get(record_file(inventory.cluster)))
     network = measured_network(proven, topology) or network_of(topology, facts)
-    return Hardware(sites, network, inventory.accelerator, given_env(inventory), vllm)
+    return Hardware(sites, network, accelerator.defaults, given_env(inventory), vllm)
 
 
 def _tag(image: str) -> str | None:
@@ -154,9 +155,7 @@ def sites_in(
 
 
 def _gpus(accelerator: Accelerator, node: Node, facts: HostFacts, free: int) -> tuple[Gpu, ...]:
-    if accelerator == "cpu":
-        return (CPU,) * free
-    found = facts.gpus.gpus[:free]
+    found = accelerator.devices(facts, free)
     for gpu in found:
         if gpu.memory is None or gpu.mig:
             why = "is split by MIG" if gpu.mig else "does not tell its memory"
@@ -199,13 +198,15 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> Link | Non
 
 def with_image_env(hardware: Hardware, head: Transport, image: str) -> Hardware:
     """On CPUs the image may say how large the KV cache is, where the inventory does not."""
-    if CPU_CACHE in hardware.env:
+    name = hardware.defaults.cache_variable
+    if not name or name in hardware.env:
         return hardware
-    return replace(hardware, env={**image_environment(head, image), **hardware.env})
+    told = image_environment(head, image)
+    return replace(hardware, env={name: told[name], **hardware.env}) if name in told else hardware
 
 
 def image_environment(head: Transport, image: str) -> dict[str, str]:
-    """The cache size that the image sets; {} where it sets none or cannot be asked."""
+    """The variables that the image sets; {} where it cannot be asked."""
     argv = ["docker", "image", "inspect", "--format", "{{json .Config.Env}}", image]
     try:
         result = head.run(argv, sudo=True, timeout=20)
@@ -213,7 +214,7 @@ def image_environment(head: Transport, image: str) -> dict[str, str]:
     except (ClusterctlError, ValueError):
         return {}
     pairs = [str(entry).partition("=") for entry in found or ()]
-    return {name: value for name, _, value in pairs if name == CPU_CACHE}
+    return {name: value for name, _, value in pairs}
 
 
 def _described(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError, DoesNotFit, RayNotFormed, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
@@ -73,8 +74,7 @@ def prepare(
     held = gpus_held(topology, state, declared, own)
     gpus = held.free
     hardware = free_hardware(inventory, topology, answers, gpus, state.vllm_version)
-    if inventory.accelerator == "cpu":
-        hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
+    hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
     foretold = foretell(launch, model, location.config if location else None, hardware)
     same = own if own and own.argv[2:3] == [launch.model_argument] else None
     try:
@@ -110,7 +110,7 @@ def _launch(
         shape=location.shape if location else None,
         host=request.host or _api_address(inventory, topology, answers),
         entry=model.entry,
-        accelerator=inventory.accelerator,
+        defaults=accelerator_named(inventory.accelerator).defaults,
         version=parse_version(state.vllm_version),
         smallest_gpu=_smallest_gpu(answers),
         random_weights=bool(location and location.random_weights),

@@ -22,9 +22,16 @@ ALLOWED = {
     "facts": {"transport", "inventory", "errors"},
     "containers": {"transport", "inventory", "errors"},
     "engine": {"facts", "transport", "inventory", "errors"},
+    "accelerators": {
+        "steps", "packages", "node", "containers", "engine", "facts", "transport", "inventory",
+        "errors",
+    },
     "ray_cluster": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "models": {"transport", "inventory", "errors"},
-    "serving": {"models", "node", "engine", "facts", "transport", "inventory", "errors"},
+    "serving": {
+        "accelerators.engine_defaults",
+        "models", "node", "engine", "facts", "transport", "inventory", "errors",
+    },
     "planning": {
         "serving", "models", "ray_cluster", "node", "facts", "transport", "inventory", "errors",
     },
@@ -34,8 +41,8 @@ ALLOWED = {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     "workflows": {
-        "steps", "packages", "ray_cluster", "planning", "serving", "models", "distribution",
-        "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+        "planning", "serving", "models", "ray_cluster", "accelerators", "steps", "packages",
+        "distribution", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     # `cluster_status` is plain data; the screens draw it.
     "reporting": {"engine", "errors", "workflows.cluster_status"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.models.catalogue import by_alias
 from clusterctl.models.version import Version
 from clusterctl.serving.arguments import Launch
@@ -35,7 +36,7 @@ def launch(
         layout=layout,
         host="10.0.0.1",
         entry=by_alias(alias) if alias else None,
-        accelerator="cpu" if cpu else "nvidia",
+        defaults=accelerator_named("cpu" if cpu else "nvidia").defaults,
         version=version,
         smallest_gpu=gpu,
         random_weights=random_weights,

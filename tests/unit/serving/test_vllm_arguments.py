@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.models.counts import Shape
 from clusterctl.serving.arguments import batch_limits, serve_argv
 from clusterctl.serving.layout import plan_layout
@@ -112,9 +113,10 @@ def test_asking_for_ray_is_what_happens_anyway() -> None:
 
 
 def test_batch_limits_follow_the_smallest_gpu() -> None:
-    assert batch_limits("nvidia", 24 << 30).tokens == 2048
-    assert batch_limits("nvidia", 80 << 30).tokens == 8192
-    assert batch_limits("nvidia", None).tokens == 2048
+    on_gpus = accelerator_named("nvidia").defaults
+    assert batch_limits(on_gpus, 24 << 30).tokens == 2048
+    assert batch_limits(on_gpus, 80 << 30).tokens == 8192
+    assert batch_limits(on_gpus, None).tokens == 2048
 
 
 def test_a_model_that_takes_images_gets_steps_that_hold_one() -> None:

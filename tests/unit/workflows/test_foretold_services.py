@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.inventory.model import Accelerator
 from clusterctl.models.counts import shape_of
 from clusterctl.models.figures import figures_of
 from clusterctl.models.name import resolve
@@ -38,7 +38,7 @@ QWEN3_8B = dict(figures_of("Qwen/Qwen3-8B") or {})
 R1_32B = dict(figures_of("deepseek-ai/deepseek-r1-distill-qwen-32b") or {})
 LAB = Hardware(
     (Site("gpu1", (CPU,), head=True), Site("gpu2", (CPU,))),
-    accelerator="cpu",
+    defaults=accelerator_named("cpu").defaults,
     env={"VLLM_CPU_KVCACHE_SPACE": "1"},
     vllm="0.32.0+cpu",
 )
@@ -69,11 +69,10 @@ class Case:
         self.hardware = hardware
         self.request: Request = read_request(Options(model, tp, pp), (), parse_arguments(args))
         self.config = config if isinstance(config, str) or config is None else json.dumps(config)
-        accelerator: Accelerator = hardware.accelerator
         self.launch = Launch(
             request=self.request, model_argument=model, served_names=("some",), layout=UNDECIDED,
             host="10.0.0.1", shape=None if self.config is None else _shape(self.config),
-            accelerator=accelerator, version=parse_version(hardware.vllm or ""),
+            defaults=hardware.defaults, version=parse_version(hardware.vllm or ""),
             smallest_gpu=hardware.smallest_gpu,
         )  # fmt: skip
 

@@ -153,11 +153,18 @@ def test_no_gpu_anywhere_is_said() -> None:
 def test_the_image_says_how_large_the_cache_is_on_cpus() -> None:
     head = FakeTransport()
     head.on(starts("docker", "image"), stdout='["PATH=/bin","VLLM_CPU_KVCACHE_SPACE=1"]\n')
-    assert image_environment(head, "lab") == {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    hardware = hardware_of(inventory(), ANSWERS)
+    assert image_environment(head, "lab") == {"PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    bare = {name: probe(f"10.0.0.{ip}") for name, ip in (("small", 2), ("big", 1), ("other", 3))}
+    hardware = hardware_of(inventory(accelerator="cpu"), bare)
     assert with_image_env(hardware, head, "lab").env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
     told = replace(hardware, env={"VLLM_CPU_KVCACHE_SPACE": "4"})
     assert with_image_env(told, head, "lab").env == {"VLLM_CPU_KVCACHE_SPACE": "4"}
+
+
+def test_the_image_says_nothing_of_the_cache_on_gpus() -> None:
+    head = FakeTransport()
+    head.on(starts("docker", "image"), stdout='["VLLM_CPU_KVCACHE_SPACE=1"]\n')
+    assert with_image_env(hardware_of(inventory(), ANSWERS), head, "lab").env == {}
 
 
 def test_an_image_that_cannot_be_asked_sets_nothing() -> None:
