@@ -2,12 +2,29 @@
 # The main job on this machine, from nothing: two bare Debian hosts, then the same three commands
 # that a real cluster takes, then a completion. Needs root on Debian or Ubuntu.
 #
-#     scripts/demo.sh          leaves it all running; clusterctl lab down removes it
-#     scripts/demo.sh --down   takes it down at the end
+#     scripts/demo.sh                leaves it all running; clusterctl lab down removes it
+#     scripts/demo.sh --down         takes it down at the end
+#     scripts/demo.sh --model tiny   for a machine with less than 12 GiB of memory to spare
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+model=qwen2.5-1.5b down=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --down) down=1 ;;
+        --model) model=${2:?"--model takes tiny or qwen2.5-1.5b"} && shift ;;
+        *) printf 'usage: scripts/demo.sh [--model tiny] [--down]\n' >&2 && exit 2 ;;
+    esac
+    shift
+done
+[ "$(id -u)" -eq 0 ] || {
+    printf 'demo: it makes hosts on this machine, and needs root for it\n  fix: sudo scripts/demo.sh\n' >&2
+    exit 5
+}
 scripts/setup.sh --lab
 export PATH="$PWD/.venv/bin:$PATH"
+# Where home cannot be written to, bootstrap's inventory is not remembered for what follows it.
+export CLUSTERCTL_INVENTORY=inventory/lab.yaml
 
 bold='' plain=''
 [ ! -t 1 ] || [ -n "${NO_COLOR:-}" ] || { bold=$(printf '\033[1m') plain=$(printf '\033[0m'); }
@@ -16,20 +33,20 @@ run() {
     "$@"
 }
 
-run clusterctl lab up --hosts 2
+run clusterctl lab up --hosts 2 --for "$model"
 run clusterctl bootstrap inventory/lab.yaml
-run clusterctl serve qwen2.5-1.5b --tp 2
+run clusterctl serve "$model" --tp 2
 run clusterctl status
 
 printf '\n%sA completion, as any OpenAI client would ask for it:%s\n' "$bold" "$plain"
 CLUSTERCTL_API_KEY=$(clusterctl ssh gpu1 cat /etc/clusterctl/lab/api.key)
-curl --silent --show-error --fail-with-body --max-time 120 http://10.77.0.11:8000/v1/completions \
+curl --silent --show-error --fail-with-body --max-time 120 --noproxy '*' http://10.77.0.11:8000/v1/completions \
     --header @<(printf "Authorization: Bearer %s" "$CLUSTERCTL_API_KEY") \
     --header 'Content-Type: application/json' \
-    --data '{"model": "qwen2.5-1.5b", "prompt": "Two hosts are", "max_tokens": 16}'
+    --data "{\"model\": \"$model\", \"prompt\": \"Two hosts are\", \"max_tokens\": 16}"
 printf '\n\nThe weights are random, so the words mean nothing; the path they took is real.\n'
 
-if [ "${1:-}" = --down ]; then
+if [ -n "$down" ]; then
     run clusterctl lab down
 else
     printf 'Still running. Remove it all: .venv/bin/clusterctl lab down\n'

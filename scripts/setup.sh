@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with clusterctl in it. With --lab also installs what the lab and the tests need
 # from this machine's own package sources (root on Debian or Ubuntu). A second run is instant.
+#
+#     PYTHON=python3.13 scripts/setup.sh   with that Python, instead of the oldest that will do
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,9 +17,15 @@ test_packages=(
 
 say() { printf '%s\n' "setup: $*" >&2; }
 
+fail() { # CAUSE FIX
+    say "$1"
+    printf '  fix: %s\n' "$2" >&2
+    exit 5
+}
+
 find_python() {
     local candidate
-    for candidate in python3.11 python3.12 python3.13 python3; do
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
         if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
             2>/dev/null; then
             command -v "$candidate"
@@ -28,7 +36,43 @@ find_python() {
 }
 
 as_root() {
-    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -- "$@"; fi
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+        sudo -- "$@"
+    else
+        fail "only root can do this: $*" "run scripts/setup.sh as root, or where sudo can ask you"
+    fi
+}
+
+# The first proxy of the environment that takes no connection, said in one line.
+dead_proxy() {
+    local name place
+    for name in https_proxy HTTPS_PROXY http_proxy HTTP_PROXY all_proxy ALL_PROXY; do
+        place=${!name:-}
+        place=${place#*://}
+        place=${place#*@} # what is before it may be a password
+        place=${place%%/*}
+        case $place in
+            *:*) ;;
+            *) continue ;;
+        esac
+        # shellcheck disable=SC2016 # the other bash expands it
+        timeout 5 bash -c ': <"/dev/tcp/$1/$2"' _ "${place%:*}" "${place##*:}" 2>/dev/null || {
+            printf '%s names a proxy at %s, and nothing answers there' "$name" "$place"
+            return
+        }
+    done
+    return 1
+}
+
+# What downloads. It may go well without the proxy (no_proxy, files on this machine), so that a
+# dead one is a warning first, and the cause only of a failure.
+download() {
+    local proxy
+    proxy=$(dead_proxy) && say "warning: $proxy"
+    "$@" || fail "nothing could be downloaded${proxy:+: $proxy}" \
+        "${proxy:+unset ${proxy%% *}, or correct it; or }see why above, and run it again"
 }
 
 install_packages() {
@@ -38,12 +82,11 @@ install_packages() {
             missing+=("$package")
     done
     [ "${#missing[@]}" -gt 0 ] || return 0
-    command -v apt-get >/dev/null || {
-        say "these are missing and this is not Debian or Ubuntu: ${missing[*]}"
-        exit 5
-    }
+    command -v apt-get >/dev/null ||
+        fail "these are missing, and this is not Debian or Ubuntu: ${missing[*]}" \
+            "install what brings the same commands"
     say "installing ${missing[*]}"
-    as_root apt-get update -qq
+    download as_root apt-get update -qq
     # The engine and sshd are for tests and lab hosts: nothing may start on this machine.
     local policy=/usr/sbin/policy-rc.d
     [ -e "$policy" ] || {
@@ -51,14 +94,14 @@ install_packages() {
         as_root chmod 755 "$policy"
         trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
     }
-    as_root env DEBIAN_FRONTEND=noninteractive \
+    download as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y -qq -o DPkg::Lock::Timeout=600 --no-install-recommends \
         "${missing[@]}" >/dev/null
 }
 
 # The lab goes by where apt gets this machine's packages from, which apt knows from its lists.
 ensure_package_lists() {
-    [ -n "$(apt-get indextargets 'Created-By: Packages')" ] || as_root apt-get update -qq
+    [ -n "$(apt-get indextargets 'Created-By: Packages')" ] || download as_root apt-get update -qq
 }
 
 make_venv() {
@@ -71,17 +114,22 @@ make_venv() {
     [ "$made" != "$wanted" ] && [ "$made" != "dev $source" ] || return 0
     python=$(find_python) || {
         install_packages python3 python3-venv
-        python=$(find_python) || {
-            say "clusterctl needs Python 3.11 or newer with venv"
-            exit 5
-        }
+        python=$(find_python) ||
+            fail "clusterctl needs Python 3.11 or newer with venv" "apt-get install python3-venv"
     }
+    [ -w . ] || fail "$PWD cannot be written to by $(id -un)" "clone it to a directory of your own"
     say "making .venv with $python"
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
+    # What a killed run was making may lack any of its files.
+    [ ! -e .venv/.unfinished ] || rm -rf .venv
+    [ -x .venv/bin/python ] || {
+        mkdir -p .venv && touch .venv/.unfinished
+        "$python" -m venv .venv
+    }
     local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
-    "${pip[@]}" --require-hashes --requirement "requirements/$locked.txt"
-    "${pip[@]}" --no-deps --editable .
+    download "${pip[@]}" --require-hashes --requirement "requirements/$locked.txt"
+    download "${pip[@]}" --no-deps --editable .
     printf '%s' "$wanted" >"$stamp"
+    rm -f .venv/.unfinished
 }
 
 case "${1:-}" in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,12 +29,16 @@ def up(
         str | None,
         typer.Option("--link-rate", metavar="RATE", help="Of every cable, both ways: 200mbit."),
     ] = None,
+    model: Annotated[
+        Literal["tiny", "qwen2.5-1.5b"],
+        typer.Option("--for", metavar="MODEL", help="What there must be memory for."),
+    ] = "tiny",
     as_json: options.Json = False,
 ) -> None:
     """Make the hosts: bare, with systemd and sshd, two NICs each. A second run changes nothing."""
     from clusterctl.lab import lifecycle
 
-    made = lifecycle.up(hosts, link_rate=link_rate, say=_say)
+    made = lifecycle.up(hosts, link_rate=link_rate, model=model, say=_say)
     if as_json:
         print(json.dumps({"changes": made.changes, "inventory": str(made.inventory)}, indent=2))
         return

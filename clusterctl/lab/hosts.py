@@ -40,12 +40,17 @@ def host_by_name(name: str) -> LabHost:
     return lab_host(int(match[1]))
 
 
+def has_disk(host: LabHost, paths: LabPaths) -> bool:
+    """Whether the host's disk was made, and to its end."""
+    return (paths.host(host.name) / "prepared").is_file()
+
+
 def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None) -> bool:
     """The host's own writable disk over the common tree, with what makes it this host;
     whether it was made now."""
     directory = paths.host(host.name)
     done = directory / "prepared"
-    fresh = not done.is_file()
+    fresh = not has_disk(host, paths)
     if fresh:
         remove_tree(directory)
         keys.ensure_host_keys(directory / "keys", host)

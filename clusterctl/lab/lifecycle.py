@@ -12,8 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import RequirementsNotMet
-from clusterctl.lab import base, builds, cgroups, hosts, keys, light, mirror, network, packages
+from clusterctl.errors import RequirementsNotMet, raise_all
+from clusterctl.lab import (
+    base,
+    builds,
+    cgroups,
+    hosts,
+    keys,
+    light,
+    mirror,
+    network,
+    nspawn,
+    packages,
+    room,
+)
 from clusterctl.lab.cache import cached_directory
 from clusterctl.lab.caches import Caches, caches, prune_caches
 from clusterctl.lab.image import build_image, link_archives
@@ -64,13 +76,15 @@ def up(
     *,
     link_rate: str | None = None,
     image: bool = True,
+    model: str = "tiny",
     inventory: Path | None = None,
     say: Say = print,
 ) -> LabUp:
     """Make the lab: `count` hosts that answer to SSH, the mirror, the image, the inventory.
 
     `link_rate` (200mbit) limits every cable both ways; None lifts a limit. Without `image`
-    there are bare hosts and their packages only, in a quarter of the time.
+    there are bare hosts and their packages only, in a quarter of the time. `model` is what is
+    to be served: a machine without the memory for it is refused.
     """
     wanted = lab_hosts(count)
     rate = None if link_rate is None else network.parse_rate(link_rate)
@@ -83,6 +97,7 @@ def up(
         builds.end_builds()
         source = base.machine_source()
         built = caches(paths, source.suite)
+        _check_room(paths, wanted, built, model if image else None)
         _ensure_base(built, source, journal)
         _ensure_networks(journal)
         journal.note(keys.ensure_identity(paths), "made the lab's SSH key")
@@ -134,6 +149,18 @@ def _refuse_other_lab(paths: LabPaths) -> None:
                     f"another lab is up on this machine, in {other}",
                     hint=f"CLUSTERCTL_LAB_DIR={other} clusterctl lab down",
                 )
+
+
+def _check_room(
+    paths: LabPaths, wanted: tuple[LabHost, ...], built: Caches, model: str | None
+) -> None:
+    """Hosts that have a disk hold most of what they will; those that run have their memory."""
+    new = sum(not hosts.has_disk(host, paths) for host in wanted)
+    needed = room.disk_needed(built, new, image=model is not None)
+    problems = [room.lack_of_disk(paths.root, needed)]
+    if not any(nspawn.is_running(host) for host in wanted):
+        problems.append(room.lack_of_memory(len(wanted), model, room.available_memory()))
+    raise_all(problem for problem in problems if problem)
 
 
 def _ensure_base(built: Caches, source: base.AptSource, journal: _Journal) -> None:

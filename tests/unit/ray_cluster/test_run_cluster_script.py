@@ -83,7 +83,7 @@ class ByHand:
             "RUN_CLUSTER_ROOT": str(self.root),
             **({"RUN_CLUSTER_DRY_RUN": "1"} if dry_run else {}),
         }
-        # Who runs the tests under nohup ignores SIGHUP, and bash heeds no signal that it finds ignored.
+        # Tests under nohup ignore SIGHUP, and bash heeds no signal that it finds ignored.
         return subprocess.Popen(
             ["env", "--default-signal", str(SCRIPT), *arguments],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

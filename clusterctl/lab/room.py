@@ -1,0 +1,105 @@
+"""Whether this machine has the disk and the memory for what `lab up` is about to make: asked
+before anything is downloaded. The figures are measured (docs/lab.md), with some to spare."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from clusterctl.lab import cgroups
+from clusterctl.lab.caches import Caches
+from clusterctl.lab.requirements import LabUnavailable
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+CACHE_DISK: Mapping[str, int] = {
+    "base": 300 * MIB,
+    "packages": 200 * MIB,
+    "wheels": 800 * MIB,
+    "wheel_index": 10 * MIB,
+    "models": 10 * MIB,
+    "image": 13 * GIB,
+}
+"""Bytes on disk at most while each cache is built. Of the image's 13 GiB 5.4 stay: trees, layers
+and archives lie side by side before it is packed."""
+_OF_THE_IMAGE = frozenset({"wheels", "wheel_index", "image"})
+BARE_HOST_DISK = GIB
+HOST_DISK = 8 * GIB
+"""Of a host with the engine, the image, a derived one and what is unpacked meanwhile."""
+
+BARE_HOST_MEMORY = 150 * MIB
+NODE_MEMORY = GIB
+"""Of a host with engine and Ray that serves nothing."""
+SERVING_MEMORY: Mapping[str, int] = {"tiny": 4 * GIB, "qwen2.5-1.5b": 12 * GIB}
+"""Of two hosts and clusterctl itself while they serve the model with TP 2."""
+
+
+def disk_needed(built: Caches, new_hosts: int, *, image: bool) -> int:
+    """Bytes that caches which are not there yet take while they are built, and new hosts."""
+    names = (name for name in CACHE_DISK if image or name not in _OF_THE_IMAGE)
+    missing = sum(CACHE_DISK[name] for name in names if not getattr(built, name).is_dir())
+    return missing + new_hosts * (HOST_DISK if image else BARE_HOST_DISK)
+
+
+def memory_needed(hosts: int, model: str | None) -> int:
+    """Bytes for so many hosts of which two serve `model`, or for bare ones."""
+    if model is None:
+        return hosts * BARE_HOST_MEMORY
+    return SERVING_MEMORY[model] + max(0, hosts - 2) * NODE_MEMORY
+
+
+def lack_of_disk(directory: Path, needed: int) -> LabUnavailable | None:
+    """What is wrong when the file system of `directory` has less than `needed` left."""
+    there = next(path for path in (directory, *directory.parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if free >= needed:
+        return None
+    return LabUnavailable(
+        f"the lab needs {_gib(needed)} of disk for {directory}, and {_gib(free)} are free",
+        hint="make room there, or put it on a larger disk: CLUSTERCTL_LAB_DIR=DIRECTORY",
+    )
+
+
+def lack_of_memory(hosts: int, model: str | None, available: int) -> LabUnavailable | None:
+    """What is wrong when the hosts, and what two of them are to serve, need more than that."""
+    needed = memory_needed(hosts, model)
+    if available >= needed:
+        return None
+    what = f"{hosts} bare hosts need" if model is None else f"a lab that serves {model} needs"
+    smaller = next((name for name in SERVING_MEMORY if memory_needed(hosts, name) <= available), "")
+    return LabUnavailable(
+        f"{what} {_gib(needed)} of memory, and {_gib(available)} are available",
+        hint=f"serve {smaller}: scripts/demo.sh --model {smaller}"
+        if model and smaller
+        else "end what takes memory, or use a machine with more",
+    )
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo"), mount: Path = cgroups.MOUNT) -> int:
+    """Bytes that hosts could use: the machine's, or what the limit of the control group leaves
+    that this machine is in, where it is a container."""
+    lines = (line.split() for line in meminfo.read_text().splitlines())
+    sizes = {words[0]: int(words[1]) * 1024 for words in lines}
+    return min(sizes["MemAvailable:"], *_left_in_groups(mount))
+
+
+def _left_in_groups(mount: Path) -> list[int]:
+    v2 = mount if cgroups.unified_only(mount) else mount / "unified"
+    left = [1 << 63]
+    for limit, usage, prefix in (
+        (v2 / "memory.max", v2 / "memory.current", ""),
+        (mount / "memory/memory.limit_in_bytes", mount / "memory/memory.usage_in_bytes", "total_"),
+    ):
+        if limit.is_file() and (text := limit.read_text().strip()) != "max":
+            lines = limit.with_name("memory.stat").read_text().splitlines()
+            stat = dict(line.split() for line in lines)
+            # What is merely cached of files makes room by itself.
+            cached = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+            left.append(int(text) - int(usage.read_text()) + cached)
+    return left
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
