@@ -30,6 +30,7 @@ NOFILE = 2**30 if _HARD == resource.RLIM_INFINITY else _HARD
 IP = """#!/bin/sh
 case "$*" in
 *"route get 192.168.1."*) echo "$4 dev eth0 src {ip} uid 0" ;;
+*"route get"*) echo "RTNETLINK answers: Network is unreachable" >&2; exit 2 ;;
 *"addr show"*) echo "2: eth0    inet {ip}/24 brd x scope global eth0"
                echo "3: eth1    inet 10.0.0.9/24 brd x scope global eth1" ;;
 *"link show"*) echo "2: eth0: <UP> mtu 1500"; echo "3: eth1@if7: <UP> mtu 1500" ;;
@@ -40,9 +41,11 @@ DOCKER = """#!/bin/sh
 printf '%s\\n' "$*" >> "$RECORD/docker.calls"
 case "$*" in
 info*) cat "$RECORD/info" ;;
-"run --rm --network none"*) exit "$(cat "$RECORD/ray")" ;;
-inspect*) cat "$RECORD/container" 2>/dev/null ;;
+"run --rm --network none"*) cat "$RECORD/ray-version"; exit "$(cat "$RECORD/ray")" ;;
+"container inspect"*) cat "$RECORD/container" 2>/dev/null ;;
+ps*) cat "$RECORD/others" 2>/dev/null || true ;;
 "run --cidfile"*)
+    [ ! -e "$RECORD/ends" ] || exit "$(cat "$RECORD/ends")"
     printf our-id > "$3"
     touch "$RECORD/started"
     while [ ! -e "$RECORD/stopped" ]; do sleep 0.05; done ;;
@@ -59,11 +62,14 @@ class ByHand:
         self.record = directory / "record"
         self.programs = directory / "bin"
         self.home = directory / "home"
-        for path in (self.root / "dev", self.record, self.programs, self.home):
+        self.path = f"{self.programs}:{os.environ['PATH']}"
+        for path in (self.root / "dev", self.root / "data/model", self.record, self.programs):
             path.mkdir(parents=True)
+        self.home.mkdir()
         (self.root / "dev/nvidiactl").touch()
         (self.record / "info").write_text("null\n")
         (self.record / "ray").write_text("0\n")
+        (self.record / "ray-version").write_text("2.56.1\n")
         self.program("docker", DOCKER)
         self.held("192.168.1.1")
 
@@ -75,9 +81,20 @@ class ByHand:
     def held(self, ip: str) -> None:
         self.program("ip", IP.format(ip=ip))
 
+    def without(self, *names: str) -> None:
+        """The host has no such programs: only links to the others are on PATH."""
+        self.path = str(self.programs)
+        for directory in os.environ["PATH"].split(":"):
+            for program in Path(directory).glob("*") if directory else ():
+                link = self.programs / program.name
+                if program.name not in names and not link.is_symlink() and not link.exists():
+                    link.symlink_to(program)
+        for name in names:
+            (self.programs / name).unlink(missing_ok=True)
+
     def start(self, *arguments: str, dry_run: bool = False) -> subprocess.Popen[str]:
         env = {
-            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "PATH": self.path,
             "HOME": str(self.home),
             "RECORD": str(self.record),
             "RUN_CLUSTER_ROOT": str(self.root),
@@ -250,7 +267,11 @@ def test_a_token_is_used_when_there_is_one(by_hand: ByHand) -> None:
         ((IMAGE, "192.168.1.1", "--both", "/data"), 2, "--head or --worker, not --both"),
         ((*HEAD, "-e", "GLOO_SOCKET_IFNAME=ens9"), 5, "GLOO_SOCKET_IFNAME names ens9"),
         ((*HEAD, "-e", "NCCL_SOCKET_IFNAME=ib"), 5, "NCCL_SOCKET_IFNAME names ib"),
-        ((IMAGE, "203.0.113.1", "--worker", "/data"), 5, "is not known"),
+        ((IMAGE, "203.0.113.1", "--worker", "/data/model"), 4, "no route leads from this host"),
+        ((IMAGE, "no.such.host.invalid", "--worker", "/data/model"), 4, "knows no address of the"),
+        ((IMAGE, "192.168.1.300", "--worker", "/data/model"), 4, "knows no address of the head"),
+        ((IMAGE, "192.168.1.1", "--head", "/data/modle"), 5, "no directory /data/modle"),
+        ((*HEAD, "--env-file", "/none"), 2, "the file of --env-file /none cannot be read"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(
@@ -259,6 +280,121 @@ def test_what_cannot_work_is_said_before_anything_starts(
     code, err = by_hand.run(*arguments)
     assert (code, words in err, "fix: " in err) == (status, True, True), err
     assert by_hand.calls() == []
+
+
+def test_a_host_without_the_command_ip(by_hand: ByHand) -> None:
+    by_hand.without("ip")
+    code, err = by_hand.run(*HEAD)
+    assert (code, "no command `ip`" in err, "fix: apt-get install iproute2" in err) == (5, 1, 1)
+    argv = by_hand.argv(*HEAD, "-e", "VLLM_HOST_IP=192.168.1.1")
+    assert "--node-ip-address=192.168.1.1" in argv
+    assert not any("SOCKET_IFNAME" in word for word in argv)
+
+
+def test_a_host_without_docker(by_hand: ByHand) -> None:
+    by_hand.without("docker")
+    code, err = by_hand.run(*HEAD)
+    assert (code, "docker is not installed here" in err, "fix: " in err) == (5, True, True), err
+
+
+def test_a_host_with_thousands_of_interfaces(by_hand: ByHand) -> None:
+    """More than a pipe holds: nobody who reads may stop early."""
+    many = "".join(f"{n}: veth{n}    inet 10.1.{n // 250}.{n % 250}/32 x\n" for n in range(9, 6000))
+    (by_hand.record / "many").write_text(many)
+    ip = IP.format(ip="192.168.1.1").replace("esac", f"esac\ncat {by_hand.record}/many")
+    by_hand.program("ip", ip.replace('uid 0" ;;', 'uid 0"; exit ;;'))
+    argv = by_hand.argv(*HEAD, "-e", "GLOO_SOCKET_IFNAME=eth1")
+    assert {"NCCL_SOCKET_IFNAME==eth0", "GLOO_SOCKET_IFNAME=eth1"} <= set(argv)
+
+
+def test_variables_of_a_file(by_hand: ByHand) -> None:
+    """As Docker reads it: comments, no quotes, the last one counts, and -e over all of them."""
+    file = by_hand.home / "env"
+    file.write_text(
+        "# VLLM_HOST_IP=192.168.1.9\nVLLM_HOST_IP=192.168.1.1\n  VLLM_HOST_IP=10.0.0.9\n"
+        "RAY_AUTH_MODE=disabled\nGLOO_SOCKET_IFNAME=eth0"
+    )
+    argv = by_hand.argv(*HEAD, "--env-file", str(file), "-e", "GLOO_SOCKET_IFNAME=eth1")
+    assert "--node-ip-address=10.0.0.9" in argv
+    assert "NCCL_SOCKET_IFNAME==eth1" in argv
+    assert "GLOO_SOCKET_IFNAME=eth0" not in argv
+    assert not any(word.startswith("RAY_AUTH") for word in argv)
+    assert f"--env-file={file}" in by_hand.argv(*HEAD, f"--env-file={file}")
+
+
+def test_a_relative_model_directory_is_no_volume_of_docker(by_hand: ByHand) -> None:
+    here = Path.cwd()
+    (by_hand.root / str(here)[1:] / "model").mkdir(parents=True)
+    argv = by_hand.argv(IMAGE, "192.168.1.1", "--head", "model")
+    assert f"{here}/model:/root/.cache/huggingface" in argv
+
+
+def test_the_limit_of_open_files_is_dockers(by_hand: ByHand) -> None:
+    def docker_may(hard: str) -> None:
+        (by_hand.root / "run").mkdir(exist_ok=True)
+        (by_hand.root / "run/docker.pid").write_text("77")
+        (by_hand.root / "proc/77").mkdir(parents=True, exist_ok=True)
+        limits = f"Limit  Soft  Hard  Units\nMax open files            1024     {hard}   files\n"
+        (by_hand.root / "proc/77/limits").write_text(limits)
+
+    docker_may("54321")
+    assert "nofile=54321" in by_hand.argv(*HEAD)
+    docker_may("unlimited")
+    assert "nofile=1048576" in by_hand.argv(*HEAD)
+    docker_may("1024")
+    code, err = by_hand.run(*HEAD)
+    assert (code, "Docker may open 1024 files" in err, "fix: set LimitNOFILE" in err) == (5, 1, 1)
+
+
+@pytest.mark.parametrize("version", ["2.40.0", "2.9.3"])
+def test_a_token_that_the_images_ray_does_not_know(by_hand: ByHand, version: str) -> None:
+    (by_hand.record / "ray-version").write_text(f"a warning of Python\n{version}\n")
+    (by_hand.home / ".ray").mkdir()
+    (by_hand.home / ".ray/auth_token").write_text("very-secret")
+    code, err = by_hand.run(*HEAD)
+    assert (code, f"has Ray {version}, which knows no token" in err) == (5, True), err
+    assert "fix: use an image with Ray 2.52" in err
+    assert not any("--cidfile" in call for call in by_hand.calls())
+
+    (by_hand.record / "ends").write_text("0")
+    code, err = by_hand.run(*HEAD, "-e", "RAY_AUTH_MODE=disabled")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ended", "status", "words"),
+    [
+        (HEAD, 125, 6, "Docker did not start the node"),
+        (HEAD, 1, 6, "whether port 6379 is taken"),
+        (WORKER, 1, 6, "nc -zv 192.168.1.1 6379"),
+        (WORKER, 143, 143, ""),
+        (WORKER, 0, 0, ""),
+    ],
+)
+def test_how_a_node_ended(
+    by_hand: ByHand, arguments: tuple[str, ...], ended: int, status: int, words: str
+) -> None:
+    (by_hand.record / "ends").write_text(str(ended))
+    code, err = by_hand.run(*arguments)
+    assert (code, words in err, "fix: " in err) == (status, True, bool(words)), err
+
+
+def test_several_nodes_of_one_host(by_hand: ByHand) -> None:
+    (by_hand.record / "others").write_text("node head 192.168.1.1\n")
+    (by_hand.record / "ends").write_text("0")
+    code, err = by_hand.run(*WORKER, "--name", "node2")
+    assert code == 0
+    assert "node has the address 192.168.1.1 too" in err
+    assert "node may use the same GPUs" in err
+    own = ("--name=node2", "-e", "VLLM_HOST_IP=10.0.0.9", "--gpus", "device=1")
+    code, err = by_hand.run(*WORKER, *own)
+    assert (code, "node has" in err, "same GPUs" in err) == (0, False, False)
+    asked = [call for call in by_hand.calls() if call.startswith("container inspect")]
+    assert all(call.endswith(" node2") for call in asked)
+    assert values(by_hand.argv(*WORKER, *own), "--name") == {"node2"}
+
+    code, err = by_hand.run(*HEAD, "--name", "node2")
+    assert (code, "a head runs here already, node" in err, "fix: docker stop" in err) == (7, 1, 1)
 
 
 def test_an_image_without_ray_is_named_with_its_fix(by_hand: ByHand) -> None:
@@ -270,11 +406,18 @@ def test_an_image_without_ray_is_named_with_its_fix(by_hand: ByHand) -> None:
     assert not any("--cidfile" in call for call in by_hand.calls())
 
 
-@pytest.mark.parametrize("state", ["running ", "exited ", "running head"])
-def test_a_container_of_that_name_is_left_alone(by_hand: ByHand, state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "fix"),
+    [
+        ("running ", "docker rename node"),
+        ("exited ", "docker rename node"),
+        ("running head", "docker stop node, or, for one more: --name node2"),
+    ],
+)
+def test_a_container_of_that_name_is_left_alone(by_hand: ByHand, state: str, fix: str) -> None:
     (by_hand.record / "container").write_text(f"{state}\n")
-    code, _ = by_hand.run(*HEAD)
-    assert code == 7
+    code, err = by_hand.run(*HEAD)
+    assert (code, f"fix: {fix}" in err) == (7, True), err
     assert not any(call.startswith(("rm", "stop")) for call in by_hand.calls())
 
 
