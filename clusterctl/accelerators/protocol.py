@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from clusterctl.accelerators.engine_defaults import EngineDefaults
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.node.documents import GpuListing
+from clusterctl.node.fabric_documents import GpuBackend
+
+
+@dataclass(frozen=True)
+class DeviceAccess:
+    """What a container asks the engine for, to have a host's devices; nothing by default."""
+
+    cdi: tuple[str, ...] = ()
+    """CDI names, such as `nvidia.com/gpu=all`."""
+    all_gpus: bool = False
+    """The engine's own flag for all GPUs."""
+    nodes: tuple[str, ...] = ()
+    """Device nodes, by their paths."""
 
 
 class Accelerator(Protocol):
@@ -13,6 +29,27 @@ class Accelerator(Protocol):
 
     All answers are the same for the same arguments: hosts are asked elsewhere.
     """
+
+    # The cluster: which devices a node has.
+
+    def unpromised(self, facts: HostFacts | None) -> int | None:
+        """How many devices a host has in the cluster for which the inventory promises none; None
+        where that depends on `facts` and there are none."""
+
+    # The container of a node with devices, and what is asked in it.
+
+    def access(self, facts: HostFacts) -> DeviceAccess: ...
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of every node container."""
+
+    @property
+    def gpu_listing(self) -> GpuListing: ...
+
+    @property
+    def gpu_backend(self) -> GpuBackend:
+        """What the fabric gate does collectives with."""
 
     # Planning: what a model may use, and how vLLM is started on it.
 

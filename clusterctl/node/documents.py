@@ -33,6 +33,16 @@ class ExpectedNode:
 
 
 @dataclass(frozen=True)
+class GpuListing:
+    """The command that lists the GPUs which the container sees, one of its lines for each."""
+
+    argv: List[str] = field(default_factory=list)
+    """Empty: there are none to count."""
+    begins: str = ""
+    """How the line of a GPU begins."""
+
+
+@dataclass(frozen=True)
 class NodeDocument:
     """What this node is to be."""
 
@@ -50,8 +60,7 @@ class NodeDocument:
     """Every node of the cluster, on every node."""
     gcs_port: int = 6379
     """Where the head's GCS listens; a worker watches it."""
-    accelerator: str = "nvidia"
-    """`nvidia` or `cpu`: whether nvidia-smi is asked what the container sees."""
+    gpu_listing: GpuListing = field(default_factory=GpuListing)
 
 
 @dataclass(frozen=True)
@@ -165,9 +174,10 @@ class NodeState:
     python_version: str = ""
     vllm_version: str = ""
     gpus_visible: int = -1
-    """GPUs that the container sees now (nvidia-smi -L); -1: not looked, or not an NVIDIA host."""
+    """GPUs that the container sees now (NodeDocument.gpu_listing); -1: not looked, or none to
+    count."""
     gpus_said: str = ""
-    """nvidia-smi's own words, when it shows none."""
+    """The words of the command that lists them, when it shows none."""
     nodes: List[RayNode] = field(default_factory=list)
     """Head only: the GCS's own list, dead ones included."""
     nodes_time: float = 0.0

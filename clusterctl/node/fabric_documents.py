@@ -13,12 +13,22 @@ from clusterctl.node.documents import ExpectedNode
 
 
 @dataclass(frozen=True)
+class GpuBackend:
+    """What PyTorch calls GPUs and the collectives between them; empty: there are only CPUs."""
+
+    device: str = ""
+    """Such as `cuda`: a module of torch, and the beginning of each device's name."""
+    collectives: str = ""
+    """Such as `nccl`: the backend of torch.distributed."""
+
+
+@dataclass(frozen=True)
 class FabricSpec:
     """Which nodes are to prove that they reach each other."""
 
     nodes: List[ExpectedNode]
-    accelerator: str = "nvidia"
-    """`nvidia` or `cpu`; on CPUs a node is one rank."""
+    gpu_backend: GpuBackend = field(default_factory=GpuBackend)
+    """Empty: a node is one rank, on its CPUs, whatever it has."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Collective:
     """An all-reduce over all ranks of one backend, whose result was right."""
 
     backend: str
-    """`gloo` or `nccl`."""
+    """`gloo`, or the one between GPUs, such as `nccl`."""
     ranks: int
     hosts: int
     bandwidth: float
@@ -116,8 +126,8 @@ class FabricReport:
 
     seconds: float
     failed: str = ""
-    """The step that ended the gate: arrive | places | crossings | import | store | gloo | nccl |
-    gate (Ray was not joined) | time (all of it took too long)."""
+    """The step that ended the gate: arrive | places | crossings | import | store | gloo | the
+    backend between GPUs, such as nccl | gate (Ray was not joined) | time (it took too long)."""
     error: str = ""
     absent: Dict[str, str] = field(default_factory=dict)
     """Nodes on which Ray started no process in time, and why."""

@@ -6,7 +6,7 @@ it with what was seen. Knows neither Ray nor torch.
     crossings   every node reaches every other one on each of these addresses
     import      ranks, one per GPU, have torch
     store       rank 0 opens the store that the ranks meet at
-    gloo, nccl  all-reduces: joined, right, measured
+    gloo, nccl  all-reduces: joined, right, measured; nccl, or what else GPUs have, between GPUs
 
 When a collective fails though every connection came about, pairs of nodes try it alone: that
 names the node which spoils it.
@@ -132,16 +132,16 @@ class Gate:
                 self._timed(backend, lambda name=backend: self._measured(ranks, name))  # type: ignore[misc]
         except RanksFailed as failure:
             self._note(ranks=ranks.stop(), failed=failure.step, error=failure.error)
-            self._bisect(failure)
+            self._bisect(ranks, failure)
             raise GateFailed(failure.step, failure.error) from failure
 
     def _measured(self, ranks: Ranks, backend: str) -> None:
         found: Collective = ranks.await_measured(backend)
         self._note(collectives=[*self.report.collectives, found])
 
-    def _bisect(self, failure: RanksFailed) -> None:
+    def _bisect(self, ranks: Ranks, failure: RanksFailed) -> None:
         """Nodes of a failed collective, two by two; with two nodes there is nothing to learn."""
-        if failure.step not in {"gloo", "nccl"} or len(self.spec.nodes) < 3:
+        if failure.step not in ranks.backends or len(self.spec.nodes) < 3:
             return
         self._say(f"{failure.step} failed with all nodes: trying pairs")
         began = time.monotonic()

@@ -6,7 +6,8 @@ end of stdin ends it at once, wherever it hangs.
 
     {"do": "store", "ip": IP}                                      -> {"phase": "store", "port": N}
     {"do": "join", "ip": IP, "port": N, "rank": R, "world": W, "device": D, "gpus": [RANK, ...],
-     "within": S}                          -> joined, correct, measured; for gloo, then for nccl
+     "gpu_device": "cuda", "gpu_backend": "nccl", "within": S}
+                                    -> joined, correct, measured; for gloo, then for gpu_backend
 """
 
 from __future__ import annotations
@@ -91,10 +92,11 @@ class _Rank:
         self._prove("gloo", None, "cpu", order["world"])
         gpus = order["gpus"]
         if gpus:
-            group = self._dist.new_group(gpus, backend="nccl", timeout=within)
+            backend, kind = order["gpu_backend"], order["gpu_device"]
+            group = self._dist.new_group(gpus, backend=backend, timeout=within)
             if order["device"] >= 0:
-                self._torch.cuda.set_device(order["device"])
-                self._prove("nccl", group, f"cuda:{order['device']}", len(gpus))
+                getattr(self._torch, kind).set_device(order["device"])
+                self._prove(backend, group, f"{kind}:{order['device']}", len(gpus))
         _say(self._out, phase="done")
 
     def _prove(self, backend: str, group: Any, device: str, ranks: int) -> None:

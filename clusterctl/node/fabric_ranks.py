@@ -35,7 +35,7 @@ def seats(spec: FabricSpec) -> List[Seat]:
     """One for each GPU, and one for a node without any; on CPUs one for each node."""
     found: List[Seat] = []
     for node in spec.nodes:
-        gpus = node.gpus if spec.accelerator == "nvidia" else 0
+        gpus = node.gpus if spec.gpu_backend.device else 0
         for device in range(gpus) if gpus else (-1,):
             found.append(Seat(len(found), node.host, node.node_ip, device))
     return found
@@ -46,6 +46,7 @@ class Ranks:
         self._agents = agents
         self._limits = limits
         self._seats = seats(spec)
+        self._backend = spec.gpu_backend
         self._gpus = [seat.rank for seat in self._seats if seat.device >= 0]
         self._heard: Heard = {}
         self._stopped: List[RankReport] = []
@@ -59,7 +60,7 @@ class Ranks:
 
     @property
     def backends(self) -> Tuple[str, ...]:
-        return ("gloo", "nccl") if len(self._gpus) > 1 else ("gloo",)
+        return ("gloo", self._backend.collectives) if len(self._gpus) > 1 else ("gloo",)
 
     def launch(self) -> None:
         self._ask("launch", {seat.rank: seat.device for seat in self._seats})
@@ -86,6 +87,8 @@ class Ranks:
             "world": self.world,
             "device": seat.device,
             "gpus": self._gpus if len(self._gpus) > 1 else [],
+            "gpu_device": self._backend.device,
+            "gpu_backend": self._backend.collectives,
             "within": self._limits.join,
         }
 

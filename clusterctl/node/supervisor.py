@@ -45,7 +45,7 @@ class Supervisor:
         self._declared = Declared(paths, journal)
         self._ray = RayKeeper(document, paths, timing, journal, versions.labels(self._versions))
         self._view = RayView(watch_argv or _watch_argv(document, timing), timing)
-        self._gpus = GpuCount(document.accelerator, timing)
+        self._gpus = GpuCount(document.gpu_listing, timing)
         self._services: Dict[str, Service] = {}
         self._state_file = StateFile(paths.state, timing.state_every)
         self._stopping = threading.Event()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import config_dir
 from clusterctl.ray_cluster.addresses import host_port
@@ -52,6 +53,7 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
         **_ray(inventory, topology),
         **_vllm(inventory, node),
         **_interfaces(node),
+        **accelerator_named(inventory.accelerator).environment,
         **inventory.env,
         **inventory.host(node.host).env,
     }
@@ -74,18 +76,13 @@ def _differing(environments: list[dict[str, str]]) -> set[str]:
 
 
 def _ray(inventory: Inventory, topology: Topology) -> Mapping[str, str]:
-    environment = {
+    return {
         "RAY_ADDRESS": host_port(topology.head.node_ip, inventory.ray_ports.gcs),
         "RAY_DEDUP_LOGS": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         **DEAD_NODE_DETECTION,
         **_authentication(inventory),
     }
-    if inventory.accelerator == "nvidia":
-        # It ends workers when the host's memory is nearly full, which the page cache of a
-        # unified-memory GPU host is by design (vllm issue 28328).
-        environment["RAY_memory_monitor_refresh_ms"] = "0"
-    return environment
 
 
 def _authentication(inventory: Inventory) -> Mapping[str, str]:

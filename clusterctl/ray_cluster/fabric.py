@@ -9,7 +9,7 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.facts.model import HostFacts
 from clusterctl.node.fabric_documents import Collective, FabricReport
 from clusterctl.ray_cluster.environment import PER_NODE
-from clusterctl.ray_cluster.fabric_failures import failures
+from clusterctl.ray_cluster.fabric_failures import backend_name, failures
 from clusterctl.ray_cluster.fabric_log import Carried, read_log
 from clusterctl.ray_cluster.topology import Node, Topology
 
@@ -130,7 +130,7 @@ def _elsewhere(
 
 
 def _ranks(one: Collective) -> str:
-    name = {"gloo": "Gloo", "nccl": "NCCL"}[one.backend]
+    name = backend_name(one.backend)
     hosts = f" on {one.hosts} hosts" if one.hosts > 1 else ""
     return f"{name}, {one.ranks} ranks{hosts}"
 

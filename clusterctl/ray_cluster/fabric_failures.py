@@ -15,7 +15,10 @@ EPHEMERAL = "32768-60999"
 
 _VARIABLE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME", "control": "VLLM_HOST_IP"}
 _PHASES = ("started", "imported", "store", "joined", "correct", "measured", "done")
-_BACKEND = {"gloo": "Gloo", "nccl": "NCCL"}
+_BEFORE_COLLECTIVES = {
+    "import": "torch was not imported",
+    "store": "the ranks' meeting point did not open",
+}
 
 
 def failures(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
@@ -30,12 +33,17 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
             return [error for node in report.seen for error in _of_places(report, node.host, file)]
         case "crossings":
             return list(_of_crossings(report.crossings, file))
-        case "import" | "store" | "gloo" | "nccl":
-            return _of_ranks(report, topology, file)
         case "time":
             return _of_time(report, topology, file)
-        case _:
+        case "arrive" | "gate":
             return [_broken(report, topology)]
+        case _:  # import, store, or a backend
+            return _of_ranks(report, topology, file)
+
+
+def backend_name(backend: str) -> str:
+    """As people write it."""
+    return "Gloo" if backend == "gloo" else backend.upper()
 
 
 def _absent(host: str, why: str) -> ClusterctlError:
@@ -204,7 +212,7 @@ def _behind(report: FabricReport) -> set[str]:
 
 def _progress(rank: RankReport, step: str) -> int:
     """How far it came in that step; a phase of the step before counts as nothing."""
-    return _PHASES.index(rank.phase) if rank.backend == step or step in {"import", "store"} else 0
+    return _PHASES.index(rank.phase) if rank.backend == step or step in _BEFORE_COLLECTIVES else 0
 
 
 def _spoilt(
@@ -224,9 +232,8 @@ def _spoilt(
 
 
 def _what(step: str) -> str:
-    if step in _BACKEND:
-        return f"the all-reduce over {_BACKEND[step]} did not come about"
-    return "torch was not imported" if step == "import" else "the ranks' meeting point did not open"
+    collective = f"the all-reduce over {backend_name(step)} did not come about"
+    return _BEFORE_COLLECTIVES.get(step, collective)
 
 
 def _lag(rank: RankReport, report: FabricReport) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from clusterctl.accelerators.protocol import DeviceAccess
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
 from clusterctl.containers.spec import container_name as container_name
 from clusterctl.facts.model import HostFacts
@@ -80,7 +82,7 @@ def node_document(inventory: Inventory, topology: Topology, node: Node) -> NodeD
         env=node_environment(inventory, topology, node),
         expected=expected_nodes(topology),
         gcs_port=inventory.ray_ports.gcs,
-        accelerator=inventory.accelerator,
+        gpu_listing=accelerator_named(inventory.accelerator).gpu_listing,
     )
 
 
@@ -88,7 +90,8 @@ def container_spec(
     node: Node, image_id: str, inventory: Inventory, facts: HostFacts, topology: Topology
 ) -> ContainerSpec:
     """The node container. `image_id` as `docker image inspect` gives it."""
-    cdi, gpu_nodes = _gpu_access(inventory, node, facts)
+    accelerator = accelerator_named(inventory.accelerator)
+    gpus = accelerator.access(facts) if node.gpus else DeviceAccess()
     return ContainerSpec(
         name=container_name(inventory.cluster),
         image=image_id,
@@ -96,9 +99,9 @@ def container_spec(
         env=node_environment(inventory, topology, node),
         mounts=_mounts(inventory, inventory.host(node.host)),
         ulimits=_ulimits(node, facts),
-        cdi_devices=cdi,
-        all_gpus=gpu_nodes is not None,
-        devices=(*(gpu_nodes or ()), *(("/dev/infiniband",) if node.rdma else ())),
+        cdi_devices=gpus.cdi,
+        all_gpus=gpus.all_gpus,
+        devices=(*gpus.nodes, *(("/dev/infiniband",) if node.rdma else ())),
         capabilities=("IPC_LOCK",) if node.rdma else (),
         labels={
             CLUSTER_LABEL: inventory.cluster,
@@ -107,22 +110,6 @@ def container_spec(
         },
         stop_timeout=STOP_TIMEOUT,
     )
-
-
-def _gpu_access(
-    inventory: Inventory, node: Node, facts: HostFacts
-) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """CDI names, or for `--gpus all` the device nodes that go with it.
-
-    CDI first: the older hook adds devices behind the engine's back, and a `systemctl
-    daemon-reload` takes them away from running containers (nvidia-container-toolkit issue 48).
-    Devices that the engine was asked for by name stay.
-    """
-    if inventory.accelerator != "nvidia" or not node.gpus:
-        return (), None
-    if facts.engine.cdi_spec_dirs and any("nvidia" in path for path in facts.cdi_specs):
-        return ("nvidia.com/gpu=all",), None
-    return (), facts.gpus.nodes
 
 
 def _ulimits(node: Node, facts: HostFacts) -> dict[str, int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
@@ -115,7 +116,7 @@ def _node(
         nccl_nics=(nccl.nic,),
         gloo_nic=gloo.nic,
         rdma=rdma.ports[host.name],
-        gpus=len(host.gpus) or _gpus_found(inventory, facts),
+        gpus=len(host.gpus) or accelerator_named(inventory.accelerator).unpromised(facts) or 0,
         speed=speed_of(facts, address.nic),
         explain=(
             f"node IP {address.ip} on {address.nic}: {address.reason}",
@@ -124,11 +125,6 @@ def _node(
             rdma.reasons[host.name],
         ),
     )
-
-
-def _gpus_found(inventory: Inventory, facts: HostFacts) -> int:
-    """What an inventory that promises nothing for a host gets: every GPU it has."""
-    return len(facts.gpus.gpus) if inventory.accelerator == "nvidia" else 0
 
 
 def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> None:

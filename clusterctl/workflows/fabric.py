@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import Cancelled
@@ -161,7 +162,8 @@ def _judged(ground: FabricGround, report: FabricReport) -> FabricVerdict:
 
 def _run(ground: FabricGround, sink: EventSink, cancelled: Cancelled) -> FabricReport:
     """The gate's program in the head's container; what it says on the way goes to `sink`."""
-    spec = FabricSpec(expected_nodes(ground.topology), ground.inventory.accelerator)
+    accelerator = accelerator_named(ground.inventory.accelerator)
+    spec = FabricSpec(expected_nodes(ground.topology), accelerator.gpu_backend)
     name = container_name(ground.inventory.cluster)
     argv = ["docker", "exec", "-i", name, "python3", package.install_path(), "fabric"]
     with DockerDriver(ground.head).open(argv) as channel:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.parse import Probe
@@ -81,7 +82,8 @@ def unseen(inventory: Inventory, host: Host) -> Node:
     Raises RequirementsNotMet when its node IP or GPUs depend on what only the host can tell.
     """
     address = host.node_ip or _address(inventory, host)
-    if address is None or (inventory.accelerator == "nvidia" and not host.gpus):
+    unpromised = accelerator_named(inventory.accelerator).unpromised(None)
+    if address is None or (not host.gpus and unpromised is None):
         lacking, key = ("GPUs", "gpus") if address else ("node IP", "node_ip")
         raise RequirementsNotMet(
             f"it does not answer, and without it its {lacking} cannot be told, which the others "
@@ -89,7 +91,7 @@ def unseen(inventory: Inventory, host: Host) -> Node:
             host=host.name,
             hint=f"give hosts.{host.name}.{key} in the inventory, or take the host out of it",
         )
-    return Node(host.name, host.role, address, "", (), "", (), len(host.gpus))
+    return Node(host.name, host.role, address, "", (), "", (), len(host.gpus) or unpromised or 0)
 
 
 def _insist_on_own_address(nodes: Sequence[Node]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from clusterctl.node.documents import ExpectedNode
 from clusterctl.node.fabric_agent import Agent
 from clusterctl.node.fabric_agents import Answer
-from clusterctl.node.fabric_documents import Crossing, FabricSpec, Place, RankReport
+from clusterctl.node.fabric_documents import Crossing, FabricSpec, GpuBackend, Place, RankReport
 from clusterctl.node.fabric_nics import Interface
 from tests.fakes.ports import port_of, reserved
 
@@ -26,7 +26,7 @@ HANGS = "it hangs from here on"
 def spec(*hosts: str, gpus: int = 0) -> FabricSpec:
     """Nodes at 127.0.0.11, .12, ..."""
     nodes = [ExpectedNode(host, f"127.0.0.{11 + n}", gpus) for n, host in enumerate(hosts)]
-    return FabricSpec(nodes, accelerator="nvidia" if gpus else "cpu")
+    return FabricSpec(nodes, GpuBackend("cuda", "nccl") if gpus else GpuBackend())
 
 
 class Attentive(Agent):

@@ -103,7 +103,7 @@ class Bench:
             ray_argv=[sys.executable, str(PROGRAMS / "fake_ray.py"), str(self.root)],
             env={"NODE_VARIABLE": "from-the-node"},
             expected=[ExpectedNode("a", "10.0.0.1", 1), ExpectedNode("b", "10.0.0.2", 1)],
-            gcs_port=self.gcs_port, accelerator="cpu",
+            gcs_port=self.gcs_port,
         )  # fmt: skip
         return replace(base, **changes)
 

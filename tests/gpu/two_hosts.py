@@ -150,7 +150,8 @@ def gate(argv: Sequence[str], env: Mapping[str, str], nodes: Sequence[Any]) -> d
     )
     assert process.stdin
     assert process.stdout
-    process.stdin.write(json.dumps({"nodes": nodes, "accelerator": "nvidia"}) + "\n")
+    spec = {"nodes": nodes, "gpu_backend": {"device": "cuda", "collectives": "nccl"}}
+    process.stdin.write(json.dumps(spec) + "\n")
     process.stdin.flush()
     signal.alarm(int(GATE_WITHIN))
     found: dict[str, Any] = {}

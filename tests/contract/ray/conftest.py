@@ -167,7 +167,7 @@ def _set_up(directory: Path, topology: Topology, node: Node, token: str) -> Runn
     document = NodeDocument(
         cluster="demo", host=node.host, role=node.role, node_ip=node.node_ip,
         head_ip=topology.head.node_ip, ray_argv=argv, env=env,
-        expected=expected_nodes(topology), gcs_port=GCS, accelerator="cpu",
+        expected=expected_nodes(topology), gcs_port=GCS,
     )  # fmt: skip
     paths.node_document.write_text(to_json(document))
     program = paths.root / "node.pyz"

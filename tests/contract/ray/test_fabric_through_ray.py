@@ -50,7 +50,7 @@ def test_ray_starts_the_gates_processes_on_both_nodes(two_nodes: TwoNodes) -> No
     expected = expected_nodes(two_nodes.topology)
     await_formed(expected, two_nodes.head.state, FORMED)
 
-    report = gate(two_nodes.head, FabricSpec(expected, "cpu"))
+    report = gate(two_nodes.head, FabricSpec(expected))
 
     ips = {node.host: node.env["VLLM_HOST_IP"] for node in report.seen}
     assert ips == {"head": "127.0.0.2", "worker": "127.0.0.3"}

@@ -20,8 +20,8 @@ def join(order: dict[str, Any], fault: str) -> None:
         sys.stderr.write("it hangs from here on\n")
         sys.stderr.flush()
         time.sleep(3600)
-    for backend in ("gloo", "nccl"):
-        if backend == "nccl" and order["device"] < 0:
+    for backend in ("gloo", order["gpu_backend"]):
+        if backend != "gloo" and order["device"] < 0:
             continue
         say(phase="joined", backend=backend)
         if fault == "wrong":

@@ -26,7 +26,10 @@ ALLOWED = {
         "steps", "packages", "node", "containers", "engine", "facts", "transport", "inventory",
         "errors",
     },
-    "ray_cluster": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "ray_cluster": {
+        "accelerators",
+        "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+    },
     "models": {"transport", "inventory", "errors"},
     "serving": {
         "accelerators.engine_defaults",

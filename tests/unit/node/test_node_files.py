@@ -16,10 +16,13 @@ import pytest
 from clusterctl.node import documents, journal, package
 from clusterctl.node.backoff import Backoff
 from clusterctl.node.children import Child, RotatedLog
+from clusterctl.node.documents import GpuListing
 from clusterctl.node.gpus import GpuCount
 from clusterctl.node.journal import Journal
 from clusterctl.node.timing import Timing
 from tests.fakes.node_bench import await_value
+
+LISTING = GpuListing(["nvidia-smi", "-L"], "GPU ")
 
 SOURCES = sorted(Path(package.__file__).parent.glob("*.py"))
 
@@ -89,7 +92,7 @@ def test_gpus_are_counted(
     program.write_text(f"#!/bin/sh\n{script.replace('sleep', 'exec sleep')}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    count = GpuCount("nvidia", Timing(gpus_timeout=timeout))
+    count = GpuCount(LISTING, Timing(gpus_timeout=timeout))
 
     def look() -> bool:
         count.tick(time.monotonic())
@@ -112,7 +115,7 @@ def test_what_nvidia_smi_says_instead_of_gpus_is_kept(
     program.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Unknown Error'; exit 255\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    count = GpuCount("nvidia", Timing())
+    count = GpuCount(LISTING, Timing())
 
     def said() -> str:
         count.tick(time.monotonic())
@@ -122,8 +125,8 @@ def test_what_nvidia_smi_says_instead_of_gpus_is_kept(
     assert count.visible == 0
 
 
-def test_gpus_are_not_looked_for_on_cpu_hosts() -> None:
-    count = GpuCount("cpu", Timing())
+def test_gpus_are_not_looked_for_where_nothing_lists_them() -> None:
+    count = GpuCount(GpuListing(), Timing())
     count.tick(time.monotonic())
     assert count.visible == -1
 
