@@ -149,7 +149,7 @@ class Problems(ClusterctlError):
 
 def raise_all(errors: Iterable[ClusterctlError]) -> None:
     """Raise nothing, the one error, or `Problems` with all of them."""
-    found = tuple(errors)
+    found = tuple(dict.fromkeys(errors))  # one that ended several hosts' work is told once
     if len(found) == 1:
         raise found[0]
     if found:

@@ -55,18 +55,18 @@ def execute(
     sink: EventSink,
     *,
     cancelled: Cancelled | None = None,
-    before_stage: Callable[[], None] = lambda: None,
+    before_change: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
     """Run `stages` in order, each to its end on all its hosts before the next begins.
 
     Every step is checked again when its turn comes, so a plan that went stale does no harm.
-    `sink` is never called by two threads at once. `before_stage` is called before each stage
-    and raises what is to end the run there, as when the cluster's lock was lost.
+    `sink` is never called by two threads at once. `before_change` is called before each change
+    and raises what is to keep it from being made, as when the cluster's lock was lost.
 
     Raises the errors of a stage whose policy is STOP, all hosts' together, after its running
     hosts have come to their end; Interrupted when `cancelled` was set before the last step.
     """
-    run = _Run(views, one_at_a_time(sink), cancelled or threading.Event(), before_stage)
+    run = _Run(views, one_at_a_time(sink), cancelled or threading.Event(), before_change)
     for stage in stages:
         run.stage(stage)
     return RunOutcome(run.changed, run.set_aside)
@@ -77,7 +77,7 @@ class _Run:
     views: Mapping[str, HostView]
     sink: EventSink
     cancelled: Cancelled
-    before_stage: Callable[[], None]
+    before_change: Callable[[], None]
     changed: int = 0
     set_aside: dict[str, ClusterctlError] = field(default_factory=dict)
 
@@ -87,7 +87,6 @@ class _Run:
             return
         if self.cancelled.is_set():
             raise _interrupted(stage.title)
-        self.before_stage()
         started = time.monotonic()
         self.sink(StageStarted(stage.title, hosts))
         at_work = {name: self.views[name] for name in hosts}
@@ -142,6 +141,7 @@ class _Run:
     def _apply(self, step: Step, view: HostView, change: Change | Unknown) -> None:
         if isinstance(change, Unknown):
             raise StepFailed(f"{step.title}: cannot be told: {change.reason}")
+        self.before_change()
         self.sink(StepStarted(view.host.name, step.title, change))
         step.apply(view, change)
         remaining = step.check(view)

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.steps.root_script import root_script
+from clusterctl.transport.base import ABSENT
 
 LOOK = """\
 for path in "$@"; do
@@ -54,7 +55,7 @@ class FilesPresent:
         self._disrupts = disrupts
 
     def check(self, view: HostView) -> Change | None:
-        differing = self._differing(view)
+        differing = [file for file, _ in self._differing(view)]
         names = ", ".join(PurePosixPath(file.path).name for file in differing)
         if not differing:
             return None
@@ -67,14 +68,19 @@ class FilesPresent:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        for file in self._differing(view):
-            view.transport.put(file.data, file.path, mode=file.mode, sudo=True)
+        for file, before in self._differing(view):
+            view.transport.put(file.data, file.path, mode=file.mode, sudo=True, before=before)
 
-    def _differing(self, view: HostView) -> list[RemoteFile]:
+    def _differing(self, view: HostView) -> list[tuple[RemoteFile, str]]:
+        """Files that are not as they should be, each with the digest of what it holds now."""
         wanted = self._files_for(view)
         paths = [file.path for file in wanted]
         told = root_script(view, LOOK, *paths, doing="looking at files").splitlines()
-        return [file for file, seal in zip(wanted, told, strict=True) if seal != file.seal]
+        return [
+            (file, ABSENT if seal == "none" else seal.partition(" ")[2])
+            for file, seal in zip(wanted, told, strict=True)
+            if seal != file.seal
+        ]
 
 
 def _content(view: HostView, path: str) -> bytes:

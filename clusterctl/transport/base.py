@@ -18,6 +18,9 @@ from clusterctl.inventory.model import Host
 DEFAULT_TIMEOUT = 60.0
 """Seconds a command may take when its caller says nothing else."""
 
+ABSENT = "absent"
+"""In place of the sha256 of a file: that there is none."""
+
 END_LIMIT = 5.0
 """Seconds from the end of a command's output to its own."""
 
@@ -123,10 +126,19 @@ class Transport(Protocol):
         RequirementsNotMet or AuthenticationRejected.
         """
 
-    def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+    def put(
+        self,
+        data: bytes,
+        path: str,
+        *,
+        mode: int = 0o644,
+        sudo: bool = False,
+        before: str | None = None,
+    ) -> None:
         """Make `path` hold `data` with `mode`, atomically; its directory must exist.
 
-        Raises CommandFailed when the host refuses.
+        `before`: sha256 (hex) of what the file must hold now, or ABSENT; nothing is written where
+        it holds anything else. Raises CommandFailed when the host refuses.
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:

@@ -8,6 +8,7 @@ a silent network cut (free after SILENCE).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -48,6 +49,28 @@ while [ -n "$(beat "$3")" ]; do :; done
 # `read -t` is not POSIX, and dash has none: `timeout dd` reads one byte or gives up. What reads
 # must not have descriptor 9 open, or it would go on holding the lock when this shell is killed.
 
+_NOT_MINE, _NOT_BEFORE = 3, 4
+_IF_MINE = """\
+[ "$(cat "$1" 2>/dev/null)" = "$2" ] && ! flock -n 8 8<"$1" || { cat "$1"; exit 3; }
+"""
+_REPLACE = f"""\
+set -u; umask 077
+lock=$1 mine=$2 file=$3 before=$4 size=$5
+if [ "$size" != gone ]; then
+  new=$(mktemp "$file.XXXXXX") || exit 1
+  trap 'rm -f "$new"' EXIT
+  cat >"$new" && [ "$(wc -c <"$new")" -eq "$size" ] || exit 1
+fi
+set -- "$lock" "$mine"
+{_IF_MINE}\
+now=none
+[ ! -e "$file" ] || now=$(sha256sum <"$file" | cut -c1-64)
+[ "$now" = "$before" ] || exit 4
+if [ "$size" = gone ]; then rm -f "$file"; else mv -f "$new" "$file"; fi
+"""
+# What is sent arrives first and is looked at last: between that and the change no client can
+# fall asleep.
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -72,6 +95,14 @@ def this_process(command: str) -> Holder:
     return Holder(account(), socket.gethostname(), os.getpid(), now, command)
 
 
+def _holder(answer: str) -> Holder | None:
+    """The holder that a lock's file names."""
+    try:
+        return Holder(**json.loads(answer))
+    except (ValueError, TypeError):
+        return None
+
+
 class ClusterLock(Closing):
     """A context manager that holds the lock of a cluster.
 
@@ -92,25 +123,55 @@ class ClusterLock(Closing):
         self._head, self._cluster, self._command = head, cluster, command
         self._path = f"{directory}/clusterctl-{cluster}.lock"
         self._beat, self._silence = beat, silence
+        self._mine = this_process(command).to_json()
         self._channel: Channel | None = None
+        self._gone: ConnectionFailed | None = None
+        """That it was lost: the same error for all who work under it, so that it is told once."""
         self._released = threading.Event()
 
     def ensure_held(self) -> None:
-        """Raises ConnectionFailed when the lock was lost meanwhile, as after a sleep."""
+        """Asks the head. Raises ConnectionFailed when the lock was lost, as after a sleep: this
+        side learns of that only after it went on."""
         if self._channel is None:
             raise ConnectionFailed("the lock was never taken", host=self._head.host.name)
+        if self._gone:
+            raise self._gone
         with contextlib.suppress(TimeoutError):
             self._channel.wait(0)
-            raise ConnectionFailed(
-                f"the lock of cluster {self._cluster} was lost: the connection to the head broke, "
-                f"or stayed silent for {self._silence} s",
+            raise self._lost("")
+        argv = ["sh", "-c", _IF_MINE, "clusterctl-held", self._path, self._mine]
+        result = self._head.run(argv, sudo=True, timeout=_ANSWER_LIMIT)
+        if not result.ok:
+            raise self._lost(result.stdout)
+
+    def replace(self, path: str, data: bytes | None, *, before: bytes | None) -> None:
+        """Make the file `path` on the head hold `data` with mode 0600, or remove it (None), if it
+        still holds `before` (None: there is no such file) and this run still holds the lock.
+
+        One round trip, atomic. Raises ConnectionFailed when the lock was lost, StepFailed when
+        the file is another by now or cannot be written.
+        """
+        size = "gone" if data is None else str(len(data))
+        known = "none" if before is None else hashlib.sha256(before).hexdigest()
+        argv = ["sh", "-c", _REPLACE, "clusterctl-write", self._path, self._mine, path, known, size]
+        result = self._head.run(argv, stdin=data or b"", sudo=True)
+        if result.status == _NOT_MINE:
+            raise self._lost(result.stdout)
+        if result.status == _NOT_BEFORE:
+            raise StepFailed(
+                f"{path} was changed by someone else meanwhile, and is left as it is",
                 host=self._head.host.name,
-                hint="run the same clusterctl command again",
+                hint="run the same clusterctl command again: it looks at what is there now",
+            )
+        if not result.ok:
+            raise StepFailed(
+                f"{path} cannot be {'removed' if data is None else 'written'}",
+                host=self._head.host.name,
+                detail=result.last_lines() or None,
             )
 
     def __enter__(self) -> Self:
-        mine = this_process(self._command).to_json()
-        argv = ["sh", "-c", _HOLD, "clusterctl-lock", self._path, mine, str(self._silence)]
+        argv = ["sh", "-c", _HOLD, "clusterctl-lock", self._path, self._mine, str(self._silence)]
         channel = self._head.open_channel(argv, sudo=True)
         try:
             self._await_grant(channel)
@@ -149,15 +210,24 @@ class ClusterLock(Closing):
         raise self._failed(f"{self._path} could not be opened", channel)
 
     def _held(self, answer: str) -> LockHeld:
-        try:
-            holder = str(Holder(**json.loads(answer)))
-        except (ValueError, TypeError):  # it is about to write its name, or is another program
-            holder = "someone who has not given a name yet"
+        # One without a name is about to write it, or is another program.
+        holder = _holder(answer) or "someone who has not given a name yet"
         return LockHeld(
             f"cluster {self._cluster} is being worked on by {holder}",
             host=self._head.host.name,
             hint="wait for it to end; the lock ends with it",
         )
+
+    def _lost(self, answer: str) -> ConnectionFailed:
+        """`answer`: what the lock's file says now."""
+        other = _holder(answer)
+        self._gone = ConnectionFailed(
+            f"the lock of cluster {self._cluster} was lost: the connection to the head broke, "
+            f"or stayed silent for {self._silence} s" + (f"; it is {other}'s now" if other else ""),
+            host=self._head.host.name,
+            hint="run the same clusterctl command again",
+        )
+        return self._gone
 
     def _failed(self, cause: str, channel: Channel) -> StepFailed:
         return StepFailed(

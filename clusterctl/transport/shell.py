@@ -37,7 +37,12 @@ new=$(mktemp "$1.XXXXXX") || exit 1
 trap 'rm -f "$new"' EXIT
 cat >"$new" || exit 1
 [ "$(wc -c <"$new")" -eq "$3" ] || { echo "only a part of $1 arrived" >&2; exit 1; }
-chmod "$2" "$new" && mv -f "$new" "$1"
+chmod "$2" "$new" || exit 1
+if [ -n "$4" ]; then
+  now=absent; [ ! -e "$1" ] || now=$(sha256sum <"$1" | cut -c1-64)
+  [ "$now" = "$4" ] || { echo "someone else changed $1 meanwhile" >&2; exit 1; }
+fi
+mv -f "$new" "$1"
 """
 # The size is checked because a lost connection looks like the end of the data to `cat`.
 
@@ -99,8 +104,16 @@ class ShellTransport(ABC):
             raise self._timed_out(argv, timeout, result.last_lines())
         return result
 
-    def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
-        argv = ("sh", "-c", _PUT, "put", path, f"{mode:o}", str(len(data)))
+    def put(
+        self,
+        data: bytes,
+        path: str,
+        *,
+        mode: int = 0o644,
+        sudo: bool = False,
+        before: str | None = None,
+    ) -> None:
+        argv = ("sh", "-c", _PUT, "put", path, f"{mode:o}", str(len(data)), before or "")
         result = self.run(argv, stdin=data, sudo=sudo, timeout=DEFAULT_TIMEOUT + len(data) / 1e6)
         if not result.ok:
             raise CommandFailed(

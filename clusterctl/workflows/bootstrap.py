@@ -139,7 +139,7 @@ def run(
                 if not plan.empty:
                     _require_ways(cluster, sink)
                     carry_out = partial(
-                        execute, sink=sink, cancelled=cancelled, before_stage=lock.ensure_held
+                        execute, sink=sink, cancelled=cancelled, before_change=lock.ensure_held
                     )
                     cluster, changed = _carry_out(cluster, hosts, engines, carry_out, sink)
                     since = clock_of(cluster.head.transport)

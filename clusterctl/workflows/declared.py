@@ -20,8 +20,18 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, from_json, to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.transport.base import Transport
+from clusterctl.transport.lock import ClusterLock
 from clusterctl.workflows.reach import node_files, read_state, require_bootstrapped
-from clusterctl.workflows.service_watch import OutOfSight, PatientLook, StageEvents, await_ready
+from clusterctl.workflows.service_watch import (
+    OutOfSight,
+    Overruled,
+    PatientLook,
+    StageEvents,
+    await_ready,
+    followed,
+)
+
+_READ = 'if [ -e "$1" ]; then cat "$1"; fi'
 
 STOP_SLACK = 30.0
 """Seconds beyond a service's own shutdown time until a stop counts as failed."""
@@ -55,12 +65,12 @@ def look_at_head(
     return _state_in(inventory, answer), services_in(inventory.cluster, answer)
 
 
-def look_at_supervised(inventory: Inventory, head: Transport) -> dict[str, ServiceDocument]:
-    """What is declared on a head whose supervisor works. Raises RequirementsNotMet when it
-    does not: nobody there would follow a change."""
+def look_at_supervised(inventory: Inventory, head: Transport) -> Probe:
+    """The answer of a head whose supervisor works. Raises RequirementsNotMet when it does not:
+    nobody there would follow a change."""
     answer = _ask(inventory, head)
     require_bootstrapped(inventory, _state_in(inventory, answer), answer.facts.clock)
-    return services_in(inventory.cluster, answer)
+    return answer
 
 
 def _ask(inventory: Inventory, head: Transport) -> Probe:
@@ -85,35 +95,30 @@ def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
     return read_state(head.run(["cat", file], sudo=True, timeout=20).stdout.encode())
 
 
-def withdraw(inventory: Inventory, head: Transport, name: str) -> None:
-    """Take a service's document away; the supervisor stops it."""
-    file = NodePaths(inventory.cluster).services / f"{name}.json"
-    result = head.run(["rm", "-f", "--", str(file)], sudo=True)
-    if not result.ok:
-        raise StepFailed(
-            f"{file} cannot be removed", host=head.host.name, detail=result.last_lines()
-        )
-
-
 def declare(
     inventory: Inventory,
     head: Transport,
+    lock: ClusterLock,
     document: ServiceDocument,
     old: ServiceDocument | None,
+    file: bytes | None,
     sink: EventSink,
 ) -> None:
-    """Write the document and follow it; when the service fails, put `old` back.
+    """Write the document over `file`, what was there when this was decided, and follow it; when
+    the service fails, put `old` back. Each is written only while `lock` is held and nobody else
+    wrote meanwhile: a run that was frozen does not bring back what others stopped.
 
     A head that cannot be watched is no failure of the service: it goes on loading. Raises
     OutOfSight then, else as `await_ready`.
     """
-    _write(inventory, head, document)
+    path = service_file(inventory.cluster, document.name)
+    lock.replace(path, _written(document), before=file)
     try:
         follow(inventory, head, document, sink)
-    except OutOfSight:
+    except (OutOfSight, Overruled):
         raise
     except ClusterctlError:
-        sink(Note(_put_back(inventory, head, document.name, old)))
+        sink(Note(_put_back(lock, path, document, old)))
         raise
 
 
@@ -121,31 +126,65 @@ def follow(
     inventory: Inventory, head: Transport, document: ServiceDocument, sink: EventSink
 ) -> None:
     """Tell the stages of a declared service until it is ready. Raises as `declare`."""
-    events = StageEvents(head.host.name, sink)
-    await_ready(document, PatientLook(lambda: read_head_state(inventory, head)), events)
+
+    def look() -> NodeState | None:
+        state = read_head_state(inventory, head)
+        if state is not None and not followed(state, document):
+            _ensure_declared(inventory, head, document)
+        return state
+
+    await_ready(document, PatientLook(look), StageEvents(head.host.name, sink))
 
 
-def _put_back(inventory: Inventory, head: Transport, name: str, old: ServiceDocument | None) -> str:
-    """What was done about a service that failed, in words; the failure is what gets raised."""
+def _ensure_declared(inventory: Inventory, head: Transport, document: ServiceDocument) -> None:
+    """Raises Overruled when the head's file of the service is gone, or says something else."""
+    path = service_file(inventory.cluster, document.name)
+    text = head.run(["sh", "-c", _READ, "read", path], sudo=True, timeout=20).stdout
     try:
-        if old is None:
-            withdraw(inventory, head, name)
-            return f"{name} is withdrawn: it would fail again"
-        _write(inventory, head, old)
+        same = bool(text) and from_json(ServiceDocument, text).fingerprint == document.fingerprint
+    except ValueError:
+        return  # unreadable: the supervisor says so, and goes on with what it read before
+    if not same:
+        raise Overruled(
+            f"{document.name} was {'served otherwise' if text else 'stopped'} by someone else "
+            "meanwhile, and is left as it is",
+            host=head.host.name,
+            hint="clusterctl status",
+        )
+
+
+def _put_back(
+    lock: ClusterLock, path: str, document: ServiceDocument, old: ServiceDocument | None
+) -> str:
+    """What was done about a service that failed, in words; the failure is what gets raised."""
+    name = document.name
+    try:
+        lock.replace(path, _written(old) if old else None, before=_written(document))
     except ClusterctlError as error:
-        return f"{name} stays declared, and is tried again: {error}; end it: clusterctl stop {name}"
+        return f"{name} stays as it is declared: {error}; end it: clusterctl stop {name}"
+    if old is None:
+        return f"{name} is withdrawn: it would fail again"
     return f"{name} goes back to what it was served with before"
 
 
-def _write(inventory: Inventory, head: Transport, document: ServiceDocument) -> None:
-    target = NodePaths(inventory.cluster).services / f"{document.name}.json"
-    head.put(to_json(document).encode(), str(target), mode=0o600, sudo=True)
+def service_file(cluster: str, name: str) -> str:
+    """The file on the head that declares the service called `name`."""
+    return str(NodePaths(cluster).services / f"{name}.json")
+
+
+def _written(document: ServiceDocument) -> bytes:
+    return to_json(document).encode()
 
 
 def stop_service(
-    inventory: Inventory, head: Transport, document: ServiceDocument, sink: EventSink
+    inventory: Inventory,
+    head: Transport,
+    lock: ClusterLock,
+    document: ServiceDocument,
+    file: bytes | None,
+    sink: EventSink,
 ) -> None:
-    """Withdraw it and wait until the supervisor says that it is gone.
+    """Withdraw it, whose file holds `file`, and wait until the supervisor says that it is gone.
 
     Raises StepFailed when it is still there after its own shutdown time and some slack.
     """
@@ -153,7 +192,7 @@ def stop_service(
     title = f"Stop {document.name}"
     sink(StageStarted(title, (host,)))
     sink(StepStarted(host, title, Change("let running requests finish, then end vLLM")))
-    withdraw(inventory, head, document.name)
+    lock.replace(service_file(inventory.cluster, document.name), None, before=file)
     deadline = started + document.shutdown_timeout + STOP_SLACK
     while _still_there(read_head_state(inventory, head), document.name):
         if time.monotonic() > deadline:

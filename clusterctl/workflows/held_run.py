@@ -17,6 +17,6 @@ def execute_held(
     sink: EventSink,
     ensure_held: Callable[[], None],
 ) -> RunOutcome:
-    """`engine.executor.execute`; `ensure_held` raises before a stage when the lock was lost."""
+    """`engine.executor.execute`; `ensure_held` raises before a change when the lock was lost."""
     with interruptible(sink) as cancelled:
-        return execute(stages, views, sink, cancelled=cancelled, before_stage=ensure_held)
+        return execute(stages, views, sink, cancelled=cancelled, before_change=ensure_held)

@@ -31,6 +31,7 @@ from clusterctl.workflows.declared import (
     declare,
     follow,
     read_head_state,
+    service_file,
     services_in,
     services_pattern,
 )
@@ -134,11 +135,11 @@ def run(
         first = look()
         agree(first.changes)
         if first.changes.lines:
-            with ClusterLock(head, inventory.cluster, "serve"):
+            with ClusterLock(head, inventory.cluster, "serve") as lock:
                 decision = settle(first, look, agree)
                 _prove_links(decision, sink)
-                return _bring_up(inventory, head, decision, sink)
-        return _bring_up(inventory, head, first, sink)
+                return _bring_up(inventory, head, lock, decision, sink)
+        return _bring_up(inventory, head, None, first, sink)
 
 
 def settle(first: Decision, look: Callable[[], Decision], agree: Agree) -> Decision:
@@ -173,14 +174,22 @@ def _decide(
     return Decision(prepared, old, _changes(prepared, old), answer, ground)
 
 
-def _bring_up(inventory: Inventory, head: Transport, decision: Decision, sink: EventSink) -> Served:
+def _bring_up(
+    inventory: Inventory,
+    head: Transport,
+    lock: ClusterLock | None,
+    decision: Decision,
+    sink: EventSink,
+) -> Served:
+    """`lock` is None where nothing was decided that would change anything."""
     prepared, old, started = decision.prepared, decision.old, time.monotonic()
     title = f"Serve {prepared.document.name}"
     sink(StageStarted(title, (head.host.name,)))
     for note in prepared.notes:
         sink(Note(note))
-    if decision.changes.lines:
-        declare(inventory, head, prepared.document, old, sink)
+    if decision.changes.lines and lock:
+        file = decision.answer.files.get(service_file(inventory.cluster, prepared.document.name))
+        declare(inventory, head, lock, prepared.document, old, file, sink)
     else:
         follow(inventory, head, old or prepared.document, sink)
     proof = prove(inventory, head, prepared, lambda: read_head_state(inventory, head), sink)

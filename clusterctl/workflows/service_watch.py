@@ -87,6 +87,10 @@ class OutOfSight(ConnectionFailed):
     """The head cannot be watched any more; that says nothing about the service."""
 
 
+class Overruled(StepFailed):
+    """Someone else stopped the service, or declared it otherwise, while it was watched."""
+
+
 @dataclass
 class PatientLook:
     """A look at the head's state that outlasts a short failure of the way there.
@@ -102,6 +106,8 @@ class PatientLook:
     def __call__(self) -> NodeState | None:
         try:
             state = self.read()
+        except Overruled:
+            raise
         except ClusterctlError as error:
             self._bear(error)
             return None
@@ -142,7 +148,8 @@ def await_ready(
     waiting_since: float | None = None
     deadline = seen + document.ready_timeout + document.shutdown_timeout + NOTICE_LIMIT
     while (now := wait.clock()) < deadline:
-        state = _service(read(), document)
+        node = read()
+        state = followed(node, document) if node else None
         if state is None:
             if now - seen > NOTICE_LIMIT + document.shutdown_timeout:
                 raise _unnoticed(document, events.host)
@@ -163,9 +170,9 @@ def await_ready(
     )
 
 
-def _service(node: NodeState | None, document: ServiceDocument) -> ServiceState | None:
+def followed(node: NodeState, document: ServiceDocument) -> ServiceState | None:
     """Its state, once the supervisor follows this very document."""
-    for state in node.services if node else ():
+    for state in node.services:
         if state.name == document.name and state.fingerprint == document.fingerprint:
             return state
     return None

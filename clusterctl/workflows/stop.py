@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import ServiceDocument
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
-from clusterctl.workflows.declared import look_at_supervised, require_service, stop_service
+from clusterctl.workflows.declared import (
+    look_at_supervised,
+    require_service,
+    service_file,
+    services_in,
+    stop_service,
+)
 from clusterctl.workflows.reach import reach
 
 
@@ -18,7 +25,13 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
     """
     with reach((inventory.head,), credentials) as transports:
         head = transports[inventory.head.name]
-        declared = look_at_supervised(inventory, head)
-        document = require_service(name, declared)
-        with ClusterLock(head, inventory.cluster, "stop"):
-            stop_service(inventory, head, document, sink)
+
+        def look() -> tuple[ServiceDocument, bytes | None]:
+            answer = look_at_supervised(inventory, head)
+            document = require_service(name, services_in(inventory.cluster, answer))
+            return document, answer.files.get(service_file(inventory.cluster, name))
+
+        look()  # a name that does not exist is told without waiting for anyone
+        with ClusterLock(head, inventory.cluster, "stop") as lock:
+            document, file = look()
+            stop_service(inventory, head, lock, document, file, sink)

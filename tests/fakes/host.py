@@ -25,7 +25,7 @@ from clusterctl.steps import (
     paths_absent,
 )
 from clusterctl.steps import secrets as secret_files
-from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
+from clusterctl.transport.base import ABSENT, DEFAULT_TIMEOUT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
 from tests.fakes.host_gpus import FakeGpus, GpuScripts
 from tests.fakes.host_packages import DOCKER_PACKAGES as DOCKER_PACKAGES
@@ -122,11 +122,22 @@ class FakeTransport:
             return self._result(argv, self._scripts[argv[2]](list(argv[4:]), stdin))
         return self._managed.run(argv)
 
-    def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+    def put(
+        self,
+        data: bytes,
+        path: str,
+        *,
+        mode: int = 0o644,
+        sudo: bool = False,
+        before: str | None = None,
+    ) -> None:
         self.state.about_to_change()
         directory = path.rpartition("/")[0]
         if directory not in self.state.directories:
             raise CommandFailed(f"{directory} does not exist", host=self.host.name)
+        there = self.state.files.get(path)
+        if before not in (None, hashlib.sha256(there[0]).hexdigest() if there else ABSENT):
+            raise CommandFailed(f"someone else changed {path} meanwhile", host=self.host.name)
         self.state.files[path] = (data, mode)
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:

@@ -89,7 +89,15 @@ class FakeTransport:
     ) -> CommandResult:
         return self._answer(Call(tuple(argv), stdin, sudo, timeout))
 
-    def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+    def put(
+        self,
+        data: bytes,
+        path: str,
+        *,
+        mode: int = 0o644,
+        sudo: bool = False,
+        before: str | None = None,
+    ) -> None:
         self.connect()
         self.files[path] = (data, mode, sudo)
 

@@ -99,6 +99,45 @@ def test_signs_of_life_keep_the_lock(transport: Transport, tmp_path: Path) -> No
         lock.ensure_held()
 
 
+def test_files_are_replaced_while_the_lock_is_held_and_they_are_what_was_seen(
+    transport: Transport, tmp_path: Path
+) -> None:
+    file = tmp_path / "services.json"
+    with ClusterLock(transport, "demo", "c", directory=str(tmp_path)) as lock:
+        lock.replace(str(file), b"one", before=None)
+        assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"one", 0o600)
+        lock.replace(str(file), b"two", before=b"one")
+        for before in (None, b"one"):
+            with pytest.raises(StepFailed, match="changed by someone else meanwhile"):
+                lock.replace(str(file), b"three", before=before)
+        with pytest.raises(StepFailed, match="changed by someone else meanwhile"):
+            lock.replace(str(file), None, before=b"one")
+        assert file.read_bytes() == b"two"
+        lock.replace(str(file), None, before=b"two")
+        with pytest.raises(StepFailed, match="cannot be written"):
+            lock.replace(str(tmp_path / "absent" / "file"), b"one", before=None)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"clusterctl-demo.lock"}
+
+
+def test_nothing_is_written_once_the_lock_is_another_s(
+    transport: Transport, tmp_path: Path
+) -> None:
+    """Also before this side has heard that it lost it, as after a time in which it was frozen."""
+    file = tmp_path / "services.json"
+    frozen = ClusterLock(transport, "demo", "c", directory=str(tmp_path), beat=3600, silence=1)
+    with frozen:
+        assert eventually(lambda: is_free(transport, tmp_path))
+        with pytest.raises(ConnectionFailed, match="the lock of cluster demo was lost"):
+            frozen.replace(str(file), b"one", before=None)
+        with (
+            ClusterLock(transport, "demo", "another run", directory=str(tmp_path)),
+            pytest.raises(ConnectionFailed, match=r"it is .*another run's now"),
+        ):
+            frozen.replace(str(file), b"one", before=None)
+    assert not file.exists()
+
+
 def test_a_name_that_is_not_there_yet(transport: Transport, tmp_path: Path) -> None:
     file = tmp_path / "clusterctl-demo.lock"
     file.touch()

@@ -207,14 +207,32 @@ def test_a_stage_without_hosts_says_nothing() -> None:
     assert record.events == []
 
 
-def test_a_lock_lost_on_the_way_ends_the_run_before_the_next_stage() -> None:
+def test_a_lock_lost_on_the_way_ends_the_run_before_the_next_change() -> None:
+    first, second = Switch("first"), Switch("second")
+    lost = ConnectionFailed("the lock was lost", host="gpu1")
+
+    def ensure_held() -> None:
+        if len(first.applied) == len(HOSTS):
+            raise lost
+
+    stages = [Stage("First", HOSTS, (first,)), Stage("Second", HOSTS, (second,))]
+    with pytest.raises(ConnectionFailed, match="gpu1: the lock was lost"):  # once for both hosts
+        execute(stages, views(*HOSTS), Record(), before_change=ensure_held)
+    assert (len(first.applied), second.applied) == (2, [])
+
+
+def test_a_lock_lost_within_a_stage_ends_it_there() -> None:
     first, second = Switch("first"), Switch("second")
 
     def ensure_held() -> None:
         if first.applied:
-            raise ConnectionFailed("the lock was lost")
+            raise ConnectionFailed("the lock was lost", host="gpu1")
 
-    stages = [Stage("First", HOSTS, (first,)), Stage("Second", HOSTS, (second,))]
     with pytest.raises(ConnectionFailed, match="the lock was lost"):
-        execute(stages, views(*HOSTS), Record(), before_stage=ensure_held)
-    assert (len(first.applied), second.applied) == (2, [])
+        execute(
+            [Stage("Both", ("gpu1",), (first, second))],
+            views("gpu1"),
+            Record(),
+            before_change=ensure_held,
+        )
+    assert (first.applied, second.applied) == (["gpu1"], [])

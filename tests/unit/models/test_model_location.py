@@ -39,7 +39,15 @@ class ThisMachine:
         out, err = (part.decode(errors="replace") for part in (done.stdout, done.stderr))
         return CommandResult(tuple(argv), done.returncode, out, err)
 
-    def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+    def put(
+        self,
+        data: bytes,
+        path: str,
+        *,
+        mode: int = 0o644,
+        sudo: bool = False,
+        before: str | None = None,
+    ) -> None:
         raise NotImplementedError
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:

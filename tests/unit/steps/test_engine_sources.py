@@ -88,7 +88,15 @@ def test_brought_packages_for_another_system(made: Cluster) -> None:
 
 def test_what_arrives_damaged_is_not_installed(made: Cluster) -> None:
     class Damaging(FakeTransport):
-        def put(self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False) -> None:
+        def put(
+            self,
+            data: bytes,
+            path: str,
+            *,
+            mode: int = 0o644,
+            sudo: bool = False,
+            before: str | None = None,
+        ) -> None:
             super().put(data[:-1], path, mode=mode, sudo=sudo)
 
     view = replace(made.head_view, transport=Damaging(made.head))
