@@ -20,6 +20,7 @@ from clusterctl.lab.mounts import is_mounted, mount_overlay, remove_tree
 from clusterctl.lab.paths import LabPaths
 
 _NAME = re.compile(r"gpu([1-9][0-9]*)")
+_NO_NAME_SERVER = "# No name server: the resolver asks 127.0.0.1, where nobody listens.\n"
 SSH_TIMEOUT = 90.0
 """Seconds a host may take until its sshd answers; it takes 3 to 10 on two slow cores."""
 
@@ -130,6 +131,10 @@ def _personalize(root: Path, host_keys: Path, host: LabHost, paths: LabPaths) ->
     installer leaves it: whoever resolves it for an address to share gets what they deserve."""
     (root / "etc/hostname").write_text(f"{host.name}\n")
     (root / "etc/hosts").write_text(f"127.0.0.1\tlocalhost\n127.0.1.1\t{host.name}\n")
+    # debootstrap copied this machine's: its name servers are out of the hosts' reach.
+    resolver = root / "etc/resolv.conf"
+    resolver.unlink(missing_ok=True)
+    resolver.write_text(_NO_NAME_SERVER)
     (root / "etc/machine-id").write_text(f"{uuid5(NAMESPACE_DNS, host.namespace).hex}\n")
     (root / "etc/apt/sources.list").write_text(f"deb [trusted=yes] {MIRROR_DEBIAN} ./\n")
     for key in host_keys.iterdir():

@@ -25,14 +25,20 @@ NIC_NAMES: tuple[tuple[str, str], ...] = (("eth0", "eth1"), ("ens2", "ens3"), ("
 
 @dataclass(frozen=True)
 class LabNetwork:
-    """One network: a bridge of this machine, on which the controller has an address."""
+    """One network: a bridge, into which the controller is plugged as hosts are."""
 
     name: str
     subnet: IPv4Network
 
     @property
     def bridge(self) -> str:
+        """The bridge, and the controller's own interface on it."""
         return f"{PREFIX}{self.name}"
+
+    @property
+    def port(self) -> str:
+        """The bridge's end of the controller's cable."""
+        return f"{PREFIX}{self.name}-0"
 
     @property
     def controller(self) -> IPv4Address:

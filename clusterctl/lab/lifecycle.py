@@ -229,7 +229,7 @@ def _remove_surplus(paths: LabPaths, wanted: tuple[LabHost, ...], journal: _Jour
         host = hosts.host_by_name(name)
         hosts.power_off(host, paths)
         hosts.remove_disk(host, paths)
-        network.remove_hosts([host.namespace])
+        network.remove_namespaces([host.namespace])
         journal.note(True, f"removed {name}")
 
 
@@ -252,10 +252,10 @@ def _write_if_other(file: Path, text: str) -> bool:
 
 
 def _remove_networks(journal: _Journal) -> None:
-    gone = network.remove_hosts(network.namespaces())
-    gone |= network.remove_stray_links()
+    gone = False
     for part in NETWORKS:
         gone |= network.remove_network(part)
+    gone |= network.remove_namespaces(network.namespaces())
     network.remove_namespace_mount()
     journal.note(gone, "removed namespaces, cables and bridges")
 

@@ -79,7 +79,7 @@ def stop(paths: LabPaths) -> bool:
     names = _light_namespaces()
     for name in names:
         _end_processes(name)
-    network.remove_hosts(names)
+    network.remove_namespaces(names)
     network.remove_network(LIGHT)
     remove_tree(paths.light)
     paths.light_inventory.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def _remove_surplus(wanted: tuple[LabHost, ...]) -> None:
     surplus = _light_namespaces() - {host.namespace for host in wanted}
     for name in surplus:
         _end_processes(name)
-    network.remove_hosts(surplus)
+    network.remove_namespaces(surplus)
 
 
 def _ensure_light(host: LabHost, paths: LabPaths) -> None:

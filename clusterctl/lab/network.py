@@ -1,7 +1,14 @@
 """Bridges, namespaces and cables, made and observed with `ip` and `tc`.
 
-Nothing leaves the lab: hosts have a default route to the controller, as hosts do, and the
-controller refuses to pass their packets on at once, so that nobody waits for time-outs.
+The bridges are in a namespace of their own: what the machine says of forwarding and bridged
+packets (its sysctls, its firewall, a Docker engine that drops what it does not know) does not
+reach packets between hosts. The controller is plugged into each bridge as hosts are.
+
+Nothing leaves the lab. Hosts have a default route to the controller, as hosts do, but rules of
+theirs refuse what goes beyond their own networks before it is sent, so that nobody waits. The
+controller would be no good at that: the kernel answers one such packet a second, and none at all
+where the machine does not forward. It refuses to pass packets on all the same, as root of a host
+may change the rules there.
 """
 
 from __future__ import annotations
@@ -23,7 +30,14 @@ _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default")
 NETWORKS = (CONTROL, FABRIC, LIGHT)
 _RATE = re.compile(r"([1-9][0-9]*)(kbit|mbit|gbit)")
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+SWITCH = f"{PREFIX}switch"
+"""The namespace that has the bridges and the near ends of all cables."""
 _RULE_PREFERENCE = "7700"
+_HOST_RULES = (
+    ("preference", "7700", "lookup", "main", "suppress_prefixlength", "0"),
+    ("preference", "7701", "unreachable"),
+)
+"""All routes but the default one; nothing else."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +64,45 @@ def namespaces() -> frozenset[str]:
 
 def links() -> dict[str, bool]:
     """The lab's links in the controller's namespace: name to whether it is switched on."""
-    found: list[dict[str, Any]] = json.loads(run(["ip", "-json", "link", "show"]))
+    return _links()
+
+
+def cables() -> dict[str, bool]:
+    """Bridges and near ends of cables: name to whether it is switched on."""
+    return _links("-n", SWITCH) if SWITCH in namespaces() else {}
+
+
+def _links(*options: str) -> dict[str, bool]:
+    found: list[dict[str, Any]] = json.loads(run(["ip", *options, "-json", "link", "show"]))
     return {
         link["ifname"]: "UP" in link["flags"] for link in found if link["ifname"].startswith(PREFIX)
     }
 
 
+def ensure_switch() -> bool:
+    """The namespace of the bridges; whether it was missing. Links of the lab without it are of an
+    older version, or go with it."""
+    if SWITCH in namespaces():
+        return False
+    for name in links():
+        succeeds(["ip", "link", "delete", name])  # the other end of a pair goes with the first
+    run(["ip", "netns", "add", SWITCH])
+    return True
+
+
 def ensure_network(network: LabNetwork) -> bool:
-    """The bridge with the controller's address and no way out; whether anything was missing."""
-    missing = network.bridge not in links()
+    """The bridge, the controller plugged into it, and no way out; whether anything was missing."""
+    bridge = ["-n", SWITCH, "link"]
+    ensure_switch()
+    missing = network.bridge not in cables()
     if missing:
-        run(["ip", "link", "add", network.bridge, "type", "bridge"])
+        run(["ip", *bridge, "add", network.bridge, "type", "bridge"])
+    run(["ip", *bridge, "set", network.bridge, "up"])
+    if network.bridge not in links():
+        missing = True
+        pair = ["type", "veth", "peer", "name", network.port, "netns", SWITCH]
+        run(["ip", "link", "add", network.bridge, *pair])
+    run(["ip", *bridge, "set", network.port, "master", network.bridge, "up"])
     run(["ip", "address", "replace", str(network.interface(1)), "dev", network.bridge])
     run(["ip", "link", "set", network.bridge, "up"])
     if not _has_rule(network):
@@ -79,6 +121,11 @@ def ensure_host_network(host: LabHost) -> bool:
         missing |= _ensure_cable(host.namespace, nic)
     gateway = str(host.nics[0].network.controller)
     run(["ip", "-n", host.namespace, "route", "replace", "default", "via", gateway])
+    there = run(["ip", "-n", host.namespace, "rule", "show"])
+    for rule in _HOST_RULES:
+        if f"{rule[1]}:" not in there:
+            run(["ip", "-n", host.namespace, "rule", "add", *rule])
+            missing = True
     return missing
 
 
@@ -94,7 +141,7 @@ def ensure_neighbours(hosts: int) -> None:
 
 def set_cable(nic: Nic, *, plugged: bool) -> None:
     """Plug a cable in or pull it, at the bridge's end: the host sees its carrier go."""
-    run(["ip", "link", "set", nic.peer, "up" if plugged else "down"])
+    run(["ip", "-n", SWITCH, "link", "set", nic.peer, "up" if plugged else "down"])
 
 
 def ensure_rate(host: LabHost, rate: int | None) -> bool:
@@ -106,13 +153,13 @@ def ensure_rate(host: LabHost, rate: int | None) -> bool:
 
 def link_rate(host: LabHost) -> int | None:
     """The limit of a host's first cable, towards the host."""
-    near = CableEnd((), host.nics[0].peer)
-    return _end_rate(near) if near.device in links() else None
+    near = CableEnd(("-n", SWITCH), host.nics[0].peer)
+    return _end_rate(near) if near.device in cables() else None
 
 
-def remove_hosts(hosts: Iterable[str]) -> bool:
+def remove_namespaces(names: Iterable[str]) -> bool:
     """Delete namespaces, and with them the cables; whether there were any."""
-    gone = sorted(set(hosts) & namespaces())
+    gone = sorted(set(names) & namespaces())
     for name in gone:
         run(["ip", "netns", "delete", name])
     return bool(gone)
@@ -126,7 +173,8 @@ def remove_namespace_mount() -> None:
 
 
 def remove_network(network: LabNetwork) -> bool:
-    """Delete a bridge and its rule; whether there was anything."""
+    """Unplug the controller and delete the rule; whether there was anything. The bridge goes with
+    the switch."""
     there = network.bridge in links()
     if there:
         run(["ip", "link", "delete", network.bridge])
@@ -136,25 +184,15 @@ def remove_network(network: LabNetwork) -> bool:
     return there
 
 
-def remove_stray_links() -> bool:
-    """Delete links of the lab that outlived their namespaces; whether there were any."""
-    bridges = {network.bridge for network in NETWORKS}
-    strays = [name for name in links() if name not in bridges]
-    for name in strays:
-        # The other end of a pair goes with the first: an absent link is no failure here.
-        succeeds(["ip", "link", "delete", name])
-    return bool(strays)
-
-
 def _ensure_cable(namespace: str, nic: Nic) -> bool:
-    plugged = links().get(nic.peer)
+    plugged = cables().get(nic.peer)
     if plugged is None:
         # A cable whose near end is gone went with its namespace; make it whole.
-        argv = ["ip", "link", "add", nic.peer, "type", "veth"]
+        argv = ["ip", "-n", SWITCH, "link", "add", nic.peer, "type", "veth"]
         run([*argv, "peer", "name", nic.name, "netns", namespace])
     run(["ip", "-n", namespace, "address", "replace", str(nic.address), "dev", nic.name])
     run(["ip", "-n", namespace, "link", "set", nic.name, "up"])
-    run(["ip", "link", "set", nic.peer, "master", nic.network.bridge, "up"])
+    run(["ip", "-n", SWITCH, "link", "set", nic.peer, "master", nic.network.bridge, "up"])
     return not plugged
 
 
@@ -167,7 +205,7 @@ def _has_rule(network: LabNetwork) -> bool:
 
 
 def _ends(host: LabHost, nic: Nic) -> tuple[CableEnd, CableEnd]:
-    return CableEnd((), nic.peer), CableEnd(("-n", host.namespace), nic.name)
+    return CableEnd(("-n", SWITCH), nic.peer), CableEnd(("-n", host.namespace), nic.name)
 
 
 def _ensure_end_rate(end: CableEnd, rate: int | None) -> bool:

@@ -67,14 +67,14 @@ def observe(paths: LabPaths) -> LabStatus:
 
 
 def _host(host: LabHost) -> HostStatus:
-    links = network.links()
+    cables = network.cables()
     powered = nspawn.is_running(host)
     return HostStatus(
         name=host.name,
         address=host.address,
         powered=powered,
         answers=powered and hosts.ssh_answers(host),
-        cables={nic.name: links.get(nic.peer, False) for nic in host.nics},
+        cables={nic.name: cables.get(nic.peer, False) for nic in host.nics},
         link_rate=network.link_rate(host),
     )
 

@@ -103,7 +103,7 @@ def test_jumbo_frames_on_one_side_only(lab_bench: Bench) -> None:
 
 def test_a_path_that_swallows_large_packets(lab_bench: Bench) -> None:
     """The far end of gpu2's cable takes 1400 bytes: a switch port with a smaller MTU."""
-    mtu = ("ip", "link", "set", "lab-gpu2-f", "mtu")
+    mtu = ("ip", "-n", "lab-switch", "link", "set", "lab-gpu2-f", "mtu")
     lab_bench.break_machine([*mtu, "1400"], [*mtu, "1500"])
     lab_bench.told("gpu2", "packets of 1500 bytes", "1400 bytes pass: an MTU black hole")
 
@@ -230,7 +230,7 @@ def test_all_faults_of_all_hosts_come_at_once(lab_bench: Bench) -> None:
 def test_bootstrap_changes_nothing_while_hosts_do_not_reach_each_other(
     lab_bench: Bench, on_host: OnHost
 ) -> None:
-    mtu = ("ip", "link", "set", "lab-gpu2-f", "mtu")
+    mtu = ("ip", "-n", "lab-switch", "link", "set", "lab-gpu2-f", "mtu")
     lab_bench.break_machine([*mtu, "1400"], [*mtu, "1500"])
     ran = lab_bench.operator.run("bootstrap", str(lab_bench.inventory))
     assert ran.status == 5, ran.text
