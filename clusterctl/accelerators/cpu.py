@@ -3,14 +3,20 @@ lab, and for trying things out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from clusterctl.accelerators.engine_defaults import EngineDefaults
 from clusterctl.accelerators.protocol import Accelerator, DeviceAccess
+from clusterctl.containers.driver import Container, ContainerDriver
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.inventory.packages import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
+from clusterctl.packages.bundle import Bundle
+from clusterctl.steps.engines import Engines
 
 DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
 """What a plan knows by the name CPU."""
@@ -36,6 +42,22 @@ class Cpu:
     def access(self, facts: HostFacts) -> DeviceAccess:
         del facts
         return DeviceAccess()
+
+    def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
+        del packages, bundles
+        return ()
+
+    def image_proof(
+        self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
+    ) -> tuple[Step, ...]:
+        del spec_for, engines, file
+        return ()
+
+    def gpus_lost(self, view: HostView, driver: ContainerDriver, container: Container) -> None:
+        del view, driver, container
+
+    def purge_steps(self) -> tuple[Step, ...]:
+        return ()
 
     def devices(self, facts: HostFacts, count: int) -> tuple[GpuFacts, ...]:
         del facts

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from clusterctl.accelerators.engine_defaults import ON_GPUS
 from clusterctl.accelerators.protocol import Accelerator, DeviceAccess
+from clusterctl.containers.driver import Container, ContainerDriver
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.inventory.packages import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
+from clusterctl.packages.bundle import Bundle
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.gpu_access import GpuAccess
+from clusterctl.steps.gpus_in_image import GpusInImage
+from clusterctl.steps.gpus_inside import without_gpus
+from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
 
 
 class Nvidia:
@@ -38,6 +48,22 @@ class Nvidia:
         if facts.engine.cdi_spec_dirs and any("nvidia" in path for path in facts.cdi_specs):
             return DeviceAccess(cdi=("nvidia.com/gpu=all",))
         return DeviceAccess(all_gpus=True, nodes=facts.gpus.nodes)
+
+    def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
+        return (NvidiaToolkit(packages, bundles), GpuAccess())
+
+    def image_proof(
+        self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
+    ) -> tuple[Step, ...]:
+        return (GpusInImage(spec_for, engines, file),)
+
+    def gpus_lost(
+        self, view: HostView, driver: ContainerDriver, container: Container
+    ) -> str | None:
+        return without_gpus(view, driver, container)
+
+    def purge_steps(self) -> tuple[Step, ...]:
+        return (ToolkitAbsent(),)
 
     def devices(self, facts: HostFacts, count: int) -> tuple[GpuFacts, ...]:
         return facts.gpus.gpus[:count]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from clusterctl.accelerators.engine_defaults import EngineDefaults
+from clusterctl.containers.driver import Container, ContainerDriver
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.inventory.packages import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
+from clusterctl.packages.bundle import Bundle
+from clusterctl.steps.engines import Engines
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,26 @@ class Accelerator(Protocol):
     @property
     def gpu_backend(self) -> GpuBackend:
         """What the fabric gate does collectives with."""
+
+    # Bootstrap: what hosts need beside the container engine.
+
+    def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
+        """Right after the engine: what lets it give containers the devices."""
+
+    def image_proof(
+        self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
+    ) -> tuple[Step, ...]:
+        """Before a node starts: that the devices work in the image. `file`: the inventory's, as a
+        command takes it."""
+
+    def gpus_lost(
+        self, view: HostView, driver: ContainerDriver, container: Container
+    ) -> str | None:
+        """Why the running node container must be made anew, in words: it sees none of the host's
+        devices any more."""
+
+    def purge_steps(self) -> tuple[Step, ...]:
+        """What `down --purge` takes back of `host_steps`."""
 
     # Planning: what a model may use, and how vLLM is started on it.
 

@@ -11,10 +11,13 @@ from clusterctl.containers.spec import ContainerSpec, container_name
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.gpus_inside import without_gpus
 
 SETTLE = 2.0
 """Seconds that a new container must keep running: a wrong command or mount ends it at once."""
+
+
+GpusLost = Callable[[HostView, ContainerDriver, Container], str | None]
+"""Why a container that runs must be made anew: it has lost its GPUs. None where it has not."""
 
 
 class NodeContainer:
@@ -29,11 +32,13 @@ class NodeContainer:
         spec_for: Callable[[HostView], ContainerSpec],
         engines: Engines,
         *,
+        gpus_lost: GpusLost = lambda _view, _driver, _container: None,
         settle: float = SETTLE,
     ) -> None:
         self._cluster = cluster
         self._spec_for = spec_for
         self._engines = engines
+        self._gpus_lost = gpus_lost
         self._settle = settle
 
     def check(self, view: HostView) -> Change | None:
@@ -50,7 +55,7 @@ class NodeContainer:
                 why = "; ".join(reasons)
                 return Change(f"replace {spec.name}: {why}", disruptive=_serves(ours))
             case Keep() if ours and ours.running:
-                why_not = without_gpus(view, driver, ours)
+                why_not = self._gpus_lost(view, driver, ours)
                 return (
                     Change(f"replace {spec.name}: {why_not}", disruptive=True) if why_not else None
                 )
@@ -63,7 +68,7 @@ class NodeContainer:
         ours, surplus = self._find(driver)
         for container in surplus:
             _end(driver, container)
-        if ours and compare(spec, ours) == Keep() and not _must_go(view, driver, ours):
+        if ours and compare(spec, ours) == Keep() and not self._must_go(view, driver, ours):
             if not ours.running:
                 driver.stop(ours.id, ours.stop_timeout)  # one that keeps dying is `restarting`
                 driver.start(ours.id)
@@ -73,6 +78,9 @@ class NodeContainer:
                 _end(driver, ours)
             driver.run(spec)
         self._await_running(view, driver, spec.name)
+
+    def _must_go(self, view: HostView, driver: ContainerDriver, container: Container) -> bool:
+        return container.running and self._gpus_lost(view, driver, container) is not None
 
     def _find(self, driver: ContainerDriver) -> tuple[Container | None, list[Container]]:
         """The cluster's container by its name, and others of the cluster."""
@@ -127,10 +135,6 @@ class ContainersAbsent:
 def _end(driver: ContainerDriver, container: Container) -> None:
     driver.stop(container.id, container.stop_timeout)
     driver.remove(container.id)
-
-
-def _must_go(view: HostView, driver: ContainerDriver, container: Container) -> bool:
-    return container.running and without_gpus(view, driver, container) is not None
 
 
 def _serves(container: Container | None) -> bool:

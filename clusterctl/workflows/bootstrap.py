@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.events import EventSink, Note, StageStarted
@@ -23,7 +24,6 @@ from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root,
 from clusterctl.ray_cluster.nodes import container_spec, node_document
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.gpus_in_image import GpusInImage
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.node_image import NodeImage
@@ -65,27 +65,22 @@ def node_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
     heads = tuple(name for name in names if name == head)
     workers = tuple(name for name in names if name != head)
     spec = _spec_for(cluster, images.node)
-    container = NodeContainer(cluster.inventory.cluster, spec, images.engines)
+    accelerator = accelerator_named(cluster.inventory.accelerator)
+    proof = accelerator.image_proof(spec, images.engines, cluster.inventory.file)
+    container = NodeContainer(
+        cluster.inventory.cluster, spec, images.engines, gpus_lost=accelerator.gpus_lost
+    )
     token = HeadSecret(cluster.head, secret_path(cluster.inventory.cluster, RAY_TOKEN))
     made = [secret_path(cluster.inventory.cluster, name) for name in (RAY_TOKEN, API_KEY)]
     return (
         *images.stages(),
         Stage("Node files", names, (DirectoriesPresent(_directories(cluster)), _files(cluster))),
-        *_cuda_stage(cluster, images, spec),
+        *((Stage("GPUs in the image", names, proof),) if proof else ()),
         Stage("Secrets of the cluster", heads, (SecretsMade(made),)),
         Stage("Secrets for workers", workers, (SecretCopied(token),)),
         Stage("Ray head", heads, (container,)),
         Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
     )
-
-
-def _cuda_stage(
-    cluster: Cluster, images: ClusterImages, spec: Callable[[HostView], ContainerSpec]
-) -> tuple[Stage, ...]:
-    if cluster.inventory.accelerator != "nvidia":
-        return ()
-    step = GpusInImage(spec, images.engines, cluster.inventory.file)
-    return (Stage("GPUs in the image", images.names, (step,)),)
 
 
 def _plan(cluster: Cluster, hosts: tuple[Host, ...], engines: Engines) -> Plan:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from clusterctl.accelerators.names import MODULES
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.engine.events import EventSink, HostSetAside, Note
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -20,7 +22,6 @@ from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
-from clusterctl.steps.nvidia_toolkit import ToolkitAbsent
 from clusterctl.steps.paths_absent import PathsAbsent
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
@@ -56,10 +57,12 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     logs = PathsAbsent("logs", (log_dir(inventory.cluster),))
     shared = PathsAbsent("caches and programs", (CACHE_DIR, ROOT), last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
+    # Of all accelerators: the inventory may have named another one before.
+    brought = (step for name in MODULES for step in accelerator_named(name).purge_steps())
     return (
         *common,
         Stage("Image, logs, caches", names, (image, logs, shared), aside),
-        Stage("Container engine", names, (ToolkitAbsent(), EngineAbsent(inventory.cluster)), aside),
+        Stage("Container engine", names, (*brought, EngineAbsent(inventory.cluster)), aside),
     )
 
 

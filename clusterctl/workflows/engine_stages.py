@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.engine.plan import Stage
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.packages.bundle import Bundle, open_bundles
 from clusterctl.steps.container_engine import ContainerEngine
-from clusterctl.steps.gpu_access import GpuAccess
-from clusterctl.steps.nvidia_toolkit import NvidiaToolkit
 
 
 def engine_stages(inventory: Inventory, hosts: Iterable[Host]) -> tuple[Stage, ...]:
@@ -17,10 +16,9 @@ def engine_stages(inventory: Inventory, hosts: Iterable[Host]) -> tuple[Stage, .
     names = tuple(host.name for host in hosts)
     bundles = brought_along(inventory)
     engine = Stage("Container engine", names, (ContainerEngine(inventory.packages, bundles),))
-    if inventory.accelerator != "nvidia":
-        return (engine,)
-    toolkit = NvidiaToolkit(inventory.packages, bundles)
-    return (engine, Stage("GPUs in containers", names, (toolkit, GpuAccess())))
+    accelerator = accelerator_named(inventory.accelerator)
+    gpus = accelerator.host_steps(inventory.packages, bundles)
+    return (engine, Stage("GPUs in containers", names, gpus)) if gpus else (engine,)
 
 
 def brought_along(inventory: Inventory) -> tuple[Bundle, ...]:

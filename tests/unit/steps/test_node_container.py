@@ -10,6 +10,7 @@ from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Gpu
+from clusterctl.steps.gpus_inside import without_gpus
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from tests.fakes.container_engine import foreign
 from tests.fakes.host_facts import gpus
@@ -63,7 +64,7 @@ def test_one_that_lost_its_gpus_is_made_anew(made: Cluster) -> None:
     promised = made.head_view.host.model_copy(update={"gpus": (Gpu(),)})
     view = replace(made.head_view, host=promised, facts=replace(facts(), gpus=gpus(1)))
     wanted = replace(spec(made), all_gpus=True)
-    step = NodeContainer("demo", lambda _: wanted, made.engines, settle=0)
+    step = NodeContainer("demo", lambda _: wanted, made.engines, gpus_lost=without_gpus, settle=0)
     step.apply(view, Change(""))
     assert step.check(view) is None
     (before,) = made.engines(view).containers("demo")
