@@ -69,6 +69,11 @@ def locate(
     return _location(path, present, random_weights)
 
 
+def copy_from(model: Model, models: str, path: str, source: str) -> str:
+    """The command that brings the model in `path` from the host `source` to the others."""
+    return _Fix(model, models).from_host(path, source)
+
+
 def _at(path: str, found: Sequence[ModelDirectory]) -> ModelDirectory | None:
     return next((directory for directory in found if directory.path == path), None)
 

@@ -8,7 +8,13 @@ from pathlib import PurePosixPath
 from clusterctl.engine.step import Change, HostView
 from clusterctl.steps.root_script import root_script
 
-OURS = ("/etc/clusterctl", "/var/log/clusterctl", "/var/cache/clusterctl", "/opt/clusterctl")
+OURS = (
+    "/etc/clusterctl",
+    "/var/log/clusterctl",
+    "/var/cache/clusterctl",
+    "/var/lib/clusterctl/weights",
+    "/opt/clusterctl",
+)
 
 LOOK = 'for path in "$@"; do if [ -e "$path" ]; then echo "$path"; fi; done'
 

@@ -105,8 +105,16 @@ def _because(state: ServiceState | None) -> str:
     return f" ({state.detail})" if state and state.detail else ""
 
 
-def assess(inventory: Inventory, reports: Mapping[str, HostReport]) -> ClusterStatus:
-    """Put the hosts' reports together; the head's Ray has the word on who is in the cluster."""
+def assess(
+    inventory: Inventory,
+    reports: Mapping[str, HostReport],
+    weights_apart: Mapping[str, tuple[str, ...]] | None = None,
+) -> ClusterStatus:
+    """Put the hosts' reports together; the head's Ray has the word on who is in the cluster.
+
+    `weights_apart`: by host, in what its files of a served model differ from the other ranks'.
+    """
+    apart = weights_apart or {}
     head = reports[inventory.head.name]
     state = head.state if _fresh(head) else None
     in_ray = {node.name: node for node in (state.nodes if state else ()) if node.alive}
@@ -119,6 +127,7 @@ def assess(inventory: Inventory, reports: Mapping[str, HostReport]) -> ClusterSt
                 in_ray.get(host.name),
                 ray_known=state is not None,
                 inventory_file=str(inventory.source),
+                apart=apart.get(host.name, ()),
             )
             for host in inventory.hosts
         ),
@@ -142,7 +151,12 @@ def _fix(inventory_file: str, report: HostReport) -> str | None:
 
 
 def _host_row(
-    report: HostReport, node: RayNode | None, *, ray_known: bool, inventory_file: str
+    report: HostReport,
+    node: RayNode | None,
+    *,
+    ray_known: bool,
+    inventory_file: str,
+    apart: tuple[str, ...],
 ) -> HostRow:
     facts, host = report.facts, report.host
     engine = facts.engine if facts else None
@@ -160,7 +174,7 @@ def _host_row(
         gpus_promised=promised,
         gpus_in_ray=node.gpus if node else 0.0,
         gpus_used=node.gpus_used if node else 0.0,
-        problems=_host_problems(report, node, ray_known=ray_known),
+        problems=(*_host_problems(report, node, ray_known=ray_known), *apart),
         drift=report.drift,
         hint=report.hint or _fix(inventory_file, report),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.distribution.weights.on_host import KEPT
 from clusterctl.engine.events import EventSink, HostSetAside, Note
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import Planned, plan_apart
@@ -55,7 +56,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
         return common
     own = config_dir(inventory.cluster)
     logs = PathsAbsent("logs", (log_dir(inventory.cluster),))
-    shared = PathsAbsent("caches and programs", (CACHE_DIR, ROOT), last_of=own)
+    shared = PathsAbsent("caches and programs", (CACHE_DIR, KEPT, ROOT), last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
     # Of all accelerators: the inventory may have named another one before.
     brought = (step for name in MODULES for step in accelerator_named(name).purge_steps())

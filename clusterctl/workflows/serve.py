@@ -15,6 +15,7 @@ from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarte
 from clusterctl.errors import UsageError
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
+from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
@@ -54,6 +55,7 @@ from clusterctl.workflows.reach import (
     read_state,
     require_bootstrapped,
 )
+from clusterctl.workflows.same_weights import Weights, require_same
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,12 @@ def run(
         if first.changes.lines:
             with ClusterLock(head, inventory.cluster, "serve") as lock:
                 decision = settle(first, look, agree)
+                weights = _compare_weights(inventory, model, decision, sink)
                 _prove_links(decision, sink)
-                return _bring_up(inventory, head, lock, decision, sink)
+                served = _bring_up(inventory, head, lock, decision, sink)
+                if weights:
+                    weights.hash_rest()
+                return served
         return _bring_up(inventory, head, None, first, sink)
 
 
@@ -157,6 +163,27 @@ def _prove_links(decision: Decision, sink: EventSink) -> None:
     layout, ground = decision.prepared.layout, decision.ground
     if decision.changes.lines and ground and layout.spans_hosts:
         ensure_proven(ground.only({ground.topology.head.host, *layout.hosts}), sink)
+
+
+def _compare_weights(
+    inventory: Inventory, model: Model, decision: Decision, sink: EventSink
+) -> Weights | None:
+    """What hosts have of a model whose ranks span them; None where it is none of theirs."""
+    layout, location, ground = (
+        decision.prepared.layout,
+        decision.prepared.location,
+        decision.ground,
+    )
+    if not decision.changes.lines or not ground or not layout.spans_hosts:
+        return None
+    if location is None or location.random_weights:
+        return None
+
+    def fix(source: str) -> str:
+        return copy_from(model, inventory.models, location.path, source)
+
+    hosts = {name: ground.transports[name] for name in layout.hosts}
+    return require_same(location.path, hosts, head=inventory.head.name, fix=fix, sink=sink)
 
 
 def _decide(

@@ -2,41 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
+from clusterctl.distribution.weights.held import kept_file, look_at
+from clusterctl.distribution.weights.on_host import KEPT
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import Done, Outcome, values
+from clusterctl.transport.fanout import Done, Outcome, fan_out, values
 from clusterctl.workflows.cluster_status import ClusterStatus, HostReport, assess
 from clusterctl.workflows.declared import services_in, services_pattern
 from clusterctl.workflows.drift import drift
 from clusterctl.workflows.reach import look, node_files, reach, read_state
+from clusterctl.workflows.same_weights import told_apart
 
 CONNECT_TIMEOUT = 3.0
 """Seconds; a dead host must not make the others wait (status answers within 5 s)."""
+
+LOOK = 4.0
+"""Seconds for one look at a host that answers the connection."""
 
 
 @contextmanager
 def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[], ClusterStatus]]:
     """A function that looks at the cluster; its connections stay open between looks."""
-    files = (*node_files(inventory.cluster), services_pattern(inventory.cluster))
+    files = (*node_files(inventory.cluster), services_pattern(inventory.cluster), f"{KEPT}/*")
     with reach(inventory.hosts, credentials, connect_timeout=CONNECT_TIMEOUT) as transports:
 
         def once() -> ClusterStatus:
-            found = look(inventory, transports, files=files, limit=2, timeout=4.0)
+            found = look(inventory, transports, files=files, limit=2, timeout=LOOK)
             differs = drift(inventory, values(found))
             reports = {
                 host.name: _report(inventory, host, found[host.name], differs.get(host.name, ()))
                 for host in inventory.hosts
             }
-            return assess(inventory, reports)
+            apart = weights_apart(inventory, reports, values(found), transports)
+            return assess(inventory, reports, apart)
 
         yield once
+
+
+def weights_apart(
+    inventory: Inventory,
+    reports: Mapping[str, HostReport],
+    answers: Mapping[str, Probe],
+    transports: Mapping[str, Transport],
+) -> dict[str, tuple[str, ...]]:
+    """Hosts whose files of a served model are not those of the other ranks' hosts, where hashing
+    them is over: asked only where hosts keep hashes of that model."""
+    head = reports[inventory.head.name]
+    states = {service.name: service for service in (head.state.services if head.state else ())}
+    found: dict[str, tuple[str, ...]] = {}
+    for document in head.services:
+        path, state = "".join(document.argv[2:3]), states.get(document.name)
+        hosts = {rank.host for rank in state.ranks} & set(answers) if state else set()
+        if len(hosts) < 2 or not any(kept_file(path) in answers[name].files for name in hosts):
+            continue
+        asked = {name: transports[name] for name in sorted(hosts)}
+        held = values(fan_out(asked, partial(look_at, path=path, timeout=LOOK)))
+        for host, sentences in told_apart(path, held, inventory.head.name).items():
+            found[host] = (*found.get(host, ()), *sentences)
+    return found
 
 
 def _report(

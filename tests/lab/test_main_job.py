@@ -280,6 +280,38 @@ def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHos
     assert "gpu2: the model is not there" in ran.stderr
 
 
+def test_weights_that_differ_between_hosts_are_named_before_ranks_start(
+    operator: Operator, on_host: OnHost
+) -> None:
+    """Bytes flipped in place, the time of the last write set back: of a model that was copied to
+    the hosts, and of one that was pushed and has a manifest."""
+    serve = ("serve", "/data/models/tiny", "--tp", "2")
+    file = "/data/models/tiny/model.safetensors"
+    flip = (
+        f"cp -p {file} /root/right; printf flipped | dd of={file} bs=1 seek=300000 conv=notrunc; "
+        f"touch -r /root/right {file}"
+    )
+    on_host("gpu2", flip)
+    copied = operator.run(*serve)
+    assert copied.status == 5, copied.text
+    assert "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has" in (
+        copied.stderr
+    )
+    assert "no manifest says" in copied.stderr
+    assert "fix: clusterctl model push tiny --from host:gpu1" in copied.stderr
+    operator.ok("model", "push", "tiny", "--from", "host:gpu1", "--yes")
+    assert on_host("gpu2", f"cmp {file} /root/right").returncode == 0
+    on_host("gpu2", flip)
+    pushed = operator.run(*serve)
+    assert pushed.status == 5, pushed.text
+    assert "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has\n" in (
+        pushed.stderr
+    )
+    operator.ok("model", "push", "tiny", "--from", "host:gpu1", "--yes")
+    assert on_host("gpu2", f"cmp {file} /root/right").returncode == 0
+    assert operator.run(*serve, "--dry-run").status == 10
+
+
 def test_down_leaves_hosts_as_found(operator: Operator, on_host: OnHost) -> None:
     asked = operator.run("down", "--purge")
     assert asked.status == 2, asked.text
@@ -287,8 +319,8 @@ def test_down_leaves_hosts_as_found(operator: Operator, on_host: OnHost) -> None
     for host in ("gpu1", "gpu2"):
         left = on_host(
             host,
-            "ls -d /etc/clusterctl /opt/clusterctl /var/log/clusterctl /var/cache/clusterctl;"
-            " command -v docker; pgrep -f 'raylet|vllm'",
+            "ls -d /etc/clusterctl /opt/clusterctl /var/{log,cache}/clusterctl"
+            " /var/lib/clusterctl/weights; command -v docker; pgrep -f 'raylet|vllm'",
         )
         assert left.stdout == "", left.stdout
     again = operator.ok("down", "--purge")

@@ -1,11 +1,13 @@
 #!/bin/sh
 # What lies under the models directory "$1": free space, models with the state of their files,
-# and what is on its way, `idle` where nobody has written to it for "$2" minutes. Reads only, and no file's content but that of manifests. Fields are
-# parted by tabs; a manifest's lines are prefixed by '|', so that none is taken for a record.
+# and what is on its way, `idle` where nobody has written to it for "$2" minutes; of what was hashed on
+# this host (the directory "$3", see keep.sh) and not changed since, the sha256. Reads only, and no file's
+# content but that of manifests. Fields are parted by tabs; a manifest's lines are prefixed by '|', so that none is taken for a record.
 
 TAB=$(printf '\t')
 MANIFEST=.clusterctl-model.json
 INCOMING=.clusterctl-incoming
+models=$1 kept_in=$3
 
 # The nearest directory that is there: the models directory may be made only by the first push.
 there=$1
@@ -33,9 +35,19 @@ cache_files() {
     )
 }
 
+hashed() {
+    kept=$kept_in/$(printf '%s' "${models#/}/$1" | tr / @)
+    [ -f "$kept" ] || return
+    while IFS=$TAB read -r sum stamp path; do
+        [ "$(TZ=UTC0 stat -L -c '%i:%s:%y:%z' "$1/$path" 2>/dev/null)" = "$stamp" ] &&
+            printf "hashed$TAB%s$TAB%s\n" "$sum" "$path"
+    done <"$kept"
+}
+
 record() {
     echo "tree$TAB$1"
     if [ -d "$1/snapshots" ]; then cache_files "$1"; else files "$1"; fi
+    hashed "$1"
     if [ -f "$1/$MANIFEST" ]; then
         echo "sealed$TAB$(stat -c %Y "$1/$MANIFEST")"
         sed 's/^/|/' "$1/$MANIFEST"

@@ -21,6 +21,9 @@ cluster exclude each other anyway; one of another cluster on the same host write
 SHARED_FROM = 2**20
 """Bytes from which equal files of two models are one on disk."""
 
+KEPT = "/var/lib/clusterctl/weights"
+"""Directory on a host, root's alone and in no container: a file with hashes for each model."""
+
 INCOMING = ".clusterctl-incoming"
 """Below the models directory: trees on their way. On its file system, so that the finished one
 only has to be renamed, and where neither vLLM nor a user looks for a model."""
@@ -46,6 +49,8 @@ class HostTree:
     manifest: Manifest | None = None
     sealed: int = 0
     """When the manifest was written, in Unix seconds: after all files."""
+    hashed: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of files that were hashed on the host and did not change since."""
 
     @property
     def size(self) -> int:
@@ -66,9 +71,12 @@ class HostTree:
         return (*files, *(link.path for link in links))
 
     def holds(self, file: WeightFile) -> bool:
-        """Whether that file of its own manifest is still what it was."""
+        """Whether that file of its own manifest is still what it was: not written to since, and
+        not found to have other bytes, which a write that sets the time back leaves."""
         seen = self.files.get(file.path)
-        return seen is not None and seen.size == file.size and seen.changed <= self.sealed
+        if seen is None or seen.size != file.size or seen.changed > self.sealed:
+            return False
+        return self.hashed.get(file.path, file.sha256) == file.sha256
 
 
 @dataclass(frozen=True)
@@ -103,13 +111,13 @@ class HostModels:
         }
 
 
-def look_at_models(transport: Transport, directory: str) -> HostModels:
+def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
     """What is under `directory`, as root. Changes nothing.
 
     Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
     """
     script = resources.files(__package__).joinpath("look.sh").read_text(encoding="utf-8")
-    argv = ["sh", "-c", script, "look-at-models", directory, str(IDLE_AFTER)]
+    argv = ["sh", "-c", script, "look-at-models", directory, str(IDLE_AFTER), kept]
     result = transport.run(argv, sudo=True, timeout=LOOK_TIMEOUT)
     if not result.ok:
         raise CommandFailed(
@@ -148,6 +156,7 @@ def read_answer(text: str, directory: str) -> HostModels:
 def _tree(record: Sequence[str]) -> HostTree:
     files: dict[str, Seen] = {}
     links: dict[str, str] = {}
+    hashed: dict[str, str] = {}
     sealed = 0
     for line in record:
         word, _, rest = line.partition("\t")
@@ -157,9 +166,12 @@ def _tree(record: Sequence[str]) -> HostTree:
         elif word == "link":
             path, _, target = rest.partition("\t")
             links[path.removeprefix("./")] = target
+        elif word == "hashed":
+            digest, _, path = rest.partition("\t")
+            hashed[path] = digest
         elif word == "sealed":
             sealed = int(rest)
-    return HostTree(record[0].partition("\t")[2], files, links, _sealed(record), sealed)
+    return HostTree(record[0].partition("\t")[2], files, links, _sealed(record), sealed, hashed)
 
 
 def _sealed(record: Sequence[str]) -> Manifest | None:

@@ -62,6 +62,10 @@ else
 fi
 rm -rf "$1.old"
 
+# Files that the old tree had too were changed just now, as their links became fewer: the manifest
+# counts as written after all of them.
+touch "$2/$MANIFEST"
+
 # Other versions of it that were begun and never finished.
 h='[0-9a-f]'
 for left in "${1%.*}".$h$h$h$h$h$h$h$h$h$h$h$h; do

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from clusterctl.distribution.weights.held import kept_file
 from clusterctl.facts.model import HostFacts
-from clusterctl.facts.parse import parse_probe
+from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.workflows.cluster_status import ClusterStatus, HostReport, assess
+from clusterctl.workflows.status import weights_apart
+from tests.fakes.transport import FakeTransport
 
 INVENTORY = Inventory(
     cluster="demo",
@@ -60,6 +63,29 @@ def healthy(facts: HostFacts) -> dict[str, HostReport]:
         "gpu1": HostReport(INVENTORY.hosts[0], facts, head, "running", services=(SERVICE,)),
         "gpu2": HostReport(INVENTORY.hosts[1], facts, state("gpu2"), "running"),
     }
+
+
+def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: HostFacts) -> None:
+    """Once the hosts have hashed them in the background; before, nobody asks."""
+    service = replace(SERVICE, argv=["vllm", "serve", "/data/models/tiny"])
+    reports = healthy(facts)
+    reports["gpu1"] = replace(reports["gpu1"], services=(service,))
+    transports = {}
+    for name, sha in (("gpu1", "a"), ("gpu2", "b")):
+        transports[name] = FakeTransport(Host(name=name, address="192.0.2.1"))
+        transports[name].on(
+            lambda argv: argv[3:4] == ("held",),
+            stdout=f"file\ts\t2026\t9\tmodel.safetensors\nkept\t{sha * 64}\ts\tmodel.safetensors",
+        )
+    answers = {name: Probe(facts, {}, (), (), None) for name in transports}
+    assert weights_apart(INVENTORY, reports, answers, transports) == {}
+    answers["gpu2"] = replace(answers["gpu2"], files={kept_file("/data/models/tiny"): b""})
+    apart = weights_apart(INVENTORY, reports, answers, transports)
+    status = assess(INVENTORY, reports, apart)
+    assert status.problems == (
+        "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has; which of them "
+        "is right, no manifest says",
+    )
 
 
 def screen(status: ClusterStatus) -> str:
