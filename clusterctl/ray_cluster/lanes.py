@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from clusterctl.facts.model import HostFacts, NicFacts
+from clusterctl.facts.model import HostFacts
 from clusterctl.facts.pairs.model import End, Lane
 from clusterctl.ray_cluster.topology import Node, Topology
 
@@ -23,7 +23,7 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
         ends = {
             node.host: end
             for node, name in zip(nodes, nics, strict=True)
-            if (end := _end(node, facts[node.host].nic(name)))
+            if (end := _end(node, facts[node.host], name))
         }
         key = tuple((end.host, end.nic, end.ip) for end in ends.values())
         purposes, _ = found.setdefault(key, ([], Lane((), ends)))
@@ -42,8 +42,9 @@ def _purposes(nodes: list[Node]) -> Iterator[tuple[str, list[str]]]:
     yield "gloo", [node.gloo_nic for node in nodes]
 
 
-def _end(node: Node, nic: NicFacts | None) -> End | None:
+def _end(node: Node, facts: HostFacts, name: str) -> End | None:
     """The node's address on that NIC, of the family that the node IP has."""
+    nic = facts.nic(name)
     if nic is None:
         return None
     six = ":" in node.node_ip
@@ -52,7 +53,8 @@ def _end(node: Node, nic: NicFacts | None) -> End | None:
     if not held:
         return None
     speed = nic.speed if nic.kind in _HONEST else None
-    return End(node.host, nic.name, held[0].ip, held[0].prefix, nic.mtu, speed)
+    macs = frozenset(each.mac for each in facts.nics)
+    return End(node.host, nic.name, held[0].ip, held[0].prefix, nic.mtu, speed, nic.mac, macs)
 
 
 def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> Iterator[str]:

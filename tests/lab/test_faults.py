@@ -95,6 +95,27 @@ def test_a_firewall_that_drops_ports(lab_bench: Bench, ports: str, words: str) -
     lab_bench.told("gpu2", "a firewall drops connections from gpu1", words, "iptables")
 
 
+def test_another_machine_that_has_the_address(lab_bench: Bench) -> None:
+    """On the fabric, beside gpu2; whose answer to ARP gpu1 believes is chance."""
+    inside = ["ip", "netns", "exec", "foreign"]
+    for make, mend in (
+        (["ip", "netns", "add", "foreign"], ["ip", "netns", "del", "foreign"]),
+        (
+            ["ip", "link", "add", "foreign0", "type", "veth", "peer", "name", "eth0",
+             "netns", "foreign"],
+            ["ip", "link", "del", "foreign0"],
+        ),
+        (["ip", "link", "set", "foreign0", "master", "lab-fabric", "up"], ["true"]),
+        ([*inside, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:99", "up"], ["true"]),
+        ([*inside, "ip", "addr", "add", "10.78.0.12/24", "dev", "eth0"], ["true"]),
+    ):  # fmt: skip
+        lab_bench.break_machine(make, mend)
+    lab_bench.told("gpu2", "another machine has its address 10.78.0.12", "02:00:00:00:00:99")
+    ran = lab_bench.check()
+    assert "firewall" not in ran.stderr, ran.text
+    assert ran.stderr.count("error: ") == 1, ran.text
+
+
 def test_jumbo_frames_on_one_side_only(lab_bench: Bench) -> None:
     mtu = ("ip", "link", "set", "eth1", "mtu")
     lab_bench.break_network("gpu1", [*mtu, "9000"], [*mtu, "1500"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_interface
 
-from clusterctl.facts.pairs.model import End, Lane, Way
+from clusterctl.facts.pairs.model import Lane, Way, network
 from clusterctl.facts.pairs.sizes import SMALL
 
 RED = 0.5
@@ -36,6 +35,7 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> Fault | None:
     """The first cause. `ports` has Ray's, by number; others are ephemeral ones."""
     return (
         _route(way)
+        or _taken_address(way)
         or _silence(way)
         or _stranger(way)
         or _firewall(way, ports)
@@ -48,11 +48,6 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> Fault | None:
 def carried(lane: Lane) -> str:
     """`NCCL and Gloo`."""
     return " and ".join(CARRIES.get(purpose, purpose) for purpose in lane.purposes)
-
-
-def network(end: End) -> str:
-    """10.78.0.0/24."""
-    return str(ip_interface(f"{end.ip}/{end.prefix}").network)
 
 
 def apart(way: Way) -> bool:
@@ -85,6 +80,22 @@ def _different_networks(way: Way) -> Fault:
         "{other} in {other_network}: they do not reach each other directly",
         f"name interfaces of one network under nics.{purpose} of both hosts in the inventory; "
         "which there are: ip -br addr",
+    )  # fmt: skip
+
+
+def _taken_address(way: Way) -> Fault | None:
+    """Another MAC than the host's own answers for its address: beside its own, or in its place."""
+    strange = [mac for mac in way.neighbours if mac not in way.receiver.macs]
+    beside = len(strange) < len(way.neighbours)
+    if not strange or not (beside or way.broken):
+        return None
+    receiver = way.receiver
+    return Fault(
+        "taken address", receiver.host, way,
+        f"another machine has its address {receiver.ip}: {{others}} finds {strange[0]} there, and "
+        f"{receiver.nic} has {receiver.mac}",
+        f"find the port of {strange[0]} in the switch's table of MAC addresses, and give that "
+        f"machine another address; who answers: sudo arping -D -I {receiver.nic} {receiver.ip}",
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ modules of Debian's python3-minimal. Echo needs root, and is left out without.
 
     open    listen on Ray's ports and on two ephemeral ones of every address
     clock   (Unix seconds, monotonic seconds), now
-    reach   to every peer: the route, TCP connections, packets of given sizes
+    reach   to every peer: the route, who answers for its address, TCP connections, packets of
+            given sizes
     rates   send to one peer after the other, at the given moments, and count what comes in
 """
 
@@ -20,7 +21,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from clusterctl.facts.pairs.host_listen import Listeners, family
-from clusterctl.facts.pairs.host_ways import connections, echoes, routes
+from clusterctl.facts.pairs.host_ways import connections, echoes, neighbours, routes
 
 LIFETIME = 120
 """Seconds after which it ends whatever it waits for."""
@@ -53,6 +54,7 @@ class Post:
     def reach(self, order: Dict[str, Any]) -> Dict[str, Any]:
         return {
             "routes": routes(order["routes"]),
+            "neighbours": neighbours(order["neighbours"]),
             "tcp": connections(order["tcp"], order["greetings"]),
             "echo": echoes(order["echo"]),
         }

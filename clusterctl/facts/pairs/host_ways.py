@@ -21,11 +21,19 @@ to all hosts."""
 ECHO_ROUNDS, ECHO_ROUND = 3, 0.4
 """A packet is sent three times, 0.4 s apart, before it counts as lost."""
 
+ARP_ROUNDS, ARP_ROUND = 2, 0.3
+"""Everybody is asked twice, and heard for 0.3 s: one of two machines may be slow, or drop one."""
+
+ARP, ETHERNET = 0x0806, 1
+"""ETH_P_ARP and ARPHRD_ETHER."""
+
 PROBE_WITH_DF = 3
 """IP_PMTUDISC_PROBE: never fragment, and take no earlier verdict on the path for granted."""
 
 Connect = Tuple[str, str, int]
 """(source, to, port)."""
+Request = Tuple[str, str, str]
+"""(NIC, source, to)."""
 Ask = Tuple[str, str, int]
 """(source, to, size of the whole IP packet)."""
 
@@ -55,6 +63,49 @@ def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
             to = words[1] if words[0] == "local" else words[0]
             found[to, named["from"]] = named["dev"]
     return found
+
+
+def neighbours(wanted: List[Request]) -> Optional[Dict[Tuple[str, str], List[str]]]:
+    """(source, to) to the MAC of every machine that answers for the address `to`: more than one
+    where two have it. Ethernet and IPv4 only; None where root is needed."""
+    found: Dict[Tuple[str, str], List[str]] = {}
+    for nic in sorted({one[0] for one in wanted}):
+        try:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as wire:
+                wire.bind((nic, ARP))
+                if wire.getsockname()[3] == ETHERNET:
+                    found.update(_answered(wire, [one[1:] for one in wanted if one[0] == nic]))
+        except PermissionError:
+            return None
+        except OSError:
+            continue  # no such NIC, or one that is down: told by what else is tried on it
+    return found
+
+
+def _answered(
+    wire: socket.socket, wanted: List[Tuple[str, str]]
+) -> Dict[Tuple[str, str], List[str]]:
+    """Ask everybody in the network who has the addresses, as ARP does, and hear all that answer."""
+    own = wire.getsockname()[4]
+    seen: Dict[str, List[str]] = {}
+    for _ in range(ARP_ROUNDS):
+        for source, to in wanted:
+            request = struct.pack("!HHBBH", ETHERNET, 0x0800, 6, 4, 1) + own
+            request += socket.inet_aton(source) + bytes(6) + socket.inet_aton(to)
+            wire.send(b"\xff" * 6 + own + struct.pack("!H", ARP) + request)
+        deadline = time.monotonic() + ARP_ROUND
+        while time.monotonic() < deadline:
+            wire.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                frame = wire.recv(2048)
+            except socket.timeout:
+                break
+            if frame[20:22] == b"\0\2":  # a reply: the MAC and the address of who answers
+                answers = seen.setdefault(socket.inet_ntoa(frame[28:32]), [])
+                mac = ":".join("%02x" % byte for byte in frame[22:28])
+                if mac not in answers:
+                    answers.append(mac)
+    return {(source, to): seen.get(to, []) for source, to in wanted}
 
 
 def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) -> Dict[Connect, str]:

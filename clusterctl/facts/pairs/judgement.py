@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import clocks_apart
-from clusterctl.facts.pairs.faults import Fault, carried, fault_of, network
-from clusterctl.facts.pairs.model import End, Seen, Way
+from clusterctl.facts.pairs.faults import Fault, carried, fault_of
+from clusterctl.facts.pairs.model import End, Seen, Way, network
 
 CLOCKS_WITHIN = 1.0
 """Seconds, less what the measurement may be wrong by."""
@@ -24,7 +25,7 @@ NAMED = 3
 
 def problems(seen: Seen, ports: Mapping[int, str]) -> list[RequirementsNotMet]:
     """Every cause once. `ports`: Ray's, by number."""
-    faults = [fault for way in seen.ways if (fault := fault_of(way, ports))]
+    faults = [fault for way in _without_proxies(seen.ways) if (fault := fault_of(way, ports))]
     groups: dict[tuple[str, ...], list[Fault]] = defaultdict(list)
     for fault in _without_consequences(faults):
         groups[fault.kind, "".join(fault.way.lane.purposes)].append(fault)
@@ -32,14 +33,34 @@ def problems(seen: Seen, ports: Mapping[int, str]) -> list[RequirementsNotMet]:
     return [*found, *_clocks(seen)]
 
 
+def _without_proxies(ways: Sequence[Way]) -> list[Way]:
+    """The same, without the MACs that answer for several hosts: a router's that speaks for all, as
+    in the networks of clouds."""
+    answers: dict[str, set[str]] = defaultdict(set)
+    for way in ways:
+        for mac in set(way.neighbours) - way.receiver.macs:
+            answers[mac].add(way.receiver.host)
+    proxies = {mac for mac, hosts in answers.items() if len(hosts) > 1}
+    return [
+        replace(way, neighbours=tuple(mac for mac in way.neighbours if mac not in proxies))
+        for way in ways
+    ]
+
+
 def _without_consequences(faults: Sequence[Fault]) -> Iterator[Fault]:
-    """Silence one way follows from a wrong route the other way."""
+    """Silence one way follows from a wrong route the other way; whatever else is wrong with an
+    address that another machine has, follows from that."""
     strayed = {
         (fault.way.receiver, fault.way.sender) for fault in faults if fault.kind.endswith("route")
     }
+    taken = {fault.way.receiver for fault in faults if fault.kind == "taken address"}
     for fault in faults:
-        if fault.kind != "silence" or (fault.way.sender, fault.way.receiver) not in strayed:
-            yield fault
+        ends = (fault.way.sender, fault.way.receiver)
+        if fault.kind == "silence" and ends in strayed:
+            continue
+        if fault.kind != "taken address" and not taken.isdisjoint(ends):
+            continue
+        yield fault
 
 
 def _of_group(faults: Sequence[Fault]) -> Iterator[RequirementsNotMet]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_interface
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,18 @@ class End:
     mtu: int
     speed: int | None
     """Mbit/s; None where the NIC does not know, and for virtual ones, which invent it."""
+    mac: str = ""
+    """Of the NIC: 02:00:00:00:00:01."""
+    macs: frozenset[str] = frozenset()
+    """Of all NICs of the host: any of them may answer for an address of it."""
 
     def __str__(self) -> str:
         return f"{self.nic} ({self.ip})"
+
+
+def network(end: End) -> str:
+    """10.78.0.0/24."""
+    return str(ip_interface(f"{end.ip}/{end.prefix}").network)
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ class Way:
     receiver: End
     route: str | None
     """The NIC that packets leave by; "" without a route, None where it could not be asked."""
+    neighbours: tuple[str, ...] = ()
+    """MACs that answered for the receiver's address; none where they were not asked."""
     tcp: Mapping[int, str] = field(default_factory=dict)
     """Port to `ok`, `no answer`, `refused`, `another program answers`, or the system's words."""
     echo: Mapping[int, float | None] | None = None
@@ -64,6 +76,12 @@ class Way:
         """Nothing that was tried came back."""
         tried = bool(self.tcp or self.echo)
         return tried and self.round_trip is None and "ok" not in self.tcp.values()
+
+    @property
+    def broken(self) -> bool:
+        """Something that was tried did not come back, or not from the receiver."""
+        lost = None in (self.echo or {}).values()
+        return lost or any(word != "ok" for word in self.tcp.values())
 
 
 @dataclass(frozen=True)

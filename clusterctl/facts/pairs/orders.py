@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.facts.pairs.model import End, Lane, Way
+from clusterctl.facts.pairs.model import End, Lane, Way, network
 from clusterctl.facts.pairs.sizes import SMALL, near, packet_sizes, rounds, smaller_sizes
 
 WARM_UP, WINDOW, SLOT = 0.07, 0.18, 0.3
@@ -78,6 +78,8 @@ def reach_order(table: Table, host: str) -> Any:
               for port in _ports(table, number, host, peer.host)]  # fmt: skip
     return {
         "routes": [(peer.ip, end.ip) for _, end, peer in ends],
+        "neighbours": [(end.nic, end.ip, peer.ip) for _, end, peer in ends
+                       if ":" not in peer.ip and network(end) == network(peer)],
         "tcp": [(end.ip, peer.ip, port) for end, peer, port in knocks],
         "greetings": {
             (peer.ip, port): table.greeting
@@ -115,12 +117,14 @@ def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
 def ways(table: Table, host: str, answer: Any) -> list[Way]:
     """What `host` saw, from its answer to `reach`."""
     routes, tcp, echo = answer["routes"], answer["tcp"], answer["echo"]
+    neighbours = answer["neighbours"] or {}
     return [
         Way(
             table.lanes[number],
             end,
             peer,
             route=routes.get((peer.ip, end.ip)),
+            neighbours=tuple(neighbours.get((end.ip, peer.ip), ())),
             tcp={
                 port: tcp[key]
                 for port in _ports(table, number, host, peer.host)

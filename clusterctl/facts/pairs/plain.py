@@ -44,4 +44,4 @@ def parse(lines: list[str]) -> Any:
             source, to, size, milliseconds = words
             if milliseconds != "-":
                 echo[source, to, int(size)] = float(milliseconds) / 1000
-    return {"routes": routes, "tcp": {}, "echo": echo if tried else None}
+    return {"routes": routes, "neighbours": None, "tcp": {}, "echo": echo if tried else None}

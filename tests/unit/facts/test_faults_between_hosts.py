@@ -86,6 +86,52 @@ def test_interfaces_of_different_networks() -> None:
     assert "nics.nccl" in (found.hint or "")
 
 
+OWN, OTHERS = "02:00:00:00:00:02", "02:00:00:00:00:99"
+TAKEN = end(2, mac=OWN, macs=frozenset({OWN, "02:00:00:00:00:22"}))
+REFUSED = {EPHEMERAL: "refused", 6380: "refused"}
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "tcp"),
+    [((OTHERS, OWN), way(A, B).tcp), ((OTHERS, OWN), REFUSED), ((OTHERS,), REFUSED)],
+    ids=["both answer", "both answer and it refuses", "only the other one answers"],
+)
+def test_another_machine_that_has_the_address_is_told_once_with_its_mac(
+    neighbours: tuple[str, ...], tcp: dict[int, str]
+) -> None:
+    """Nothing comes back to gpu2 either: gpu1's answers go to the other machine."""
+    found = the_one(way(A, TAKEN, neighbours=neighbours, tcp=tcp), way(TAKEN, A, **SILENT))
+    assert str(found) == (
+        "gpu2: another machine has its address 10.78.0.12: gpu1 (10.78.0.11) finds "
+        "02:00:00:00:00:99 there, and eth2 has 02:00:00:00:00:02"
+    )
+    assert "switch's table of MAC addresses" in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "tcp"),
+    [
+        ((OWN,), REFUSED),
+        (("02:00:00:00:00:22",), REFUSED),
+        ((), REFUSED),
+        ((OTHERS,), way(A, B).tcp),
+    ],
+    ids=["its own", "its other NIC's", "not asked", "a router's, and all is well"],
+)
+def test_a_neighbour_that_proves_no_other_machine(
+    neighbours: tuple[str, ...], tcp: dict[int, str]
+) -> None:
+    found = judged([way(A, TAKEN, neighbours=neighbours, tcp=tcp), way(TAKEN, A)])
+    assert not any("another machine" in problem.summary for problem in found)
+
+
+def test_a_router_that_answers_for_all_is_no_machine_with_their_addresses() -> None:
+    found = the_one(
+        way(A, TAKEN, neighbours=(OTHERS,), tcp=REFUSED), way(TAKEN, A, neighbours=(OTHERS,))
+    )
+    assert "a firewall refuses" in found.summary
+
+
 def test_a_router_between_two_networks_is_no_problem() -> None:
     far = end(2, ip="10.99.0.12")
     assert judged([way(A, far), way(far, A)]) == []
