@@ -349,11 +349,13 @@ run_node() {
         0 | 137 | 143) return "$status" ;; # docker stop
         125 | 126 | 127) fail 6 "Docker did not start the node, as it says above" "clusterctl check" ;;
     esac
+    # Ray ends with 1 when it is stopped, too.
     if [ "$role" = head ]; then
-        fail 6 "Ray ended with status $status, as it says above" "ss -ltn shows whether port $GCS_PORT is taken"
+        fail 6 "the node ended, Ray's status was $status; its words are above" \
+            "unless it was stopped: ss -ltn shows whether port $GCS_PORT is taken"
     fi
-    fail 6 "Ray ended with status $status, as it says above" \
-        "nc -zv $head_address $GCS_PORT shows whether the head is reached; start that one first"
+    fail 6 "the node ended, Ray's status was $status; its words are above" \
+        "unless it was stopped: nc -zv $head_address $GCS_PORT shows whether the head is there; it starts first"
 }
 
 [ $# -ge 4 ] || usage "four arguments are needed, and there are $#"

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ConnectionFailed, StepFailed
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host
 from clusterctl.node.tasks import COMPLETIONS, Task
 
 if TYPE_CHECKING:
@@ -67,6 +69,16 @@ class Endpoint:
     @property
     def _chats(self) -> bool:
         return self.chat and self.task is COMPLETIONS
+
+
+def head_address(head: Host, facts: HostFacts, node_ip: str) -> str:
+    """Where clients reach the head: the address that SSH uses, if it is one of its own."""
+    return head.address if facts.nic_with(head.address) else node_ip
+
+
+def reached_at(listens_on: str, head: str) -> str:
+    """The address to tell clients. A server that listens on all addresses has none of its own."""
+    return head if listens_on in ("0.0.0.0", "::") else listens_on  # noqa: S104 - nothing binds
 
 
 def base_url(host: str, port: int) -> str:

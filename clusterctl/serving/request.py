@@ -12,6 +12,8 @@ from clusterctl.serving.vllm_flags import Argument, last_value, lay_over, withou
 
 _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
 
+_KEY = re.compile(r"^[!-~]+\Z")
+
 RESERVED_NAMES = frozenset({"ray", "journal", "supervisor", "state", "dashboard"})
 """What logs (`ray.log`), files of the node and targets of `tunnel` are called."""
 
@@ -75,7 +77,7 @@ class Request:
     given: tuple[Argument, ...] = ()
     """All other flags, from the config file and the command line."""
     api_key: str | None = field(default=None, repr=False)
-    """From a config file only, never in `given`: compared with the cluster's own, and no more."""
+    """From a config file only, never in `given`: to be the cluster's own, in a file on the head."""
 
     @property
     def random_weights(self) -> bool:
@@ -119,7 +121,7 @@ class _Reader:
             host=last_value(self.merged, "host"),
             port=self.port(options.port),
             given=without(self.merged, _SERVICE_FLAGS),
-            api_key=last_value(self.config, "api-key"),
+            api_key=self.api_key(),
         )
 
     def check(self, argument: Argument) -> None:
@@ -166,6 +168,18 @@ class _Reader:
 
     def values(self, flag: str) -> tuple[str, ...]:
         return next((a.values for a in reversed(self.merged) if a.name == flag), ())
+
+    def api_key(self) -> str | None:
+        """Of the config file alone. The key itself is in no message."""
+        keys = next((a.values for a in self.config if a.name == "api-key"), ())
+        if len(keys) > 1:
+            self.fail(f"api-key in the config file: {len(keys)} keys, and a cluster has one")
+        elif keys and not _KEY.match(keys[0]):
+            self.fail(
+                "api-key in the config file: no HTTP header can carry it",
+                "letters, digits and signs of ASCII, without spaces",
+            )
+        return keys[-1] if keys else None
 
     def count(self, option: int | None, short: str, flag: str) -> int | None:
         """A number of 1 or more, from clusterctl's option or vLLM's flag of the same meaning."""

@@ -9,6 +9,7 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import STALE
+from clusterctl.serving.endpoint import base_url, head_address, reached_at
 
 TAKEN_AWAY = "Unknown Error"
 """NVML's word when a control group keeps the device nodes from it: with the toolkit's classic
@@ -61,6 +62,8 @@ class HostRow:
 class ServiceRow:
     document: ServiceDocument
     state: ServiceState | None
+    head_address: str
+    """Where clients reach the head."""
 
     @property
     def name(self) -> str:
@@ -68,8 +71,8 @@ class ServiceRow:
 
     @property
     def endpoint(self) -> str:
-        host = f"[{self.document.host}]" if ":" in self.document.host else self.document.host
-        return f"http://{host}:{self.document.port}/v1"
+        address = reached_at(self.document.host, self.head_address)
+        return f"{base_url(address, self.document.port)}/v1"
 
     @property
     def condition(self) -> str:
@@ -132,11 +135,18 @@ def assess(
             for host in inventory.hosts
         ),
         services=tuple(
-            ServiceRow(document, states.get(document.name)) for document in head.services
+            ServiceRow(document, states.get(document.name), _head_address(head, in_ray))
+            for document in head.services
         ),
         ray_version=state.ray_version if state else "",
         vllm_version=state.vllm_version if state else "",
     )
+
+
+def _head_address(head: HostReport, in_ray: Mapping[str, RayNode]) -> str:
+    node = in_ray.get(head.host.name)
+    node_ip = node.node_ip if node else head.host.node_ip or head.host.address
+    return head_address(head.host, head.facts, node_ip) if head.facts else node_ip
 
 
 def _fresh(report: HostReport) -> bool:

@@ -19,7 +19,7 @@ from clusterctl.planning.request import FitReport
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology, resolve
 from clusterctl.serving.arguments import Launch
-from clusterctl.serving.endpoint import Endpoint, base_url
+from clusterctl.serving.endpoint import Endpoint, base_url, head_address, reached_at
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Request
@@ -43,12 +43,15 @@ class Prepared:
     notes: tuple[str, ...]
     fit: FitReport | None = None
     """What memory and speed are predicted to be; None where that could not be said."""
+    head_address: str = ""
+    """Where clients reach the head."""
 
     @property
     def endpoint(self) -> Endpoint:
         """Where clients find it."""
         chat = self.location is None or self.location.chat_template
-        url = base_url(self.document.host, self.document.port)
+        address = reached_at(self.document.host, self.head_address)
+        url = base_url(address, self.document.port)
         return Endpoint(url, self.document.served_name, chat)
 
 
@@ -85,7 +88,8 @@ def prepare(
     decided = decide(foretold, layout, same, given_env(inventory))
     document = build_service(replace(launch, layout=layout), env=decided.env)
     notes = (*_notes(layout, location, model), *decided.notes)
-    return Prepared(document, layout, location, notes, decided.report)
+    address = _head_address(inventory, topology, answers)
+    return Prepared(document, layout, location, notes, decided.report, address)
 
 
 def _launch(
@@ -108,7 +112,7 @@ def _launch(
         layout=UNDECIDED,
         port=choose_port(document_name(request, names), request.port, declared.values(), listening),
         shape=location.shape if location else None,
-        host=request.host or _api_address(inventory, topology, answers),
+        host=request.host or _head_address(inventory, topology, answers),
         entry=model.entry,
         defaults=accelerator_named(inventory.accelerator).defaults,
         version=parse_version(state.vllm_version),
@@ -145,11 +149,9 @@ def _locate(
     )
 
 
-def _api_address(inventory: Inventory, topology: Topology, answers: Mapping[str, Probe]) -> str:
-    """Where clients reach the head: the address that SSH uses, if it is one of its own."""
+def _head_address(inventory: Inventory, topology: Topology, answers: Mapping[str, Probe]) -> str:
     head = inventory.head
-    facts = answers[head.name].facts
-    return head.address if facts.nic_with(head.address) else topology.head.node_ip
+    return head_address(head, answers[head.name].facts, topology.head.node_ip)
 
 
 def _smallest_gpu(answers: Mapping[str, Probe]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
@@ -100,6 +100,8 @@ class Decision:
     """Of the head."""
     ground: FabricGround | None = None
     """The hosts whose links the service will use."""
+    new_key: str | None = field(default=None, repr=False)
+    """The cluster's API key from now on; None where it stays what it is."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +194,17 @@ def _decide(
     answers = _look(inventory, transports)
     answer = answers[inventory.head.name]
     state = _state(inventory, answer)
-    _require_same_key(inventory, transports[inventory.head.name], request)
     declared = services_in(inventory.cluster, answer)
+    key = new_key(inventory, transports[inventory.head.name], request, sorted(declared))
     prepared = prepare(inventory, request, model, transports, answers, state, declared)
     old = declared.get(prepared.document.name)
     facts = {name: answer.facts for name, answer in answers.items()}
     ground = FabricGround(inventory, resolve_topology(inventory, facts), transports, facts)
-    return Decision(prepared, old, _changes(prepared, old), answer, ground)
+    changes = _changes(prepared, old)
+    if key:
+        line = f"API key: the config file's, kept in {NodePaths(inventory.cluster).api_key} (0600)"
+        changes = replace(changes, lines=(*changes.lines, line))
+    return Decision(prepared, old, changes, answer, ground, key)
 
 
 def _bring_up(
@@ -214,6 +220,11 @@ def _bring_up(
     sink(StageStarted(title, (head.host.name,)))
     for note in prepared.notes:
         sink(Note(note))
+    if decision.new_key and lock:
+        # Not `lock.replace`: the digest of a key that people chose has no place in arguments.
+        lock.ensure_held()
+        key_file = str(NodePaths(inventory.cluster).api_key)
+        head.put(decision.new_key.encode(), key_file, mode=0o600, sudo=True)
     if decision.changes.lines and lock:
         file = decision.answer.files.get(service_file(inventory.cluster, prepared.document.name))
         declare(inventory, head, lock, prepared.document, old, file, sink)
@@ -233,16 +244,27 @@ def _bring_up(
     )
 
 
-def _require_same_key(inventory: Inventory, head: Transport, request: Request) -> None:
-    """One key protects all services of the cluster: none may change it for the others."""
-    if request.api_key is None or request.api_key == read_key(inventory, head):
-        return
-    raise UsageError(
-        "the api-key in the config file is not the key of this cluster",
-        host=head.host.name,
-        hint=f"take api-key out of the file; the key in {NodePaths(inventory.cluster).api_key} "
-        "counts for every service",
-    )
+def new_key(
+    inventory: Inventory, head: Transport, request: Request, declared: Sequence[str]
+) -> str | None:
+    """The key of the config file where it is another one than the cluster's; None elsewhere.
+
+    One key protects all services, and vLLM reads it when it starts. So it is taken while nothing
+    is served: else clients of other services would lose theirs at some later restart, when
+    nobody thinks of it. Raises UsageError then.
+    """
+    key = request.api_key
+    if key is None or key == read_key(inventory, head):
+        return None
+    if declared:
+        raise UsageError(
+            "the api-key in the config file is not the key of this cluster, which "
+            f"{', '.join(declared)} {'uses' if len(declared) == 1 else 'use'}",
+            host=head.host.name,
+            hint="take api-key out of the file, or first: "
+            + " && ".join(f"clusterctl stop {name}" for name in declared),
+        )
+    return key
 
 
 def _outcome(

@@ -63,6 +63,7 @@ def answers(endpoint: str, model: str, key: str) -> bool:
 
 
 ENDPOINT = "http://10.77.0.11:8000/v1"
+OWN_KEY = "a-key-of-ones-own"
 
 
 def test_check_finds_nothing_wrong_with_bare_hosts(operator: Operator, inventory: str) -> None:
@@ -136,8 +137,18 @@ def test_two_operators_do_not_meet(operator: Operator, inventory: str, tmp_path:
         assert operator.run("bootstrap", inventory).status == 0
 
 
-def test_serve_puts_ranks_on_both_hosts_and_proves_it(operator: Operator) -> None:
-    ran = operator.ok("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny", "--json")
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """What serves the model: with a config file that brings a key, and listens on all addresses."""
+    config = tmp_path_factory.mktemp("config") / "vllm.yaml"
+    config.write_text(f'model: /data/models/tiny\nhost: "0.0.0.0"\napi-key: {OWN_KEY}\n')
+    return ("serve", "--config", str(config), "--tp", "2", "--name", "tiny")
+
+
+def test_serve_puts_ranks_on_both_hosts_and_proves_it(
+    operator: Operator, words: tuple[str, ...]
+) -> None:
+    ran = operator.ok(*words, "--json")
     served = ran.json
     assert served["changed"] is True
     assert [rank["host"] for rank in served["ranks"]] == ["gpu1", "gpu2"]
@@ -145,8 +156,7 @@ def test_serve_puts_ranks_on_both_hosts_and_proves_it(operator: Operator) -> Non
     assert served["endpoint"] == ENDPOINT
 
 
-def test_serving_the_same_again_changes_nothing(operator: Operator) -> None:
-    words = ("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny")
+def test_serving_the_same_again_changes_nothing(operator: Operator, words: tuple[str, ...]) -> None:
     ran = operator.within(15, *words, "--json")
     assert ran.status == 0, ran.text
     assert ran.json["changed"] is False
@@ -155,9 +165,20 @@ def test_serving_the_same_again_changes_nothing(operator: Operator) -> None:
     assert "--max-model-len: 512 (new)" in other.stderr
 
 
-def test_the_api_wants_its_key(on_host: OnHost) -> None:
+def test_the_api_wants_the_key_of_the_config_file(
+    operator: Operator, on_host: OnHost, tmp_path: Path
+) -> None:
     assert completion(ENDPOINT, "tiny", "wrong").status_code == 401
-    assert answers(ENDPOINT, "tiny", key_of(on_host))
+    assert answers(ENDPOINT, "tiny", OWN_KEY)
+    assert key_of(on_host) == OWN_KEY
+    seen = on_host("gpu1", "stat -c %a /etc/clusterctl/lab/api.key; ps -eo args; journalctl")
+    assert seen.stdout.startswith("600\n")
+    assert OWN_KEY not in seen.stdout
+
+    (tmp_path / "other.yaml").write_text("model: /data/models/tiny\napi-key: another\n")
+    other = operator.run("serve", "--config", str(tmp_path / "other.yaml"), "--name", "other")
+    assert other.status == 2, other.text
+    assert "clusterctl stop tiny" in other.stderr
 
 
 def test_status_shows_it_all_on_one_screen(operator: Operator) -> None:

@@ -159,7 +159,7 @@ def test_nodes_of_one_host_from_start_to_end(by_hand: ByHand, engine: Engine) ->
     code, err = ended(by_hand.start(*by_hand.worker(NODE, "127.0.0.1"), "--name=node3"))
     assert code == 6, err
     assert "GCS does not answer" in err
-    assert "Ray ended with status 1" in err
+    assert "the node ended, Ray's status was 1" in err
     assert "node has the address 127.0.0.1 too" in err
 
     engine.docker("stop", "node2")

@@ -71,6 +71,13 @@ def test_a_config_file_can_be_all_there_is() -> None:
     assert "a-secret" not in repr(request)
 
 
+@pytest.mark.parametrize("keys", ['["k1", "k2"]', '"two words"', '"schlüssel"'])
+def test_a_key_that_cannot_be_the_clusters_is_refused_and_not_shown(keys: str) -> None:
+    with pytest.raises(UsageError, match="api-key in the config file") as caught:
+        read_request(Options("m"), parse_config(f"api-key: {keys}\n", "c.yaml"))
+    assert not any(word in str(caught.value) for word in ("k1", "two", "schl"))
+
+
 def test_options_win_over_the_config() -> None:
     request = read_request(
         Options("other", tensor_parallel=2, port=9000), parse_config(SEED_CONFIG, "c.yaml")

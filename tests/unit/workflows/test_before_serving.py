@@ -7,11 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.errors import RequirementsNotMet
+from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState
+from clusterctl.serving.request import Request
 from clusterctl.workflows.reach import require_bootstrapped
-from clusterctl.workflows.serve import Changes, Decision, settle
+from clusterctl.workflows.serve import Changes, Decision, new_key, settle
+from tests.fakes.transport import FakeTransport, starts
 
 INVENTORY = Inventory(
     cluster="demo",
@@ -49,3 +51,27 @@ def test_what_was_decided_before_the_lock_is_decided_anew_under_it(
 
     assert settle(decision("start --port 8000"), lambda: again, shown.append) is again
     assert [changes.lines for changes in shown] == [under_lock] * asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared", "key"),
+    [(None, ("tiny",), None), ("the-clusters", ("tiny",), None), ("ones-own", (), "ones-own")],
+)
+def test_the_key_of_a_config_file_becomes_the_clusters_while_nothing_is_served(
+    asked: str | None, declared: tuple[str, ...], key: str | None
+) -> None:
+    head = FakeTransport().on(starts("cat"), stdout="the-clusters\n")
+    assert new_key(INVENTORY, head, Request("m", api_key=asked), declared) == key
+
+
+def test_a_key_that_clients_of_other_services_would_have_to_learn_is_refused() -> None:
+    head = FakeTransport().on(starts("cat"), stdout="the-clusters\n")
+    with pytest.raises(UsageError, match="which a, b use") as caught:
+        new_key(INVENTORY, head, Request("m", api_key="ones-own"), ("a", "b"))
+    assert "clusterctl stop a && clusterctl stop b" in str(caught.value.hint)
+    assert "ones-own" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_decision_does_not_show_its_key() -> None:
+    shown = Decision(cast("Any", None), None, Changes((), False), cast("Any", None), None, "secret")
+    assert "secret" not in repr(shown)

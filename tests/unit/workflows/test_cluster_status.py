@@ -104,6 +104,16 @@ def test_a_healthy_cluster_reads_so(facts: HostFacts) -> None:
     assert document["services"][0]["endpoint"] == "http://10.0.0.1:8000/v1"
 
 
+@pytest.mark.parametrize("listens_on", ["0.0.0.0", "::"])
+def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
+    facts: HostFacts, listens_on: str
+) -> None:
+    reports = healthy(facts)
+    everywhere = replace(SERVICE, host=listens_on)
+    reports["gpu1"] = replace(reports["gpu1"], services=(everywhere,))
+    assert assess(INVENTORY, reports).services[0].endpoint == "http://10.0.0.1:8000/v1"
+
+
 @pytest.mark.parametrize(
     ("host", "change", "sentence"),
     [

@@ -139,3 +139,9 @@ def test_a_config_that_no_one_understands_is_served_all_the_same() -> None:
     prepared = cluster.prepare(tp=1)
     assert prepared.fit is None
     assert any("memory is not planned" in note for note in prepared.notes)
+
+
+def test_a_service_on_all_addresses_is_told_where_clients_reach_it() -> None:
+    prepared = Cluster("cpu").prepare("--host", "0.0.0.0")
+    assert flag(prepared.document, "--host") == "0.0.0.0"
+    assert prepared.endpoint.url == "http://10.0.0.1:8000"
