@@ -6,7 +6,7 @@ On a host, for the cluster NAME:
     /etc/clusterctl/NAME/node.json               NodeDocument     written by the controller
     /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  the same, head only
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
-    /var/log/clusterctl/NAME/state.json          NodeState        replaced whole by the supervisor
+    /run/clusterctl/NAME/state.json              NodeState        replaced whole by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
@@ -157,6 +157,17 @@ class ServiceState:
 
 
 @dataclass(frozen=True)
+class UnreadableDocument:
+    """A document that the supervisor cannot read, as it was found or after it was changed."""
+
+    file: str
+    """`node.json`, `services/NAME.json`."""
+    why: str
+    last_good: str = ""
+    """The text that was read there last, which the supervisor goes on with; empty: none was."""
+
+
+@dataclass(frozen=True)
 class NodeState:
     """Everything `status` needs of a node, rewritten at least every 3 s."""
 
@@ -182,6 +193,9 @@ class NodeState:
     """Head only: the GCS's own list, dead ones included."""
     nodes_time: float = 0.0
     services: List[ServiceState] = field(default_factory=list)
+    unreadable: List[UnreadableDocument] = field(default_factory=list)
+    logs_problem: str = ""
+    """Why logs and journal are not written, in a few words (`is full`); empty: they are."""
 
 
 def config_dir(cluster: str) -> str:
@@ -194,6 +208,12 @@ def log_dir(cluster: str) -> str:
     return f"/var/log/clusterctl/{cluster}"
 
 
+def run_dir(cluster: str) -> str:
+    """Where the state is, on the host and in the container: in memory, so that it can be told of
+    a full disk, and that none from before a reboot is taken for one of now."""
+    return f"/run/clusterctl/{cluster}"
+
+
 def to_json(document: Any) -> str:
     """A document as stable, readable JSON."""
     return json.dumps(dataclasses.asdict(document), indent=1, sort_keys=True) + "\n"
@@ -202,7 +222,7 @@ def to_json(document: Any) -> str:
 def from_json(kind: Type[T], text: str) -> T:
     """A document of `kind` from `text`; unknown keys are skipped, so that versions may differ.
 
-    Raises ValueError when `text` is not JSON or lacks a key.
+    Raises ValueError when `text` is not JSON, lacks a key, or has a value of another type.
     """
     try:
         return typing.cast("T", _build(kind, json.loads(text)))
@@ -220,5 +240,14 @@ def _build(kind: Any, value: Any) -> Any:
         )
     if typing.get_origin(kind) is list:
         (item_kind,) = typing.get_args(kind)
-        return [_build(item_kind, item) for item in value]
+        return [_build(item_kind, item) for item in _of_type(list, value)]
+    if typing.get_origin(kind) is dict:
+        _, item_kind = typing.get_args(kind)
+        return {key: _build(item_kind, item) for key, item in _of_type(dict, value).items()}
+    return _of_type(kind, value) if kind in (str, int, float, bool) else value
+
+
+def _of_type(kind: Any, value: Any) -> Any:
+    if not isinstance(value, (int, float) if kind is float else kind):
+        raise TypeError(f"{json.dumps(value)[:40]} is no {kind.__name__}")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -11,6 +12,24 @@ from typing import TextIO
 
 LIMIT = 5 * 2**20
 """Bytes after which the journal is moved to journal.jsonl.1."""
+
+LEAST_FREE = 2**20
+"""Bytes free below which a file system counts as full: the next lines may not fit whole."""
+
+
+def why_not_written(directory: Path) -> str:
+    """Why nothing is written to logs in `directory`, in a few words; nothing when it is."""
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:
+        return error.strerror or str(error)
+    if found.f_flag & os.ST_RDONLY:
+        return "is on a file system that is read-only"
+    if found.f_bfree * found.f_frsize < LEAST_FREE:
+        return "is on a file system that is full"
+    if found.f_files and not found.f_ffree:
+        return "is on a file system without free inodes"
+    return ""
 
 
 class Journal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.node.documents import config_dir, log_dir
+from clusterctl.node.documents import config_dir, log_dir, run_dir
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NodePaths:
 
     @property
     def state(self) -> Path:
-        return self.logs / "state.json"
+        return self.root / run_dir(self.cluster).lstrip("/") / "state.json"
 
     @property
     def journal(self) -> Path:

@@ -19,8 +19,8 @@ class StateFile:
         self._last: Optional[NodeState] = None
 
     def write(self, state: NodeState) -> None:
-        """Readers see the old or the new file, never half of one. A full disk is ignored:
-        the time in the old file tells."""
+        """Readers see the old or the new file, never half of one. It lies in memory; where even
+        that is full, the time in the old file tells."""
         if self._last and not self._is_due(self._last, state):
             return
         self._last = state

@@ -16,7 +16,7 @@ from clusterctl.node.admission import Ground
 from clusterctl.node.declared import Declared
 from clusterctl.node.documents import NodeDocument, NodeState, ServiceDocument
 from clusterctl.node.gpus import GpuCount
-from clusterctl.node.journal import Journal
+from clusterctl.node.journal import Journal, why_not_written
 from clusterctl.node.paths import NodePaths
 from clusterctl.node.ray_keeper import RayKeeper
 from clusterctl.node.ray_view import RayView, own_argv
@@ -124,6 +124,8 @@ class Supervisor:
             nodes=snapshot.nodes if snapshot else [],
             nodes_time=snapshot.time if snapshot else 0.0,
             services=[service.state() for service in self._services.values()],
+            unreadable=self._declared.unreadable(),
+            logs_problem=why_not_written(self._paths.logs),
         )
 
 

@@ -9,7 +9,7 @@ from clusterctl.containers.spec import container_name as container_name
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, RayPorts
 from clusterctl.node import package
-from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, log_dir
+from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, log_dir, run_dir
 from clusterctl.ray_cluster.addresses import host_port
 from clusterctl.ray_cluster.environment import CACHE_DIR, node_environment
 from clusterctl.ray_cluster.topology import Node, Topology
@@ -127,6 +127,8 @@ def _mounts(inventory: Inventory, host: Host) -> tuple[Mount, ...]:
     return (
         Mount(config_dir(inventory.cluster), config_dir(inventory.cluster), read_only=True),
         Mount(log_dir(inventory.cluster), log_dir(inventory.cluster)),
+        # After a reboot it is gone; the engine makes it anew when it starts the container.
+        Mount(run_dir(inventory.cluster), run_dir(inventory.cluster)),
         Mount(own, own, read_only=True),
         Mount(CACHE_DIR, CACHE_DIR),
         Mount(inventory.models, inventory.models, read_only=True),

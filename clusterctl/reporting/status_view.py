@@ -131,8 +131,7 @@ def _load(row: ServiceRow) -> str:
 def _problems(status: ClusterStatus) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(f"{count(len(status.problems), 'problem')}:", style="red")]
     lines += [Padding(Text(problem), (0, 0, 0, 2), expand=False) for problem in status.problems]
-    hints = {row.hint for row in status.hosts if row.hint}
-    lines += [_whole(f"  fix: {hint}") for hint in sorted(hints)]
+    lines += [_whole(f"  fix: {hint}") for hint in status.hints]
     return lines
 
 

@@ -44,6 +44,8 @@ def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
         Directory(f"/etc/clusterctl/{cluster}/services", 0o700),
         Directory("/var/log/clusterctl"),
         Directory(f"/var/log/clusterctl/{cluster}"),
+        Directory("/run/clusterctl"),
+        Directory(f"/run/clusterctl/{cluster}"),
         Directory("/var/cache/clusterctl"),
         Directory("/opt/clusterctl"),
         Directory(f"/opt/clusterctl/{version}"),

@@ -10,6 +10,7 @@ from clusterctl.steps.root_script import root_script
 
 OURS = (
     "/etc/clusterctl",
+    "/run/clusterctl",
     "/var/log/clusterctl",
     "/var/cache/clusterctl",
     "/var/lib/clusterctl/weights",

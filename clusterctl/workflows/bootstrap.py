@@ -35,9 +35,11 @@ from clusterctl.steps.secrets import (
     SecretsMade,
     secret_path,
 )
+from clusterctl.steps.service_documents import ServiceDocumentsReadable
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 from clusterctl.workflows.cluster_images import ClusterImages
+from clusterctl.workflows.declared import unreadable_in
 from clusterctl.workflows.engine_stages import engine_stages
 from clusterctl.workflows.fabric import ensure_proven, ground_of
 from clusterctl.workflows.fabric_record import FabricRecord
@@ -76,11 +78,19 @@ def node_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
         *images.stages(),
         Stage("Node files", names, (DirectoriesPresent(_directories(cluster)), _files(cluster))),
         *((Stage("GPUs in the image", names, proof),) if proof else ()),
+        Stage("Services", heads, (_readable_services(cluster),)),
         Stage("Secrets of the cluster", heads, (SecretsMade(made),)),
         Stage("Secrets for workers", workers, (SecretCopied(token),)),
         Stage("Ray head", heads, (container,)),
         Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
     )
+
+
+def _readable_services(cluster: Cluster) -> ServiceDocumentsReadable:
+    name = cluster.inventory.cluster
+    unreadable = unreadable_in(name, cluster.answers[cluster.inventory.head.name])
+    of_services = [document for document in unreadable if document.file != "node.json"]
+    return ServiceDocumentsReadable(name, of_services)
 
 
 def _plan(cluster: Cluster, hosts: tuple[Host, ...], engines: Engines) -> Plan:

@@ -14,7 +14,9 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.contract import breaches
+from clusterctl.node.documents import log_dir
 from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.contract import STALE
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.engines import Engines
@@ -27,6 +29,7 @@ from clusterctl.workflows.engine_stages import engine_stages
 from clusterctl.workflows.lacking import made, running, single
 from clusterctl.workflows.prepared import Cluster, views
 from clusterctl.workflows.reach import read_state, require_bootstrapped
+from clusterctl.workflows.strangers import strangers_of
 
 
 def unlike_the_plan(
@@ -77,11 +80,31 @@ def unlike_ray(
         )
     except RequirementsNotMet as error:
         return [error]
+    known = {host.name for host in inventory.hosts}
+    return [
+        *strangers_of(inventory, state),
+        *(
+            RequirementsNotMet(
+                breach.summary, host=breach.host, hint=f"clusterctl logs --host {breach.host}"
+            )
+            for breach in breaches(expected_nodes(topology), state.nodes)
+            if breach.host in known
+        ),
+    ]
+
+
+def unwritten_logs(inventory: Inventory, answers: Mapping[str, Probe]) -> list[RequirementsNotMet]:
+    """Hosts whose supervisor says that it cannot write its logs."""
+    path = str(NodePaths(inventory.cluster).state)
+    found = {name: read_state(answers[name].files.get(path)) for name in answers}
     return [
         RequirementsNotMet(
-            breach.summary, host=breach.host, hint=f"clusterctl logs --host {breach.host}"
+            f"{log_dir(inventory.cluster)} {state.logs_problem}: logs and journal are not written",
+            host=name,
+            hint=f"clusterctl exec --limit {name} -- df -h {log_dir(inventory.cluster)}",
         )
-        for breach in breaches(expected_nodes(topology), state.nodes)
+        for name, state in found.items()
+        if state and state.logs_problem and answers[name].facts.clock - state.time < STALE
     ]
 
 

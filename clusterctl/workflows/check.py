@@ -20,7 +20,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
 from clusterctl.workflows.alike import differences
-from clusterctl.workflows.built import unlike_ray, unlike_the_plan
+from clusterctl.workflows.built import unlike_ray, unlike_the_plan, unwritten_logs
 from clusterctl.workflows.fabric_record import FabricRecord
 from clusterctl.workflows.gpus_inside import lost_in_containers
 from clusterctl.workflows.lacking import name_listeners, place, requirements, running
@@ -57,6 +57,7 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         drift = [
             *lost_in_containers(inventory, answers),
             *unlike_the_plan(inventory, topology, answers, transports),
+            *unwritten_logs(inventory, answers),
         ]
         in_ray = _new(unlike_ray(inventory, topology, answers), drift)
         unlike = [*differences(inventory, answers, transports), *drift, *in_ray]

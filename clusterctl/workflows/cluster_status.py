@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clusterctl.errors import ClusterctlError
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState
+from clusterctl.node.documents import (
+    NodeState,
+    RayNode,
+    ServiceDocument,
+    ServiceState,
+    UnreadableDocument,
+)
 from clusterctl.ray_cluster.contract import STALE
 from clusterctl.serving.endpoint import base_url, head_address, reached_at
+from clusterctl.workflows.strangers import strangers_of
+
+LOGS = "/var/log/clusterctl"
 
 TAKEN_AWAY = "Unknown Error"
 """NVML's word when a control group keeps the device nodes from it: with the toolkit's classic
@@ -28,6 +38,7 @@ class HostReport:
     drift: tuple[str, ...] = ()
     services: tuple[ServiceDocument, ...] = ()
     """Declared services; on the head only."""
+    unreadable: tuple[UnreadableDocument, ...] = ()
     problem: str | None = None
     hint: str | None = None
 
@@ -87,6 +98,8 @@ class ClusterStatus:
     services: tuple[ServiceRow, ...]
     ray_version: str
     vllm_version: str
+    strangers: tuple[ClusterctlError, ...] = ()
+    """Hosts in Ray that are not in the inventory."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -97,7 +110,13 @@ class ClusterStatus:
             for row in self.services
             if row.condition != "ready"
         ]
-        return (*of_hosts, *of_services)
+        return (*of_hosts, *map(str, self.strangers), *of_services)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What mends them, each once."""
+        hints = [row.hint for row in self.hosts] + [error.hint for error in self.strangers]
+        return tuple(sorted({hint for hint in hints if hint}))
 
     @property
     def healthy(self) -> bool:
@@ -140,6 +159,7 @@ def assess(
         ),
         ray_version=state.ray_version if state else "",
         vllm_version=state.vllm_version if state else "",
+        strangers=tuple(strangers_of(inventory, state)) if state else (),
     )
 
 
@@ -157,7 +177,12 @@ def _fix(inventory_file: str, report: HostReport) -> str | None:
     """What brings back a host that answers and is not as bootstrap left it."""
     gone = report.facts is not None and report.container != "running"
     lost = lost_gpus(report.host, report.state)
-    return f"clusterctl bootstrap {inventory_file}" if gone or lost or report.drift else None
+    differs = report.drift or report.unreadable
+    if gone or lost or differs:
+        return f"clusterctl bootstrap {inventory_file}"
+    if logs_unwritten(report):
+        return f"clusterctl exec --limit {report.host.name} -- df -h {LOGS}"
+    return None
 
 
 def _host_row(
@@ -201,8 +226,25 @@ def _ray_word(report: HostReport, node: RayNode | None, *, ray_known: bool) -> s
 
 
 def _host_problems(report: HostReport, node: RayNode | None, *, ray_known: bool) -> tuple[str, ...]:
-    """The first cause only, where one thing follows from another; drift besides."""
-    return (*_first_cause(report, node, ray_known=ray_known), *report.drift)
+    """The first cause only, where one thing follows from another; drift and such besides."""
+    besides = (
+        *logs_unwritten(report),
+        *map(unreadable_words, report.unreadable),
+        *report.drift,
+    )
+    return (*_first_cause(report, node, ray_known=ray_known), *besides)
+
+
+def logs_unwritten(report: HostReport) -> tuple[str, ...]:
+    """What is wrong with where logs are, if something is: a full disk stops nothing else."""
+    if report.state is None or not _fresh(report) or not report.state.logs_problem:
+        return ()
+    return (f"{LOGS} {report.state.logs_problem}: logs and journal are not written",)
+
+
+def unreadable_words(document: UnreadableDocument) -> str:
+    follows = "what it held before" if document.last_good else "nothing"
+    return f"{document.file} cannot be read ({document.why}); the supervisor follows {follows}"
 
 
 def _first_cause(report: HostReport, node: RayNode | None, *, ray_known: bool) -> tuple[str, ...]:

@@ -17,7 +17,15 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, U
 from clusterctl.facts.gather import probe
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import NodeState, ServiceDocument, from_json, to_json
+from clusterctl.node.documents import (
+    NodeDocument,
+    NodeState,
+    ServiceDocument,
+    UnreadableDocument,
+    config_dir,
+    from_json,
+    to_json,
+)
 from clusterctl.node.paths import NodePaths
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
@@ -37,23 +45,38 @@ STOP_SLACK = 30.0
 """Seconds beyond a service's own shutdown time until a stop counts as failed."""
 
 
-def services_pattern(cluster: str) -> str:
-    """The files of all services, as a pattern for the probe."""
-    return f"{NodePaths(cluster).services}/*.json"
-
-
 def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
-    """The services whose documents the probe brought, by name."""
+    """The services whose documents the probe brought, by name. Of one that cannot be read, what
+    the supervisor read last, and goes on with."""
     directory = str(NodePaths(cluster).services)
-    found = {}
+    texts = {
+        path: data.decode(errors="replace")
+        for path, data in sorted(answer.files.items())
+        if path.startswith(directory) and data is not None
+    }
+    for document in unreadable_in(cluster, answer):
+        texts[f"{config_dir(cluster)}/{document.file}"] = document.last_good
+    found = [from_json(ServiceDocument, text) for text in texts.values() if text]
+    return {document.name: document for document in found}
+
+
+def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
+    """The documents among the probe's files that cannot be read, with what the supervisor still
+    knows of them."""
+    paths = NodePaths(cluster)
+    state = read_state(answer.files.get(str(paths.state)))
+    known = {document.file: document for document in state.unreadable} if state else {}
+    found = []
     for path, data in sorted(answer.files.items()):
-        if not path.startswith(directory) or data is None:
+        kind = NodeDocument if path == str(paths.node_document) else ServiceDocument
+        if data is None or not path.startswith(f"{paths.config}/"):
             continue
         try:
-            document = from_json(ServiceDocument, data.decode())
-        except ValueError:
-            continue  # of another version; it is replaced when its name is served again
-        found[document.name] = document
+            from_json(kind, data.decode())
+        except ValueError as error:
+            file = path.removeprefix(f"{paths.config}/")
+            last_good = known[file].last_good if file in known else ""
+            found.append(UnreadableDocument(file, str(error), last_good))
     return found
 
 
@@ -74,7 +97,7 @@ def look_at_supervised(inventory: Inventory, head: Transport) -> Probe:
 
 
 def _ask(inventory: Inventory, head: Transport) -> Probe:
-    return probe(head, files=(*node_files(inventory.cluster), services_pattern(inventory.cluster)))
+    return probe(head, files=node_files(inventory.cluster))
 
 
 def _state_in(inventory: Inventory, answer: Probe) -> NodeState | None:

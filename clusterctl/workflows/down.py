@@ -16,7 +16,7 @@ from clusterctl.engine.planner import Planned, plan_apart
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.node.documents import config_dir, log_dir
+from clusterctl.node.documents import config_dir, log_dir, run_dir
 from clusterctl.node.package import ROOT
 from clusterctl.ray_cluster.environment import CACHE_DIR
 from clusterctl.steps.engine_absent import EngineAbsent
@@ -29,7 +29,8 @@ from clusterctl.transport.fanout import failures, values
 from clusterctl.transport.lock import ClusterLock
 from clusterctl.workflows.held_run import execute_held
 from clusterctl.workflows.prepared import views
-from clusterctl.workflows.reach import look, reach
+from clusterctl.workflows.reach import look, node_files, reach
+from clusterctl.workflows.strangers import strangers
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     engines = Engines(DockerDriver)
     containers = (ContainersAbsent(inventory.cluster, engines),)
     aside = OnFailure.SET_HOST_ASIDE
-    files = PathsAbsent("node files", (config_dir(inventory.cluster),))
+    own = config_dir(inventory.cluster)
+    files = PathsAbsent("node files", (own, run_dir(inventory.cluster)))
     common = (
         Stage("Services and Ray", (head,) if head in names else (), containers, aside),
         Stage("Workers", tuple(name for name in names if name != head), containers, aside),
@@ -54,7 +56,6 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     )
     if not purge:
         return common
-    own = config_dir(inventory.cluster)
     logs = PathsAbsent("logs", (log_dir(inventory.cluster),))
     shared = PathsAbsent("caches and programs", (CACHE_DIR, KEPT, ROOT), last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
@@ -96,8 +97,10 @@ def run(
     """
     limited = {host.name for host in hosts}
     with reach(inventory.with_head(limited), credentials) as transports:
-        found = look(inventory, transports)
+        found = look(inventory, transports, files=node_files(inventory.cluster))
         ready = views(inventory, transports, values(found))
+        for stranger in strangers(inventory, values(found).get(inventory.head.name)):
+            sink(Note(f"{stranger.summary}; it is left as it is", stranger.host))
         mine = {name: view for name, view in ready.items() if name in limited}
         with _locked(inventory, ready, sink) as ensure_held:
             planned = plan_apart(stages(inventory, tuple(mine), purge=purge), mine)

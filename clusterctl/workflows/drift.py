@@ -12,6 +12,7 @@ from clusterctl.node.documents import to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.nodes import container_name, container_spec, node_document
 from clusterctl.ray_cluster.topology import Topology, resolve
+from clusterctl.workflows.declared import unreadable_in
 
 OTHER_CONTAINER = "its container was made from another inventory or version (clusterctl plan)"
 OTHER_NODE = "its node.json is from another inventory or version (clusterctl plan)"
@@ -43,6 +44,9 @@ def _of_host(inventory: Inventory, topology: Topology, name: str, answer: Probe)
     if container.labels.get(FINGERPRINT_LABEL) != spec.fingerprint():
         found.append(OTHER_CONTAINER)
     document = answer.files.get(str(NodePaths(inventory.cluster).node_document))
+    unreadable = {each.file for each in unreadable_in(inventory.cluster, answer)}
+    if "node.json" in unreadable:  # told as such
+        return tuple(found)
     if document != to_json(node_document(inventory, topology, node)).encode():
         found.append(OTHER_NODE)
     return tuple(found)

@@ -15,7 +15,8 @@ from clusterctl.ray_cluster.topology import Node, Topology, resolve
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, values
 from clusterctl.workflows.lacking import name_listeners, requirements
-from clusterctl.workflows.reach import look
+from clusterctl.workflows.reach import look, node_files
+from clusterctl.workflows.strangers import strangers
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ def look_and_require(
     """
     limited = {host.name for host in hosts}
     held = tuple(host.name for host in inventory.with_head(limited))
-    found = look(inventory, transports)
+    found = look(inventory, transports, files=node_files(inventory.cluster))
     raise_all(error for error in failures(found) if error.host in held)
     answers = values(found)
     fit = {name: answer for name, answer in answers.items() if name in held}
     lacking = requirements(inventory, fit)
     name_listeners(lacking, transports)
-    raise_all(lacking)
+    raise_all([*lacking, *strangers(inventory, answers.get(inventory.head.name))])
     topology = topology_of(inventory, answers)
     return Cluster(inventory, topology, answers, views(inventory, transports, answers), held)
 

@@ -62,10 +62,11 @@ def look_at_all(
     return values(outcomes)
 
 
-def node_files(cluster: str) -> tuple[str, str]:
-    """The files on a host that tell what its node is to be, and what it is."""
+def node_files(cluster: str) -> tuple[str, ...]:
+    """The files on a host that tell what its node is to be and, on the head, what to serve, and
+    what it is. Patterns for the probe among them."""
     paths = NodePaths(cluster)
-    return str(paths.node_document), str(paths.state)
+    return str(paths.node_document), str(paths.state), f"{paths.services}/*.json"
 
 
 def read_state(data: bytes | None) -> NodeState | None:

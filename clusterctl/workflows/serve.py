@@ -34,7 +34,6 @@ from clusterctl.workflows.declared import (
     read_head_state,
     service_file,
     services_in,
-    services_pattern,
 )
 from clusterctl.workflows.fabric import FabricGround, ensure_proven
 from clusterctl.workflows.fit_cluster import measurements
@@ -284,7 +283,7 @@ def _outcome(
 
 def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str, Probe]:
     cluster = inventory.cluster
-    files = (*node_files(cluster), services_pattern(cluster), *measurements(cluster))
+    files = (*node_files(cluster), *measurements(cluster))
     return look_at_all(inventory, transports, files=files)
 
 

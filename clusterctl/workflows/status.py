@@ -17,7 +17,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Done, Outcome, fan_out, values
 from clusterctl.workflows.cluster_status import ClusterStatus, HostReport, assess
-from clusterctl.workflows.declared import services_in, services_pattern
+from clusterctl.workflows.declared import services_in, unreadable_in
 from clusterctl.workflows.drift import drift
 from clusterctl.workflows.reach import look, node_files, reach, read_state
 from clusterctl.workflows.same_weights import told_apart
@@ -32,7 +32,7 @@ LOOK = 4.0
 @contextmanager
 def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[], ClusterStatus]]:
     """A function that looks at the cluster; its connections stay open between looks."""
-    files = (*node_files(inventory.cluster), services_pattern(inventory.cluster), f"{KEPT}/*")
+    files = (*node_files(inventory.cluster), f"{KEPT}/*")
     with reach(inventory.hosts, credentials, connect_timeout=CONNECT_TIMEOUT) as transports:
 
         def once() -> ClusterStatus:
@@ -86,6 +86,7 @@ def _report(
         container=next((c.state for c in answer.containers if c.name == ours), "missing"),
         drift=differs,
         services=tuple(services_in(inventory.cluster, answer).values()),
+        unreadable=tuple(unreadable_in(inventory.cluster, answer)),
     )
 
 

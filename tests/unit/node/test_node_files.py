@@ -16,9 +16,11 @@ import pytest
 from clusterctl.node import documents, journal, package
 from clusterctl.node.backoff import Backoff
 from clusterctl.node.children import Child, RotatedLog
-from clusterctl.node.documents import GpuListing
+from clusterctl.node.declared import Declared
+from clusterctl.node.documents import GpuListing, ServiceDocument, to_json
 from clusterctl.node.gpus import GpuCount
-from clusterctl.node.journal import Journal
+from clusterctl.node.journal import Journal, why_not_written
+from clusterctl.node.paths import NodePaths
 from clusterctl.node.timing import Timing
 from tests.fakes.node_bench import await_value
 
@@ -53,6 +55,63 @@ def test_the_journal_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert json.loads(path.read_text())["event"] == "down"
     assert json.loads((tmp_path / "journal.jsonl.1").read_text())["text"] == "pid 7"
     assert told.getvalue().splitlines()[0].endswith("ray up pid 7")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_directory_of_logs_on_a_full_or_read_only_file_system_is_told(tmp_path: Path) -> None:
+    def mount(*words: str) -> None:
+        subprocess.run(["mount", *words, str(tmp_path)], check=True)
+
+    assert why_not_written(tmp_path) == ""
+    mount("-t", "tmpfs", "-o", "size=2m", "tmpfs")
+    try:
+        assert why_not_written(tmp_path) == ""
+        (tmp_path / "ballast").write_bytes(bytes(1536 * 1024))
+        assert why_not_written(tmp_path) == "is on a file system that is full"
+        mount("-o", "remount,ro")
+        assert why_not_written(tmp_path) == "is on a file system that is read-only"
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert why_not_written(tmp_path / "gone") == "No such file or directory"
+
+
+GOOD = ServiceDocument(
+    name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
+    host="10.0.0.1", port=8000, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="f",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"\x80\x81 no text",
+        b"[]",
+        to_json(GOOD).encode()[:60],
+        to_json(GOOD).replace('"port": 8000', '"port": null').encode(),
+        to_json(GOOD).replace('"env": {}', '"env": {"A": 1}').encode(),
+    ],
+)
+def test_a_document_that_cannot_be_read_is_named_until_it_is_mended(
+    tmp_path: Path, broken: bytes
+) -> None:
+    paths = NodePaths("demo", tmp_path)
+    file, other = paths.services / "tiny.json", paths.services / "other.json"
+    file.parent.mkdir(parents=True)
+    paths.logs.mkdir(parents=True)
+    declared = Declared(paths, Journal(paths.journal, "a", io.StringIO()))
+
+    file.write_text(to_json(GOOD))
+    assert (declared.services(), declared.unreadable()) == ({"tiny": GOOD}, [])
+    file.write_bytes(broken)
+    other.write_bytes(broken)
+    assert declared.services() == {"tiny": GOOD}, "what serves goes on"
+    told = {each.file: each.last_good for each in declared.unreadable()}
+    assert told == {"services/tiny.json": to_json(GOOD), "services/other.json": ""}
+    assert all(each.why for each in declared.unreadable())
+    file.write_text(to_json(GOOD))
+    other.unlink()
+    assert (declared.services(), declared.unreadable()) == ({"tiny": GOOD}, [])
 
 
 def test_killing_a_child_reaches_its_grandchildren_in_other_groups(tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ def test_what_is_mounted() -> None:
     assert spec(cluster()).mounts == (
         Mount("/etc/clusterctl/demo", "/etc/clusterctl/demo", read_only=True),
         Mount("/var/log/clusterctl/demo", "/var/log/clusterctl/demo"),
+        Mount("/run/clusterctl/demo", "/run/clusterctl/demo"),
         Mount(package.install_dir(), package.install_dir(), read_only=True),
         Mount("/var/cache/clusterctl", "/var/cache/clusterctl"),
         Mount("/data/models", "/data/models", read_only=True),

@@ -9,6 +9,7 @@ from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.distribution.shipment import Shipment
 from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
+from clusterctl.node.documents import ServiceDocument, UnreadableDocument, to_json
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.directories import DirectoriesPresent, node_directories
@@ -23,6 +24,7 @@ from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.node_image import BASE_LABEL, RAY_LABEL, REFERENCE_LABEL, NodeImage, content
 from clusterctl.steps.paths_absent import PathsAbsent
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
+from clusterctl.steps.service_documents import ServiceDocumentsReadable
 from tests.fakes.chain import RELAY, FakeChains
 from tests.fakes.container_engine import foreign, image
 from tests.fakes.host import DOCKER_PACKAGES, FakeHost, fake_driver, fake_view
@@ -152,6 +154,22 @@ def _etc(made: Cluster) -> None:
     made.head.directories[ETC] = made.worker.directories[ETC] = 0o700
 
 
+SERVICE = ServiceDocument(
+    name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
+    host="10.0.0.1", port=8000, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="f",
+)  # fmt: skip
+UNREADABLE = (
+    UnreadableDocument("services/tiny.json", "cut short", to_json(SERVICE)),
+    UnreadableDocument("services/other.json", "not JSON"),
+)
+
+
+def _cut_short(made: Cluster) -> None:
+    made.head.directories |= {ETC: 0o700, f"{ETC}/services": 0o700}
+    made.head.files[f"{ETC}/services/tiny.json"] = (to_json(SERVICE).encode()[:40], 0o600)
+    made.head.files[f"{ETC}/services/other.json"] = (b"#", 0o600)
+
+
 def _token_on_head(made: Cluster) -> None:
     _etc(made)
     made.head.files[TOKEN] = (b"0123", 0o600)
@@ -223,6 +241,11 @@ CASES = (
         lambda _: DirectoriesPresent(node_directories("demo", "0.1")),
     ),
     Case("node files", _etc, lambda _: FilesPresent("node files", _files)),
+    Case(
+        "services that cannot be read",
+        _cut_short,
+        lambda _: ServiceDocumentsReadable("demo", UNREADABLE),
+    ),
     Case("secrets on the head", _etc, lambda _: SecretsMade([TOKEN, f"{ETC}/api.key"])),
     Case(
         "secret on a worker",

@@ -6,8 +6,9 @@ import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError
+from clusterctl.node.documents import to_json
 from clusterctl.steps.node_container import NodeContainer
-from tests.unit.steps.stage import CASES, Case
+from tests.unit.steps.stage import CASES, ETC, SERVICE, Case
 from tests.unit.steps.stage_install import INSTALL_CASES
 
 EVERY = (*CASES, *INSTALL_CASES)
@@ -75,3 +76,19 @@ def test_a_step_names_what_it_would_do(case: Case) -> None:
     _, change = pending(case)
     assert change.summary
     assert "0123" not in f"{change}", "a secret in a plan"
+
+
+def test_services_are_mended_with_what_was_read_last_or_removed() -> None:
+    case = next(case for case in EVERY if case.name == "services that cannot be read")
+    _, step, view, host = case.set_up()
+    change = step.check(view)
+    assert isinstance(change, Change)
+    assert change.summary == (
+        "restore services/tiny.json, which cannot be read; "
+        "remove services/other.json, which cannot be read"
+    )
+    host.files[f"{ETC}/services/other.json"] = (to_json(SERVICE).encode(), 0o600)
+    step.apply(view, change)
+    kept = (to_json(SERVICE).encode(), 0o600)
+    assert host.files[f"{ETC}/services/tiny.json"] == kept
+    assert host.files[f"{ETC}/services/other.json"] == kept, "written anew meanwhile"

@@ -15,7 +15,15 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.inventory.model import Gpu, Host, Inventory
-from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.node.documents import (
+    NodeState,
+    Rank,
+    RayNode,
+    ServiceDocument,
+    ServiceState,
+    UnreadableDocument,
+    to_json,
+)
 from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.workflows.cluster_status import ClusterStatus, HostReport, assess
 from clusterctl.workflows.status import weights_apart
@@ -164,3 +172,45 @@ def test_all_hosts_dead_is_still_an_answer() -> None:
     status = assess(INVENTORY, dead)
     assert len(status.problems) == 2
     assert "no answer" in screen(status)
+
+
+def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
+    facts: HostFacts,
+) -> None:
+    reports = healthy(facts)
+    cut = UnreadableDocument("services/tiny.json", "Unterminated string", to_json(SERVICE))
+    new = UnreadableDocument("services/new.json", "no JSON")
+    reports["gpu1"] = replace(reports["gpu1"], unreadable=(cut, new))
+    status = assess(INVENTORY, reports)
+    assert status.problems == (
+        "gpu1: services/tiny.json cannot be read (Unterminated string); the supervisor follows "
+        "what it held before",
+        "gpu1: services/new.json cannot be read (no JSON); the supervisor follows nothing",
+    )
+    assert status.hints == ("clusterctl bootstrap .",)
+    assert "service tiny · ready" in screen(status)
+
+
+def test_a_full_file_system_of_logs_is_named_and_nothing_else(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    full = state("gpu2", logs_problem="is on a file system that is full")
+    reports["gpu2"] = replace(reports["gpu2"], state=full)
+    status = assess(INVENTORY, reports)
+    assert status.problems == (
+        "gpu2: /var/log/clusterctl is on a file system that is full: logs and journal are not "
+        "written",
+    )
+    assert status.hints == ("clusterctl exec --limit gpu2 -- df -h /var/log/clusterctl",)
+
+
+def test_a_host_that_left_the_inventory_and_still_runs_is_named(facts: HostFacts) -> None:
+    without = INVENTORY.model_copy(update={"hosts": INVENTORY.hosts[:1]})
+    status = assess(without, {"gpu1": healthy(facts)["gpu1"]})
+    (problem,) = status.problems
+    assert problem == (
+        "gpu2: is not in the inventory, and its container still runs in this cluster at 10.0.0.2, "
+        "with rank 1 of tiny"
+    )
+    (hint,) = status.hints
+    assert "clusterctl down --limit gpu2" in hint
+    assert problem in " ".join(screen(status).split())

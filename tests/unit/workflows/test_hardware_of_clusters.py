@@ -91,9 +91,7 @@ def test_the_version_is_the_running_one_else_the_tags() -> None:
     assert hardware_of(inventory(), ANSWERS).vllm == "vllm/vllm-openai:v0.25.1"
     assert hardware_of(inventory(image="local/vllm:latest"), ANSWERS).vllm is None
     state = NodeState("big", "head", 0.0, "0.1", "up", 0.0, 0, vllm_version="0.32.0+cpu")
-    files: dict[str, bytes | None] = {
-        "/var/log/clusterctl/demo/state.json": to_json(state).encode()
-    }
+    files: dict[str, bytes | None] = {"/run/clusterctl/demo/state.json": to_json(state).encode()}
     answers = {**ANSWERS, "big": probe("10.0.0.1", H200, H200, files=files)}
     assert hardware_of(inventory(), answers).vllm == "0.32.0+cpu"
     assert hardware_of(inventory(), answers, vllm="0.19.0").vllm == "0.19.0"

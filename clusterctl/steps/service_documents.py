@@ -1,0 +1,57 @@
+"""Documents of services that cannot be read any more: mended from what the supervisor read last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.engine.step import Change, HostView
+from clusterctl.node.documents import ServiceDocument, UnreadableDocument, config_dir, from_json
+from clusterctl.steps.node_files import LOOK, READ
+from clusterctl.steps.paths_absent import REMOVE
+from clusterctl.steps.root_script import root_script
+
+
+class ServiceDocumentsReadable:
+    """Each document of `unreadable` can be read again, or is gone where no earlier version of it is
+    known: nothing serves by it."""
+
+    title = "service documents"
+
+    def __init__(self, cluster: str, unreadable: Sequence[UnreadableDocument]) -> None:
+        self._directory = config_dir(cluster)
+        self._unreadable = tuple(unreadable)
+
+    def check(self, view: HostView) -> Change | None:
+        words = [
+            f"{'restore' if document.last_good else 'remove'} {document.file}, which cannot be read"
+            for document, _ in self._broken(view)
+        ]
+        return Change("; ".join(words)) if words else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        for document, before in self._broken(view):
+            path = f"{self._directory}/{document.file}"
+            if document.last_good:
+                good = document.last_good.encode()
+                view.transport.put(good, path, mode=0o600, sudo=True, before=before)
+            else:
+                root_script(view, REMOVE, path, doing=f"removing {path}")
+
+    def _broken(self, view: HostView) -> list[tuple[UnreadableDocument, str]]:
+        """Those that nobody wrote anew or removed meanwhile, with the digest of what they hold."""
+        found = []
+        for document in self._unreadable:
+            path = f"{self._directory}/{document.file}"
+            _, _, digest = root_script(view, LOOK, path, doing="looking at files").partition(" ")
+            if digest and not _readable(root_script(view, READ, path, doing=f"reading {path}")):
+                found.append((document, digest.strip()))
+        return found
+
+
+def _readable(text: str) -> bool:
+    try:
+        from_json(ServiceDocument, text)
+    except ValueError:
+        return False
+    return True
