@@ -26,6 +26,7 @@ GCS_PORT=6379
 NOFILE=1048576
 NOFILE_NEEDED=4096 # with fewer Ray does not live
 RAY_WITH_TOKENS=2.52
+ANSWER_LIMIT=30 # seconds
 STACK=67108864
 root=${RUN_CLUSTER_ROOT:-}
 dry_run=${RUN_CLUSTER_DRY_RUN:-}
@@ -267,13 +268,14 @@ require_model_directory() {
 require_docker() {
     local words
     command -v docker >/dev/null || fail 5 "docker is not installed here" "clusterctl bootstrap"
-    words=$(docker version 2>&1 >/dev/null) && return
+    words=$(timeout "$ANSWER_LIMIT" docker version 2>&1 >/dev/null) && return
+    [ $? -ne 124 ] || words="nothing came within $ANSWER_LIMIT s"
     case $words in
         *"permission denied"*)
             fail 5 "the user $(id -un) may not use Docker here: $words" \
                 "sudo usermod -aG docker $(id -un), then log in again"
             ;;
-        *) fail 5 "the Docker daemon does not answer: $words" "systemctl start docker" ;;
+        *) fail 5 "the Docker daemon does not answer: $words" "systemctl restart docker" ;;
     esac
 }
 

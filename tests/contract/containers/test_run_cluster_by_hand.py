@@ -108,7 +108,7 @@ def test_a_daemon_that_does_not_answer(by_hand: ByHand) -> None:
     code, err = ended(by_hand.start(*by_hand.head(NODE), socket=f"{by_hand.directory}/none.sock"))
     assert code == 5, err
     assert "the Docker daemon does not answer" in err
-    assert "fix: systemctl start docker" in err
+    assert "fix: systemctl restart docker" in err
 
 
 def test_an_image_that_is_nowhere_in_reach(by_hand: ByHand) -> None:

@@ -406,6 +406,17 @@ def test_an_image_without_ray_is_named_with_its_fix(by_hand: ByHand) -> None:
     assert not any("--cidfile" in call for call in by_hand.calls())
 
 
+def test_a_docker_that_hangs_or_starts_nothing(by_hand: ByHand) -> None:
+    (by_hand.record / "ray-version").write_text("docker: Error response from daemon: no space\n")
+    (by_hand.record / "ray").write_text("125\n")
+    code, err = by_hand.run(*HEAD)
+    assert (code, "starts no container" in err, "no space" in err, "fix: " in err) == (6, 1, 1, 1)
+
+    by_hand.program("timeout", "#!/bin/sh\nexit 124\n")
+    code, err = by_hand.run(*HEAD)
+    assert (code, "does not answer: nothing came within 30 s" in err) == (5, True), err
+
+
 @pytest.mark.parametrize(
     ("state", "fix"),
     [
