@@ -3,7 +3,7 @@ lab, and for trying things out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from clusterctl.accelerators.engine_defaults import EngineDefaults
@@ -11,7 +11,9 @@ from clusterctl.accelerators.protocol import Accelerator, DeviceAccess
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import HostView, Step
+from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.packages import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
@@ -23,6 +25,10 @@ DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
 
 
 class Cpu:
+    counted = False
+    inventory_note = "One CPU stands for one device: for trying things out."
+    usual_image = 6 * 2**30
+    """The lab's unpacks to 2.6 GB, and its base comes beside it."""
     environment: Mapping[str, str] = MappingProxyType({})
     gpu_listing = GpuListing()
     gpu_backend = GpuBackend()
@@ -35,9 +41,23 @@ class Cpu:
         cache_variable="VLLM_CPU_KVCACHE_SPACE",
     )
 
-    def unpromised(self, facts: HostFacts | None) -> int:
+    def problems(
+        self,
+        inventory: Inventory,
+        host: Host,
+        facts: HostFacts,
+        image_env: Mapping[str, str] | None,
+    ) -> Iterator[RequirementsNotMet]:
+        del inventory, host, facts, image_env
+        return iter(())
+
+    def notes(self, inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
+        del inventory, host, facts
+        return iter(())
+
+    def notes_between(self, facts: Mapping[str, HostFacts]) -> Iterator[str]:
         del facts
-        return 0
+        return iter(())
 
     def access(self, facts: HostFacts) -> DeviceAccess:
         del facts

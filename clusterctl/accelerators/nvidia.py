@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from clusterctl.accelerators.engine_defaults import ON_GPUS
@@ -10,7 +10,10 @@ from clusterctl.accelerators.protocol import Accelerator, DeviceAccess
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import HostView, Step
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.gpu_requirements import driver_notes, gpu_notes, gpu_problems
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.packages import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
@@ -23,6 +26,10 @@ from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
 
 
 class Nvidia:
+    counted = True
+    inventory_note = ""
+    usual_image = 28 * 2**30
+    """vLLM's own unpacks to 28.6 GB (vllm #22377), 26.6 GiB."""
     environment: Mapping[str, str] = MappingProxyType(
         {
             # It ends workers when the host's memory is nearly full, which the page cache of a
@@ -34,9 +41,20 @@ class Nvidia:
     gpu_backend = GpuBackend("cuda", "nccl")
     defaults = ON_GPUS
 
-    def unpromised(self, facts: HostFacts | None) -> int | None:
-        """Every GPU that the host shows."""
-        return len(facts.gpus.gpus) if facts else None
+    def problems(
+        self,
+        inventory: Inventory,
+        host: Host,
+        facts: HostFacts,
+        image_env: Mapping[str, str] | None,
+    ) -> Iterator[RequirementsNotMet]:
+        return gpu_problems(inventory, host, facts, image_env)
+
+    def notes(self, inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
+        return gpu_notes(inventory, host, facts)
+
+    def notes_between(self, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+        return driver_notes(facts)
 
     def access(self, facts: HostFacts) -> DeviceAccess:
         """CDI names, or for `--gpus all` the device nodes that go with it.

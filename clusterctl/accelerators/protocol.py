@@ -11,6 +11,7 @@ from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.facts.requirements import DeviceRequirements
 from clusterctl.inventory.packages import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
@@ -30,17 +31,23 @@ class DeviceAccess:
     """Device nodes, by their paths."""
 
 
-class Accelerator(Protocol):
+class Accelerator(DeviceRequirements, Protocol):
     """One kind of device that models run on. `docs/accelerators.md` goes through it for a new one.
 
-    All answers are the same for the same arguments: hosts are asked elsewhere.
+    All answers are the same for the same arguments: hosts are asked elsewhere. What hosts must
+    have for it is in `DeviceRequirements`.
     """
 
-    # The cluster: which devices a node has.
+    # The inventory.
 
-    def unpromised(self, facts: HostFacts | None) -> int | None:
-        """How many devices a host has in the cluster for which the inventory promises none; None
-        where that depends on `facts` and there are none."""
+    @property
+    def counted(self) -> bool:
+        """Hosts tell how many devices they have: one for which the inventory promises nothing gives
+        all of them. Where they cannot be counted it gives none, and `init` promises one."""
+
+    @property
+    def inventory_note(self) -> str:
+        """What `init` writes above the name; empty for the default, which goes without saying."""
 
     # The container of a node with devices, and what is asked in it.
 

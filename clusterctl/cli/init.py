@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from clusterctl.accelerators.names import DEFAULT, MODULES
 from clusterctl.cli.guard import guarded
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
@@ -49,8 +50,12 @@ _Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Container
 _Models = Annotated[
     str, typer.Option("--models", metavar="PATH", help="Directory of models, on every host.")
 ]
+if TYPE_CHECKING:
+    _AcceleratorName = str
+else:
+    _AcceleratorName = Literal[tuple(MODULES)]
 _Accelerator = Annotated[
-    Literal["nvidia", "cpu"],
+    _AcceleratorName,
     typer.Option("--accelerator", help="What models run on; cpu is for trying out."),
 ]
 _Subnet = Annotated[
@@ -72,7 +77,7 @@ def init(
     cluster: _Cluster = "demo",
     image: _Image = IMAGE,
     models: _Models = "/data/models",
-    accelerator: _Accelerator = "nvidia",
+    accelerator: _Accelerator = DEFAULT,
     subnet: _Subnet = None,
 ) -> None:
     """Look at hosts over SSH and write their inventory. Every choice is explained in it."""

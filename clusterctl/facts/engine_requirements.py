@@ -6,13 +6,9 @@ from collections.abc import Iterator
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import ENGINE_ROOT, HostFacts
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Host
 
 _GIB = 2**30
-
-USUAL_IMAGE = {"nvidia": 28 * _GIB, "cpu": 6 * _GIB}
-"""Room for an image that could not be measured. vLLM's own unpacks to 28.6 GB (vllm #22377),
-26.6 GiB; the CPU image of the lab to 2.6 GB, and its base comes beside it."""
 
 STORE_FACTOR = 1.5
 """The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB
@@ -111,12 +107,12 @@ def _no_engine(facts: HostFacts) -> tuple[str, str]:
 
 
 def room_problems(
-    inventory: Inventory, host: Host, facts: HostFacts, image_size: int | None
+    host: Host, facts: HostFacts, image_size: int | None, usual_image: int
 ) -> Iterator[RequirementsNotMet]:
     """Too little disk where the engine keeps images, for a host that is to get one."""
     root = facts.engine.data_root or ENGINE_ROOT
     disk = facts.disk(root)
-    needed, source = needed_room(inventory, facts, image_size)
+    needed, source = needed_room(facts, image_size, usual_image)
     if disk is not None and disk.free < needed:
         yield RequirementsNotMet(
             f"{disk.free / _GIB:.1f} GiB are free at {root}, and the image needs "
@@ -126,10 +122,10 @@ def room_problems(
         )
 
 
-def needed_room(inventory: Inventory, facts: HostFacts, image_size: int | None) -> tuple[int, str]:
+def needed_room(facts: HostFacts, image_size: int | None, usual_image: int) -> tuple[int, str]:
     """Bytes, and where the number is from."""
     if image_size is None:
-        return USUAL_IMAGE[inventory.accelerator], "its size is not known; this is the usual one"
+        return usual_image, "its size is not known; this is the usual one"
     if facts.engine.containerd_store:
         return round(image_size * STORE_FACTOR) + SLACK, "measured, unpacked and packed"
     return image_size + SLACK, "measured"

@@ -10,6 +10,7 @@ from clusterctl.facts.cuda import needed_driver, too_old
 from clusterctl.facts.gpu_faults import describe_processes, foreign, gpu_faults
 from clusterctl.facts.gpus import NOT_FOUND
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
+from clusterctl.facts.rdma_requirements import usable_devices
 from clusterctl.facts.xid import CATALOG
 from clusterctl.inventory.model import Gpu, Host, Inventory
 
@@ -105,8 +106,13 @@ def driver_notes(facts: Mapping[str, HostFacts]) -> Iterator[str]:
         yield f"NVIDIA drivers differ: {each}"
 
 
-def gpu_notes(host: Host, facts: HostFacts) -> Iterator[str]:
+def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
     report = facts.gpus
+    if report.gpus and usable_devices(inventory, host, facts) and not facts.peer_memory:
+        yield (
+            "nvidia_peermem is not loaded: RDMA reaches the GPUs' memory only with NVIDIA's open "
+            "kernel modules; with the others: sudo modprobe nvidia_peermem"
+        )
     if not host.gpus:
         if report.gpus:
             yield f"has {describe(report.gpus)} and promises none: it will serve nothing"

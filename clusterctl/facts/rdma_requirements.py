@@ -13,8 +13,8 @@ VERBS_NODES = "/dev/infiniband/uverbs"
 
 def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
     """A sentence each, about the active devices; none where the inventory switches RDMA off."""
-    devices = [device for device in facts.rdma if device.active]
-    if not devices or not inventory.network.rdma or host.nics.rdma == ():
+    devices = usable_devices(inventory, host, facts)
+    if not devices:
         return
     if not has_verbs(facts):
         yield f"no {VERBS_NODES}*: containers cannot use its RDMA devices: sudo modprobe ib_uverbs"
@@ -25,11 +25,12 @@ def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[s
             f"at most {facts.memlock_hard // 1024} KiB of locked memory for programs outside "
             "containers; the node container has no limit"
         )
-    if inventory.accelerator == "nvidia" and facts.gpus.gpus and not facts.peer_memory:
-        yield (
-            "nvidia_peermem is not loaded: RDMA reaches the GPUs' memory only with NVIDIA's open "
-            "kernel modules; with the others: sudo modprobe nvidia_peermem"
-        )
+
+
+def usable_devices(inventory: Inventory, host: Host, facts: HostFacts) -> list[RdmaDevice]:
+    """The active ones; none where the inventory switches RDMA off."""
+    wanted = inventory.network.rdma and host.nics.rdma != ()
+    return [device for device in facts.rdma if device.active] if wanted else []
 
 
 def has_verbs(facts: HostFacts) -> bool:

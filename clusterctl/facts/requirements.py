@@ -7,11 +7,11 @@ all there is, so that one round of repairs is enough.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Protocol
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
 from clusterctl.facts.engine_requirements import engine_notes, engine_problems, room_problems
-from clusterctl.facts.gpu_requirements import driver_notes, gpu_notes, gpu_problems
 from clusterctl.facts.limit_requirements import full_disks, limit_notes, limit_problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import name_notes, network_problems, port_problems
@@ -23,9 +23,33 @@ SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
 """Those that vLLM's images are made for."""
 
 
+class DeviceRequirements(Protocol):
+    """What an accelerator asks of hosts: it stands above, and knows its own devices."""
+
+    @property
+    def usual_image(self) -> int:
+        """Bytes of room for an image that could not be measured."""
+
+    def problems(
+        self,
+        inventory: Inventory,
+        host: Host,
+        facts: HostFacts,
+        image_env: Mapping[str, str] | None,
+    ) -> Iterator[RequirementsNotMet]:
+        """What keeps `host` from giving the devices that it promises."""
+
+    def notes(self, inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
+        """What a user should know of the devices of one host."""
+
+    def notes_between(self, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+        """How hosts differ."""
+
+
 def problems(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
+    devices: DeviceRequirements,
     *,
     ours: Collection[str] = (),
     with_image: Collection[str] = (),
@@ -46,13 +70,14 @@ def problems(
         for host in inventory.hosts
         if host.name in facts
         for problem in (
-            *_host_problems(inventory, host, facts[host.name], image_env),
+            *_host_problems(inventory, host, facts[host.name], devices, image_env),
             *(() if host.name in ours else port_problems(inventory, host, facts[host.name])),
             *_disk_problems(
                 inventory,
                 host,
                 facts[host.name],
                 image_size,
+                devices.usual_image,
                 has_image=host.name in ours or host.name in with_image,
             ),
         )
@@ -60,38 +85,48 @@ def problems(
     return (*of_hosts, *cluster_problems(inventory, facts))
 
 
-def notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[str, ...]:
+def notes(
+    inventory: Inventory, facts: Mapping[str, HostFacts], devices: DeviceRequirements
+) -> tuple[str, ...]:
     """What a user should know and nothing depends on: a sentence each, hosts named."""
     of_hosts = (
         f"{host.name}: {text}"
         for host in inventory.hosts
         if host.name in facts
-        for text in _host_notes(inventory, host, facts[host.name])
+        for text in _host_notes(inventory, host, facts[host.name], devices)
     )
-    drivers = driver_notes(facts) if inventory.accelerator == "nvidia" else ()
-    return (*of_hosts, *drivers, *cluster_notes(inventory, facts))
+    return (*of_hosts, *devices.notes_between(facts), *cluster_notes(inventory, facts))
 
 
 def _host_problems(
-    inventory: Inventory, host: Host, facts: HostFacts, image_env: Mapping[str, str] | None
+    inventory: Inventory,
+    host: Host,
+    facts: HostFacts,
+    devices: DeviceRequirements,
+    image_env: Mapping[str, str] | None,
 ) -> Iterator[RequirementsNotMet]:
     yield from _root_problems(host, facts)
     yield from _architecture_problems(host, facts)
     yield from network_problems(inventory, host, facts)
-    if inventory.accelerator == "nvidia":
-        yield from gpu_problems(inventory, host, facts, image_env)
+    yield from devices.problems(inventory, host, facts, image_env)
     yield from engine_problems(host, facts, brought=inventory.packages.offline is not None)
     yield from limit_problems(host, facts)
 
 
 def _disk_problems(
-    inventory: Inventory, host: Host, facts: HostFacts, image_size: int | None, *, has_image: bool
+    inventory: Inventory,
+    host: Host,
+    facts: HostFacts,
+    image_size: int | None,
+    usual_image: int,
+    *,
+    has_image: bool,
 ) -> Iterator[RequirementsNotMet]:
     """A disk that is full has no room for an image either."""
     full = tuple(full_disks(inventory, host, facts))
     yield from full
     if not full and not has_image:
-        yield from room_problems(inventory, host, facts, image_size)
+        yield from room_problems(host, facts, image_size, usual_image)
 
 
 def _root_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
@@ -116,11 +151,12 @@ def _architecture_problems(host: Host, facts: HostFacts) -> Iterator[Requirement
         )
 
 
-def _host_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
+def _host_notes(
+    inventory: Inventory, host: Host, facts: HostFacts, devices: DeviceRequirements
+) -> Iterator[str]:
     yield from name_notes(facts)
     yield from rdma_notes(inventory, host, facts)
-    if inventory.accelerator == "nvidia":
-        yield from gpu_notes(host, facts)
+    yield from devices.notes(inventory, host, facts)
     yield from engine_notes(facts)
     yield from limit_notes(facts)
     yield from (f"not known: {text}" for text in facts.unknown)

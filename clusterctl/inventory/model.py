@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
+from clusterctl.accelerators.names import DEFAULT, MODULES
 from clusterctl.inventory.packages import Packages as Packages
 from clusterctl.inventory.packages import PackageSource as PackageSource
 from clusterctl.inventory.strict import StrictModel as _Model
@@ -36,7 +40,20 @@ from clusterctl.inventory.values import (
 )
 
 Role = Literal["head", "worker"]
-Accelerator = Literal["nvidia", "cpu"]
+
+
+def _known_accelerator(name: str) -> str:
+    if name not in MODULES:
+        expected = " or ".join(repr(known) for known in MODULES)
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return name
+
+
+AcceleratorName = Annotated[
+    str,
+    AfterValidator(_known_accelerator),
+    WithJsonSchema({"enum": list(MODULES), "type": "string"}),
+]
 
 MOST_GPUS = 64
 """More GPUs than any host has; a count above it is a slip of the pen."""
@@ -227,8 +244,8 @@ class Inventory(_Model):
     models: AbsolutePath = Field(
         default="/data/models", description="Directory of models, the same on every host."
     )
-    accelerator: Accelerator = Field(
-        default="nvidia", description="cpu is for the lab and for trying things out."
+    accelerator: AcceleratorName = Field(
+        default=DEFAULT, description="cpu is for the lab and for trying things out."
     )
     ssh: Ssh = Field(default=Ssh(), description="How to reach all hosts.")
     network: Network = Field(default=Network(), description="What holds for all hosts.")

@@ -116,7 +116,7 @@ def _node(
         nccl_nics=(nccl.nic,),
         gloo_nic=gloo.nic,
         rdma=rdma.ports[host.name],
-        gpus=len(host.gpus) or accelerator_named(inventory.accelerator).unpromised(facts) or 0,
+        gpus=len(host.gpus) or _gpus_found(inventory, facts),
         speed=speed_of(facts, address.nic),
         explain=(
             f"node IP {address.ip} on {address.nic}: {address.reason}",
@@ -125,6 +125,11 @@ def _node(
             rdma.reasons[host.name],
         ),
     )
+
+
+def _gpus_found(inventory: Inventory, facts: HostFacts) -> int:
+    """What an inventory that promises nothing for a host gets: every GPU it has."""
+    return len(facts.gpus.gpus) if accelerator_named(inventory.accelerator).counted else 0
 
 
 def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> None:

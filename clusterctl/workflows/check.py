@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
@@ -65,7 +66,11 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
     facts = {name: answer.facts for name, answer in answers.items()}
     between = _clocks_once(told, judgement.problems(seen, ray_ports(inventory)))
     beside = default_route_notes(topology, facts) if topology else ()
-    noted = (*notes(inventory, facts), *beside, *judgement.notes(seen))
+    noted = (
+        *notes(inventory, facts, accelerator_named(inventory.accelerator)),
+        *beside,
+        *judgement.notes(seen),
+    )
     return Report(facts, choices, noted, (*told, *between, *unlike), seen.ways)
 
 

@@ -40,14 +40,15 @@ def choose_head(names: Sequence[str], found: Mapping[str, HostFacts]) -> tuple[s
     return with_gpus[0], f"the first host named that has GPUs ({names[0]} has none)"
 
 
-def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], accelerator: str) -> list[str]:
+def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], *, counted: bool) -> list[str]:
     """What a user should know of the hosts before using the inventory: a sentence each.
 
-    words  the word that named a host, by its name
+    words    the word that named a host, by its name
+    counted  hosts tell how many devices they have
     """
     twins = _twins(found)
     said = [*_namesakes(words, found, twins), *_about_twins(words, twins)]
-    if accelerator == "nvidia":
+    if counted:
         said += [
             f"{name} shows no GPU: {why_no_gpu(facts)}"
             for name, facts in found.items()

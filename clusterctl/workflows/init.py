@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from clusterctl.accelerators.names import DEFAULT
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import (
     ClusterctlError,
     ConnectionFailed,
@@ -20,7 +22,7 @@ from clusterctl.facts.candidates import candidates
 from clusterctl.facts.gather import probe
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.inventory.model import Accelerator, Host, Inventory, Nics, Ssh
+from clusterctl.inventory.model import Host, Inventory, Nics, Ssh
 from clusterctl.inventory.wording import shown, value_problem
 from clusterctl.ray_cluster.addresses import OutsideSubnet
 from clusterctl.ray_cluster.fabric_choice import Option, Undecided
@@ -48,7 +50,7 @@ class Wishes:
     cluster: str
     image: str
     models: str
-    accelerator: Accelerator = "nvidia"
+    accelerator: str = DEFAULT
     subnet: str | None = None
     ssh: Ssh = field(default_factory=Ssh)
 
@@ -101,7 +103,7 @@ def run(
         topology,
         words,
         reason,
-        tuple(doubts(words, facts, wishes.accelerator)),
+        tuple(doubts(words, facts, counted=accelerator_named(wishes.accelerator).counted)),
     )
 
 

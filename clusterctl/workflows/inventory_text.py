@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_interface
 from pathlib import Path
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.facts.candidates import candidates, rejected
 from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.inventory.model import Host, Ssh
@@ -54,8 +55,8 @@ def inventory_text(wishes: Wishes, found: Found) -> str:
 
 
 def _accelerator(wishes: Wishes) -> Iterator[str]:
-    if wishes.accelerator == "cpu":
-        yield "# One CPU stands for one device: for trying things out.\naccelerator: cpu"
+    if note := accelerator_named(wishes.accelerator).inventory_note:
+        yield f"# {note}\naccelerator: {wishes.accelerator}"
 
 
 def _ssh(ssh: Ssh) -> Iterator[str]:
@@ -236,7 +237,7 @@ def _devices(node: Node) -> list[str]:
 
 def _gpus(found: Found, node: Node) -> Iterator[str]:
     facts = found.facts[node.host]
-    if found.inventory.accelerator == "cpu":
+    if not accelerator_named(found.inventory.accelerator).counted:
         yield "    gpus: 1"
         return
     gpus = facts.gpus.gpus
@@ -245,7 +246,7 @@ def _gpus(found: Found, node: Node) -> Iterator[str]:
         yield "    gpus: 0"
         return
     drivers = ", ".join(dict.fromkeys(gpu.driver for gpu in gpus))
-    yield from _comment([f"NVIDIA driver {drivers}"], indent=4)
+    yield from _comment([f"driver {drivers}"], indent=4)
     yield "    gpus:"
     yield from (f"      - {{{_gpu(gpu)}}}" for gpu in gpus)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError, Problems
 from clusterctl.facts.network_requirements import PortsTaken
 from clusterctl.facts.parse import Probe
@@ -24,7 +25,10 @@ def requirements(inventory: Inventory, answers: Mapping[str, Probe]) -> list[Clu
     images = (answer.image for answer in answers.values())
     image_env = next((image.cuda for image in images if image), None)
     ours = running(inventory, answers)
-    return list(problems(inventory, facts, ours=ours, with_image=with_image, image_env=image_env))
+    devices = accelerator_named(inventory.accelerator)
+    return list(
+        problems(inventory, facts, devices, ours=ours, with_image=with_image, image_env=image_env)
+    )
 
 
 def running(inventory: Inventory, answers: Mapping[str, Probe]) -> set[str]:

@@ -83,8 +83,8 @@ def unseen(inventory: Inventory, host: Host) -> Node:
     Raises RequirementsNotMet when its node IP or GPUs depend on what only the host can tell.
     """
     address = host.node_ip or _address(inventory, host)
-    unpromised = accelerator_named(inventory.accelerator).unpromised(None)
-    if address is None or (not host.gpus and unpromised is None):
+    counted = accelerator_named(inventory.accelerator).counted
+    if address is None or (counted and not host.gpus):
         lacking, key = ("GPUs", "gpus") if address else ("node IP", "node_ip")
         raise RequirementsNotMet(
             f"it does not answer, and without it its {lacking} cannot be told, which the others "
@@ -92,7 +92,7 @@ def unseen(inventory: Inventory, host: Host) -> Node:
             host=host.name,
             hint=f"give hosts.{host.name}.{key} in the inventory, or take the host out of it",
         )
-    return Node(host.name, host.role, address, "", (), "", (), len(host.gpus) or unpromised or 0)
+    return Node(host.name, host.role, address, "", (), "", (), len(host.gpus))
 
 
 def _insist_on_own_address(nodes: Sequence[Node]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.facts.requirements import notes, problems
 from clusterctl.inventory.model import Host, Inventory
+from tests.unit.facts.judged import notes, problems
 
 Captured = Callable[[str], Probe]
 

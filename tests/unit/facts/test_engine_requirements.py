@@ -12,9 +12,9 @@ import pytest
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, EngineFacts, HostFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.facts.requirements import problems
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.packages import Packages
+from tests.unit.facts.judged import problems
 
 GIB = 2**30
 Captured = Callable[[str], Probe]

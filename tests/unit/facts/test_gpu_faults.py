@@ -16,9 +16,9 @@ import pytest
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import parse_probe
-from clusterctl.facts.requirements import notes, problems
 from clusterctl.facts.sections import split_sections
 from clusterctl.inventory.model import Gpu, Host, Inventory
+from tests.unit.facts.judged import notes, problems
 
 BUSES = ("18", "28")
 RAN = "[   3.463361] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release\n"
@@ -75,7 +75,7 @@ def inventory() -> Inventory:
 
 
 def found(facts: HostFacts, **arguments: object) -> list[RequirementsNotMet]:
-    return list(problems(inventory(), {"gpu1": facts}, **arguments))  # type: ignore[arg-type]
+    return list(problems(inventory(), {"gpu1": facts}, **arguments))
 
 
 def only(facts: HostFacts) -> tuple[str, str]:

@@ -12,8 +12,8 @@ import pytest
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.facts.requirements import notes, problems
 from clusterctl.inventory.model import Host, Inventory
+from tests.unit.facts.judged import notes, problems
 
 GIB = 2**30
 Captured = Callable[[str], Probe]

@@ -77,7 +77,7 @@ def test_equal_names_get_numbers_and_are_told() -> None:
     names = inventory_names(found)
     assert list(names.values()) == ["ubuntu", "ubuntu-2", "ubuntu-2-2"]
     words = {name: word for word, name in names.items()}
-    said = doubts(words, {names[word]: of_host for word, of_host in found.items()}, "cpu")
+    said = doubts(words, {names[word]: of_host for word, of_host in found.items()}, counted=False)
     assert said == [
         "10.0.0.2 calls itself ubuntu, as 10.0.0.1 does, and is ubuntu-2 here; on it: "
         "sudo hostnamectl set-hostname ubuntu-2"
@@ -85,7 +85,9 @@ def test_equal_names_get_numbers_and_are_told() -> None:
 
 
 def test_one_machine_under_two_addresses_is_told() -> None:
-    said = doubts({"a": "10.0.0.1", "a-2": "10.1.0.1"}, {"a": facts("a"), "a-2": facts("a")}, "cpu")
+    said = doubts(
+        {"a": "10.0.0.1", "a-2": "10.1.0.1"}, {"a": facts("a"), "a-2": facts("a")}, counted=False
+    )
     assert said == [
         "a-2 (10.1.0.1) seems to be the same machine as a (10.0.0.1): "
         "machine ID and boot ID are equal"
@@ -94,10 +96,10 @@ def test_one_machine_under_two_addresses_is_told() -> None:
 
 def test_hosts_without_a_gpu_are_told_where_gpus_count() -> None:
     found = {"a": facts("a", gpus=GpuReport((), "nvidia-smi is not installed", 2))}
-    assert doubts({"a": "x"}, found, "nvidia") == [
+    assert doubts({"a": "x"}, found, counted=True) == [
         "a shows no GPU: nvidia-smi is not installed, and its PCI bus shows 2"
     ]
-    assert doubts({"a": "x"}, found, "cpu") == []
+    assert doubts({"a": "x"}, found, counted=False) == []
 
 
 def test_the_head_is_the_first_host_that_has_gpus() -> None:
