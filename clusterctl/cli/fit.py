@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from clusterctl.planning.exact import Exact
-    from clusterctl.planning.request import FitReport
+    from clusterctl.planning.planner import FitReport
     from clusterctl.workflows.fit import Asked
 
 

@@ -1,6 +1,9 @@
-"""Models that have a short name here: where to find them and which vLLM flags each needs.
+"""Models that have a short name here: where to find them, their public config.json, and which
+vLLM flags each needs. To add a model, add its `Entry`.
 
-Head and layer counts are those of the public config.json files. The flags come from vLLM's
+Of each config.json only the keys that decide memory are kept, so that `fit` works with no weights
+and no network anywhere; they were read on the Hub. Gemma 4's vision encoder: 27 layers of 1152,
+MLP 4304, 10240 x 2 positions (transformers, Gemma4VisionConfig). The flags come from vLLM's
 documentation (features/reasoning_outputs, features/tool_calling) and were looked up in the
 registries of the releases named at each flag. None of these models runs code of its own, so
 none gets --trust-remote-code: vLLM has an implementation of each.
@@ -8,10 +11,16 @@ none gets --trust-remote-code: vLLM has an implementation of each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from clusterctl.models.counts import Shape
+from clusterctl.models.config_json import describe
+from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version
+
+Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,11 +45,16 @@ class Entry:
 
     alias: str
     hub_id: str
-    shape: Shape
+    config: Config
+    """Its config.json, as far as it decides memory."""
     other_names: tuple[str, ...] = ()
     """Further aliases; they are also directory names that people give such a model."""
     flags: tuple[ModelFlag, ...] = ()
     note: str = ""
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return describe(self.config, self.hub_id)
 
     @property
     def organisation(self) -> str:
@@ -86,18 +100,164 @@ _GEMMA4_NOTE = (
     "-- --chat-template PATH (vLLM has examples/tool_chat_template_gemma4.jinja)"
 )
 
+
+def _qwen2(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv: int,
+    width: int,
+    vocab: int,
+    context: int,
+    *,
+    tied: bool = False,
+) -> Config:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "torch_dtype": "bfloat16",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": width,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": tied,
+        "use_sliding_window": False,
+    }
+
+
+_QWEN3_8B: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
+
+_LLAMA_70B: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+
+_GPT_OSS_20B: Config = {
+    "architectures": ["GptOssForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+
+_GEMMA4_VISION: Config = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "patch_size": 16,
+    "position_embedding_size": 10240,
+}
+
+
+def _gemma4(text: Config) -> Config:
+    layers = text["num_hidden_layers"]
+    kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(layers)]
+    shared = {
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "vocab_size": 262144,
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "layer_types": kinds,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_type": "default"},
+        },
+    }
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "text_config": {**shared, **text},
+        "vision_config": _GEMMA4_VISION,
+    }
+
+
+_GEMMA4_26B = _gemma4(
+    {
+        "hidden_size": 2816,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "intermediate_size": 2112,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    }
+)
+
+_GEMMA4_31B = _gemma4(
+    {
+        "hidden_size": 5376,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "intermediate_size": 21504,
+    }
+)
+
 CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "qwen2.5-1.5b",
         "Qwen/Qwen2.5-1.5B-Instruct",
-        Shape(12, (2,), 28, 32768),
+        _qwen2(1536, 28, 12, 2, 8960, 151936, 32768, tied=True),
         ("qwen2.5-1.5b-instruct",),
         (_HERMES_TOOLS,),
     ),
     Entry(
         "qwen3-8b",
         "Qwen/Qwen3-8B",
-        Shape(32, (8,), 36, 40960),
+        _QWEN3_8B,
         (),
         (_QWEN3_REASONING, _HERMES_TOOLS),
         "thinks before it answers; a request may turn that off with "
@@ -106,14 +266,14 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "deepseek-r1-1.5b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-        Shape(12, (2,), 28, 131072),
+        _qwen2(1536, 28, 12, 2, 8960, 151936, 131072),
         ("deepseek-r1-distill-qwen-1.5b",),
         _R1_REASONING,
     ),
     Entry(
         "deepseek-r1-7b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-        Shape(28, (4,), 28, 131072),
+        _qwen2(3584, 28, 28, 4, 18944, 152064, 131072),
         ("deepseek-r1-distill-qwen-7b",),
         _R1_REASONING,
         "28 attention heads and 4 key/value heads: --tp 1, 2 or 4",
@@ -121,7 +281,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "deepseek-r1-32b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
-        Shape(40, (8,), 64, 131072),
+        _qwen2(5120, 64, 40, 8, 27648, 152064, 131072),
         ("deepseek-r1-distill-qwen-32b",),
         _R1_REASONING,
         "61 GiB of weights in bfloat16",
@@ -129,7 +289,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "deepseek-r1-70b",
         "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
-        Shape(64, (8,), 80, 131072),
+        _LLAMA_70B,
         ("deepseek-r1-distill-llama-70b",),
         _R1_REASONING,
         "131 GiB of weights in bfloat16",
@@ -137,7 +297,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "gpt-oss-20b",
         "openai/gpt-oss-20b",
-        Shape(64, (8,), 24, 131072),
+        _GPT_OSS_20B,
         (),
         (_GPT_OSS_TOOLS,),
         "weights are mxfp4: 13.7 GiB",
@@ -145,7 +305,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "gemma-4-26b",
         "google/gemma-4-26B-A4B-it",
-        Shape(16, (8, 2), 30, 262144, multimodal=True),
+        _GEMMA4_26B,
         ("gemma-4-26b-a4b-it", "gemma4-26b", "gemma-4-26b-it"),
         (_GEMMA4,),
         "a mixture of experts: 48.5 GiB of weights in bfloat16, 4B active",
@@ -153,7 +313,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "gemma-4-26b-base",
         "google/gemma-4-26B-A4B",
-        Shape(16, (8, 2), 30, 262144, multimodal=True),
+        _GEMMA4_26B,
         ("gemma-4-26b-a4b",),
         (_GEMMA4,),
         _GEMMA4_NOTE,
@@ -161,10 +321,18 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "gemma-4-31b",
         "google/gemma-4-31B-it",
-        Shape(32, (16, 4), 60, 262144, multimodal=True),
+        _GEMMA4_31B,
         ("gemma-4-31b-it", "gemma4-31b"),
         (_GEMMA4,),
         "58.9 GiB of weights in bfloat16",
+    ),
+    Entry(
+        "gemma-4-31b-base",
+        "google/gemma-4-31B",
+        _GEMMA4_31B,
+        (),
+        (_GEMMA4,),
+        _GEMMA4_NOTE,
     ),
 )
 

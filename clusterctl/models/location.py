@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
-from clusterctl.models.counts import Shape
 from clusterctl.models.name import Model
 from clusterctl.models.probe import ModelDirectory
+from clusterctl.models.shape import ModelShape
 
 Findings = Mapping[str, Sequence[ModelDirectory]]
 """Host name: the model directories found there, the likeliest first."""
@@ -26,7 +26,8 @@ class Location:
     """A model that every host has under one path."""
 
     path: str
-    shape: Shape | None
+    shape: ModelShape | None
+    """None where config.json says too little."""
     weight_bytes: int
     """On disk; 0 with random weights."""
     random_weights: bool

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 
 from clusterctl.errors import CommandFailed
-from clusterctl.models.counts import Shape, read_shape
+from clusterctl.models.config_json import described
+from clusterctl.models.shape import ModelShape
 from clusterctl.transport.base import Transport
 
 PROBE_TIMEOUT = 30.0
@@ -43,8 +44,8 @@ class ModelDirectory:
         return bool(self.pointers or self.missing)
 
     @property
-    def shape(self) -> Shape | None:
-        return read_shape(self.config) if self.config is not None else None
+    def shape(self) -> ModelShape | None:
+        return described(self.config)
 
     @property
     def config_hash(self) -> str:

@@ -1,7 +1,7 @@
-"""What of a model decides its memory: the data that every calculation here works on.
+"""What of a model decides its memory and how it may be cut: what every plan works on.
 
-`describe.describe` makes a `ModelShape` from config.json. All sizes are counts of elements or
-tokens; nothing here knows about GPUs, ranks or vLLM versions.
+`config_json.describe` makes a `ModelShape` from config.json, also of the catalogue's models. Sizes
+are counts of elements or tokens; nothing here knows about GPUs, ranks or vLLM versions.
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ class ModelShape:
     quantization: Quantization | None = None
     tower: Tower | None = None
     per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
+    multimodal: bool = False  # takes images, audio or video too
+    encoder: bool = False  # of BERT's kin: generates nothing, keeps no KV cache
+    both_ways: bool = False  # takes a text whole, in one step, as encoders do
     assumptions: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
@@ -143,3 +146,10 @@ class ModelShape:
     def heads(self) -> int:
         """Query heads of the first layer; vLLM requires the TP size to divide them."""
         return self.attentions[0].heads if self.attentions else 1
+
+    @cached_property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Every count of key/value heads in use: Gemma 4's global layers have fewer. Latent
+        attention keeps one vector on every rank, so its count limits nothing."""
+        counts = (attention.kv_heads for attention in self.attentions if not attention.latent)
+        return tuple(dict.fromkeys(counts))

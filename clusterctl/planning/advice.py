@@ -8,13 +8,13 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.models.shape import ModelShape
-from clusterctl.planning.foreseen import possible_tp
 from clusterctl.planning.hardware import known_gpus
 from clusterctl.planning.options import ServeOptions
 from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import Placement, Site, seat_ranks
 from clusterctl.planning.plan import fit
+from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.rules import Rules
 
 _ROUND_TO = 1024

@@ -14,8 +14,8 @@ from importlib import resources
 from typing import Any
 
 from clusterctl.planning.allocator import GIB, allocated_bytes
-from clusterctl.planning.forecast import PARTITION
 from clusterctl.planning.outcome import FitPlan, RankMemory
+from clusterctl.planning.planner import PARTITION
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.vllm_flags import Argument, render, without
 

@@ -1,142 +1,231 @@
-"""The plan of a service that is about to start: what it refuses, and what it only says.
+"""What `serve` takes from the planner before it starts anything: a layout, or a refusal.
 
-A forecast never keeps from starting what it does not understand: with an assumption in it, it
-warns where it would refuse.
+A forecast never keeps from starting what it does not understand: with a doubt it warns where it
+would refuse, and where nothing can be planned vLLM has the last word and a note says so.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from clusterctl.errors import ClusterctlError, DoesNotFit
+from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
+from clusterctl.models.config_files import parse_config
+from clusterctl.models.config_json import describe
+from clusterctl.models.name import Model
+from clusterctl.models.shape import ModelShape
 from clusterctl.planning.advice import Advice
-from clusterctl.planning.foreseen import OF_MEMORY, possible_tp
-from clusterctl.planning.layouts import Proposal, best_seated
-from clusterctl.planning.options import parse_options
-from clusterctl.planning.outcome import FitPlan, Verdict
-from clusterctl.planning.request import FitReport, Question, answer
-from clusterctl.planning.rules import rules_for
-from clusterctl.serving.vllm_flags import Argument, lay_over, parse_arguments, render, without
+from clusterctl.planning.options import UnknownValue, parse_options
+from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.placement import HostGpus
+from clusterctl.planning.planner import (
+    PARTITION,
+    FitReport,
+    Hardware,
+    PlanRequest,
+    Proposal,
+    ServedLayout,
+    one_service,
+    plan,
+    planned_arguments,
+    request_for,
+    require_possible,
+)
+from clusterctl.planning.problems import OF_MEMORY, possible_tp
+from clusterctl.serving.arguments import Launch
+from clusterctl.serving.layout import Layout
+from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, without
 
-PARTITION = "VLLM_PP_LAYER_PARTITION"
-
-LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-
-_CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-scaling")
+NOT_PLANNED = "memory is not planned"
 
 _ONE_FLAG = re.compile(r"^--(?!tp )[a-z-]+ [\w.]+$")
 
 _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """A question, answers for any TP and PP, and what makes them uncertain."""
+@dataclass(frozen=True)
+class MemoryForecast:
+    """The layout that a service gets, and what is known of its memory."""
 
-    question: Question
-    typed: tuple[Argument, ...] = ()
-    """Flags that the user gave, for the command that would work."""
-    model: str = ""
-    """As the user named it."""
+    layout: Layout
+    report: FitReport | None = None
+    """None where nothing could be planned."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What vLLM needs for it."""
+    notes: tuple[str, ...] = ()
+    """What a user should hear of it, a sentence each."""
 
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why nothing is refused; () when the plan is to be trusted."""
-        changed = [a.flag for a in self.question.arguments if a.key in _CHANGES_THE_MODEL]
-        overridden = [f"{flag} changes what config.json says" for flag in changed]
-        if self.question.env.get(LONGER, "0") not in ("0", ""):
-            overridden.append(f"{LONGER} lets the context be longer than the model's own")
-        return (*self.question.shape.assumptions, *overridden, *self._untold())
 
-    def _untold(self) -> tuple[str, ...]:
-        """vLLM on CPUs has a cache of the size it is told, and that may be said in the image."""
-        question = self.question
-        on_cpu = any(gpu.is_cpu for site in question.sites for gpu in site.gpus)
-        if not on_cpu or parse_options(question.arguments, question.env).kv_cache_bytes is not None:
-            return ()
-        return ("how large the KV cache is on CPUs was not told",)
+def forecast_memory(
+    launch: Launch,
+    model: Model,
+    config: str | None,
+    hardware: Hardware,
+    served: ServedLayout | None = None,
+) -> MemoryForecast:
+    """Plan a launch whose layout is open. `config`: text of the config.json that the hosts have.
 
-    def verdict(self, tp: int, pp: int) -> Verdict:
-        """Whether that layout would fit; one that vLLM cannot cut does not."""
-        question = self.question
-        if tp not in possible_tp(question.shape, tp):
-            return "does not fit"
-        options = parse_options(question.arguments, question.env)
-        rules = rules_for(question.vllm)
-        try:
-            plan = best_seated(question.shape, tp, pp, question.sites, options, rules)
-        except ClusterctlError:  # fewer GPUs than ranks, or a partition for other stages
-            return "does not fit"
-        return plan.verdict
+    Raises UsageError, or Problems, for sizes and values of flags that vLLM refuses, and DoesNotFit
+    for what surely cannot work, with the nearest settings that would.
+    """
+    asked = launch.request
+    sizes = (asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel)
+    require_possible(launch.shape, hardware, *sizes)
+    unknown = _unknown_value(launch, hardware)
+    if unknown:
+        return _unplanned(launch, hardware.free, str(unknown))
+    try:
+        shape = _shape(model, config, hardware)
+        if shape is None:
+            return _unplanned(launch, hardware.free, "no figures of this model here")
+        request = request_for(launch, shape, hardware, served)
+        report = one_service(plan(request), request)
+        notes = (*report.notes, *memory_notes(report, launch, request))
+    except ClusterctlError as error:
+        return _unplanned(launch, hardware.free, str(error))
+    except Exception as error:  # whatever goes wrong here, vLLM may know better
+        return _unplanned(launch, hardware.free, repr(error))
+    if report.refused:
+        raise refusal(report, launch, hardware.held)
+    placement = report.plan.placement
+    cut = (placement.tp, placement.pp, placement.replicas)
+    layout = _layout(shape, hardware.free, cut, report.reason)
+    env = partition_env(report, sum(host.free for host in hardware.free), hardware.env)
+    if PARTITION in env:
+        why = "the GPUs differ, and an even split holds less"
+        notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
+    return MemoryForecast(layout, report, env, notes)
 
-    def report(self, tp: int, pp: int) -> FitReport:
-        """The whole answer for one layout. Raises as `answer`."""
-        return answer(replace(self.question, tp=tp, pp=pp))
 
-    def refusal(self, report: FitReport) -> DoesNotFit | None:
-        """Why this must not start, with the commands that would work; None when it may."""
-        fatal = [item for item in report.foreseen if item.fatal]
-        if not fatal or self.doubts:
-            return None
-        commands = [self.command(one) for one in report.advice]
-        nearest = self._follow(fatal[0].hint)
-        if all(item.name in OF_MEMORY for item in fatal):  # what advice is about
-            nearest = next((text for text in commands if text), nearest)
-        lines = [f"{item.name}: {item.text}" for item in fatal]
-        lines += [
-            f"would fit: {text}   ({one.text}; {one.kv_cache_tokens:,} tokens of KV cache)"
-            for one, text in zip(report.advice, commands, strict=True)
-            if text
-        ]
-        lines += [one.text for one, text in zip(report.advice, commands, strict=True) if not text]
-        return DoesNotFit(
-            f"{report.plan.model} cannot run like this: {fatal[0].text}",
-            hint=nearest,
-            detail="\n".join(lines),
+def _unknown_value(launch: Launch, hardware: Hardware) -> ClusterctlError | None:
+    """A value that only a newer vLLM may take. Raises what no vLLM takes."""
+    try:
+        parse_options(planned_arguments(launch), hardware.env)
+    except (Problems, UsageError) as refused:
+        errors = refused.errors if isinstance(refused, Problems) else (refused,)
+        if not all(isinstance(error, UnknownValue) for error in errors):
+            raise_all(errors)
+        return errors[0]
+    return None
+
+
+def _shape(model: Model, config: str | None, hardware: Hardware) -> ModelShape | None:
+    if not hardware.sites:
+        raise UsageError("what GPUs the hosts have could not be read")
+    if config:
+        return describe(parse_config(config), model.hub_id or model.served_name)
+    return model.entry.shape if model.entry else None
+
+
+def _unplanned(launch: Launch, free: Sequence[HostGpus], why: str) -> MemoryForecast:
+    """The sizes asked for; else one GPU for an encoder, and for others TP over the GPUs of a host
+    and PP over the hosts that have as many."""
+    shape, asked = launch.shape, launch.request
+    tp, pp, copies = asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel
+    if tp is not None or pp is not None:
+        tp, pp, reason = tp or 1, pp or 1, "as asked"
+    elif shape and shape.encoder:
+        tp, pp, reason = 1, 1, "an encoder is small, and vLLM cuts it into no stages"
+    else:
+        offered = [host.free for host in free if host.free]
+        sizes = possible_tp(shape, min(offered)) if shape else range(1, min(offered) + 1)
+        most = len(shape.layers) if shape else len(offered)
+        tp, pp = max(sizes), max(1, min(len(offered) // copies, most))
+        reason = f"{tp} of the GPUs of each host as one group, {pp} hosts as stages"
+    layout = _layout(shape, free, (tp, pp, copies), reason)
+    return MemoryForecast(layout, notes=(f"{NOT_PLANNED}: {why}",))
+
+
+def _layout(
+    shape: ModelShape | None, free: Sequence[HostGpus], sizes: tuple[int, int, int], reason: str
+) -> Layout:
+    tp, pp, dp = sizes
+    ranks = tp * pp * dp
+    counts = sorted((host.free for host in free if host.free), reverse=True)
+    # Ray packs (strategy PACK) the fullest hosts first.
+    least = next((n for n in range(1, len(counts)) if sum(counts[:n]) >= ranks), len(counts))
+    # Ranks are handed out host by host, TP fastest: groups surely stay whole when every host is
+    # filled and holds a whole number of them.
+    whole = sum(counts) == ranks and all(count % tp == 0 for count in counts)
+    keeps = tp == 1 or least == 1 or whole
+    notes = []
+    if not keeps:
+        notes.append(
+            "tensor parallel ranks sit on different hosts and exchange data in every layer: "
+            "on ordinary networks --pp is several times faster"
         )
-
-    def command(self, advice: Advice) -> str | None:
-        """The `clusterctl serve` that follows a piece of advice; None when it needs other GPUs."""
-        flags = [flag for flag in advice.flags if not flag.startswith(PARTITION)]
-        return None if "--gpus" in flags else self._serve(flags)
-
-    def _follow(self, hint: str) -> str:
-        """A hint that is one flag with its value, as the command that has it."""
-        return self._serve(hint.split()) if _ONE_FLAG.match(hint) else hint
-
-    def _serve(self, flags: list[str]) -> str:
-        sizes: list[str] = []
-        if "--tp" in flags:
-            sizes, flags = flags, []
-        else:
-            tp, pp = self.question.tp, self.question.pp
-            sizes += ["--tp", str(tp)] if tp else []
-            sizes += ["--pp", str(pp)] if pp else []
-        rest = render(without(lay_over(self.typed, parse_arguments(flags)), _LAYOUT_FLAGS))
-        return " ".join(
-            ["clusterctl", "serve", self.model, *sizes, *(["--", *rest] if rest else [])]
+    if shape and shape.kv_heads and tp > min(shape.kv_heads):
+        notes.append(
+            f"the model has {min(shape.kv_heads)} key/value heads: with --tp {tp} each is kept on "
+            "several GPUs, so the KV cache does not get smaller per GPU beyond that"
         )
+    return Layout(
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        data_parallel=dp,
+        hosts=tuple(host.host for host in free if host.free),
+        least_hosts=least,
+        keeps_tp_in_host=keeps,
+        reason=reason,
+        notes=tuple(notes),
+    )
 
 
-def forecast_notes(forecast: Forecast, report: FitReport) -> tuple[str, ...]:
+def refusal(report: FitReport, launch: Launch, held: Sequence[str] = ()) -> DoesNotFit:
+    """Why this must not start, with the commands that would work."""
+    fatal = [problem for problem in report.problems if problem.fatal]
+    commands = [command(one, launch) for one in report.advice]
+    hint = fatal[0].hint
+    nearest = serve_command(launch, hint.split()) if _ONE_FLAG.match(hint) else hint
+    if all(problem.name in OF_MEMORY for problem in fatal):  # what advice is about
+        nearest = next((text for text in commands if text), nearest)
+    lines = [f"{problem.name}: {problem.text}" for problem in fatal]
+    lines += [
+        f"would fit: {text}   ({one.text}; {one.kv_cache_tokens:,} tokens of KV cache)"
+        for one, text in zip(report.advice, commands, strict=True)
+        if text
+    ]
+    lines += [one.text for one, text in zip(report.advice, commands, strict=True) if not text]
+    lines += held
+    return DoesNotFit(
+        f"{report.plan.model} cannot run like this: {fatal[0].text}",
+        hint=nearest,
+        detail="\n".join(lines),
+    )
+
+
+def command(advice: Advice, launch: Launch) -> str | None:
+    """The `clusterctl serve` that follows a piece of advice; None when it needs other GPUs."""
+    flags = [flag for flag in advice.flags if not flag.startswith(PARTITION)]
+    return None if "--gpus" in flags else serve_command(launch, flags)
+
+
+def serve_command(launch: Launch, flags: list[str]) -> str:
+    """The command that was typed, with these flags laid over."""
+    asked, sizes = launch.request, list[str]()
+    if "--tp" in flags:
+        sizes, flags = flags, []
+    else:
+        sizes += ["--tp", str(asked.tensor_parallel)] if asked.tensor_parallel else []
+        sizes += ["--pp", str(asked.pipeline_parallel)] if asked.pipeline_parallel else []
+    rest = render(without(lay_over(asked.given, parse_arguments(flags)), _LAYOUT_FLAGS))
+    return " ".join(["clusterctl", "serve", asked.model, *sizes, *(["--", *rest] if rest else [])])
+
+
+def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tuple[str, ...]:
     """What a user should hear of a service that will be started, a sentence each."""
     notes = [summary(report.plan)]
-    doubts = forecast.doubts
-    if doubts:
-        notes.append(f"not certain, so nothing is refused: {'; '.join(doubts)}")
-    notes += [note for note in report.plan.notes if note not in doubts]
-    notes += [f"{item.text} ({item.hint})" for item in report.foreseen if _worth_a_note(item.name)]
+    if report.doubts:
+        notes.append(f"not certain, so nothing is refused: {'; '.join(report.doubts)}")
+    notes += [note for note in report.plan.notes if note not in report.doubts]
+    # The layout says itself that tensor parallel ranks sit on different hosts.
+    found = (problem for problem in report.problems if problem.name != "tp-spread")
+    notes += [f"{problem.text} ({problem.hint})" for problem in found]
     if report.plan.verdict == "tight" and report.advice:
-        command = forecast.command(report.advice[0])
-        notes += [f"more room: {command} ({report.advice[0].text})"] if command else []
-    return (*notes, *speed_notes(report, linked=forecast.question.linked))
-
-
-def _worth_a_note(name: str) -> bool:
-    """The layout says itself that tensor parallel ranks sit on different hosts."""
-    return name != "tp-spread"
+        more = command(report.advice[0], launch)
+        notes += [f"more room: {more} ({report.advice[0].text})"] if more else []
+    return (*notes, *speed_notes(report, known=request.hardware.network is not None))
 
 
 def summary(plan: FitPlan) -> str:
@@ -151,12 +240,12 @@ def summary(plan: FitPlan) -> str:
     )
 
 
-def speed_notes(report: FitReport, *, linked: bool) -> tuple[str, ...]:
+def speed_notes(report: FitReport, *, known: bool) -> tuple[str, ...]:
     """What the layout costs and what would be faster, where the link's speed is known."""
     placement = report.plan.placement
     crosses = placement.groups_cross_hosts or placement.stages_cross_hosts
     cpu = any(seat.gpu.is_cpu for seat in placement.seats)
-    if not linked or not crosses or cpu or report.faster is None:
+    if not known or not crosses or cpu or report.faster is None:
         return ()
     times = report.faster.speed.loaded / report.speed.loaded
     return (
@@ -175,11 +264,11 @@ def layout_flags(proposal: Proposal) -> str:
     return " ".join(words)
 
 
-def partition_env(report: FitReport, gpus: int, given: Sequence[str]) -> dict[str, str]:
+def partition_env(report: FitReport, gpus: int, given: Mapping[str, str]) -> dict[str, str]:
     """VLLM_PP_LAYER_PARTITION where an uneven split holds more; {} where vLLM's own does.
 
     `gpus`: those offered. With some to spare Ray chooses hosts, and which stage gets which GPU
-    is not known. `given`: names of variables that the inventory sets, which win.
+    is not known. `given`: variables that the inventory sets, which win.
     """
     placement = report.plan.placement
     if not placement.partition or PARTITION in given or gpus != len(placement.seats):

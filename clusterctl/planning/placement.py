@@ -11,6 +11,15 @@ from clusterctl.planning.overheads import Fabric, Measured
 from clusterctl.planning.weights import Stage
 
 
+@dataclass(frozen=True)
+class HostGpus:
+    """One host's GPUs that nothing uses, or that the service about to be replaced uses: else
+    serving it again would find another layout."""
+
+    host: str
+    free: int
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A host with its GPUs, which `fabric` joins.

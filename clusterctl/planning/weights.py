@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
@@ -266,3 +266,23 @@ def _tower(tower: Tower, text_hidden: int) -> Iterator[Tensor]:
     yield Tensor(3 * tower.patch**2 * tower.hidden * 2)
     yield Tensor(tower.positions * tower.hidden * 2)
     yield Tensor(tower.hidden * text_hidden * 2)
+
+
+_CHECKPOINT_TOLERANCE = 0.02
+"""A checkpoint that differs more from the count of config.json has parts unknown here."""
+
+
+def compared_with_files(shape: ModelShape, stored: int | None) -> ModelShape:
+    """Compare the count of weights with the files on disk; a difference is an assumption."""
+    if not stored:
+        return shape
+    whole = Stage(0, len(shape.layers), 1, has_embedding=True, has_head=True)
+    plain = replace(shape, rotary=())
+    counted = weight_bytes(plain, whole, shape.quantization)
+    if abs(counted / stored - 1) <= _CHECKPOINT_TOLERANCE:
+        return shape
+    note = (
+        f"the files hold {stored / GIB:.2f} GiB of tensors, config.json counts "
+        f"{counted / GIB:.2f} GiB"
+    )
+    return replace(shape, assumptions=(*shape.assumptions, note))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.errors import raise_all
 from clusterctl.models.catalogue import Entry
-from clusterctl.models.counts import Shape
+from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.port import FIRST_PORT
@@ -54,8 +54,8 @@ class Launch:
     """Address that the API listens on."""
     port: int | None = None
     """As `choose_port` says; None takes the one asked for, else 8000."""
-    shape: Shape | None = None
-    """Of the config.json found; None falls back to the catalogue's."""
+    shape: ModelShape | None = None
+    """Of the config.json found, else the catalogue's."""
     entry: Entry | None = None
     defaults: EngineDefaults = ON_GPUS
     version: Version | None = None
@@ -155,23 +155,23 @@ def _defaults(launch: Launch) -> tuple[Argument, ...]:
 def _batch_flags(launch: Launch) -> list[Argument]:
     """Ours, bent to what the user gave of the two: vLLM wants at least as many batched tokens
     as sequences."""
-    shape = launch.shape or (launch.entry.shape if launch.entry else None)
+    shape = launch.shape
     limits = batch_limits(
         launch.defaults, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
     )
     sequences = min(limits.sequences, _given(launch, "max-num-batched-tokens", limits.sequences))
     tokens = max(limits.tokens, _given(launch, "max-num-seqs", limits.tokens))
     flags = [Argument("max-num-seqs", (str(sequences),))]
-    if _knows(launch.version, CHUNKED_PREFILL_SINCE) and not _reads_whole(launch, shape):
+    if _knows(launch.version, CHUNKED_PREFILL_SINCE) and not _reads_whole(launch):
         flags.append(Argument("max-num-batched-tokens", (str(tokens),)))
     return flags
 
 
-def _reads_whole(launch: Launch, shape: Shape | None) -> bool:
+def _reads_whole(launch: Launch) -> bool:
     """A text may have to fit into one step: vLLM refuses fewer tokens than --max-model-len for an
     encoder and for a decoder that embeds by the mean of a text, and takes enough by itself."""
     pools = last_value(launch.request.given, "runner") == "pooling"
-    return pools or bool(shape and shape.both_ways)
+    return pools or bool(launch.shape and launch.shape.both_ways)
 
 
 def _given(launch: Launch, name: str, otherwise: int) -> int:

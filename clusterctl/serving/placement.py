@@ -15,7 +15,7 @@ from clusterctl.serving.layout import Layout
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacementProof:
     """What the ranks show."""
 
     sentence: str
@@ -30,7 +30,7 @@ class Placement:
 
 def check_placement(
     layout: Layout, addresses: Mapping[str, str], ranks: Sequence[Rank]
-) -> Placement:
+) -> PlacementProof:
     """Compare the ranks that Ray reports with the layout.
 
     `addresses`: the node IP of every inventory host, by name.
@@ -42,7 +42,7 @@ def check_placement(
         *_spread_problems(layout, ordered),
         *_group_problems(layout, ordered),
     ]
-    return Placement(describe(ordered), tuple(problems))
+    return PlacementProof(describe(ordered), tuple(problems))
 
 
 def describe(ranks: Sequence[Rank]) -> str:

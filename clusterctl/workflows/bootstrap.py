@@ -21,6 +21,7 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, config_dir, from_json, to_json
 from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
+from clusterctl.ray_cluster.fabric_record import FabricRecord
 from clusterctl.ray_cluster.nodes import container_spec, node_document
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
 from clusterctl.steps.engines import Engines
@@ -42,7 +43,6 @@ from clusterctl.workflows.cluster_images import ClusterImages
 from clusterctl.workflows.declared import unreadable_in
 from clusterctl.workflows.engine_stages import engine_stages
 from clusterctl.workflows.fabric import ensure_proven, ground_of
-from clusterctl.workflows.fabric_record import FabricRecord
 from clusterctl.workflows.formation import Formed, await_formation, clock_of
 from clusterctl.workflows.lacking import running
 from clusterctl.workflows.pairwise import IN_USE, prove, ray_ports

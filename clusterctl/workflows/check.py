@@ -15,6 +15,7 @@ from clusterctl.facts.pairs.model import Seen, Way
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.ray_cluster.fabric_record import FabricRecord
 from clusterctl.ray_cluster.lanes import default_route_notes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport
@@ -22,7 +23,6 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, values
 from clusterctl.workflows.alike import differences
 from clusterctl.workflows.built import unlike_ray, unlike_the_plan, unwritten_logs
-from clusterctl.workflows.fabric_record import FabricRecord
 from clusterctl.workflows.gpus_inside import lost_in_containers
 from clusterctl.workflows.lacking import name_listeners, place, requirements, running
 from clusterctl.workflows.pairwise import IN_USE, prove, ray_ports

@@ -32,11 +32,11 @@ from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_ray import LONGEST
 from clusterctl.ray_cluster.environment import node_environment
 from clusterctl.ray_cluster.fabric import FabricVerdict, judge
+from clusterctl.ray_cluster.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Channel, Transport, last_words
 from clusterctl.transport.fanout import failures, fan_out, values
-from clusterctl.workflows.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.workflows.prepared import Cluster
 
 TITLE = "Fabric carries what serving will ask of it"

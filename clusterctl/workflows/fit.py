@@ -1,33 +1,27 @@
 """`fit`: does it fit, how many requests at once, on which GPUs. Needs no cluster to answer.
 
-What is planned is what `serve` would start: the same flags from the same place
-(`serving.arguments.engine_arguments`), so that both give the same numbers.
+What is planned is what `serve` would start: the same planner, for the same flags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from pathlib import Path
 
-from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.errors import UsageError
-from clusterctl.models.catalogue import Entry, by_alias, by_directory, by_hub_id
-from clusterctl.models.counts import Shape
+from clusterctl.models.catalogue import CATALOGUE, Entry, by_alias, by_directory, by_hub_id
+from clusterctl.models.config_files import checkpoint_bytes, read_config
+from clusterctl.models.config_json import describe
+from clusterctl.models.name import did_you_mean
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
-from clusterctl.planning.forecast import Forecast
-from clusterctl.planning.placement import Site
-from clusterctl.planning.request import FitReport, Question, answer, load_shape, sites_of
-from clusterctl.planning.speed import NETWORK, Link, parse_network
-from clusterctl.serving.arguments import Launch, engine_arguments
-from clusterctl.serving.layout import Layout
+from clusterctl.planning.planner import FitReport, Hardware, plan, request_for, sites_of
+from clusterctl.planning.speed import Link, parse_network
+from clusterctl.planning.weights import compared_with_files
+from clusterctl.serving.arguments import Launch
+from clusterctl.serving.layout import UNDECIDED
 from clusterctl.serving.request import Options, Request, read_request
-from clusterctl.serving.vllm_flags import Argument, last_value, parse_arguments
-
-GIB = 2**30
-
-UNDECIDED = Layout(1, 1, (), 1, keeps_tp_in_host=True, reason="")
-"""In place of a layout where only flags that do not depend on it are asked for."""
+from clusterctl.serving.vllm_flags import parse_arguments
 
 
 @dataclass(frozen=True)
@@ -55,30 +49,32 @@ class Asked:
         return parse_network(self.network) if self.network else None
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """What a model would run on. `network` None: not known, an ordinary one is assumed."""
-
-    sites: tuple[Site, ...]
-    network: Link | None = None
-    defaults: EngineDefaults = ON_GPUS
-    env: Mapping[str, str] = field(default_factory=dict)
-    vllm: str | None = None
-
-    @property
-    def smallest_gpu(self) -> int | None:
-        """Bytes of the smallest GPU; None on CPUs."""
-        memories = [gpu.memory_gib for site in self.sites for gpu in site.gpus]
-        return int(min(memories) * GIB) or None if memories else None
-
-
 def without_cluster(asked: Asked) -> FitReport:
     """The report for GPUs that `--gpus` names. Raises UsageError and DoesNotFit."""
-    request, entry = asked.request(), entry_of(asked.model)
+    request = asked.request()
     if asked.gpus is None:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
     hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
-    return answer_for(request, load_shape(asked.model), entry, hardware)
+    shape = load_shape(asked.model)
+    return plan(request_for(launch_for(request, shape, hardware), shape, hardware))
+
+
+def launch_for(
+    request: Request, shape: ModelShape, hardware: Hardware, smallest_gpu: int | None = None
+) -> Launch:
+    """The launch that `serve` would make of a request, as far as it decides flags to plan for."""
+    return Launch(
+        request=request,
+        model_argument=request.model,
+        served_names=(),
+        layout=UNDECIDED,
+        host="",
+        shape=shape,
+        entry=entry_of(request.model),
+        defaults=hardware.defaults,
+        version=parse_version(hardware.vllm) if hardware.vllm else None,
+        smallest_gpu=smallest_gpu or hardware.smallest_gpu,
+    )
 
 
 def entry_of(model: str) -> Entry | None:
@@ -86,55 +82,18 @@ def entry_of(model: str) -> Entry | None:
     return by_alias(model) or by_hub_id(model) or by_directory(model.rstrip("/").rpartition("/")[2])
 
 
-def answer_for(
-    request: Request, shape: ModelShape, entry: Entry | None, hardware: Hardware
-) -> FitReport:
-    """The report for a request. Raises UsageError and DoesNotFit as `fit.request.answer`."""
-    return answer(forecast_for(request, shape, entry, hardware).question)
-
-
-def forecast_for(
-    request: Request, shape: ModelShape, entry: Entry | None, hardware: Hardware
-) -> Forecast:
-    """The forecast of a service with the flags that `serve` would give it."""
-    launch = Launch(
-        request=request,
-        model_argument=request.model,
-        served_names=(),
-        layout=UNDECIDED,
-        host="",
-        shape=Shape(shape.heads, (), len(shape.layers), shape.context, shape.tower is not None),
-        entry=entry,
-        defaults=hardware.defaults,
-        version=parse_version(hardware.vllm) if hardware.vllm else None,
-        smallest_gpu=hardware.smallest_gpu,
-    )
-    return forecast_of(launch, shape, hardware)
-
-
-def forecast_of(launch: Launch, shape: ModelShape, hardware: Hardware) -> Forecast:
-    """The forecast of a launch whose layout may be undecided."""
-    request = launch.request
-    copies = Argument("data-parallel-size", (str(request.data_parallel),))
-    question = Question(
-        shape=_as_asked(shape, request),
-        sites=hardware.sites,
-        tp=request.tensor_parallel,
-        pp=request.pipeline_parallel,
-        arguments=(
-            *engine_arguments(launch),
-            *([copies] if request.data_parallel > 1 else []),
-        ),
-        env=hardware.env,
-        vllm=hardware.vllm,
-        network=hardware.network or NETWORK,
-        linked=hardware.network is not None,
-    )
-    return Forecast(question, typed=request.given, model=request.model)
-
-
-def _as_asked(shape: ModelShape, request: Request) -> ModelShape:
-    if last_value(request.given, "runner") != "pooling":
-        return shape
-    counted = "a model that pools is counted as if it generated: its KV cache and speed are not so"
-    return replace(shape, assumptions=(*shape.assumptions, counted))
+def load_shape(model: str | Path) -> ModelShape:
+    """The shape of a catalogue entry, a Hub id of it, or a local path. Raises UsageError."""
+    name = str(model)
+    entry = by_alias(name) or by_directory(name) or by_hub_id(name)
+    if entry is not None:
+        return entry.shape
+    path = Path(name)
+    if not path.exists():
+        known = ", ".join(entry.alias for entry in CATALOGUE)
+        raise UsageError(
+            f"no figures of {name} are known, and there is no such path{did_you_mean(name)}",
+            hint=f"give a directory with config.json, or one of: {known}",
+        )
+    shape = describe(read_config(path), path.resolve().name)
+    return compared_with_files(shape, checkpoint_bytes(path)) if path.is_dir() else shape

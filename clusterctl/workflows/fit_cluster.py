@@ -1,41 +1,60 @@
-"""What a cluster offers to a plan: GPUs, links and environment from facts; models from hosts."""
+"""`fit` on a cluster: the plan of what `serve` would start on the GPUs that are free now."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clusterctl.accelerators.protocol import Accelerator
-from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.facts.model import HostFacts
+from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.config_files import parse_config, read_config
-from clusterctl.models.describe import describe
+from clusterctl.models.config_json import describe
 from clusterctl.models.name import resolve as resolve_model
 from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
+from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.paths import NodePaths
-from clusterctl.planning.exact import Exact
-from clusterctl.planning.hardware import Gpu, gpu_of_host
-from clusterctl.planning.placement import Site
-from clusterctl.planning.request import FitReport, answer, load_shape, usual_fabric
-from clusterctl.planning.speed import SOCKET_LATENCY, Link
-from clusterctl.ray_cluster.topology import Node, Topology, resolve
-from clusterctl.serving.layout import HostGpus
+from clusterctl.planning.cluster_hardware import (
+    hardware_of,
+    smallest_gpu,
+    with_image_env,
+)
+from clusterctl.planning.exact import (
+    Answer,
+    Exact,
+    exact,
+    hosts_to_ask,
+    question,
+    read_answer,
+    script,
+)
+from clusterctl.planning.measured import measured_file
+from clusterctl.planning.placement import HostGpus
+from clusterctl.planning.planner import (
+    FitReport,
+    Hardware,
+    PlanRequest,
+    plan,
+    request_for,
+    served_layout,
+)
+from clusterctl.ray_cluster.fabric_record import record_file
+from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.ray_cluster.topology import resolve
+from clusterctl.serving.service import document_name, served_names
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import fan_out, values
-from clusterctl.workflows.fabric_record import FabricRecord, read_record, record_file
-from clusterctl.workflows.fit import Asked, Hardware, entry_of, forecast_for
-from clusterctl.workflows.fit_probe import ask_images
-from clusterctl.workflows.measured import Learned, measured_file, measured_in
+from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.workflows.declared import services_in
+from clusterctl.workflows.fit import Asked, launch_for, load_shape
+from clusterctl.workflows.gpu_holders import gpus_held
 from clusterctl.workflows.reach import look_at_all, node_files, reach, read_state
 
 
@@ -47,78 +66,85 @@ class Fitted:
     exact: Exact | None = None
 
 
-def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> Fitted:
-    """The report for the inventory's hosts, all their GPUs free.
+@dataclass(frozen=True)
+class _Model:
+    """What is known of the model. `config`: the whole config.json, which the catalogue lacks."""
 
-    Raises UsageError, DoesNotFit, what connections raise, and with `asked.probe` what
-    `fit_probe.ask_images` raises.
-    """
-    request = asked.request()
+    shape: ModelShape
+    config: dict[str, Any] | None = None
+    directories: tuple[str, ...] = ()
+    """Where the hosts have it."""
+
+
+def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> Fitted:
+    """The report for the inventory's hosts. Raises UsageError, DoesNotFit, what connections raise,
+    and with `asked.probe` what `ask_images` raises."""
+    asked.request()  # what is wrong with it needs no host to tell
     with reach(inventory.hosts, credentials) as transports:
-        files = (*node_files(inventory.cluster), *measurements(inventory.cluster))
+        cluster = inventory.cluster
+        files = (*node_files(cluster), measured_file(cluster), record_file(cluster))
         answers = look_at_all(inventory, transports, files=files)
-        hardware = hardware_of(inventory, answers, vllm=asked.vllm)
-        if asked.link() is not None:
-            hardware = replace(hardware, network=asked.link())
-        hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
-        shape, config = _described(inventory, asked.model, transports)
-        forecast = forecast_for(request, shape, entry_of(asked.model), hardware)
-        report = answer(forecast.question)
+        request, config = plan_request(inventory, asked, transports, answers)
+        report = plan(request)
         if not asked.probe:
             return Fitted(report)
-        return Fitted(report, ask_images(inventory, transports, forecast.question, report, config))
+        return Fitted(report, ask_images(inventory, transports, request, report, config))
 
 
-def hardware_of(
-    inventory: Inventory, answers: Mapping[str, Probe], *, vllm: str | None = None
+def plan_request(
+    inventory: Inventory,
+    asked: Asked,
+    transports: Mapping[str, Transport],
+    answers: Mapping[str, Probe],
+) -> tuple[PlanRequest, dict[str, Any] | None]:
+    """The plan that `serve` would ask for, and the model's config.json where somebody has it."""
+    request = asked.request()
+    model = _described(inventory, asked.model, transports)
+    own = _own(inventory, asked, answers[inventory.head.name])
+    hardware = hardware_for_fit(inventory, asked, transports, answers, own)
+    launch = launch_for(request, model.shape, hardware, smallest_gpu(answers))
+    same = own if own and own.argv[2] in model.directories else None
+    return request_for(launch, model.shape, hardware, served_layout(same)), model.config
+
+
+def _own(inventory: Inventory, asked: Asked, head: Probe) -> ServiceDocument | None:
+    """The service that `serve` would replace."""
+    if _is_local(asked.model):
+        return None
+    request, model = asked.request(), resolve_model(asked.model, inventory.models)
+    name = document_name(request, served_names(request, model))
+    return services_in(inventory.cluster, head).get(name)
+
+
+def hardware_for_fit(
+    inventory: Inventory,
+    asked: Asked,
+    transports: Mapping[str, Transport],
+    answers: Mapping[str, Probe],
+    own: ServiceDocument | None,
 ) -> Hardware:
-    """All GPUs of the inventory's hosts. Raises UsageError when there are none to plan for, and
-    what `topology.resolve` raises."""
+    """The GPUs that are free; all of them before a cluster is up, and where none is free."""
     topology = resolve(inventory, {name: answer.facts for name, answer in answers.items()})
-    files = answers[inventory.head.name].files
-    state = read_state(files.get(str(NodePaths(inventory.cluster).state)))
-    version = vllm or (state.vllm_version if state else "") or _tag(inventory.image)
-    gpus = [HostGpus(node.host, node.gpus) for node in topology.nodes]
-    found = _hardware(inventory, topology, answers, gpus, version)
-    if not found.sites:
+    head = answers[inventory.head.name]
+    state = read_state(head.files.get(str(NodePaths(inventory.cluster).state)))
+    free: Sequence[HostGpus] = [HostGpus(node.host, node.gpus) for node in topology.nodes]
+    holders: tuple[str, ...] = ()
+    if state:
+        held = gpus_held(topology, state, services_in(inventory.cluster, head), own)
+        holders = held.holders
+        if any(host.free for host in held.free):
+            free = held.free
+        elif holders:
+            holders = ("no GPU is free, this is a plan for all", *holders)
+    version = asked.vllm or (state.vllm_version if state else "") or _tag(inventory.image)
+    hardware = hardware_of(inventory, topology, answers, free, version, holders)
+    if not hardware.sites:
         raise UsageError(
             "no host shows a GPU to plan for", hint="clusterctl check, or name them: --gpus 2xH200"
         )
-    return found
-
-
-def free_hardware(
-    inventory: Inventory,
-    topology: Topology,
-    answers: Mapping[str, Probe],
-    free: Sequence[HostGpus],
-    vllm: str,
-) -> Hardware:
-    """The GPUs that a service may have; without any where nothing can be said of them."""
-    try:
-        return _hardware(inventory, topology, answers, free, vllm or None)
-    except UsageError:
-        defaults = accelerator_named(inventory.accelerator).defaults
-        return Hardware((), None, defaults, given_env(inventory), vllm or None)
-
-
-def _hardware(
-    inventory: Inventory,
-    topology: Topology,
-    answers: Mapping[str, Probe],
-    free: Sequence[HostGpus],
-    vllm: str | None,
-) -> Hardware:
-    facts = {name: answer.facts for name, answer in answers.items()}
-    files = answers[inventory.head.name].files
-    data = files.get(measured_file(inventory.cluster))
-    counts = {host.host: host.free for host in free}
-    learned = measured_in(data, inventory.image)
-    accelerator = accelerator_named(inventory.accelerator)
-    sites = sites_in(accelerator, topology, facts, counts, learned)
-    proven = read_record(files.get(record_file(inventory.cluster)))
-    network = measured_network(proven, topology) or network_of(topology, facts)
-    return Hardware(sites, network, accelerator.defaults, given_env(inventory), vllm)
+    if asked.link() is not None:
+        hardware = replace(hardware, network=asked.link())
+    return with_image_env(hardware, transports[inventory.head.name], inventory.image)
 
 
 def _tag(image: str) -> str | None:
@@ -126,112 +152,25 @@ def _tag(image: str) -> str | None:
     return image if parse_version(image) else None
 
 
-def given_env(inventory: Inventory) -> dict[str, str]:
-    """What the inventory sets in the head's container, where vLLM starts."""
-    return {**inventory.env, **inventory.head.env}
+def _is_local(model: str) -> bool:
+    return model.startswith((".", "~")) or Path(model).exists()
 
 
-def sites_in(
-    accelerator: Accelerator,
-    topology: Topology,
-    facts: Mapping[str, HostFacts],
-    free: Mapping[str, int],
-    learned: Learned | None = None,
-) -> tuple[Site, ...]:
-    """Hosts with free GPUs, in the order that vLLM's Ray executor seats ranks: the head, then
-    hosts with fewer GPUs first, then by address (`sort_by_driver_then_worker_ip`).
-
-    A GPU whose memory is not known, or that is split by MIG, raises UsageError: nothing can be
-    said of it.
-    """
-    found = []
-    for node in sorted(topology.nodes, key=lambda n: (n.role != "head", free[n.host], n.node_ip)):
-        gpus = _gpus(accelerator, node, facts[node.host], free[node.host])
-        if gpus:
-            names = {(node.host, gpu.name) for gpu in gpus}
-            known = (learned or {}).get(names.pop(), ()) if len(names) == 1 else ()
-            found.append(Site(node.host, gpus, usual_fabric(gpus), known, head=node.role == "head"))
-    return tuple(found)
-
-
-def _gpus(accelerator: Accelerator, node: Node, facts: HostFacts, free: int) -> tuple[Gpu, ...]:
-    found = accelerator.devices(facts, free)
-    for gpu in found:
-        if gpu.memory is None or gpu.mig:
-            why = "is split by MIG" if gpu.mig else "does not tell its memory"
-            raise UsageError(f"{node.host}: {gpu.model} {why}", hint="clusterctl fit --gpus")
-    return tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // 2**20) for gpu in found)
-
-
-def measurements(cluster: str) -> tuple[str, str]:
-    """The files on the head that say what was measured there before."""
-    return measured_file(cluster), record_file(cluster)
-
-
-def measured_network(proven: FabricRecord | None, topology: Topology) -> Link | None:
-    """What the fabric gate measured between these hosts, with everything that slows them."""
-    hosts = {node.host for node in topology.nodes}
-    if proven is None or not proven.network or not hosts <= set(proven.nodes):
-        return None
-    between = proven.network[0]
-    return Link(between.bandwidth, between.latency)
-
-
-def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> Link | None:
-    """The slowest of the links that carry tensors; None where a driver does not tell, as of
-    virtual NICs, or where there is only one host.
-
-    Bytes/s are the line's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA counts with the latency
-    of sockets, since none was measured.
-    """
-    speeds = []
-    for node in topology.nodes:
-        nics = [facts[node.host].nic(name) for name in node.nccl_nics]
-        known = [nic.speed for nic in nics if nic and nic.speed and nic.kind != "virtual"]
-        if len(known) < max(1, len(nics)):
-            return None
-        speeds.append(sum(known))
-    if len(speeds) < 2:
-        return None
-    return Link(min(speeds) * 1e6 / 8, SOCKET_LATENCY)
-
-
-def with_image_env(hardware: Hardware, head: Transport, image: str) -> Hardware:
-    """On CPUs the image may say how large the KV cache is, where the inventory does not."""
-    name = hardware.defaults.cache_variable
-    if not name or name in hardware.env:
-        return hardware
-    told = image_environment(head, image)
-    return replace(hardware, env={name: told[name], **hardware.env}) if name in told else hardware
-
-
-def image_environment(head: Transport, image: str) -> dict[str, str]:
-    """The variables that the image sets; {} where it cannot be asked."""
-    argv = ["docker", "image", "inspect", "--format", "{{json .Config.Env}}", image]
-    try:
-        result = head.run(argv, sudo=True, timeout=20)
-        found = json.loads(result.stdout) if result.ok else None
-    except (ClusterctlError, ValueError):
-        return {}
-    pairs = [str(entry).partition("=") for entry in found or ()]
-    return {name: value for name, _, value in pairs}
-
-
-def _described(
-    inventory: Inventory, model: str, transports: Mapping[str, Transport]
-) -> tuple[ModelShape, dict[str, Any] | None]:
+def _described(inventory: Inventory, model: str, transports: Mapping[str, Transport]) -> _Model:
     """From a path here, else from the models directory of the hosts, else from the catalogue,
     which has no whole config.json."""
-    if model.startswith((".", "~")) or Path(model).exists():
+    if _is_local(model):
         path = Path(model).expanduser()
-        return load_shape(path), read_config(path)
+        return _Model(load_shape(path), read_config(path))
     named = resolve_model(model, inventory.models)
     found = values(fan_out(transports, lambda host: look_for(host, named.candidates)))
     text = config_on_hosts(found.values())
     if text is None:
-        return load_shape(named.hub_id or model), None
+        return _Model(load_shape(named.hub_id or model))
     config = parse_config(text, f"{model}/config.json")
-    return describe(config, named.hub_id or named.served_name), config
+    directories = {directory.path for each in found.values() for directory in each}
+    shape = describe(config, named.hub_id or named.served_name)
+    return _Model(shape, config, tuple(directories))
 
 
 def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:
@@ -243,3 +182,53 @@ def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:
         if directory.config is not None
     )
     return configs.most_common(1)[0][0] if configs else None
+
+
+PROBE_TIMEOUT = 300.0
+"""Seconds. Importing vLLM took 10 to 40 s on two CPU cores, a stage under one."""
+
+
+def ask_images(
+    inventory: Inventory,
+    transports: Mapping[str, Transport],
+    asked: PlanRequest,
+    report: FitReport,
+    config: Mapping[str, Any] | None,
+) -> Exact:
+    """One host of each GPU type is asked. Raises UsageError without a config.json,
+    RequirementsNotMet where no node container runs, StepFailed where vLLM does not answer."""
+    if config is None:
+        raise UsageError(
+            "--probe needs the model's config.json, and no host has it",
+            hint="give a directory with config.json, or bring the model to the hosts",
+        )
+    hosts = hosts_to_ask(report.plan)
+    text = question(report.plan, config, asked.arguments, asked.hardware.env)
+    chosen = {host: transports[host] for host in hosts.values()}
+    found = fan_out(chosen, partial(_ask, inventory, text))
+    raise_all(failures(found))
+    answers = values(found)
+    return exact(report.plan, {gpu: answers[host] for gpu, host in hosts.items()})
+
+
+def _ask(inventory: Inventory, text: bytes, transport: Transport) -> Answer:
+    driver, host = DockerDriver(transport), transport.host.name
+    container = container_name(inventory.cluster)
+    there = driver.find(container)
+    if there is None or not there.running:
+        raise RequirementsNotMet(
+            "the node container does not run, and --probe asks the vLLM in it",
+            host=host,
+            hint=f"clusterctl bootstrap {inventory.file}",
+        )
+    argv = ["python3", "-c", script()]
+    result = driver.exec(container, argv, stdin=text, timeout=PROBE_TIMEOUT)
+    try:
+        return read_answer(result.stdout)
+    except ValueError:
+        raise StepFailed(
+            "the image's vLLM could not be asked; what was predicted stands",
+            host=host,
+            hint="clusterctl fit without --probe",
+            detail=result.last_lines(),
+        ) from None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.topology import Topology
-from clusterctl.serving.layout import HostGpus
 
 _WITH_PROCESS = frozenset({"starting", "loading", "ready", "stalled", "stopping"})
 """States in which a service may hold GPUs that none of its ranks is seen on yet: vLLM reserves

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.errors import ClusterctlError, DoesNotFit, RayNotFormed, raise_all
+from clusterctl.errors import ClusterctlError, RayNotFormed, UsageError, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.location import Location, locate
@@ -15,21 +15,25 @@ from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import NodeState, ServiceDocument
-from clusterctl.planning.request import FitReport
+from clusterctl.planning.cluster_hardware import (
+    hardware_of,
+    hardware_of_unknown_gpus,
+    smallest_gpu,
+    with_image_env,
+)
+from clusterctl.planning.forecast import forecast_memory
+from clusterctl.planning.planner import FitReport, Hardware, served_layout
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology, resolve
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.endpoint import Endpoint, base_url, head_address, reached_at
-from clusterctl.serving.layout import Layout
+from clusterctl.serving.layout import UNDECIDED, Layout
 from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Request
 from clusterctl.serving.service import build_service, document_name, served_names
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
-from clusterctl.workflows.fit import UNDECIDED
-from clusterctl.workflows.fit_cluster import free_hardware, given_env, with_image_env
-from clusterctl.workflows.foretell import choose_layout, decide, foretell
-from clusterctl.workflows.gpu_holders import gpus_held
+from clusterctl.workflows.gpu_holders import Held, gpus_held
 
 
 @dataclass(frozen=True)
@@ -75,21 +79,31 @@ def prepare(
     build_service(launch)  # flags that this vLLM does not know are told before all else
     own = declared.get(document_name(request, launch.served_names))
     held = gpus_held(topology, state, declared, own)
-    gpus = held.free
-    hardware = free_hardware(inventory, topology, answers, gpus, state.vllm_version)
-    hardware = with_image_env(hardware, transports[inventory.head.name], inventory.image)
-    foretold = foretell(launch, model, location.config if location else None, hardware)
+    hardware = _hardware(inventory, topology, transports, answers, state, held)
     same = own if own and own.argv[2:3] == [launch.model_argument] else None
-    try:
-        layout = choose_layout(launch.shape, gpus, request, foretold.forecast, same)
-    except DoesNotFit as error:
-        error.detail = error.detail or "\n".join(held.holders) or None
-        raise
-    decided = decide(foretold, layout, same, given_env(inventory))
-    document = build_service(replace(launch, layout=layout), env=decided.env)
-    notes = (*_notes(layout, location, model), *decided.notes)
+    forecast = forecast_memory(
+        launch, model, location.config if location else None, hardware, served_layout(same)
+    )
+    document = build_service(replace(launch, layout=forecast.layout), env=forecast.env)
+    notes = (*_notes(forecast.layout, location, model), *forecast.notes)
     address = _head_address(inventory, topology, answers)
-    return Prepared(document, layout, location, notes, decided.report, address)
+    return Prepared(document, forecast.layout, location, notes, forecast.report, address)
+
+
+def _hardware(
+    inventory: Inventory,
+    topology: Topology,
+    transports: Mapping[str, Transport],
+    answers: Mapping[str, Probe],
+    state: NodeState,
+    held: Held,
+) -> Hardware:
+    version, free, holders = state.vllm_version, held.free, held.holders
+    try:
+        hardware = hardware_of(inventory, topology, answers, free, version, holders)
+    except UsageError:
+        return hardware_of_unknown_gpus(inventory, free, version, holders)
+    return with_image_env(hardware, transports[inventory.head.name], inventory.image)
 
 
 def _launch(
@@ -104,6 +118,7 @@ def _launch(
 ) -> Launch:
     """All that decides the command line, save the layout."""
     names = served_names(request, model)
+    shape = location.shape if location else None
     listening = answers[inventory.head.name].facts.listening_ports
     return Launch(
         request=request,
@@ -111,12 +126,12 @@ def _launch(
         served_names=names,
         layout=UNDECIDED,
         port=choose_port(document_name(request, names), request.port, declared.values(), listening),
-        shape=location.shape if location else None,
+        shape=shape or (model.entry.shape if model.entry else None),
         host=request.host or _head_address(inventory, topology, answers),
         entry=model.entry,
         defaults=accelerator_named(inventory.accelerator).defaults,
         version=parse_version(state.vllm_version),
-        smallest_gpu=_smallest_gpu(answers),
+        smallest_gpu=smallest_gpu(answers),
         random_weights=bool(location and location.random_weights),
     )
 
@@ -152,13 +167,6 @@ def _locate(
 def _head_address(inventory: Inventory, topology: Topology, answers: Mapping[str, Probe]) -> str:
     head = inventory.head
     return head_address(head, answers[head.name].facts, topology.head.node_ip)
-
-
-def _smallest_gpu(answers: Mapping[str, Probe]) -> int | None:
-    memories = [
-        gpu.memory for answer in answers.values() for gpu in answer.facts.gpus.gpus if gpu.memory
-    ]
-    return min(memories, default=None)
 
 
 def _notes(layout: Layout, location: Location | None, model: Model) -> tuple[str, ...]:

@@ -19,7 +19,16 @@ from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
-from clusterctl.planning.request import FitReport
+from clusterctl.planning.measured import (
+    Outcome,
+    keep,
+    lessons,
+    measured_file,
+    outcome_of,
+    with_lessons,
+)
+from clusterctl.planning.planner import FitReport
+from clusterctl.ray_cluster.fabric_record import record_file
 from clusterctl.ray_cluster.topology import resolve as resolve_topology
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.request import Options, Request, read_request
@@ -36,16 +45,7 @@ from clusterctl.workflows.declared import (
     services_in,
 )
 from clusterctl.workflows.fabric import FabricGround, ensure_proven
-from clusterctl.workflows.fit_cluster import measurements
 from clusterctl.workflows.launch import Prepared, prepare
-from clusterctl.workflows.measured import (
-    Outcome,
-    keep,
-    lessons,
-    measured_file,
-    outcome_of,
-    with_lessons,
-)
 from clusterctl.workflows.proof import Proof, prove, read_key
 from clusterctl.workflows.reach import (
     look_at_all,
@@ -283,7 +283,7 @@ def _outcome(
 
 def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str, Probe]:
     cluster = inventory.cluster
-    files = (*node_files(cluster), *measurements(cluster))
+    files = (*node_files(cluster), measured_file(cluster), record_file(cluster))
     return look_at_all(inventory, transports, files=files)
 
 

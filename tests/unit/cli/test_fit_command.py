@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clusterctl.cli.app import app
-from clusterctl.models.figures import figures_of
+from tests.fakes.catalogue import config_of
 
 
 def fit(*words: str) -> Result:
@@ -83,7 +83,7 @@ def test_flags_of_vllm_follow_two_dashes() -> None:
 
 
 def test_a_directory_and_a_file_are_models_too(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(figures_of("qwen/qwen3-8b")))
+    (tmp_path / "config.json").write_text(json.dumps(config_of("qwen/qwen3-8b")))
     by_name = document("qwen3-8b", "--gpus", "H100")["kv_cache_tokens"]
     assert document(str(tmp_path), "--gpus", "H100")["kv_cache_tokens"] == by_name
     assert document(f"{tmp_path}/config.json", "--gpus", "H100")["kv_cache_tokens"] == by_name
@@ -99,7 +99,7 @@ def test_both_ways_to_write_a_length() -> None:
     ("words", "code", "said"),
     [
         (("qwen3-8b", "--gpus", "H100", "--gpu-memory-utilization", "1.2"), 2, "between 0 and 1"),
-        (("qwen3-8b", "--gpus", "8xH100", "--tp", "3"), 11, "32 attention heads"),
+        (("qwen3-8b", "--gpus", "8xH100", "--tp", "3"), 2, "32 attention heads"),
         (("qwen3-8b", "--gpus", "H100", "--tp", "4"), 11, "needs 4 GPUs"),
         (("qwen3-8b", "--gpus", "H999"), 2, "no GPU called"),
         (("no-such", "--gpus", "H100"), 2, "no such path"),

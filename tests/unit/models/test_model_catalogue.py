@@ -6,10 +6,10 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.models.catalogue import CATALOGUE, by_alias
-from clusterctl.models.counts import read_shape, shape_of
+from clusterctl.models.config_json import described
 from clusterctl.models.name import resolve
 from clusterctl.models.version import Version, parse_version
-from clusterctl.serving.layout import tensor_sizes
+from clusterctl.planning.problems import possible_tp
 
 MODELS = "/data/models"
 
@@ -110,7 +110,7 @@ def test_an_alias_unlike_any_other_brings_no_guess() -> None:
 @pytest.mark.parametrize(
     ("alias", "sizes"),
     [
-        ("qwen2.5-1.5b", (1, 2, 4, 6, 12)),
+        ("qwen2.5-1.5b", (1, 2, 4)),
         ("deepseek-r1-7b", (1, 2, 4)),
         ("deepseek-r1-32b", (1, 2, 4, 8)),
         ("deepseek-r1-70b", (1, 2, 4, 8, 16)),
@@ -121,7 +121,7 @@ def test_tensor_parallel_sizes_of_known_models(alias: str, sizes: tuple[int, ...
     entry = by_alias(alias)
 
     assert entry is not None
-    assert tensor_sizes(entry.shape, 16) == sizes
+    assert possible_tp(entry.shape, 16) == sizes
 
 
 @pytest.mark.parametrize(
@@ -165,26 +165,18 @@ def test_versions_are_read_from_vllm_and_from_image_tags(text: str, version: Ver
 
 
 def test_the_shape_of_a_model_with_vision_is_that_of_its_text_part() -> None:
-    shape = shape_of(
-        {
-            "vision_config": {"num_attention_heads": 16},
-            "text_config": {
-                "num_attention_heads": 32,
-                "num_key_value_heads": 16,
-                "num_global_key_value_heads": 4,
-                "num_hidden_layers": 60,
-                "max_position_embeddings": 262144,
-            },
-        }
-    )
-
     gemma = by_alias("gemma-4-31b")
+
     assert gemma is not None
-    assert shape == gemma.shape
+    assert (gemma.shape.heads, gemma.shape.kv_heads, len(gemma.shape.layers)) == (32, (16, 4), 60)
+    assert gemma.shape.multimodal
 
 
 def test_latent_attention_has_no_key_value_heads_to_divide() -> None:
-    shape = shape_of({"num_attention_heads": 128, "num_hidden_layers": 61, "kv_lora_rank": 512})
+    shape = described(
+        '{"num_attention_heads": 128, "num_hidden_layers": 61, "kv_lora_rank": 512,'
+        ' "hidden_size": 7168, "vocab_size": 129280}'
+    )
 
     assert shape is not None
     assert shape.kv_heads == ()
@@ -192,4 +184,4 @@ def test_latent_attention_has_no_key_value_heads_to_divide() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "{}", '{"model_type": "bert"}', "\x00"])
 def test_a_file_without_a_shape_has_none(text: str) -> None:
-    assert read_shape(text) is None
+    assert described(text) is None

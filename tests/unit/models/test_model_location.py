@@ -16,8 +16,9 @@ from clusterctl.models.location import locate
 from clusterctl.models.name import resolve
 from clusterctl.models.probe import ModelDirectory, look_for, parse_probe
 from clusterctl.transport.base import Channel, CommandResult
+from tests.fakes.catalogue import config_of
 
-CONFIG = json.dumps({"num_attention_heads": 12, "num_key_value_heads": 2, "num_hidden_layers": 28})
+CONFIG = json.dumps(config_of("Qwen/Qwen2.5-1.5B-Instruct"))
 MODEL = resolve("qwen2.5-1.5b", "/data/models")
 PATH = "/data/models/Qwen2.5-1.5B-Instruct"
 WHOLE = ModelDirectory(
@@ -89,7 +90,7 @@ def test_a_whole_model_is_found_with_its_size_and_config(tmp_path: Path) -> None
     assert found == ModelDirectory(str(path), CONFIG, 2, 4096, tokenizer=True, chat_template=True)
     assert found.complete
     assert found.shape is not None
-    assert found.shape.attention_heads == 12
+    assert found.shape.heads == 12
 
 
 def test_a_hugging_face_cache_is_looked_through_to_the_revision_in_use(tmp_path: Path) -> None:

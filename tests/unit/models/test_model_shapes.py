@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.models.counts import shape_of
-from clusterctl.models.describe import describe
-from clusterctl.models.figures import figures_of, known_models
+from clusterctl.models.catalogue import CATALOGUE, Entry
+from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape, Quantization, RotaryTable
 from clusterctl.planning.allocator import GIB
-from clusterctl.planning.foreseen import possible_tp
 from clusterctl.planning.kv_cache import needs_of, plan_cache
+from clusterctl.planning.planner import Hardware, PlanRequest, plan, sites_of
+from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.weights import Stage, weight_bytes, weight_gib
+from tests.fakes.catalogue import config_of
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -122,7 +123,7 @@ def test_kv_heads_are_replicated_when_there_are_more_ranks() -> None:
 
 
 def test_hybrid_models_get_groups_of_equal_blocks() -> None:
-    gemma = describe(figures_of("google/gemma-4-26b-a4b") or {})
+    gemma = describe(config_of("google/gemma-4-26b-a4b"))
     plan = plan_cache(needs_of([layer.attention for layer in gemma.layers], 1, 2), 16)
     assert sorted((len(group.layers), group.block_size) for group in plan.groups) == [
         (5, 16), (5, 16), (5, 16), (5, 16), (5, 16), (5, 32),
@@ -138,7 +139,7 @@ def test_a_model_whose_layers_all_slide_has_one_group() -> None:
 
 
 def test_rotary_tables_follow_the_kinds_of_attention() -> None:
-    gemma = describe(figures_of("google/gemma-4-31b-it") or {})
+    gemma = describe(config_of("google/gemma-4-31b-it"))
     assert gemma.rotary == (RotaryTable(262144, 512), RotaryTable(262144, 256))
     assert describe(DEEPSEEK_V3).rotary == (RotaryTable(163840, 64),)
 
@@ -190,13 +191,13 @@ def test_scale_blocks_of_fp8_limit_tensor_parallelism() -> None:
 
 
 def test_mxfp4_applies_to_experts_alone() -> None:
-    shape = describe(figures_of("openai/gpt-oss-20b") or {})
+    shape = describe(config_of("openai/gpt-oss-20b"))
     assert shape.quantization == Quantization("mxfp4", 4, group=32, experts_only=True)
 
 
-@pytest.mark.parametrize("model", known_models())
-def test_the_catalogue_needs_no_assumptions(model: str) -> None:
-    assert describe(figures_of(model) or {}).assumptions == ()
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.alias)
+def test_the_catalogue_needs_no_assumptions(entry: Entry) -> None:
+    assert entry.shape.assumptions == ()
 
 
 @given(
@@ -246,11 +247,10 @@ NOMIC: dict[str, Any] = {
 def test_an_encoder_is_named_in_place_of_numbers_that_are_not_its_own(
     config: dict[str, Any],
 ) -> None:
+    found = describe(config)
+    assert (found.encoder, found.both_ways, found.heads) == (True, True, 12)
     with pytest.raises(UsageError, match=f"{config['architectures'][0]} is an encoder"):
-        describe(config)
-    found = shape_of(config)
-    assert found is not None
-    assert (found.encoder, found.both_ways, found.attention_heads) == (True, True, 12)
+        plan(PlanRequest(found, Hardware(sites_of("H100"))))
 
 
 @pytest.mark.parametrize(
@@ -265,9 +265,8 @@ def test_a_decoder_that_was_made_an_encoder_is_planned_and_gets_its_text_whole(
     changes: dict[str, Any],
 ) -> None:
     config = {**BERT, "num_key_value_heads": 4, **changes}
-    assert any("both ways" in note for note in describe(config).assumptions)
-    found = shape_of(config)
-    assert found is not None
+    found = describe(config)
+    assert any("both ways" in note for note in found.assumptions)
     assert (found.encoder, found.both_ways) == (False, True)
 
 

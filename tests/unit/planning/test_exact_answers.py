@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.models.figures import figures_of
 from clusterctl.planning.exact import exact, hosts_to_ask, question, read_answer
 from clusterctl.planning.hardware import CPU, Gpu
 from clusterctl.planning.placement import Site
-from clusterctl.planning.request import FitReport, fit_request
+from clusterctl.planning.planner import FitReport
 from clusterctl.reporting.fit_view import fit_lines
 from clusterctl.serving.vllm_flags import parse_arguments
+from tests.fakes.catalogue import config_of
+from tests.fakes.fit_requests import fit_request
 
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 FLAGS = ["--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
@@ -86,7 +87,7 @@ def test_one_host_of_each_type_is_asked() -> None:
 def test_the_question_carries_what_was_planned_and_no_layout() -> None:
     plan = predicted(1, 2).plan
     flags = parse_arguments([*FLAGS, "--pipeline-parallel-size", "2", "--max-model-len", "auto"])
-    asked = json.loads(question(plan, figures_of(QWEN) or {}, flags, {"A": "b"}))
+    asked = json.loads(question(plan, config_of(QWEN), flags, {"A": "b"}))
     assert asked["arguments"] == [*FLAGS, "--max-model-len", "32768"]
     assert (asked["tp"], asked["pp"]) == (1, 2)
     assert asked["env"] == {"A": "b", "VLLM_PP_LAYER_PARTITION": "14,14"}

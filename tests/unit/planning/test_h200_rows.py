@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.models.describe import describe
+from clusterctl.models.config_json import describe
 from clusterctl.planning.exact import exact, read_answer
 from clusterctl.planning.hardware import find_gpu, parse_gpus
 from clusterctl.planning.log_lines import read_reported

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.models.describe import describe
-from clusterctl.models.figures import figures_of
+from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.hardware import parse_gpus
-from clusterctl.planning.layouts import propose
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import Site, seat_ranks, split_layers
 from clusterctl.planning.plan import fit
+from clusterctl.planning.planner import propose
 from clusterctl.planning.rules import rules_for
 from clusterctl.planning.speed import Link
+from tests.fakes.catalogue import config_of
 
 NEWEST = rules_for("0.33.0")
 SMALL_STEPS = parse_options(
@@ -28,7 +28,7 @@ SMALL_STEPS = parse_options(
 
 
 def shape_of(hub_id: str) -> ModelShape:
-    figures = figures_of(hub_id)
+    figures = config_of(hub_id)
     assert figures is not None
     return describe(figures, hub_id)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.models.describe import describe
+from clusterctl.models.config_json import describe
 from clusterctl.models.shape import Experts, ModelShape, Quantization
 from clusterctl.models.version import parse_version
 from clusterctl.planning.allocator import MIB, allocated_bytes

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.models.describe import describe
-from clusterctl.models.figures import figures_of
+from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.placement import Site, seat_ranks
 from clusterctl.planning.plan import fit
 from clusterctl.planning.rules import rules_for
+from tests.fakes.catalogue import config_of
 
 Config = dict[str, Any]
 
@@ -124,7 +124,7 @@ STARTS = (
     Start("Qwen2.5 7B TP 2", QWEN25_7B, 7.12, 2.21, 2390592, 291.82, tp=2),
     Start("Qwen2.5 7B TP 4", QWEN25_7B, 3.55, 2.21, 5043280, 615.63, tp=4),
     Start("Qwen2.5 72B TP 2", QWEN25_72B, 67.80, 2.29, 19920, 2.43, tp=2),
-    Start("Qwen3 8B", dict(figures_of("qwen/qwen3-8b") or {}), 15.27, 2.21, 418688, 51.11),
+    Start("Qwen3 8B", config_of("qwen/qwen3-8b"), 15.27, 2.21, 418688, 51.11),
     Start("Qwen3 30B-A3B", QWEN3_30B_A3B, 56.88, 2.68, 168288, 20.54),
     Start("Mixtral TP 2", MIXTRAL, 43.51, 1.21, 465936, 56.88, tp=2),
     Start("phi-4", PHI_4, 27.39, 1.52, 241568, 29.49),
@@ -166,7 +166,7 @@ def test_the_mean_error_of_tokens() -> None:
 
 def test_gpt_oss_without_marlin() -> None:
     """Its experts are laid out by Triton on Hopper: 0.5 % more is counted than was loaded."""
-    start = Start("gpt-oss", dict(figures_of("openai/gpt-oss-20b") or {}), 13.64, 2.87, 1277184, 1)
+    start = Start("gpt-oss", config_of("openai/gpt-oss-20b"), 13.64, 2.87, 1277184, 1)
     plan = start.plan()
     assert plan.ranks[0].weights_gib == pytest.approx(13.64, rel=0.006)
     assert plan.kv_cache_tokens == pytest.approx(1277184, rel=0.002)

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.models.describe import describe
-from clusterctl.models.figures import figures_of
+from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import CPU, parse_gpus
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.placement import Site, seat_ranks
 from clusterctl.planning.plan import fit
 from clusterctl.planning.rules import rules_for
+from tests.fakes.catalogue import config_of
 
 WEIGHTS_BAR = 0.003
 CACHE_BAR = 0.015
@@ -54,7 +54,7 @@ class Row:
 
     def plan(self, *extra: str) -> FitPlan:
         """The prediction, with more arguments than the log's."""
-        figures = figures_of(self.model)
+        figures = config_of(self.model)
         assert figures is not None
         gpus = parse_gpus(self.gpus)
         placement = seat_ranks([Site("host", gpus)], tp=len(gpus), pp=1)
@@ -196,8 +196,8 @@ TINY = {
     [
         (TINY, 1, 1_048_576),
         (TINY, 2, 2_097_152),
-        (figures_of(QWEN_1_5B), 1, 37_376),
-        (figures_of(QWEN_1_5B), 2, 74_880),
+        (config_of(QWEN_1_5B), 1, 37_376),
+        (config_of(QWEN_1_5B), 2, 74_880),
     ],
     ids=["tiny tp 1", "tiny tp 2", "1.5B tp 1", "1.5B tp 2"],
 )

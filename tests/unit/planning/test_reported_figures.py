@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.models.describe import describe
-from clusterctl.models.figures import figures_of
+from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.options import ServeOptions, parse_options
 from clusterctl.planning.outcome import FitPlan
@@ -16,6 +15,7 @@ from clusterctl.planning.placement import Site, seat_ranks
 from clusterctl.planning.plan import fit
 from clusterctl.planning.reported import Reported, compare, learn
 from clusterctl.planning.rules import rules_for
+from tests.fakes.catalogue import config_of
 
 RULES = rules_for("0.19.0")
 OPTIONS = parse_options(["--max-model-len", "131072", "--gpu-memory-utilization", "0.65"])
@@ -24,7 +24,7 @@ SEED_000 = Reported(13.72, 36.56, 0.69, 798_624, 11.99)
 
 def plan(measured: Measured | None = None, options: ServeOptions = OPTIONS) -> FitPlan:
     site = Site("gpu1", parse_gpus("A100"), measured=((1, measured),) if measured else ())
-    shape = describe(figures_of("openai/gpt-oss-20b") or {})
+    shape = describe(config_of("openai/gpt-oss-20b"))
     return fit(shape, seat_ranks([site], 1, 1), options, RULES)
 
 

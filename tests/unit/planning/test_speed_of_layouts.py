@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.models.describe import describe
-from clusterctl.models.figures import figures_of
+from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site, seat_ranks
 from clusterctl.planning.speed import Link, Speed, speed_of
+from tests.fakes.catalogue import config_of
 
-SHAPE = describe(figures_of("qwen/qwen2.5-1.5b-instruct") or {})
+SHAPE = describe(config_of("qwen/qwen2.5-1.5b-instruct"))
 ONE_HOST = [Site("a", parse_gpus("2xH200"), "nvlink")]
 TWO_HOSTS = [Site("a", parse_gpus("H200")), Site("b", parse_gpus("H200"))]
 
@@ -58,7 +58,7 @@ def test_replicas_beat_one_and_everything_over_the_link() -> None:
 
 def test_a_32b_model_over_the_link() -> None:
     """599 tokens/s with 64 requests were measured (eager)."""
-    shape = describe(figures_of("deepseek-ai/deepseek-r1-distill-qwen-32b") or {})
+    shape = describe(config_of("deepseek-ai/deepseek-r1-distill-qwen-32b"))
     assert 300 < speed_of(shape, seat_ranks(TWO_HOSTS, 2, 1)).loaded < 1200
 
 

@@ -7,13 +7,13 @@ from clusterctl.models.catalogue import by_alias
 from clusterctl.models.version import Version
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.config_file import parse_config
-from clusterctl.serving.layout import HostGpus, Layout, plan_layout
+from clusterctl.serving.layout import Layout
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 
-PAIR = (HostGpus("gpu1", 1), HostGpus("gpu2", 1))
-TWO = plan_layout(None, PAIR, tensor_parallel=2)
-ONE = plan_layout(None, PAIR, tensor_parallel=1)
+PAIR = ("gpu1", "gpu2")
+TWO = Layout(2, 1, PAIR, 2, keeps_tp_in_host=False, reason="as asked")
+ONE = Layout(1, 1, PAIR, 1, keeps_tp_in_host=True, reason="as asked")
 
 
 def launch(
@@ -29,13 +29,15 @@ def launch(
     request = read_request(
         Options("m"), parse_config(config, "config.yaml"), parse_arguments(extra)
     )
+    entry = by_alias(alias) if alias else None
     return Launch(
         request=request,
         model_argument="/data/models/m",
         served_names=("m",),
         layout=layout,
         host="10.0.0.1",
-        entry=by_alias(alias) if alias else None,
+        shape=entry.shape if entry else None,
+        entry=entry,
         defaults=accelerator_named("cpu" if cpu else "nvidia").defaults,
         version=version,
         smallest_gpu=gpu,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from clusterctl.node.documents import Rank
-from clusterctl.serving.layout import HostGpus, plan_layout
+from clusterctl.serving.layout import Layout
 from clusterctl.serving.placement import check_placement
 
 ADDRESSES = {"gpu1": "10.78.0.11", "gpu2": "10.78.0.12"}
-TP2 = plan_layout(None, (HostGpus("gpu1", 1), HostGpus("gpu2", 1)), tensor_parallel=2)
-STAGES = plan_layout(
-    None, (HostGpus("gpu1", 4), HostGpus("gpu2", 4)), tensor_parallel=4, pipeline_parallel=2
-)
+PAIR = ("gpu1", "gpu2")
+TP2 = Layout(2, 1, PAIR, 2, keeps_tp_in_host=False, reason="")
+STAGES = Layout(4, 2, PAIR, 2, keeps_tp_in_host=True, reason="")
 
 
 def rank(number: int, host: str, *, ip: str | None = None, tp: int = 2) -> Rank:

@@ -10,13 +10,13 @@ from clusterctl.errors import UsageError
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import ServiceDocument, from_json, to_json
 from clusterctl.serving.arguments import Launch
-from clusterctl.serving.layout import HostGpus, plan_layout
+from clusterctl.serving.layout import Layout
 from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.service import build_service, difference, needs_restart, served_names
 from clusterctl.serving.vllm_flags import parse_arguments
 
-PAIR = (HostGpus("gpu1", 1), HostGpus("gpu2", 1))
+PAIR = ("gpu1", "gpu2")
 
 
 def document(*extra: str, name: str | None = None, tp: int = 2) -> ServiceDocument:
@@ -28,7 +28,7 @@ def document(*extra: str, name: str | None = None, tp: int = 2) -> ServiceDocume
         request=request,
         model_argument="/data/models/Qwen2.5-1.5B-Instruct",
         served_names=served_names(request, model),
-        layout=plan_layout(None, PAIR, tensor_parallel=tp),
+        layout=Layout(tp, 1, PAIR, tp, keeps_tp_in_host=tp == 1, reason=""),
         host="10.0.0.1",
         port=choose_port("qwen2.5-1.5b", request.port, []),
         entry=model.entry,

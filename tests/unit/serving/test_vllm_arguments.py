@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.models.counts import Shape
+from clusterctl.models.config_json import describe
 from clusterctl.serving.arguments import batch_limits, serve_argv
-from clusterctl.serving.layout import plan_layout
+from clusterctl.serving.layout import Layout
 from tests.unit.serving.launches import ONE, PAIR, launch
+
+BERT = {
+    "architectures": ["BertModel"],
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "vocab_size": 30522,
+}
 
 
 def test_the_whole_command_line_of_a_launch_over_two_hosts() -> None:
@@ -42,7 +50,7 @@ def test_one_rank_goes_through_ray_too_which_else_gives_its_gpu_away() -> None:
 
 
 def test_data_parallel_over_ray_names_its_backend() -> None:
-    layout = plan_layout(None, PAIR, tensor_parallel=1, data_parallel=2)
+    layout = Layout(1, 1, PAIR, 2, keeps_tp_in_host=True, reason="", data_parallel=2)
 
     argv = serve_argv(launch("-dp", "2", layout=layout))
 
@@ -143,7 +151,7 @@ def test_the_default_of_one_batch_limit_bends_to_the_other(
 
 
 def test_a_model_that_takes_a_text_whole_gets_no_smaller_step() -> None:
-    encoder = replace(launch(), shape=Shape(12, (12,), 12, 8192, both_ways=True))
+    encoder = replace(launch(), shape=describe(BERT))
 
     assert "--max-num-batched-tokens" not in serve_argv(encoder)
     assert "--max-num-batched-tokens" not in serve_argv(launch("--runner", "pooling"))

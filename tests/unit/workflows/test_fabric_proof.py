@@ -13,7 +13,9 @@ from clusterctl.engine.events import Event, Note
 from clusterctl.errors import Interrupted, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.fabric_documents import Collective, Crossing, FabricReport
+from clusterctl.planning.cluster_hardware import measured_network
 from clusterctl.planning.speed import Link
+from clusterctl.ray_cluster.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.credentials import Credentials
@@ -21,8 +23,6 @@ from clusterctl.workflows import fabric
 from clusterctl.workflows.check import Report
 from clusterctl.workflows.fabric import FabricGround, ensure_proven, incarnations, prove
 from clusterctl.workflows.fabric_check import with_fabric
-from clusterctl.workflows.fabric_record import FabricRecord, read_record, record_file
-from clusterctl.workflows.fit_cluster import measured_network
 from tests.fakes.transport import FakeChannel, FakeTransport, starts
 
 GLOO = Collective("gloo", 2, 2, 6e7, 1e-4, 2**24)

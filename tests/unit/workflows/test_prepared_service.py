@@ -12,16 +12,16 @@ from clusterctl.errors import DoesNotFit
 from clusterctl.facts.model import Address, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
-from clusterctl.models.figures import figures_of
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.workflows.launch import Prepared, prepare
+from tests.fakes.catalogue import config_of
 from tests.fakes.host_facts import gpus, host_facts
 from tests.fakes.transport import FakeTransport, starts
 
-CONFIG = json.dumps(figures_of("Qwen/Qwen2.5-1.5B-Instruct"))
+CONFIG = json.dumps(config_of("Qwen/Qwen2.5-1.5B-Instruct"))
 RECORD = f"directory /data/models/qwen\nweights 1 3000000000 0\ntokenizer\n|{CONFIG}\nend\n"
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.models.quantized import NEEDS_CAPABILITY, requested
-from clusterctl.models.shape import Layer, ModelShape
+from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
 from clusterctl.planning.hardware import Gpu
 from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
 from clusterctl.planning.outcome import FitPlan
-from clusterctl.planning.placement import Placement
 from clusterctl.planning.rules import Rules
 from clusterctl.serving.release_flags import removed_flags
 from clusterctl.serving.vllm_flags import Argument
@@ -23,11 +22,9 @@ from clusterctl.serving.vllm_flags import Argument
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
 """Names of what more memory would cure."""
 
-_MOST_TP = 16
-
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class PredictedProblem:
     """`fatal`: vLLM will not start; else it starts and says or does something unwanted."""
 
     name: str
@@ -40,21 +37,19 @@ class Foreseen:
         return {"name": self.name, "fatal": self.fatal, "text": self.text, "hint": self.hint}
 
 
-def foresee(
+def predict_problems(
     shape: ModelShape,
     plan: FitPlan,
     rules: Rules,
     arguments: Sequence[Argument] = (),
-) -> tuple[Foreseen, ...]:
+) -> tuple[PredictedProblem, ...]:
     """All that is known to go wrong with this plan, fatal ones first.
 
     `arguments`: everything that goes to vLLM, to find flags that its version no longer has.
     """
-    options, placement = plan.options, plan.placement
-    gpus = tuple(seat.gpu for seat in placement.seats)
+    options, gpus = plan.options, tuple(seat.gpu for seat in plan.placement.seats)
     found = [
         *_context(shape, options),
-        *_cuts(shape, placement),
         *_number_formats(shape, options, gpus),
         *_storage(shape, options, rules, gpus),
         *_versions(rules, arguments),
@@ -65,11 +60,11 @@ def foresee(
     return tuple(sorted(found, key=lambda item: not item.fatal))
 
 
-def _context(shape: ModelShape, options: ServeOptions) -> Iterator[Foreseen]:
+def _context(shape: ModelShape, options: ServeOptions) -> Iterator[PredictedProblem]:
     asked = options.max_model_len
     if asked is None or asked == AUTO_LENGTH or asked <= shape.context:
         return
-    yield Foreseen(
+    yield PredictedProblem(
         "context-too-long",
         True,
         f"max_model_len {asked} is greater than the model's own context: "
@@ -78,69 +73,56 @@ def _context(shape: ModelShape, options: ServeOptions) -> Iterator[Foreseen]:
     )
 
 
-def _cuts(shape: ModelShape, placement: Placement) -> Iterator[Foreseen]:
-    tp = placement.tp
+def tp_problem(shape: ModelShape, tp: int) -> str | None:
+    """Why vLLM does not take that tensor parallel size for this model; None when it does."""
+    return heads_problem(shape, tp) or _uneven_part(shape, tp)
+
+
+def heads_problem(shape: ModelShape, tp: int) -> str | None:
+    """As `tp_problem`, of what holds in every architecture: attention heads must be divisible
+    (vllm/config/model.py), and so must key/value heads or, where there are fewer, they must divide
+    the size: they are then copied."""
     if shape.heads % tp:
-        yield Foreseen(
-            "heads-not-divisible",
-            True,
-            f"{shape.heads} attention heads cannot be cut into {tp} equal parts",
-            f"--tp with one of {', '.join(map(str, possible_tp(shape, _MOST_TP)))}",
-        )
-        return
-    uneven = _uneven_parts(shape, tp)
-    if uneven:
-        yield Foreseen(
-            "vocab-not-divisible",
-            True,
-            f"TP {tp} does not divide {uneven}",
-            f"--tp with one of {', '.join(map(str, possible_tp(shape, _MOST_TP)))}",
-        )
+        return f"does not divide the model's {shape.heads} attention heads"
+    for heads in shape.kv_heads:
+        if heads % tp and tp % heads:
+            return f"does not go into the model's {heads} key/value heads, nor they into it"
+    return None
 
 
-def _uneven_parts(shape: ModelShape, tp: int) -> str:
-    """The first part of the model that cannot be cut into `tp`, in words; empty when all can."""
+def _uneven_part(shape: ModelShape, tp: int) -> str | None:
     side = shape.quantization.block if shape.quantization else None
-    for layer in shape.layers:
-        kv = layer.attention.kv_heads if layer.attention and not layer.attention.latent else tp
-        if kv % tp and tp % kv:
-            return f"{kv} key/value heads"
+    for layer in dict.fromkeys(shape.layers):
         if layer.mlp and layer.mlp.width % tp:
-            return f"the MLP's width of {layer.mlp.width}"
+            return f"does not divide the MLP's width of {layer.mlp.width}"
         if layer.experts and layer.experts.width % tp:
-            return f"the experts' width of {layer.experts.width}"
-        if side and any(width // tp % side for width in _widths(layer)):
-            return f"the fp8 scale blocks of {side} in widths of {_widths(layer)}"
-    return ""
-
-
-def _widths(layer: Layer) -> tuple[int, ...]:
-    """Widths of a layer's feed-forward parts."""
-    return tuple(part.width for part in (layer.mlp, layer.experts) if part)
+            return f"does not divide the experts' width of {layer.experts.width}"
+        widths = [part.width for part in (layer.mlp, layer.experts) if part]
+        if side and any(width // tp % side for width in widths):
+            return f"does not divide the fp8 scale blocks of {side} in widths of {widths}"
+    return None
 
 
 def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
     """Tensor parallel sizes up to `most` that vLLM accepts for this model."""
-    return tuple(
-        tp for tp in range(1, most + 1) if shape.heads % tp == 0 and not _uneven_parts(shape, tp)
-    )
+    return tuple(tp for tp in range(1, most + 1) if tp_problem(shape, tp) is None)
 
 
 def _number_formats(
     shape: ModelShape, options: ServeOptions, gpus: Iterable[Gpu]
-) -> Iterator[Foreseen]:
+) -> Iterator[PredictedProblem]:
     old = _names(gpu for gpu in gpus if not gpu.has_bfloat16)
     if not old:
         return
     if options.dtype == "bfloat16":
-        yield Foreseen(
+        yield PredictedProblem(
             "bf16-unsupported",
             True,
             f"bfloat16 needs compute capability 8.0, which {old} has not",
             "--dtype half",
         )
     elif options.dtype == "auto" and shape.dtype == "bfloat16":
-        yield Foreseen(
+        yield PredictedProblem(
             "bf16-unsupported",
             False,
             f"the weights are bfloat16, which {old} has not: they are cast to float16, and on a "
@@ -151,12 +133,12 @@ def _number_formats(
 
 def _storage(
     shape: ModelShape, options: ServeOptions, rules: Rules, gpus: Sequence[Gpu]
-) -> Iterator[Foreseen]:
+) -> Iterator[PredictedProblem]:
     stored = requested(options.quantization, shape.quantization)
     if stored is None:
         return
     if stored.method == "bitsandbytes" and not rules.has_bitsandbytes:
-        yield Foreseen(
+        yield PredictedProblem(
             "bad-quant-name",
             True,
             f"vLLM {show_version(rules.version)} has no bitsandbytes",
@@ -165,7 +147,7 @@ def _storage(
     least = NEEDS_CAPABILITY.get(stored.method, 0)
     weak = _names(gpu for gpu in gpus if gpu.capability < least)
     if weak:
-        yield Foreseen(
+        yield PredictedProblem(
             "quant-min-capability",
             True,
             f"{stored.method} needs compute capability {least / 10}, which {weak} has not",
@@ -173,7 +155,7 @@ def _storage(
         )
     slow = _names(gpu for gpu in gpus if not gpu.has_native_fp8 and not gpu.is_cpu)
     if stored.method == "fp8" and slow and not weak:
-        yield Foreseen(
+        yield PredictedProblem(
             "fp8-not-native",
             False,
             f"{slow} has no native fp8: weights are decompressed by Marlin kernels, which saves "
@@ -186,10 +168,10 @@ def _names(gpus: Iterable[Gpu]) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
 
 
-def _versions(rules: Rules, arguments: Sequence[Argument]) -> Iterator[Foreseen]:
+def _versions(rules: Rules, arguments: Sequence[Argument]) -> Iterator[PredictedProblem]:
     for error in removed_flags(arguments, rules.version):
         if "bitsandbytes" not in error.summary:
-            yield Foreseen("unknown-arg", True, error.summary, error.hint or "leave it out")
+            yield PredictedProblem("unknown-arg", True, error.summary, error.hint or "leave it out")
 
 
 _UNCOUNTED = {
@@ -200,14 +182,14 @@ _UNCOUNTED = {
 }
 
 
-def _uncounted(arguments: Sequence[Argument]) -> Iterator[Foreseen]:
+def _uncounted(arguments: Sequence[Argument]) -> Iterator[PredictedProblem]:
     for argument in arguments:
         if argument.key in _UNCOUNTED:
             text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not counted"
-            yield Foreseen("not-counted", False, text, "leave a few GiB of room for it")
+            yield PredictedProblem("not-counted", False, text, "leave a few GiB of room for it")
 
 
-def _memory(plan: FitPlan, longest: int) -> Iterator[Foreseen]:
+def _memory(plan: FitPlan, longest: int) -> Iterator[PredictedProblem]:
     worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
     if plan.verdict == "fits":
         return
@@ -215,12 +197,14 @@ def _memory(plan: FitPlan, longest: int) -> Iterator[Foreseen]:
     where = f"{worst.host} ({worst.gpu})"
     if worst.weights_gib > worst.memory_gib > 0:
         text = f"{where}: {worst.weights_gib:.1f} GiB of weights in {worst.memory_gib:.1f} GiB"
-        yield Foreseen("cuda-oom", fatal, text, "more ranks, or quantised weights")
+        yield PredictedProblem("cuda-oom", fatal, text, "more ranks, or quantised weights")
     elif worst.kv_cache_gib <= 0:
         text = f"{where}: no memory left for KV blocks ({worst.kv_cache_gib:.2f} GiB)"
-        yield Foreseen("no-kv-memory", fatal, text, "--gpu-memory-utilization, --tp or --pp up")
+        yield PredictedProblem(
+            "no-kv-memory", fatal, text, "--gpu-memory-utilization, --tp or --pp up"
+        )
     elif plan.longest_context < plan.settings.max_model_len <= longest:
-        yield Foreseen(
+        yield PredictedProblem(
             "kv-too-small-for-len",
             fatal,
             f"{where}: one request of {plan.settings.max_model_len} tokens does not fit in "
@@ -229,12 +213,14 @@ def _memory(plan: FitPlan, longest: int) -> Iterator[Foreseen]:
         )
     elif plan.verdict == "tight":
         text = f"{where}: what is left is within the margin of error ({worst.margin_gib:.1f} GiB)"
-        yield Foreseen("tight", False, text, "--gpu-memory-utilization up, or fewer --max-num-seqs")
+        yield PredictedProblem(
+            "tight", False, text, "--gpu-memory-utilization up, or fewer --max-num-seqs"
+        )
 
 
-def _surroundings(plan: FitPlan, rules: Rules) -> Iterator[Foreseen]:
+def _surroundings(plan: FitPlan, rules: Rules) -> Iterator[PredictedProblem]:
     if plan.placement.groups_cross_hosts:
-        yield Foreseen(
+        yield PredictedProblem(
             "tp-spread",
             False,
             "tensor parallel groups span hosts: every layer waits for the network",
@@ -243,7 +229,7 @@ def _surroundings(plan: FitPlan, rules: Rules) -> Iterator[Foreseen]:
     over = [rank for rank in plan.ranks if rank.usable_gib + rank.cuda_graphs_gib > rank.memory_gib]
     charged = rules.charges_graphs(second_runner=plan.settings.second_runner)
     if over and not charged and over[0].memory_gib:
-        yield Foreseen(
+        yield PredictedProblem(
             "cuda-oom",
             False,
             f"vLLM {plan.vllm} leaves CUDA graphs out of the sum: {over[0].cuda_graphs_gib:.1f} "

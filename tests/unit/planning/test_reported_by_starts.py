@@ -10,12 +10,7 @@ import pytest
 from clusterctl.errors import Unreachable
 from clusterctl.planning.hardware import CPU, parse_gpus
 from clusterctl.planning.log_lines import WANTED, read_reported
-from clusterctl.planning.outcome import FitPlan
-from clusterctl.planning.overheads import Measured
-from clusterctl.planning.placement import Site
-from clusterctl.planning.reported import Reported
-from clusterctl.planning.request import fit_request
-from clusterctl.workflows.measured import (
+from clusterctl.planning.measured import (
     keep,
     lessons,
     measured_file,
@@ -23,6 +18,11 @@ from clusterctl.workflows.measured import (
     outcome_of,
     with_lessons,
 )
+from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.overheads import Measured
+from clusterctl.planning.placement import Site
+from clusterctl.planning.reported import Reported
+from tests.fakes.fit_requests import fit_request
 from tests.fakes.transport import FakeTransport, starts
 
 IMAGE = "vllm/vllm-openai:v0.19.0"

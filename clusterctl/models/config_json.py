@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import UsageError
-from clusterctl.models.context import longest_context, rotary_tables
-from clusterctl.models.counts import architecture_of, reads_both_ways
-from clusterctl.models.families import Family, family_of, plain_family, require_decoder
 from clusterctl.models.quantized import KNOWN_METHODS, quantization_of
 from clusterctl.models.shape import (
     Attention,
@@ -17,6 +16,7 @@ from clusterctl.models.shape import (
     Layer,
     Mlp,
     ModelShape,
+    RotaryTable,
     Tower,
 )
 
@@ -51,20 +51,66 @@ _OWN_CONFIG = "copy the model's own config.json from the Hub beside its weights"
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32"}
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What config.json leaves unsaid about an architecture, as vLLM's model files build it; a key
+    in config.json of the same meaning wins over it."""
+
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    norms: int = 2
+    tied: bool = False  # tie_word_embeddings when config.json does not say
+    window_every: int = 0  # every n-th layer is global, the others slide
+    experts_bias: bool = False
+
+
+_LLAMA = Family()
+_QWEN2 = Family(qkv_bias=True)
+_QWEN3 = Family(qk_norm=True)
+_GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
+
+_FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "Mistral3ForConditionalGeneration": _LLAMA,
+    "MixtralForCausalLM": _LLAMA,
+    "GraniteForCausalLM": _LLAMA,
+    "Phi3ForCausalLM": _LLAMA,
+    "Llama4ForConditionalGeneration": _LLAMA,
+    "DeepseekV2ForCausalLM": _LLAMA,
+    "DeepseekV3ForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen2MoeForCausalLM": _QWEN2,
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3MoeForCausalLM": _QWEN3,
+    "Gemma2ForCausalLM": Family(norms=4, tied=True, window_every=2),
+    "Gemma3ForCausalLM": _GEMMA,
+    "Gemma3ForConditionalGeneration": _GEMMA,
+    "Gemma4ForCausalLM": _GEMMA,
+    "Gemma4ForConditionalGeneration": _GEMMA,
+    "GptOssForCausalLM": Family(qkv_bias=True, out_bias=True, sinks=True, experts_bias=True),
+}
+"""Each was read in vllm/model_executor/models/<file>.py of vLLM 0.32. An architecture that is not
+here is treated as a Llama with a wider margin of error, and the plan says so."""
+
+
 def describe(config: Config, name: str = "") -> ModelShape:
     """The shape that a parsed config.json describes.
 
     An architecture that is not known here is described as far as its keys go, and what was
     guessed is listed in `assumptions`. Raises UsageError, naming every key that is missing or is
-    not a positive number, when too little is there to count weights at all; and for an encoder.
+    not a positive number, when too little is there to count weights at all.
     """
     architecture = architecture_of(config) or str(config.get("model_type") or "unknown")
-    require_decoder(config, architecture)
     text = _text_part(config)
     _require(text)
-    family = family_of(architecture)
+    family = _FAMILIES.get(architecture)
     assumptions = [] if family else [_unknown(architecture)]
-    traits = family or plain_family()
+    traits = family or _LLAMA
     layers = tuple(
         _layer(text, traits, index, kind) for index, kind in enumerate(_kinds(text, traits))
     )
@@ -86,16 +132,65 @@ def describe(config: Config, name: str = "") -> ModelShape:
         quantization=quantization_of(config, text),
         tower=_tower(config),
         per_layer_vocab=_per_layer_vocab(text),
+        multimodal=any(config.get(key) for key in ("vision_config", "audio_config")),
+        encoder=_is_encoder(config),
+        both_ways=_reads_both_ways(config, text),
         assumptions=tuple(assumptions),
     )
 
 
+def described(config_json: str | None) -> ModelShape | None:
+    """As `describe`, from the file's text; None where that says too little, or is no JSON."""
+    try:
+        return describe(json.loads(config_json or ""))
+    except (ValueError, AttributeError, UsageError):
+        return None
+
+
+def architecture_of(config: Config) -> str:
+    """The name of its class; "" where config.json has none."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+_ENCODERS = ("bert", "gtemodel", "gtenew")
+"""What the class names of BERT and its kin hold in vLLM: XLMRobertaModel, NomicBertModel,
+SnowflakeGteNewModel."""
+
+
+def _is_encoder(config: Config) -> bool:
+    """Whether the model is of BERT's kin: it generates nothing and keeps no KV cache."""
+    return any(word in architecture_of(config).lower() for word in _ENCODERS)
+
+
+def _reads_both_ways(config: Config, text: Config) -> bool:
+    """Whether the model takes a text whole, in one step: an encoder, or a decoder that was made
+    one to embed (gte-Qwen2, EmbeddingGemma, the Bidirectional classes of vLLM)."""
+    # Gemma 4 has "vision" there: it reads images both ways, and generates.
+    told = text.get("use_bidirectional_attention") in (True, "all")
+    made_so = told or text.get("is_causal") is False or "Bidirectional" in architecture_of(config)
+    return made_so or _is_encoder(config)
+
+
+_OTHER_KEYS = {
+    "hidden_size": ("n_embd", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("n_inner", "hidden_dim"),
+}
+"""What GPT-2 and nomic-embed, and DistilBERT, call the same."""
+
+
 def _text_part(config: Config) -> dict[str, Any]:
-    for key in _TEXT_PARTS:
-        part = config.get(key)
-        if isinstance(part, Mapping) and "hidden_size" in part:
-            return dict(part)
-    return dict(config)
+    """The part that describes the language model, by the usual keys."""
+    parts = (config.get(key) for key in _TEXT_PARTS)
+    found = next((p for p in parts if isinstance(p, Mapping) and "hidden_size" in p), config)
+    text = dict(found)
+    for key, others in _OTHER_KEYS.items():
+        other = next((other for other in others if other in text), None)
+        if key not in text and other:
+            text[key] = text[other]
+    return text
 
 
 def _require(text: Config) -> None:
@@ -142,7 +237,7 @@ def _assumptions(config: Config, text: Config, layers: Sequence[Layer]) -> list[
         found.append(f"quantisation {stored.method!r} is counted by its bits alone")
     if config.get("audio_config"):
         found.append("the audio encoder is not counted")
-    if reads_both_ways(config):
+    if _reads_both_ways(config, text):
         found.append("it reads a text both ways: the KV cache counted for it stays empty")
     if text.get("num_nextn_predict_layers"):
         found.append("the multi-token prediction layer is not loaded, as in vLLM by default")
@@ -290,3 +385,82 @@ def _tower(config: Config) -> Tower | None:
         patch=patch,
         positions=2 * _first(vision, "position_embedding_size") or (image // patch) ** 2,
     )
+
+
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+"""In the order in which vLLM looks (vllm/transformers_utils/model_arch_config_convertor.py)."""
+
+_NO_KEY_LENGTH = 2048
+"""What vLLM takes when config.json has none of the keys (config/model.py)."""
+
+_UNSCALED = frozenset({"su", "longrope", "llama3", "mrope", "default", "proportional"})
+"""Rope types whose factor does not lengthen the context, as in vLLM's
+`_get_and_verify_max_len`."""
+
+
+def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Tokens, and the key that said so (None when no key did)."""
+    found = [(text[key], key) for key in _LENGTH_KEYS if isinstance(text.get(key), int)]
+    if not found:
+        return _NO_KEY_LENGTH, None
+    length, key = min(found, key=lambda pair: pair[0])
+    kind, factor, original = _scaling(text)
+    if kind == "yarn" and original:
+        return int(original * factor), key
+    if kind not in _UNSCALED:
+        return int(length * factor), key
+    return length, key
+
+
+def _scaling(text: Mapping[str, Any]) -> tuple[str, float, int]:
+    """The rope type, its factor and the length before scaling."""
+    rope = text.get("rope_scaling") or text.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        return "default", 1.0, 0
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    factor = rope.get("factor")
+    original = rope.get("original_max_position_embeddings") or text.get(
+        "original_max_position_embeddings"
+    )
+    usable = float(factor) if isinstance(factor, int | float) and factor >= 1 else 1.0
+    return kind, usable, original if isinstance(original, int) else 0
+
+
+def rotary_tables(text: Mapping[str, Any], layers: Sequence[Layer]) -> tuple[RotaryTable, ...]:
+    """One table for each distinct rotary embedding, as vLLM's `get_rope` caches them.
+
+    A table covers max_position_embeddings, whatever --max-model-len says; YaRN's covers the
+    length before scaling times its factor (rotary_embedding/yarn_scaling_rope.py).
+    """
+    positions, _ = longest_context(text)
+    part = text.get("partial_rotary_factor")
+    factor = float(part) if isinstance(part, int | float) and 0 < part <= 1 else 1.0
+    widths = {
+        (bool(attention.window), _rotary_width(attention.head_dim, factor, attention.latent))
+        for layer in layers
+        if (attention := layer.attention)
+    }
+    if not _has_local_table(text):
+        widths = {(False, width) for _, width in widths}
+    return tuple(RotaryTable(positions, width) for _, width in sorted(widths))
+
+
+def _rotary_width(head_dim: int, factor: float, latent: object) -> int:
+    rope_dim = getattr(latent, "rope_dim", 0)
+    return rope_dim or int(head_dim * factor)
+
+
+def _has_local_table(text: Mapping[str, Any]) -> bool:
+    """Whether sliding layers turn at another base than global ones (Gemma 3 and 4)."""
+    rope = text.get("rope_parameters")
+    nested = isinstance(rope, Mapping) and "sliding_attention" in rope
+    return nested or "rope_local_base_freq" in text

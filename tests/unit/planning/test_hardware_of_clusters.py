@@ -13,16 +13,19 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.probe import ModelDirectory
 from clusterctl.node.documents import NodeState, to_json
-from clusterctl.planning.overheads import Measured
-from clusterctl.ray_cluster.topology import resolve
-from clusterctl.serving.layout import HostGpus
-from clusterctl.workflows.fit_cluster import (
-    config_on_hosts,
-    free_hardware,
-    hardware_of,
+from clusterctl.planning.cluster_hardware import (
+    hardware_of as hardware_of_gpus,
+)
+from clusterctl.planning.cluster_hardware import (
     image_environment,
     with_image_env,
 )
+from clusterctl.planning.overheads import Measured
+from clusterctl.planning.placement import HostGpus
+from clusterctl.planning.planner import Hardware
+from clusterctl.ray_cluster.topology import resolve
+from clusterctl.workflows.fit import Asked
+from clusterctl.workflows.fit_cluster import config_on_hosts, hardware_for_fit
 from tests.fakes.host_facts import host_facts
 from tests.fakes.transport import FakeTransport, starts
 
@@ -63,6 +66,14 @@ ANSWERS = {
     "big": probe("10.0.0.1", H200, H200),
     "other": probe("10.0.0.3", R3090),
 }
+
+
+def hardware_of(
+    inventory: Inventory, answers: dict[str, Probe], vllm: str | None = None
+) -> Hardware:
+    transports = {name: FakeTransport() for name in answers}
+    transports["big"].on(starts("docker", "image"), stdout="[]")
+    return hardware_for_fit(inventory, Asked("m", vllm=vllm), transports, answers, None)
 
 
 def test_the_head_comes_first_since_rank_0_starts_there() -> None:
@@ -116,16 +127,12 @@ def test_gpus_of_which_nothing_can_be_said(strange: GpuFacts) -> None:
     answers = {**ANSWERS, "small": probe("10.0.0.2", strange)}
     with pytest.raises(UsageError, match="small"):
         hardware_of(inventory(), answers)
-    facts = {name: answer.facts for name, answer in answers.items()}
-    free = [HostGpus("big", 2), HostGpus("small", 1), HostGpus("other", 1)]
-    topology = resolve(inventory(), facts)
-    assert free_hardware(inventory(), topology, answers, free, "0.25.1").sites == ()
 
 
 def test_only_free_gpus_are_offered_to_a_service() -> None:
     topology = resolve(inventory(), {name: answer.facts for name, answer in ANSWERS.items()})
     free = [HostGpus("big", 1), HostGpus("small", 0), HostGpus("other", 1)]
-    found = free_hardware(inventory(), topology, ANSWERS, free, "0.25.1")
+    found = hardware_of_gpus(inventory(), topology, ANSWERS, free, "0.25.1")
     assert [(site.host, len(site.gpus)) for site in found.sites] == [("big", 1), ("other", 1)]
 
 

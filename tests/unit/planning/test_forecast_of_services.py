@@ -11,31 +11,32 @@ import pytest
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.models.counts import shape_of
-from clusterctl.models.figures import figures_of
+from clusterctl.models.config_json import described
 from clusterctl.models.name import resolve
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.hardware import CPU, parse_gpus
 from clusterctl.planning.overheads import Measured
-from clusterctl.planning.placement import Site
+from clusterctl.planning.placement import HostGpus, Site
+from clusterctl.planning.planner import Hardware, served_layout, usual_fabric
 from clusterctl.planning.speed import parse_network
 from clusterctl.serving.arguments import Launch, serve_argv
-from clusterctl.serving.layout import HostGpus, Layout
+from clusterctl.serving.layout import UNDECIDED, Layout
 from clusterctl.serving.request import Options, Request, read_request
 from clusterctl.serving.service import build_service
 from clusterctl.serving.vllm_flags import parse_arguments
-from clusterctl.workflows.fit import UNDECIDED, Hardware
-from clusterctl.workflows.foretell import Decided, Foretold, choose_layout, decide, foretell
+from tests.fakes.catalogue import config_of
 
 TINY = {
     "architectures": ["Qwen2ForCausalLM"], "hidden_size": 128, "intermediate_size": 384,
     "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     "vocab_size": 512, "max_position_embeddings": 4096, "tie_word_embeddings": True,
 }  # fmt: skip
-QWEN_1_5B = dict(figures_of("Qwen/Qwen2.5-1.5B-Instruct") or {})
-QWEN3_8B = dict(figures_of("Qwen/Qwen3-8B") or {})
-R1_32B = dict(figures_of("deepseek-ai/deepseek-r1-distill-qwen-32b") or {})
+QWEN_1_5B = config_of("Qwen/Qwen2.5-1.5B-Instruct")
+QWEN3_8B = config_of("Qwen/Qwen3-8B")
+R1_70B = config_of("deepseek-ai/deepseek-r1-distill-llama-70b")
+R1_32B = config_of("deepseek-ai/deepseek-r1-distill-qwen-32b")
 LAB = Hardware(
     (Site("gpu1", (CPU,), head=True), Site("gpu2", (CPU,))),
     defaults=accelerator_named("cpu").defaults,
@@ -46,8 +47,8 @@ LAB = Hardware(
 
 def hosts(*gpus: str, network: str | None = None, vllm: str = "0.25.1") -> Hardware:
     sites = tuple(
-        Site(f"gpu{number}", parse_gpus(each), head=number == 1)
-        for number, each in enumerate(gpus, 1)
+        Site(f"gpu{number}", found, usual_fabric(found), head=number == 1)
+        for number, found in enumerate(map(parse_gpus, gpus), 1)
     )
     return Hardware(sites, parse_network(network) if network else None, vllm=vllm)
 
@@ -71,79 +72,76 @@ class Case:
         self.config = config if isinstance(config, str) or config is None else json.dumps(config)
         self.launch = Launch(
             request=self.request, model_argument=model, served_names=("some",), layout=UNDECIDED,
-            host="10.0.0.1", shape=None if self.config is None else _shape(self.config),
+            host="10.0.0.1", shape=described(self.config),
             defaults=hardware.defaults, version=parse_version(hardware.vllm or ""),
             smallest_gpu=hardware.smallest_gpu,
         )  # fmt: skip
 
-    def foretold(self) -> Foretold:
+    def forecast(self) -> MemoryForecast:
         model = resolve(self.request.model, "/data/models")
-        return foretell(self.launch, model, self.config, self.hardware)
+        served = served_layout(self.own)
+        return forecast_memory(self.launch, model, self.config, self.hardware, served)
 
     def layout(self) -> Layout:
-        free = [HostGpus(site.host, len(site.gpus)) for site in self.hardware.sites]
-        found = self.foretold()
-        return choose_layout(self.launch.shape, free, self.request, found.forecast, self.own)
-
-    def decided(self, given: Mapping[str, str] | None = None) -> Decided:
-        return decide(self.foretold(), self.layout(), self.own, given)
+        return self.forecast().layout
 
     def document(self) -> ServiceDocument:
-        launch = replace(self.launch, layout=self.layout())
-        return build_service(launch, env=self.decided().env)
-
-
-def _shape(text: str) -> Any:
-    try:
-        return shape_of(json.loads(text))
-    except ValueError:
-        return None
+        forecast = self.forecast()
+        return build_service(replace(self.launch, layout=forecast.layout), env=forecast.env)
 
 
 @pytest.mark.parametrize(("config", "tokens"), [(TINY, 2_097_152), (QWEN_1_5B, 74_880)])
 def test_the_lab_serves_what_it_serves(config: dict[str, Any], tokens: int) -> None:
-    decided = Case(config, LAB, tp=2).decided()
-    assert decided.report is not None
-    assert decided.report.plan.kv_cache_tokens == tokens
-    assert decided.env == {}
-    assert not any("speed" in note for note in decided.notes)
+    forecast = Case(config, LAB, tp=2).forecast()
+    assert forecast.report is not None
+    assert forecast.report.plan.kv_cache_tokens == tokens
+    assert forecast.env == {}
+    assert not any("speed" in note for note in forecast.notes)
 
 
 def test_on_cpus_of_unknown_cache_nothing_is_refused() -> None:
-    decided = Case(R1_32B, replace(LAB, env={}), tp=2).decided()
-    assert decided.report is not None
-    assert decided.report.refused
-    assert any("nothing is refused" in note for note in decided.notes)
+    forecast = Case(R1_32B, replace(LAB, env={}), tp=2).forecast()
+    assert forecast.report is not None
+    assert any(problem.fatal for problem in forecast.report.problems)
+    assert not forecast.report.refused
+    assert any("nothing is refused" in note for note in forecast.notes)
 
 
 def test_a_cache_too_small_for_the_context_is_refused_on_cpus_too() -> None:
     with pytest.raises(DoesNotFit):
-        Case(R1_32B, LAB, tp=1).decided()
+        Case(R1_32B, LAB, tp=1).forecast()
 
 
 def test_what_cannot_fit_names_the_command_that_does() -> None:
     share = ("--gpu-memory-utilization", "0.85")
     case = Case(QWEN3_8B, hosts("RTX 4090"), *share, tp=1, model="qwen3-8b")
     with pytest.raises(DoesNotFit) as caught:
-        Case(R1_32B, hosts("RTX 4090"), tp=1).decided()
+        Case(R1_32B, hosts("RTX 4090"), tp=1).forecast()
     assert caught.value.exit_code == 11
     assert "61.1 GiB of weights" in caught.value.summary
     with pytest.raises(DoesNotFit) as caught:
-        case.decided()
+        case.forecast()
     hint = caught.value.hint or ""
     words = "clusterctl serve qwen3-8b --tp 1 -- --gpu-memory-utilization 0.85 --max-model-len"
     assert hint.startswith(words)
     again = hint.partition(" -- ")[2].split()
-    assert Case(QWEN3_8B, hosts("RTX 4090"), *again, tp=1).decided().report is not None
+    assert Case(QWEN3_8B, hosts("RTX 4090"), *again, tp=1).forecast().report is not None
 
 
 def test_a_context_beyond_the_models_own_is_refused_before_anything_starts() -> None:
     with pytest.raises(DoesNotFit, match="max_position_embeddings=4096"):
-        Case(TINY, LAB, "--max-model-len", "100000", tp=1).decided()
+        Case(TINY, LAB, "--max-model-len", "100000", tp=1).forecast()
 
 
-def test_the_smallest_layout_that_fits_is_chosen() -> None:
-    assert Case(QWEN_1_5B, hosts("2xH200", "2xH200")).layout().ranks == 1
+def test_what_the_planner_puts_first_is_taken_as_one_service() -> None:
+    case = Case(QWEN_1_5B, hosts("2xH200", "2xH200"))
+    assert case.layout().ranks == 1
+    assert any("serve starts one of the 4 replicas" in note for note in case.forecast().notes)
+    report = case.forecast().report
+    assert report is not None
+    assert report.plan.placement.replicas == 1
+    layout = Case(R1_70B, hosts("8xH100")).layout()
+    assert (layout.tensor_parallel, layout.pipeline_parallel) == (8, 1)
     layout = Case(R1_32B, hosts("4xRTX 4090"), "--max-model-len", "8192").layout()
     assert (layout.tensor_parallel, layout.pipeline_parallel) == (4, 1)
     layout = Case(R1_32B, hosts("A100", "A100"), "--gpu-memory-utilization", "0.7").layout()
@@ -166,10 +164,11 @@ def test_a_layout_that_serves_stays_when_its_service_is_asked_for_again() -> Non
 def test_unlike_gpus_get_layers_by_what_they_hold() -> None:
     small = ("--max-model-len", "8192", "--max-num-seqs", "256")
     case = Case(R1_32B, hosts("RTX 3090", "H800", vllm="0.33.0"), *small, pp=2)
-    assert case.decided().env == {"VLLM_PP_LAYER_PARTITION": "13,51"}
-    assert any("13,51" in note for note in case.decided().notes)
+    assert case.forecast().env == {"VLLM_PP_LAYER_PARTITION": "13,51"}
+    assert any("13,51" in note for note in case.forecast().notes)
     assert case.document().env["VLLM_PP_LAYER_PARTITION"] == "13,51"
-    assert case.decided({"VLLM_PP_LAYER_PARTITION": "14,50"}).env == {}
+    given = replace(case.hardware, env={"VLLM_PP_LAYER_PARTITION": "14,50"})
+    assert Case(R1_32B, given, *small, pp=2).forecast().env == {}
 
 
 def test_what_was_learned_does_not_move_layers_of_a_service_that_runs() -> None:
@@ -189,16 +188,16 @@ def test_gpus_to_spare_leave_the_split_to_vllm() -> None:
     """Which hosts Ray takes is not known then, and so not which GPU a stage gets."""
     small = ("--max-model-len", "2048", "--gpu-memory-utilization", "0.9")
     case = Case(QWEN3_8B, hosts("RTX 3090", "H800", "H800"), *small, pp=2)
-    assert case.decided().env == {}
+    assert case.forecast().env == {}
 
 
 def test_a_slow_link_is_told_and_obeyed() -> None:
     slow = Case(QWEN_1_5B, hosts("H200", "H200", network="32Gbit"), tp=2)
-    notes = " ".join(slow.decided().notes)
+    notes = " ".join(slow.forecast().notes)
     assert "--tp 1 -- --data-parallel-size 2 would give" in notes
     assert slow.layout().tensor_parallel == 2
     unknown = Case(QWEN_1_5B, hosts("H200", "H200"), tp=2)
-    assert not any("tokens/s" in note for note in unknown.decided().notes)
+    assert not any("tokens/s" in note for note in unknown.forecast().notes)
 
 
 @pytest.mark.parametrize(
@@ -213,39 +212,38 @@ def test_a_slow_link_is_told_and_obeyed() -> None:
 def test_what_is_not_understood_is_served_with_a_note(
     config: Any, args: tuple[str, ...], words: str
 ) -> None:
-    decided = Case(config, hosts("H100"), *args, tp=1).decided()
-    assert decided.report is None
-    assert words in decided.notes[0]
-    assert decided.env == {}
+    forecast = Case(config, hosts("H100"), *args, tp=1).forecast()
+    assert forecast.report is None
+    assert words in forecast.notes[0]
+    assert forecast.env == {}
 
 
 def test_an_unknown_architecture_is_never_refused() -> None:
     strange = {**R1_32B, "architectures": ["NewForCausalLM"]}
     for asked in ({"tp": 1}, {}):
         case = Case(strange, hosts("T4", "T4"), **asked)  # type: ignore[arg-type]
-        assert "NewForCausalLM" in " ".join(case.decided().notes)
+        assert "NewForCausalLM" in " ".join(case.forecast().notes)
     overridden = Case(TINY, LAB, "--hf-overrides", "{}", "--max-model-len", "9999", tp=1)
-    assert "--hf-overrides" in " ".join(overridden.decided().notes)
+    assert "--hf-overrides" in " ".join(overridden.forecast().notes)
 
 
 def test_hosts_whose_gpus_cannot_be_read_serve_unplanned() -> None:
-    decided = decide(
-        Case(TINY, replace(hosts("H100"), sites=())).foretold(),
-        Layout(1, 1, ("a",), 1, keeps_tp_in_host=True, reason=""),
-    )
-    assert "could not be read" in decided.notes[0]
+    unread = replace(hosts("H100"), sites=(), gpus=(HostGpus("gpu1", 1),))
+    forecast = Case(TINY, unread).forecast()
+    assert "could not be read" in forecast.notes[0]
+    assert forecast.layout.ranks == 1
 
 
 @pytest.mark.parametrize("flags", [("--gpu-memory-utilization", "1.2"), ("--max-model-len", "1T")])
 def test_values_that_no_vllm_takes_are_refused(flags: tuple[str, str]) -> None:
     with pytest.raises(UsageError, match=flags[0]):
-        Case(TINY, hosts("H100"), *flags).foretold()
+        Case(TINY, hosts("H100"), *flags).forecast()
 
 
 def test_the_plan_is_for_the_flags_that_are_passed() -> None:
     case = Case(QWEN_1_5B, hosts("H200"), tp=1)
     argv = serve_argv(replace(case.launch, layout=case.layout()))
-    report = case.decided().report
+    report = case.forecast().report
     assert report is not None
     batch = report.plan.settings.batch
     assert argv[argv.index("--max-num-seqs") + 1] == str(batch.requests)

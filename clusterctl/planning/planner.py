@@ -1,0 +1,517 @@
+"""The planner: which layout a model gets on some GPUs, what its memory then holds, and what vLLM
+would refuse. `fit` shows the report and `serve` starts its plan, so the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
+from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
+from clusterctl.models.shape import ModelShape
+from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.advice import Advice, advise
+from clusterctl.planning.hardware import Gpu, parse_gpus
+from clusterctl.planning.options import ServeOptions, parse_options
+from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.overheads import Fabric
+from clusterctl.planning.partition import best_split
+from clusterctl.planning.placement import HostGpus, Placement, Site, seat_ranks
+from clusterctl.planning.problems import (
+    PredictedProblem,
+    heads_problem,
+    possible_tp,
+    predict_problems,
+    tp_problem,
+)
+from clusterctl.planning.rules import Rules, rules_for
+from clusterctl.planning.speed import NETWORK, Link, Speed, speed_of
+from clusterctl.serving.arguments import Launch, engine_arguments
+from clusterctl.serving.vllm_flags import Argument, last_value
+
+GIB = 2**30
+
+FAST_NETWORK = 20e9
+"""Bytes/s from which TP across hosts is proposed unasked: RDMA at 200 Gbit/s and more. Over a
+4 GB/s link TP 2 reached a seventh of one GPU's throughput."""
+
+_MOST_STAGES = 16
+_OFFERED_PER_TP = 2
+_MUCH_FASTER = 1.5
+
+PARTITION = "VLLM_PP_LAYER_PARTITION"
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-scaling")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a model would run on. `network` None: not known, an ordinary one is assumed."""
+
+    sites: tuple[Site, ...]
+    network: Link | None = None
+    defaults: EngineDefaults = ON_GPUS
+    env: Mapping[str, str] = field(default_factory=dict)
+    vllm: str | None = None
+    gpus: tuple[HostGpus, ...] = ()
+    """How many GPUs of each host are free, also where nothing else is known of them; () for those
+    of `sites`."""
+    held: tuple[str, ...] = ()
+    """Who has the GPUs that are not free, a line each."""
+
+    @property
+    def free(self) -> tuple[HostGpus, ...]:
+        return self.gpus or tuple(HostGpus(site.host, len(site.gpus)) for site in self.sites)
+
+    @property
+    def smallest_gpu(self) -> int | None:
+        """Bytes of the smallest GPU; None on CPUs."""
+        memories = [gpu.memory_gib for site in self.sites for gpu in site.gpus]
+        return int(min(memories) * GIB) or None if memories else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLayout:
+    """How a service that is asked for again runs now. `partition`: its layers per stage."""
+
+    tp: int
+    pp: int
+    partition: tuple[int, ...] = ()
+
+
+def served_layout(document: ServiceDocument | None) -> ServedLayout | None:
+    """As a service's document has it."""
+    if document is None:
+        return None
+    split = document.env.get(PARTITION, "")
+    partition = tuple(int(count) for count in split.split(",") if count.isdecimal())
+    return ServedLayout(document.tensor_parallel, document.pipeline_parallel, partition)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to plan: a model on hosts with options, for a vLLM version.
+
+    `tp` and `pp` None: the planner chooses. `arguments`: everything that goes to vLLM.
+    """
+
+    shape: ModelShape
+    hardware: Hardware
+    tp: int | None = None
+    pp: int | None = None
+    arguments: tuple[Argument, ...] = ()
+    served: ServedLayout | None = None
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return self.hardware.sites
+
+    @property
+    def network(self) -> Link:
+        return self.hardware.network or NETWORK
+
+    @property
+    def options(self) -> ServeOptions:
+        """Raises UsageError, or Problems, for values that vLLM refuses."""
+        return parse_options(self.arguments, self.hardware.env)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A layout with its plan (of one replica) and its estimated speed (of all)."""
+
+    plan: FitPlan
+    speed: Speed
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**self.plan.to_json(), "speed": self.speed.to_json(), "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """The answer. `plan` is what was asked for, else what is served already, else the best
+    proposal.
+
+    `proposals` are all layouts that fit, best first (empty when TP or PP was given).
+    `faster`: what the cluster offers that is estimated at least half faster than the plan.
+    `doubts`: why nothing is refused; () when the plan is to be trusted.
+    """
+
+    plan: FitPlan
+    speed: Speed
+    reason: str
+    problems: tuple[PredictedProblem, ...]
+    advice: tuple[Advice, ...]
+    proposals: tuple[Proposal, ...] = ()
+    faster: Proposal | None = None
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What `serve` makes of it, where that needs saying."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether vLLM surely cannot start like this."""
+        return not self.doubts and any(problem.fatal for problem in self.problems)
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable form of `fit --json`."""
+        plan = self.plan.to_json()
+        return {
+            **plan,
+            "reason": self.reason,
+            "notes": [*plan["notes"], *self.notes],
+            "speed": self.speed.to_json(),
+            "foreseen": [problem.to_json() for problem in self.problems],
+            "doubts": list(self.doubts),
+            "advice": [item.to_json() for item in self.advice],
+            "proposals": [item.to_json() for item in self.proposals],
+            "faster": self.faster.to_json() if self.faster else None,
+        }
+
+
+def request_for(
+    launch: Launch, shape: ModelShape, hardware: Hardware, served: ServedLayout | None = None
+) -> PlanRequest:
+    """A plan of the service that this launch starts, with the flags that vLLM will get."""
+    asked = launch.request
+    if last_value(asked.given, "runner") == "pooling":
+        counted = "a model that pools is counted as if it generated: its KV cache and speed are not"
+        shape = replace(shape, assumptions=(*shape.assumptions, f"{counted} so"))
+    return PlanRequest(
+        shape=shape,
+        hardware=hardware,
+        tp=asked.tensor_parallel,
+        pp=asked.pipeline_parallel,
+        arguments=planned_arguments(launch),
+        served=served,
+    )
+
+
+def planned_arguments(launch: Launch) -> tuple[Argument, ...]:
+    """All flags that a plan depends on, TP and PP aside."""
+    copies = launch.request.data_parallel
+    more = (Argument("data-parallel-size", (str(copies),)),) if copies > 1 else ()
+    return (*engine_arguments(launch), *more)
+
+
+def plan(request: PlanRequest) -> FitReport:
+    """The report for a request. Pure.
+
+    Raises UsageError (or Problems) for an encoder, for values that vLLM would refuse and for sizes
+    that the model cannot be cut into, DoesNotFit for more ranks than GPUs. A layout that does not
+    fit in memory is no error: `refused` says so.
+    """
+    shape, sites = request.shape, request.sites
+    if shape.encoder:
+        raise UsageError(
+            f"{shape.architecture} is an encoder: it keeps no KV cache and generates nothing, and "
+            "what it takes beside its weights is not known here",
+            hint="clusterctl serve gives it one GPU, and vLLM says whether it fits",
+        )
+    rules, options = rules_for(request.hardware.vllm), request.options
+    tp, pp = request.tp or options.tp, request.pp or options.pp
+    require_possible(shape, request.hardware, tp, pp, options.dp or 1)
+    proposals = propose(shape, sites, options, rules, request.network)
+    kept = _as_served(request, options, rules)
+    if tp is not None or pp is not None:
+        sizes = (tp or 1, pp or 1)
+        same = kept is not None and (kept.placement.tp, kept.placement.pp) == sizes
+        found = kept if kept and same else best_seated(shape, *sizes, sites, options, rules)
+        found = replace(found, placement=replace(found.placement, replicas=options.dp or 1))
+        report = _report(request, found, options, rules)
+        return replace(report, faster=_faster(report, proposals))
+    best = proposals[0].plan if proposals else None
+    if kept and (kept.verdict == "fits" or not best or best.verdict == "tight"):
+        report = _report(request, kept, options, rules)
+        report = replace(report, reason="as it is served already")
+    else:
+        report = _report(request, best or _closest(request, options, rules), options, rules)
+    return replace(
+        report, proposals=proposals, notes=_notes(report, options, best, request.hardware.held)
+    )
+
+
+def require_possible(
+    shape: ModelShape | None,
+    hardware: Hardware,
+    tp: int | None,
+    pp: int | None,
+    replicas: int = 1,
+) -> None:
+    """Raises UsageError for sizes that the model cannot be cut into, and DoesNotFit for more ranks
+    than there are GPUs, all at once. `shape` None skips what depends on it."""
+    found: list[ClusterctlError] = []
+    free = hardware.free
+    # Widths mean something else in an architecture that is not known here.
+    judge = heads_problem if shape and shape.assumptions else tp_problem
+    problem = judge(shape, tp) if shape and tp else None
+    if shape and problem:
+        sizes = ", ".join(map(str, possible_tp(shape, max(tp or 1, 8))))
+        found.append(UsageError(f"--tp {tp} {problem}", hint=f"sizes that work: --tp {sizes}"))
+    if shape and pp and pp > len(shape.layers):
+        layers = len(shape.layers)
+        found.append(UsageError(f"--pp {pp} is more than the model's {layers} layers",
+                                hint=f"--pp {layers} is the most"))  # fmt: skip
+    ranks, total = (tp or 1) * (pp or 1) * replicas, sum(host.free for host in free)
+    if ranks > total:
+        given = (("tp", tp or 1), ("pp", pp or 1), ("dp", replicas))
+        asked = " ".join(f"--{name} {size}" for name, size in given if size > 1) or "a model"
+        have = ", ".join(f"{host.host} {host.free}" for host in free) or "no host has any"
+        possible = possible_tp(shape, total) if shape else range(1, total + 1)
+        nearest = max(possible, default=0)
+        fix = f"--tp {nearest} works" if nearest else "clusterctl status shows who uses the GPUs"
+        found.append(
+            DoesNotFit(
+                f"{asked} needs {ranks} GPU{'s' * (ranks > 1)} and there "
+                f"{'is' if total == 1 else 'are'} {total} free ({have})",
+                hint=fix,
+                detail="\n".join(hardware.held) or None,
+            )
+        )
+    raise_all(found)
+
+
+def propose(
+    shape: ModelShape,
+    sites: Sequence[Site],
+    options: ServeOptions,
+    rules: Rules,
+    network: Link = NETWORK,
+) -> tuple[Proposal, ...]:
+    """Layouts that fit, best first: certain ones before tight ones, then by estimated tokens/s
+    under load. Tensor parallel groups stay inside a host unless the network is fast."""
+    fitting: list[Proposal] = []
+    for tp in _tensor_sizes(shape, sites):
+        for found in _plans(shape, tp, sites, options, rules, network):
+            speed = speed_of(shape, found.placement, found.settings.quantization, network)
+            fitting.append(Proposal(found, speed, _reason(found)))
+    return tuple(sorted(fitting, key=_rank))
+
+
+def _tensor_sizes(shape: ModelShape, sites: Sequence[Site]) -> list[int]:
+    """Powers of two that vLLM accepts; it takes 3, 5, 6 and 7 too, where nobody tests."""
+    total = sum(len(site.gpus) for site in sites)
+    return [tp for tp in possible_tp(shape, total) if tp & (tp - 1) == 0]
+
+
+def _plans(
+    shape: ModelShape,
+    tp: int,
+    sites: Sequence[Site],
+    options: ServeOptions,
+    rules: Rules,
+    network: Link,
+) -> Iterator[FitPlan]:
+    """Plans with that TP, from one stage up. A stage more than what fits is offered too, for its
+    larger cache; beyond that stages only add hops."""
+    total = sum(len(site.gpus) for site in sites) // (options.dp or 1)
+    found = 0
+    for pp in range(1, min(total // tp, len(shape.layers), _MOST_STAGES) + 1):
+        # A split that was given is one for as many stages, and no reason to offer no others.
+        given = options if len(options.partition) == pp else replace(options, partition=())
+        candidate = best_seated(shape, tp, pp, sites, given, rules)
+        if candidate.placement.groups_cross_hosts and network.bandwidth < FAST_NETWORK:
+            continue
+        if candidate.verdict != "does not fit":
+            yield candidate
+        found += candidate.verdict == "fits"
+        if found == _OFFERED_PER_TP:
+            return
+
+
+def _rank(proposal: Proposal) -> tuple[bool, float, int]:
+    placement = proposal.plan.placement
+    used = placement.tp * placement.pp * placement.replicas
+    if placement.seats[0].gpu.is_cpu:  # the model of speed is one of GPUs: the smallest layout
+        return (proposal.plan.verdict != "fits", 0.0, placement.tp * placement.pp)
+    return (proposal.plan.verdict != "fits", -round(proposal.speed.loaded, -1), used)
+
+
+def best_seated(
+    shape: ModelShape,
+    tp: int,
+    pp: int,
+    sites: Sequence[Site],
+    options: ServeOptions,
+    rules: Rules,
+) -> FitPlan:
+    """The plan for TP x PP on the hosts in the order given, or with the largest GPUs first where
+    only that fits; a head stays first. Raises DoesNotFit when there are too few GPUs."""
+    ordered = sorted(
+        sites, key=lambda site: (not site.head, -min(gpu.memory_gib for gpu in site.gpus))
+    )
+    found: list[FitPlan] = []
+    for order in (sites, ordered):
+        placement = _replicated(seat_ranks(order, tp, pp), order, options.dp)
+        candidate = best_split(shape, placement, options, rules)
+        if candidate.verdict == "fits":
+            return candidate
+        found.append(candidate)
+    return max(found, key=lambda plan: (plan.verdict == "tight", plan.kv_cache_tokens))
+
+
+def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) -> Placement:
+    """As many copies as were asked for; else as the remaining GPUs of the same kinds hold."""
+    if asked:
+        return replace(placement, replicas=asked)
+    kinds = [(seat.gpu, seat.place) for seat in placement.seats]
+    left, copies = _without(sites, placement), 1
+    while True:
+        try:
+            other = seat_ranks(left, placement.tp, placement.pp)
+        except ClusterctlError:
+            break
+        if [(seat.gpu, seat.place) for seat in other.seats] != kinds or (
+            other.groups_cross_hosts != placement.groups_cross_hosts
+        ):
+            break
+        copies += 1
+        left = _without(left, other)
+    return replace(placement, replicas=copies)
+
+
+def _without(sites: Sequence[Site], placement: Placement) -> tuple[Site, ...]:
+    """The sites less the GPUs that a placement uses; it takes them from the front."""
+    used = [seat.host for seat in placement.seats]
+    return tuple(
+        replace(site, gpus=site.gpus[used.count(site.host) :])
+        for site in sites
+        if len(site.gpus) > used.count(site.host)
+    )
+
+
+def _as_served(request: PlanRequest, options: ServeOptions, rules: Rules) -> FitPlan | None:
+    """The plan of the layout that is served already, where it may still fit: what an earlier start
+    taught must neither move nor restart a service that is asked for again."""
+    served = request.served
+    if served is None or tp_problem(request.shape, served.tp):
+        return None
+    for partition in dict.fromkeys((options.partition or served.partition, options.partition)):
+        try:
+            given = replace(options, partition=partition)
+            found = best_seated(request.shape, served.tp, served.pp, request.sites, given, rules)
+        except ClusterctlError:  # fewer GPUs than ranks, or a partition for other stages
+            continue
+        if found.verdict != "does not fit":
+            return replace(found, placement=replace(found.placement, replicas=options.dp or 1))
+    return None
+
+
+def _closest(request: PlanRequest, options: ServeOptions, rules: Rules) -> FitPlan:
+    """Where nothing fits, the layout that lacks least."""
+    shape, sites = request.shape, request.sites
+    total = sum(len(site.gpus) for site in sites) // (options.dp or 1)
+    plans = []
+    for tp in _tensor_sizes(shape, sites):
+        for pp in range(1, min(total // tp, len(shape.layers), _MOST_STAGES) + 1):
+            given = options if len(options.partition) == pp else replace(options, partition=())
+            candidate = best_seated(shape, tp, pp, sites, given, rules)
+            if not candidate.placement.groups_cross_hosts:
+                plans.append(candidate)
+    return max(plans, key=_room)
+
+
+def _room(plan: FitPlan) -> tuple[int, float]:
+    return plan.longest_context, min(rank.kv_cache_gib for rank in plan.ranks)
+
+
+def _report(request: PlanRequest, found: FitPlan, options: ServeOptions, rules: Rules) -> FitReport:
+    shape = request.shape
+    return FitReport(
+        plan=found,
+        speed=speed_of(shape, found.placement, found.settings.quantization, request.network),
+        reason=_reason(found),
+        problems=predict_problems(shape, found, rules, request.arguments),
+        advice=advise(shape, found, request.sites, rules),
+        doubts=_doubts(request, options),
+    )
+
+
+def one_service(report: FitReport, request: PlanRequest) -> FitReport:
+    """The report of the one service that `serve` starts, where it shows several replicas."""
+    copies = request.options.dp or 1
+    if report.plan.placement.replicas == copies:
+        return report
+    placement = replace(report.plan.placement, replicas=copies)
+    storage = report.plan.settings.quantization
+    speed = speed_of(request.shape, placement, storage, request.network)
+    return replace(report, plan=replace(report.plan, placement=placement), speed=speed)
+
+
+def _faster(report: FitReport, proposals: tuple[Proposal, ...]) -> Proposal | None:
+    best = proposals[0] if proposals else None
+    if best and best.speed.loaded >= _MUCH_FASTER * report.speed.loaded:
+        return best
+    return None
+
+
+def _doubts(request: PlanRequest, options: ServeOptions) -> tuple[str, ...]:
+    """Why nothing is refused; () when the plan is to be trusted."""
+    changed = [
+        argument.flag for argument in request.arguments if argument.key in _CHANGES_THE_MODEL
+    ]
+    found = [*request.shape.assumptions]
+    found += [f"{flag} changes what config.json says" for flag in changed]
+    if request.hardware.env.get(LONGER, "0") not in ("0", ""):
+        found.append(f"{LONGER} lets the context be longer than the model's own")
+    if options.kv_cache_bytes is None and any(
+        gpu.is_cpu for site in request.sites for gpu in site.gpus
+    ):
+        # vLLM on CPUs has a cache of the size it is told, and that may be said in the image.
+        found.append("how large the KV cache is on CPUs was not told")
+    return tuple(found)
+
+
+def _notes(
+    report: FitReport, options: ServeOptions, best: FitPlan | None, held: Sequence[str]
+) -> tuple[str, ...]:
+    """What `serve` makes of the layout that comes first, where it is not the same."""
+    placement, notes = report.plan.placement, []
+    if held:
+        notes.append(f"planned for the GPUs that are free: {'; '.join(held)}")
+    if best and (best.placement.tp, best.placement.pp) != (placement.tp, placement.pp):
+        notes.append(
+            f"serve keeps the layout that is served, TP {placement.tp}, PP {placement.pp}; "
+            f"the first of those that fit is --tp {best.placement.tp} --pp {best.placement.pp}"
+        )
+    elif placement.replicas > 1 and not options.dp:
+        copies = placement.replicas
+        notes.append(
+            f"serve starts one of the {copies} replicas; "
+            f"-- --data-parallel-size {copies} starts all of them"
+        )
+    return tuple(notes)
+
+
+def _reason(plan: FitPlan) -> str:
+    placement = plan.placement
+    parts = [placement.reason]
+    if placement.replicas > 1:
+        parts.append(f"{placement.replicas} replicas side by side share nothing")
+    if placement.partition:
+        layers = ",".join(map(str, plan.partition))
+        parts.append(f"layers split {layers}, since the GPUs differ")
+    if plan.limited_by.unused_gib > 1 and len(plan.ranks) > 1:
+        limit = plan.limited_by
+        parts.append(f"{limit.gpu} on {limit.host} decides, {limit.unused_gib:.0f} GiB stay unused")
+    if plan.verdict == "tight":
+        parts.append("within the margin of error")
+    return "; ".join(parts)
+
+
+def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
+    """`hosts` hosts with the GPUs that `--gpus` names each. Raises UsageError."""
+    if not 1 <= hosts <= 1024:
+        raise UsageError(f"--hosts {hosts}: from 1 to 1024", hint="--hosts 2")
+    each = parse_gpus(gpus)
+    return tuple(Site(f"host{number}", each, usual_fabric(each)) for number in range(1, hosts + 1))
+
+
+def usual_fabric(gpus: Sequence[Gpu]) -> Fabric:
+    """What servers with those GPUs usually join them by."""
+    joined = ("A100", "A800", "H100", "H800", "H20", "B200", "V100")
+    return "nvlink" if len(gpus) > 1 and gpus[0].name.startswith(joined) else "pcie"
