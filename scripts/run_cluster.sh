@@ -129,6 +129,14 @@ find_node_ip() {
     [ -n "$way" ] ||
         fail 4 "no route leads from this host to the head, $head_ip" "ip route get $head_ip"
     if [ -z "$node_ip" ]; then
+        # Debian's installer gives a host's own name 127.0.1.1.
+        case $head_ip in
+            "$head_address") ;;
+            127.* | ::1)
+                fail 5 "$head_address is $head_ip here, where no other host reaches it" \
+                    "give the head's IP address as HEAD_ADDRESS, on every host"
+                ;;
+        esac
         node_ip=$way
     elif [ -z "$(nic_of "$node_ip")" ]; then
         # Two nodes with one address is how Ray comes to miss GPUs for ever.

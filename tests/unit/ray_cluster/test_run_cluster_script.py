@@ -29,6 +29,7 @@ NOFILE = 2**30 if _HARD == resource.RLIM_INFINITY else _HARD
 
 IP = """#!/bin/sh
 case "$*" in
+*"route get 127."* | *"route get ::1"*) echo "local $4 dev lo src $4 uid 0" ;;
 *"route get 192.168.1."*) echo "$4 dev eth0 src {ip} uid 0" ;;
 *"route get"*) echo "RTNETLINK answers: Network is unreachable" >&2; exit 2 ;;
 *"addr show"*) echo "2: eth0    inet {ip}/24 brd x scope global eth0"
@@ -270,6 +271,7 @@ def test_a_token_is_used_when_there_is_one(by_hand: ByHand) -> None:
         ((IMAGE, "203.0.113.1", "--worker", "/data/model"), 4, "no route leads from this host"),
         ((IMAGE, "no.such.host.invalid", "--worker", "/data/model"), 4, "knows no address of the"),
         ((IMAGE, "192.168.1.300", "--worker", "/data/model"), 4, "knows no address of the head"),
+        ((IMAGE, "localhost", "--head", "/data/model"), 5, "where no other host reaches it"),
         ((IMAGE, "192.168.1.1", "--head", "/data/modle"), 5, "no directory /data/modle"),
         ((*HEAD, "--env-file", "/none"), 2, "the file of --env-file /none cannot be read"),
     ],
