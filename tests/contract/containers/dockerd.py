@@ -1,4 +1,5 @@
-"""A real Docker engine of our own: private socket, private data, no bridge, no iptables."""
+"""A real Docker engine of our own: private socket, private data, no bridge, no iptables, and
+nothing left on the machine when it has ended."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.inventory.model import Host
+from clusterctl.lab.cgroups import hierarchies
 from clusterctl.lab.mounts import remove_tree
 from clusterctl.transport.local import LocalTransport
 
@@ -54,9 +56,14 @@ class Engine:
         return set(self.docker("images", "-q", "--no-trunc").split())
 
 
+# Plugins and containerd have fixed places below /run.
+WITH_A_RUN_OF_ITS_OWN = 'mount -t tmpfs -o mode=755 tmpfs /run && exec "$@"'
+
+
 def dockerd(home: Path) -> list[str]:
     """argv of one that touches nothing outside of `home`."""
     return [
+        *("unshare", "--mount", "sh", "-c", WITH_A_RUN_OF_ITS_OWN, "engine"),
         "dockerd",
         f"--host=unix://{home}/docker.sock",
         f"--data-root={home}/data",
@@ -65,6 +72,9 @@ def dockerd(home: Path) -> list[str]:
         "--bridge=none",
         "--iptables=false",
         "--ip6tables=false",
+        # Without it the machine forwards packets from then on, and hides what depends on that.
+        "--ip-forward=false",
+        f"--cgroup-parent=/{home.name}",
     ]
 
 
@@ -93,6 +103,9 @@ def running(name: str, command: Callable[[Path], list[str]] = dockerd) -> Iterat
             os.killpg(daemon.pid, signal.SIGKILL)
         # The engine leaves the namespace of --network host mounted; one that was killed, more.
         remove_tree(home)
+        for hierarchy in hierarchies():
+            for group, _, _ in os.walk(hierarchy / home.name, topdown=False):
+                Path(group).rmdir()
 
 
 def _await_engine(argv: tuple[str, ...], daemon: subprocess.Popen[bytes], log: Path) -> None:
