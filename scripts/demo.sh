@@ -35,7 +35,10 @@ run() {
 
 run clusterctl lab up --hosts 2 --for "$model"
 run clusterctl bootstrap inventory/lab.yaml
-run clusterctl serve "$model" --tp 2
+case $model in
+    tiny) run clusterctl serve /data/models/tiny --name tiny --tp 2 ;;
+    *) run clusterctl serve "$model" --tp 2 ;;
+esac
 run clusterctl status
 
 printf '\n%sA completion, as any OpenAI client would ask for it:%s\n' "$bold" "$plain"

@@ -70,7 +70,10 @@ dead_proxy() {
 # dead one is a warning first, and the cause only of a failure.
 download() {
     local proxy
-    proxy=$(dead_proxy) && say "warning: $proxy"
+    if proxy=$(dead_proxy); then
+        say "warning: $proxy"
+        export PIP_RETRIES=0
+    fi
     "$@" || fail "nothing could be downloaded${proxy:+: $proxy}" \
         "${proxy:+unset ${proxy%% *}, or correct it; or }see why above, and run it again"
 }
@@ -112,12 +115,12 @@ make_venv() {
     made=$(cat "$stamp" 2>/dev/null || true)
     # What the tests need includes what users need.
     [ "$made" != "$wanted" ] && [ "$made" != "dev $source" ] || return 0
+    [ -w . ] || fail "$PWD cannot be written to by $(id -un)" "clone it to a directory of your own"
     python=$(find_python) || {
         install_packages python3 python3-venv
         python=$(find_python) ||
             fail "clusterctl needs Python 3.11 or newer with venv" "apt-get install python3-venv"
     }
-    [ -w . ] || fail "$PWD cannot be written to by $(id -un)" "clone it to a directory of your own"
     say "making .venv with $python"
     # What a killed run was making may lack any of its files.
     [ ! -e .venv/.unfinished ] || rm -rf .venv

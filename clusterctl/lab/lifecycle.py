@@ -7,8 +7,9 @@ because a file says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def up(
     _refuse_other_lab(paths)
     journal = _Journal(say)
     target = inventory or paths.inventory
-    with exclusive(paths.lock):
+    with exclusive(paths.lock), _open_modes():
         builds.end_builds()
         source = base.machine_source()
         built = caches(paths, source.suite)
@@ -149,6 +150,17 @@ def _refuse_other_lab(paths: LabPaths) -> None:
                     f"another lab is up on this machine, in {other}",
                     hint=f"CLUSTERCTL_LAB_DIR={other} clusterctl lab down",
                 )
+
+
+@contextmanager
+def _open_modes() -> Iterator[None]:
+    """Hosts and images are made of files that this process makes: with an operator's umask of 077
+    nobody but root could use them."""
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _check_room(
