@@ -1,12 +1,22 @@
 #!/usr/bin/env bash
 # Sets up all it needs and runs every test: style, types, unit, contract (real sshd, dockerd and
-# Ray on this machine), and the lab (whole hosts). `scripts/test.sh quick` leaves the lab out.
+# Ray on this machine), the lab (whole hosts), and the first command on odd machines.
+#
+#     scripts/test.sh            everything but what follows
+#     scripts/test.sh quick      without the lab
+#     scripts/test.sh machines   all rows of the matrix of machines (docs/lab.md): 40 minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh --tests
 export PATH="$PWD/.venv/bin:$PATH"
 
 section() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
+
+if [ "${1:-}" = machines ]; then
+    section 'machines: every row'
+    pytest -q tests/machines
+    exit
+fi
 
 section 'style'
 ruff format --check .
@@ -17,8 +27,11 @@ shellcheck "${shell_files[@]}"
 section 'types'
 mypy
 
-section 'unit'
-pytest -q -n 2 tests/unit
+# Signals ignored, as under nohup, and in an order of its own each time: no test may live on what
+# another leaves.
+seed=${TEST_SEED:-$RANDOM}
+section "unit, in the order of TEST_SEED=$seed"
+(trap '' HUP && pytest -q -n 2 --random-order-bucket=global --random-order-seed="$seed" tests/unit </dev/null)
 
 section 'contract: real sshd, dockerd, Ray'
 pytest -q tests/contract
@@ -26,5 +39,10 @@ pytest -q tests/contract
 if [ "${1:-}" != quick ]; then
     section 'lab: whole hosts'
     pytest -q -x tests/lab
+    section 'machines: refusals and odd places'
+    pytest -q -m 'not matrix' tests/machines
+else
+    section 'machines: refusals and odd places'
+    pytest -q -m 'not matrix and not lab' tests/machines
 fi
 section 'done'
