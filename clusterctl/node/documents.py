@@ -4,6 +4,7 @@ this package also runs inside the node container, under the image's own Python (
 On a host, for the cluster NAME:
 
     /etc/clusterctl/NAME/node.json               NodeDocument     written by the controller
+    /etc/clusterctl/NAME/hosts                   names and addresses of the cluster, the same
     /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  the same, head only
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
     /run/clusterctl/NAME/state.json              NodeState        replaced whole by the supervisor

@@ -26,6 +26,15 @@ class NodePaths:
         return self.config / "node.json"
 
     @property
+    def declared_hosts(self) -> Path:
+        """The names and addresses of the cluster, as lines of a hosts file."""
+        return self.config / "hosts"
+
+    @property
+    def etc(self) -> Path:
+        return self.root / "etc"
+
+    @property
     def services(self) -> Path:
         return self.config / "services"
 

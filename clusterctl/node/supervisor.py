@@ -16,6 +16,7 @@ from clusterctl.node.admission import Ground
 from clusterctl.node.declared import Declared
 from clusterctl.node.documents import NodeDocument, NodeState, ServiceDocument
 from clusterctl.node.gpus import GpuCount
+from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.journal import Journal, why_not_written
 from clusterctl.node.paths import NodePaths
 from clusterctl.node.ray_keeper import RayKeeper
@@ -41,6 +42,8 @@ class Supervisor:
         self._timing = timing
         self._paths = paths
         self._journal = journal
+        self._hosts_file = HostsFile(paths, journal)
+        self._hosts_file.tick()
         self._versions = versions.probe()
         self._declared = Declared(paths, journal)
         self._ray = RayKeeper(document, paths, timing, journal, versions.labels(self._versions))
@@ -63,6 +66,7 @@ class Supervisor:
 
     def _round(self, now: float) -> None:
         self._follow_node_document()
+        self._hosts_file.tick()
         self._ray.tick(now)
         self._gpus.tick(now)
         if self._document.role == "head":

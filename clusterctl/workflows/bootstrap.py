@@ -19,9 +19,11 @@ from clusterctl.errors import raise_all
 from clusterctl.facts.pairs import judgement
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node import package
-from clusterctl.node.documents import NodeDocument, config_dir, from_json, to_json
+from clusterctl.node.documents import NodeDocument, from_json, to_json
+from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
 from clusterctl.ray_cluster.fabric_record import FabricRecord
+from clusterctl.ray_cluster.hosts_file import HOSTS_FILE, hosts_file
 from clusterctl.ray_cluster.nodes import container_spec, node_document
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
 from clusterctl.steps.engines import Engines
@@ -214,8 +216,10 @@ def _directories(cluster: Cluster) -> tuple[Directory, ...]:
 
 
 def _files(cluster: Cluster) -> FilesPresent:
-    """node.pyz, node.json, and the list of variables that vLLM must not carry over."""
+    """node.pyz, node.json, the hosts file of the containers, and the list of variables that vLLM
+    must not carry over."""
     inventory, topology = cluster.inventory, cluster.topology
+    facts = {name: answer.facts for name, answer in cluster.answers.items()}
     shared = (
         RemoteFile(package.install_path(), package.build()),
         RemoteFile(
@@ -226,8 +230,12 @@ def _files(cluster: Cluster) -> FilesPresent:
 
     def of(view: HostView) -> tuple[RemoteFile, ...]:
         document = node_document(inventory, topology, topology.node(view.host.name))
-        path = f"{config_dir(inventory.cluster)}/node.json"
-        return (*shared, RemoteFile(path, to_json(document).encode()))
+        paths = NodePaths(inventory.cluster)
+        node_json = RemoteFile(str(paths.node_document), to_json(document).encode())
+        if HOSTS_FILE in view.host.mounts.values():
+            return (*shared, node_json)  # the user's own, and maybe the host's: left alone
+        names = hosts_file(topology, facts, view.host.name)
+        return (*shared, node_json, RemoteFile(str(paths.declared_hosts), names.encode()))
 
     return FilesPresent("node files", of, disrupts=_restarts_ray)
 
