@@ -25,6 +25,7 @@ from clusterctl.workflows.alike import differences
 from clusterctl.workflows.built import unlike_ray, unlike_the_plan, unwritten_logs
 from clusterctl.workflows.gpus_inside import lost_in_containers
 from clusterctl.workflows.lacking import name_listeners, place, requirements, running
+from clusterctl.workflows.lookups import lookup_notes
 from clusterctl.workflows.pairwise import IN_USE, prove, ray_ports
 from clusterctl.workflows.reach import look, node_files, reach
 
@@ -55,6 +56,7 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         topology, misplaced = place(inventory, answers)
         told = [*failures(found), *lacking, *_new(misplaced, lacking)]
         seen = _pairs(inventory, topology, answers, transports)
+        names = lookup_notes(inventory, topology, answers, transports)
         drift = [
             *lost_in_containers(inventory, answers),
             *unlike_the_plan(inventory, topology, answers, transports),
@@ -69,6 +71,7 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
     noted = (
         *notes(inventory, facts, accelerator_named(inventory.accelerator)),
         *beside,
+        *names,
         *judgement.notes(seen),
     )
     return Report(facts, choices, noted, (*told, *between, *unlike), seen.ways)

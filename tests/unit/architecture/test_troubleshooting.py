@@ -18,7 +18,8 @@ QUOTED = [line[2:] for line in PAGE.read_text().splitlines() if line.startswith(
 SLOT = re.compile(r"\{\w+\}")
 
 FAULTS = (
-    "does not exist", "cannot reach the others", "127.0.1.1", "one host name", "one machine ID",
+    "does not exist", "name server", "cannot reach the others",
+    "127.0.1.1", "one host name", "one machine ID",
     "drops Ray's ports", "drops ephemeral ports", "one side only", "black hole", "clock",
     "Different images under one tag", "Different releases of Ray", "shared memory", "open files",
     "full disk", "Docker hangs", "default route", "is down", "stale Ray", "leftover container",

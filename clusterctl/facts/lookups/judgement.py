@@ -1,0 +1,135 @@
+"""What looking up names costs, in words. Pure: answers of hosts and containers in, notes out.
+
+Nothing of a cluster waits for a name server: its names are in the containers' hosts file. What is
+told here is told because users wait, and hubs, registries and package sources have names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+FOREIGN = "huggingface.co"
+"""A name that hosts are to know from a name server, if they know any."""
+
+WITHIN = 6.0
+"""Seconds that look-ups are given, all at once: a server that takes 5 is told from a dead one."""
+
+SLOW = 1.0
+"""Seconds. A hosts file takes under a millisecond, a name server near by under 50."""
+
+Timed: TypeAlias = tuple[Any, float] | None
+"""What was found and after how many seconds; None for what was not done in time."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host or a container found; `made_up` is a name that nobody has."""
+
+    own: str
+    search: Sequence[str]
+    names: Mapping[str, Timed]
+    addresses: Mapping[str, Timed]
+    servers: Mapping[str, Timed]
+    made_up: str
+
+    @property
+    def needs(self) -> str:
+        """What the look-up of a foreign name takes here, in words."""
+        return _seconds(self.names[FOREIGN])
+
+
+def notes(
+    hosts: Mapping[str, Answer], containers: Mapping[str, Answer], cluster: Mapping[str, str]
+) -> tuple[str, ...]:
+    """A sentence for each trouble of each host. `cluster`: address and name of every node."""
+    return tuple(
+        f"{host}: {text}"
+        for host in dict.fromkeys((*hosts, *containers))
+        for text in _of_host(hosts.get(host), containers.get(host), cluster)
+    )
+
+
+def _of_host(
+    host: Answer | None, container: Answer | None, cluster: Mapping[str, str]
+) -> Iterator[str]:
+    outside = list(_name_servers(host)) if host else []
+    inside = list(_name_servers(container)) if container else []
+    # The container has a copy of the host's resolv.conf, mostly: then it is one trouble.
+    troubled = {trouble.about for trouble in outside}
+    yield from (trouble.text.format(where="") for trouble in outside)
+    yield from (trouble.text.format(where="in its container, ")
+                for trouble in inside if trouble.about not in troubled)  # fmt: skip
+    if host:
+        yield from _own_name(host)
+    if container:
+        yield from _cluster_names(container, cluster)
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    about: str
+    text: str
+
+
+def _name_servers(answer: Answer) -> Iterator[_Trouble]:
+    for server, told in answer.servers.items():
+        if told is None:
+            what = f"the name server {server} does not answer"
+        elif told[0] == "" and told[1] > SLOW:
+            what = f"the name server {server} answers after {told[1]:.1f} s"
+        else:
+            continue
+        yield _Trouble(
+            server,
+            f"{{where}}{what}: looking up {FOREIGN} takes {answer.needs}; nothing of the cluster "
+            "waits for it, hubs, registries and package sources do (/etc/resolv.conf)",
+        )
+    found = answer.names[answer.made_up]
+    if found and found[0]:
+        servers = ", ".join(answer.servers) or "its resolver"
+        domains = " ".join(answer.search) or "none"
+        yield _Trouble(
+            "wildcard",
+            f"{{where}}the name server {servers} says that {answer.made_up}, a name that nobody "
+            f"has, is at {_listed(found[0])}: a wildcard, in a search domain ({domains}) or of "
+            "the server; the cluster's own names are not asked there, mistyped ones are",
+        )
+
+
+def _own_name(answer: Answer) -> Iterator[str]:
+    told = answer.names[answer.own]
+    if told is None or told[1] > SLOW:
+        yield (
+            f"its own name {answer.own} is asked of a name server, which takes {_seconds(told)}: "
+            f"sudo and others wait that long; add {answer.own} to /etc/hosts there"
+        )
+
+
+def _cluster_names(answer: Answer, cluster: Mapping[str, str]) -> Iterator[str]:
+    """What the hosts file of the container is to answer."""
+    slow = [what for what in (*cluster.values(), *cluster) if _slow(answer, what)]
+    if slow:
+        yield (
+            f"in its container, {', '.join(slow)} took longer than {SLOW:g} s to look up: name "
+            "servers are asked before /etc/hosts, or it lacks them; clusterctl bootstrap, and "
+            "`hosts: files dns` in the image's /etc/nsswitch.conf"
+        )
+    for ip, name in cluster.items():
+        told = answer.names[name]
+        if told and told[0] and told[0] != [ip]:
+            yield f"in its container, {name} is at {_listed(told[0])}, and not only at {ip}"
+
+
+def _slow(answer: Answer, what: str) -> bool:
+    told = answer.names[what] if what in answer.names else answer.addresses[what]
+    return told is None or told[1] > SLOW
+
+
+def _seconds(told: Timed) -> str:
+    return f"more than {WITHIN:g} s" if told is None else f"{told[1]:.1f} s"
+
+
+def _listed(found: Sequence[str]) -> str:
+    return ", ".join(found)
