@@ -14,9 +14,9 @@ from clusterctl.cli.guard import guarded
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.planning.exact import Exact
+    from clusterctl.planning.image_probe import ProbeResult
     from clusterctl.planning.planner import FitReport
-    from clusterctl.workflows.fit import Asked
+    from clusterctl.workflows.fit import FitArguments
 
 
 _Probe = Annotated[
@@ -100,18 +100,18 @@ def fit(
 
     Exit 11 when it does not fit, with the nearest settings that would.
     """
-    from clusterctl.workflows.fit import Asked
+    from clusterctl.workflows.fit import FitArguments
 
     given = [
         *(["--max-model-len", max_model_len] if max_model_len is not None else []),
         *(["--gpu-memory-utilization", utilization] if utilization is not None else []),
         *(arguments or ()),
     ]
-    asked = Asked(model, tp, pp, gpus, hosts, vllm, network, tuple(given), probe)
+    asked = FitArguments(model, tp, pp, gpus, hosts, vllm, network, tuple(given), probe)
     _show(*_answers(asked, inventory), as_json=as_json)
 
 
-def _answers(asked: Asked, inventory: Path | None) -> tuple[FitReport, Exact | None]:
+def _answers(asked: FitArguments, inventory: Path | None) -> tuple[FitReport, ProbeResult | None]:
     from clusterctl.errors import UsageError
 
     if asked.gpus is not None:
@@ -133,10 +133,10 @@ def _answers(asked: Asked, inventory: Path | None) -> tuple[FitReport, Exact | N
     except UsageError as none:
         raise UsageError(none.summary, hint=f"--gpus 2xH200, or {none.hint}") from none
     fitted = run(loaded, asked, credentials())
-    return fitted.report, fitted.exact
+    return fitted.report, fitted.probed
 
 
-def _show(report: FitReport, exact: Exact | None, *, as_json: bool) -> None:
+def _show(report: FitReport, exact: ProbeResult | None, *, as_json: bool) -> None:
     """The report on stdout; what keeps it from fitting ends the command."""
     from clusterctl.errors import DoesNotFit
 

@@ -1,5 +1,5 @@
 """Models that have a short name here: where to find them, their public config.json, and which
-vLLM flags each needs. To add a model, add its `Entry`.
+vLLM flags each needs. To add a model, add its `CatalogueEntry`.
 
 Of each config.json only the keys that decide memory are kept, so that `fit` works with no weights
 and no network anywhere; they were read on the Hub. Gemma 4's vision encoder: 27 layers of 1152,
@@ -40,7 +40,7 @@ class ModelFlag:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """One model of the catalogue."""
 
     alias: str
@@ -246,15 +246,15 @@ _GEMMA4_31B = _gemma4(
     }
 )
 
-CATALOGUE: tuple[Entry, ...] = (
-    Entry(
+CATALOGUE: tuple[CatalogueEntry, ...] = (
+    CatalogueEntry(
         "qwen2.5-1.5b",
         "Qwen/Qwen2.5-1.5B-Instruct",
         _qwen2(1536, 28, 12, 2, 8960, 151936, 32768, tied=True),
         ("qwen2.5-1.5b-instruct",),
         (_HERMES_TOOLS,),
     ),
-    Entry(
+    CatalogueEntry(
         "qwen3-8b",
         "Qwen/Qwen3-8B",
         _QWEN3_8B,
@@ -263,14 +263,14 @@ CATALOGUE: tuple[Entry, ...] = (
         "thinks before it answers; a request may turn that off with "
         '"chat_template_kwargs": {"enable_thinking": false}',
     ),
-    Entry(
+    CatalogueEntry(
         "deepseek-r1-1.5b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
         _qwen2(1536, 28, 12, 2, 8960, 151936, 131072),
         ("deepseek-r1-distill-qwen-1.5b",),
         _R1_REASONING,
     ),
-    Entry(
+    CatalogueEntry(
         "deepseek-r1-7b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
         _qwen2(3584, 28, 28, 4, 18944, 152064, 131072),
@@ -278,7 +278,7 @@ CATALOGUE: tuple[Entry, ...] = (
         _R1_REASONING,
         "28 attention heads and 4 key/value heads: --tp 1, 2 or 4",
     ),
-    Entry(
+    CatalogueEntry(
         "deepseek-r1-32b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
         _qwen2(5120, 64, 40, 8, 27648, 152064, 131072),
@@ -286,7 +286,7 @@ CATALOGUE: tuple[Entry, ...] = (
         _R1_REASONING,
         "61 GiB of weights in bfloat16",
     ),
-    Entry(
+    CatalogueEntry(
         "deepseek-r1-70b",
         "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
         _LLAMA_70B,
@@ -294,7 +294,7 @@ CATALOGUE: tuple[Entry, ...] = (
         _R1_REASONING,
         "131 GiB of weights in bfloat16",
     ),
-    Entry(
+    CatalogueEntry(
         "gpt-oss-20b",
         "openai/gpt-oss-20b",
         _GPT_OSS_20B,
@@ -302,7 +302,7 @@ CATALOGUE: tuple[Entry, ...] = (
         (_GPT_OSS_TOOLS,),
         "weights are mxfp4: 13.7 GiB",
     ),
-    Entry(
+    CatalogueEntry(
         "gemma-4-26b",
         "google/gemma-4-26B-A4B-it",
         _GEMMA4_26B,
@@ -310,7 +310,7 @@ CATALOGUE: tuple[Entry, ...] = (
         (_GEMMA4,),
         "a mixture of experts: 48.5 GiB of weights in bfloat16, 4B active",
     ),
-    Entry(
+    CatalogueEntry(
         "gemma-4-26b-base",
         "google/gemma-4-26B-A4B",
         _GEMMA4_26B,
@@ -318,7 +318,7 @@ CATALOGUE: tuple[Entry, ...] = (
         (_GEMMA4,),
         _GEMMA4_NOTE,
     ),
-    Entry(
+    CatalogueEntry(
         "gemma-4-31b",
         "google/gemma-4-31B-it",
         _GEMMA4_31B,
@@ -326,7 +326,7 @@ CATALOGUE: tuple[Entry, ...] = (
         (_GEMMA4,),
         "58.9 GiB of weights in bfloat16",
     ),
-    Entry(
+    CatalogueEntry(
         "gemma-4-31b-base",
         "google/gemma-4-31B",
         _GEMMA4_31B,
@@ -337,19 +337,19 @@ CATALOGUE: tuple[Entry, ...] = (
 )
 
 
-def by_alias(name: str) -> Entry | None:
+def by_alias(name: str) -> CatalogueEntry | None:
     """The entry with that alias, whatever its case."""
     folded = name.casefold()
     return next((entry for entry in CATALOGUE if folded in entry.names), None)
 
 
-def by_hub_id(hub_id: str) -> Entry | None:
+def by_hub_id(hub_id: str) -> CatalogueEntry | None:
     """The entry of that Hub id, whatever its case."""
     folded = hub_id.casefold()
     return next((entry for entry in CATALOGUE if entry.hub_id.casefold() == folded), None)
 
 
-def by_directory(name: str) -> Entry | None:
+def by_directory(name: str) -> CatalogueEntry | None:
     """The entry that a directory of that name holds, judging by the name alone."""
     folded = name.casefold()
     found = (entry for entry in CATALOGUE if entry.directory.casefold() == folded)

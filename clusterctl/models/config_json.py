@@ -11,9 +11,9 @@ from clusterctl.errors import UsageError
 from clusterctl.models.quantized import KNOWN_METHODS, quantization_of
 from clusterctl.models.shape import (
     Attention,
+    DecoderLayer,
     Experts,
     Latent,
-    Layer,
     Mlp,
     ModelShape,
     RotaryTable,
@@ -224,7 +224,7 @@ def _unknown(architecture: str) -> str:
     )
 
 
-def _assumptions(config: Config, text: Config, layers: Sequence[Layer]) -> list[str]:
+def _assumptions(config: Config, text: Config, layers: Sequence[DecoderLayer]) -> list[str]:
     found = []
     if any(layer.attention is None for layer in layers):
         found.append(
@@ -259,11 +259,11 @@ def _kinds(text: Config, traits: Family) -> list[str]:
     return ["full_attention"] * count
 
 
-def _layer(text: Config, traits: Family, index: int, kind: str) -> Layer:
+def _layer(text: Config, traits: Family, index: int, kind: str) -> DecoderLayer:
     experts = _experts(text, traits, index)
     gemma4 = "global_head_dim" in text
     norms = traits.norms + (4 if gemma4 and experts else 0)  # three norms and a router scale
-    return Layer(
+    return DecoderLayer(
         attention=_attention(text, traits, index, kind),
         mlp=_mlp(text, index, dense=experts is None or gemma4),
         experts=experts,
@@ -435,7 +435,9 @@ def _scaling(text: Mapping[str, Any]) -> tuple[str, float, int]:
     return kind, usable, original if isinstance(original, int) else 0
 
 
-def rotary_tables(text: Mapping[str, Any], layers: Sequence[Layer]) -> tuple[RotaryTable, ...]:
+def rotary_tables(
+    text: Mapping[str, Any], layers: Sequence[DecoderLayer]
+) -> tuple[RotaryTable, ...]:
     """One table for each distinct rotary embedding, as vLLM's `get_rope` caches them.
 
     A table covers max_position_embeddings, whatever --max-model-len says; YaRN's covers the

@@ -22,7 +22,7 @@ RANDOM_WEIGHTS = "random weights: the model's real shape and sizes, and answers 
 
 
 @dataclass(frozen=True)
-class Location:
+class ModelLocation:
     """A model that every host has under one path."""
 
     path: str
@@ -50,7 +50,7 @@ def locate(
     random_weights: bool = False,
     head: str | None = None,
     models: str = "/data/models",
-) -> Location:
+) -> ModelLocation:
     """The model's place on all hosts in `findings`.
 
     `random_weights`: the user asked for `--load-format dummy`, so a config.json is enough; so it
@@ -238,10 +238,10 @@ def _nowhere(model: Model, findings: Findings, models: str) -> RequirementsNotMe
     )
 
 
-def _location(path: str, present: Sequence[ModelDirectory], random_weights: bool) -> Location:
+def _location(path: str, present: Sequence[ModelDirectory], random_weights: bool) -> ModelLocation:
     first = present[0]
     marked = any(found.random_weights and not found.weight_files for found in present)
-    return Location(
+    return ModelLocation(
         path=path,
         shape=first.shape,
         weight_bytes=max(directory.weight_bytes for directory in present),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from clusterctl.errors import UsageError
-from clusterctl.models.catalogue import CATALOGUE, Entry, by_alias, by_directory, by_hub_id
+from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry, by_alias, by_directory, by_hub_id
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
@@ -26,7 +26,7 @@ class Model:
     candidates: tuple[str, ...]
     """Absolute paths on a host where it may be, the likeliest first."""
     hub_id: str | None = None
-    entry: Entry | None = None
+    entry: CatalogueEntry | None = None
 
 
 def resolve(name: str, models_dir: str) -> Model:
@@ -73,7 +73,7 @@ def _of_path(path: str) -> Model:
     return Model(path, name, (clean,), hub_id=hub_id, entry=entry)
 
 
-def _of_entry(name: str, entry: Entry, models_dir: str) -> Model:
+def _of_entry(name: str, entry: CatalogueEntry, models_dir: str) -> Model:
     served = entry.hub_id if "/" in name else entry.alias
     candidates = hub_candidates(models_dir, entry.hub_id, entry.names)
     return Model(name, served, candidates, hub_id=entry.hub_id, entry=entry)

@@ -58,7 +58,7 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class DecoderLayer:
     """One decoder layer. `norms`: vectors of the hidden size it keeps."""
 
     attention: Attention | None
@@ -114,7 +114,7 @@ class ModelShape:
     context: int
     context_key: str
     dtype: str
-    layers: tuple[Layer, ...]
+    layers: tuple[DecoderLayer, ...]
     rotary: tuple[RotaryTable, ...] = ()
     quantization: Quantization | None = None
     tower: Tower | None = None

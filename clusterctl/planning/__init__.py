@@ -1,5 +1,5 @@
-"""Does a model fit, how many requests at once, on which GPUs: computed before anything starts.
+"""Does a model fit, in which layout, for how many requests at once: told before anything starts.
 
-Pure: a model description, hardware and options go in, a plan comes out. Only `config_files` reads
-from disk. Start reading at `plan.fit`; docs/fit.md explains where the numbers come from.
+Start reading at `planner.plan`, the one answer that `fit` and `serve` give. Pure, apart from what
+`measured` and `cluster_hardware` ask the head; docs/fit.md explains where the numbers come from.
 """

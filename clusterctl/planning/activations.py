@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterctl.models.shape import Layer, ModelShape
+from clusterctl.models.shape import DecoderLayer, ModelShape
 from clusterctl.planning.allocator import GIB
-from clusterctl.planning.hardware import Gpu
+from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.rules import Rules, Sampler
-from clusterctl.planning.weights import Stage, vocabulary_rows
+from clusterctl.planning.weights import PipelineStage, vocabulary_rows
 
 _SORTED_COPIES = 9.5
 """Copies of float32[requests, vocabulary] alive while PyTorch sorts the logits: the bf16 logits
@@ -57,10 +57,10 @@ class Profile:
 
 def activation_gib(
     shape: ModelShape,
-    stage: Stage,
+    stage: PipelineStage,
     batch: Batch,
     rules: Rules,
-    gpu: Gpu,
+    gpu: GpuModel,
     profile: Profile,
     *,
     first_rank: bool = True,
@@ -90,7 +90,7 @@ def _sampler_peak(shape: ModelShape, batch: Batch, sampler: Sampler, multiproces
     return int(_PIVOT_COPIES * requests * row) + min(multiprocessors, requests) * row
 
 
-def _tuning_peak(shape: ModelShape, stage: Stage, batch: Batch) -> int:
+def _tuning_peak(shape: ModelShape, stage: PipelineStage, batch: Batch) -> int:
     """What compiling takes the first time: PyTorch tunes each kernel on arguments that it makes
     up in full size (torch/_inductor/standalone_compile.py sets triton.autotune_at_compile_time).
     The largest is the embedding table, with the embeddings and, in the same kernel unless an
@@ -104,14 +104,14 @@ def _tuning_peak(shape: ModelShape, stage: Stage, batch: Batch) -> int:
     return 2 * shape.hidden * (vocabulary_rows(shape.vocab, stage.tp) + made * batch.tokens)
 
 
-def _layers_peak(shape: ModelShape, stage: Stage, batch: Batch) -> int:
+def _layers_peak(shape: ModelShape, stage: PipelineStage, batch: Batch) -> int:
     """The widest layer, beside its input, the residual and the normed copy of both."""
     layers = set(shape.layers[stage.first : stage.last])
     widest = max((_layer_elements(layer, stage.tp) for layer in layers), default=0)
     return batch.tokens * 2 * (3 * shape.hidden + widest)
 
 
-def _layer_elements(layer: Layer, tp: int) -> int:
+def _layer_elements(layer: DecoderLayer, tp: int) -> int:
     """bf16 elements per token that a layer's feed-forward or attention keeps at once."""
     found = [0]
     if layer.mlp:
@@ -122,7 +122,7 @@ def _layer_elements(layer: Layer, tp: int) -> int:
     return max(found)
 
 
-def _expert_workspace(shape: ModelShape, stage: Stage, batch: Batch, gpu: Gpu) -> int:
+def _expert_workspace(shape: ModelShape, stage: PipelineStage, batch: Batch, gpu: GpuModel) -> int:
     """Bytes of the two buffers of fused experts: for each token and expert of its own, the wider
     of a product and the hidden state (`workspace_shapes` in fused_moe/experts/triton_moe.py and
     marlin_moe.py). The Triton kernels for mxfp4 on Hopper and newer have none.

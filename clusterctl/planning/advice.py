@@ -9,11 +9,10 @@ from typing import Any
 from clusterctl.errors import ClusterctlError
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.hardware import known_gpus
+from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import ServeOptions
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import Placement, Site, seat_ranks
-from clusterctl.planning.plan import fit
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.rules import Rules
 
@@ -135,7 +134,7 @@ def _other_gpus(shape: ModelShape, plan: FitPlan, rules: Rules) -> Iterator[Advi
         return
     for gpu in sorted(known_gpus(), key=lambda gpu: gpu.memory_gib):
         seats = tuple(replace(seat, gpu=gpu) for seat in plan.placement.seats)
-        tried = fit(shape, replace(plan.placement, seats=seats), plan.options, rules)
+        tried = plan_memory(shape, replace(plan.placement, seats=seats), plan.options, rules)
         if tried.verdict == "fits":
             count = len(seats)
             text = f"{count} x {gpu.name} would hold it in the same layout"

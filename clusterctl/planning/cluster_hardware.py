@@ -12,11 +12,11 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.planning.hardware import Gpu, gpu_of_host
+from clusterctl.planning.hardware import GpuModel, gpu_of_host
 from clusterctl.planning.measured import Learned, measured_file, measured_in
 from clusterctl.planning.placement import HostGpus, Site
 from clusterctl.planning.planner import Hardware, usual_fabric
-from clusterctl.planning.speed import SOCKET_LATENCY, Link
+from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.transport.base import Transport
@@ -94,7 +94,9 @@ def sites_in(
     return tuple(found)
 
 
-def _gpus(accelerator: Accelerator, node: Node, facts: HostFacts, free: int) -> tuple[Gpu, ...]:
+def _gpus(
+    accelerator: Accelerator, node: Node, facts: HostFacts, free: int
+) -> tuple[GpuModel, ...]:
     found = accelerator.devices(facts, free)
     for gpu in found:
         if gpu.memory is None or gpu.mig:
@@ -108,16 +110,16 @@ def measurements(cluster: str) -> tuple[str, str]:
     return measured_file(cluster), record_file(cluster)
 
 
-def measured_network(proven: FabricRecord | None, topology: Topology) -> Link | None:
+def measured_network(proven: FabricRecord | None, topology: Topology) -> LinkSpeed | None:
     """What the fabric gate measured between these hosts, with everything that slows them."""
     hosts = {node.host for node in topology.nodes}
     if proven is None or not proven.network or not hosts <= set(proven.nodes):
         return None
     between = proven.network[0]
-    return Link(between.bandwidth, between.latency)
+    return LinkSpeed(between.bandwidth, between.latency)
 
 
-def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> Link | None:
+def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed | None:
     """The slowest of the links that carry tensors; None where a driver does not tell, as of
     virtual NICs, or where there is only one host.
 
@@ -133,7 +135,7 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> Link | Non
         speeds.append(sum(known))
     if len(speeds) < 2:
         return None
-    return Link(min(speeds) * 1e6 / 8, SOCKET_LATENCY)
+    return LinkSpeed(min(speeds) * 1e6 / 8, SOCKET_LATENCY)
 
 
 def with_image_env(hardware: Hardware, head: Transport, image: str) -> Hardware:

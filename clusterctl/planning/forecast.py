@@ -16,8 +16,8 @@ from clusterctl.models.config_json import describe
 from clusterctl.models.name import Model
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.advice import Advice
+from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import UnknownValue, parse_options
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import (
     PARTITION,

@@ -24,7 +24,7 @@ _MARKETING_SHARE = 0.93
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuModel:
     """One kind of GPU. `capability`: compute capability x 10. `multiprocessors`: SMs."""
 
     name: str
@@ -57,35 +57,37 @@ class Gpu:
         return self.capability >= 89
 
 
-_CATALOGUE: tuple[Gpu, ...] = (
-    Gpu("T4", 14.58, 75, 320, 65, 40, "datawhalechina/self-llm#162"),
-    Gpu("V100-16GB", 15.77, 70, 900, 125, 80, "16 GB card, scaled from V100-32GB", assumed=True),
-    Gpu("V100-32GB", 31.74, 70, 900, 125, 80, "a log of vLLM 0.7.1 (worker.py)"),
-    Gpu("A10", 22.09, 86, 600, 125, 72, "public out-of-memory reports"),
-    Gpu("A10G", 22.06, 86, 600, 70, 80, "public out-of-memory reports"),
-    Gpu("A30", 23.50, 80, 933, 165, 56, "RB-Modulation#5", assumed=True),
-    Gpu("A40", 44.40, 86, 696, 150, 84, "as L40: same 46068 MiB", assumed=True),
-    Gpu("A100-40GB", 39.50, 80, 1555, 312, 108, "TianheWu/CoSeR#10"),
-    Gpu("A100-80GB", 79.25, 80, 1935, 312, 108, "levihsu/OOTDiffusion#235"),
-    Gpu("A800-80GB", 79.33, 80, 2039, 312, 108, "hahnyuan/PB-LLM#3"),
-    Gpu("H100", 79.19, 90, 3350, 989, 132, "llm-d-planner, accuracy/results/v0.19.0"),
-    Gpu("H100-NVL", 93.00, 90, 3900, 835, 132, "ali-vilab/VACE#56"),
-    Gpu("H800", 79.19, 90, 3350, 989, 132, "as H100", assumed=True),
-    Gpu("H20", 95.00, 90, 4000, 148, 78, "public out-of-memory reports"),
-    Gpu("H200", 139.80, 90, 4800, 989, 132, "public out-of-memory reports"),
-    Gpu("B200", 178.35, 100, 8000, 2250, 148, "public out-of-memory reports"),
-    Gpu("L4", 22.03, 89, 300, 121, 58, "public out-of-memory reports"),
-    Gpu("L40", 44.40, 89, 864, 181, 142, "QwenLM/Qwen3-VL#2097"),
-    Gpu("L40S", 44.40, 89, 864, 362, 142, "as L40: same 46068 MiB", assumed=True),
-    Gpu("RTX 2080 Ti", 10.75, 75, 616, 54, 68, "11264 MiB card, scaled", assumed=True),
-    Gpu("RTX 3080 10GB", 9.77, 86, 760, 119, 68, "10240 MiB card, scaled", assumed=True),
-    Gpu("RTX 3080 20GB", 19.58, 86, 760, 119, 68, "public out-of-memory reports"),
-    Gpu("RTX 3090", 23.69, 86, 936, 142, 82, "OpenBMB/MiniCPM-V#612"),
-    Gpu("RTX 4090", 23.64, 89, 1008, 165, 128, "TMElyralab/MuseTalk#76"),
-    Gpu("RTX 5080", 15.48, 120, 960, 113, 84, "vllm-project/vllm#14452"),
-    Gpu("RTX 5090", 31.36, 120, 1792, 210, 170, "public out-of-memory reports"),
-    Gpu("RTX A5000", 23.68, 86, 768, 111, 64, "zai-org/GLM-4#730"),
-    Gpu("RTX A6000", 47.40, 86, 768, 155, 84, "49140 MiB card, scaled", assumed=True),
+_CATALOGUE: tuple[GpuModel, ...] = (
+    GpuModel("T4", 14.58, 75, 320, 65, 40, "datawhalechina/self-llm#162"),
+    GpuModel(
+        "V100-16GB", 15.77, 70, 900, 125, 80, "16 GB card, scaled from the 32 GB", assumed=True
+    ),
+    GpuModel("V100-32GB", 31.74, 70, 900, 125, 80, "a log of vLLM 0.7.1 (worker.py)"),
+    GpuModel("A10", 22.09, 86, 600, 125, 72, "public out-of-memory reports"),
+    GpuModel("A10G", 22.06, 86, 600, 70, 80, "public out-of-memory reports"),
+    GpuModel("A30", 23.50, 80, 933, 165, 56, "RB-Modulation#5", assumed=True),
+    GpuModel("A40", 44.40, 86, 696, 150, 84, "as L40: same 46068 MiB", assumed=True),
+    GpuModel("A100-40GB", 39.50, 80, 1555, 312, 108, "TianheWu/CoSeR#10"),
+    GpuModel("A100-80GB", 79.25, 80, 1935, 312, 108, "levihsu/OOTDiffusion#235"),
+    GpuModel("A800-80GB", 79.33, 80, 2039, 312, 108, "hahnyuan/PB-LLM#3"),
+    GpuModel("H100", 79.19, 90, 3350, 989, 132, "llm-d-planner, accuracy/results/v0.19.0"),
+    GpuModel("H100-NVL", 93.00, 90, 3900, 835, 132, "ali-vilab/VACE#56"),
+    GpuModel("H800", 79.19, 90, 3350, 989, 132, "as H100", assumed=True),
+    GpuModel("H20", 95.00, 90, 4000, 148, 78, "public out-of-memory reports"),
+    GpuModel("H200", 139.80, 90, 4800, 989, 132, "public out-of-memory reports"),
+    GpuModel("B200", 178.35, 100, 8000, 2250, 148, "public out-of-memory reports"),
+    GpuModel("L4", 22.03, 89, 300, 121, 58, "public out-of-memory reports"),
+    GpuModel("L40", 44.40, 89, 864, 181, 142, "QwenLM/Qwen3-VL#2097"),
+    GpuModel("L40S", 44.40, 89, 864, 362, 142, "as L40: same 46068 MiB", assumed=True),
+    GpuModel("RTX 2080 Ti", 10.75, 75, 616, 54, 68, "11264 MiB card, scaled", assumed=True),
+    GpuModel("RTX 3080 10GB", 9.77, 86, 760, 119, 68, "10240 MiB card, scaled", assumed=True),
+    GpuModel("RTX 3080 20GB", 19.58, 86, 760, 119, 68, "public out-of-memory reports"),
+    GpuModel("RTX 3090", 23.69, 86, 936, 142, 82, "OpenBMB/MiniCPM-V#612"),
+    GpuModel("RTX 4090", 23.64, 89, 1008, 165, 128, "TMElyralab/MuseTalk#76"),
+    GpuModel("RTX 5080", 15.48, 120, 960, 113, 84, "vllm-project/vllm#14452"),
+    GpuModel("RTX 5090", 31.36, 120, 1792, 210, 170, "public out-of-memory reports"),
+    GpuModel("RTX A5000", 23.68, 86, 768, 111, 64, "zai-org/GLM-4#730"),
+    GpuModel("RTX A6000", 47.40, 86, 768, 155, 84, "49140 MiB card, scaled", assumed=True),
 )
 
 _OTHER_NAMES = {
@@ -117,7 +119,7 @@ _OTHER_NAMES = {
     "2080ti": "RTX 2080 Ti",
 }
 
-CPU = Gpu("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has the size it is told")
+CPU = GpuModel("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has the size it is told")
 """vLLM on a CPU; VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes says how much it may use."""
 
 _ITEM = re.compile(r"^(?:(\d{1,3})\s*[x*]\s*)?(.+)$", re.IGNORECASE)
@@ -134,18 +136,18 @@ def _folded(name: str) -> str:
 _BY_NAME = {_folded(gpu.name): gpu for gpu in _CATALOGUE}
 
 
-def known_gpus() -> tuple[Gpu, ...]:
+def known_gpus() -> tuple[GpuModel, ...]:
     """The catalogue, smallest capability first within a line of products."""
     return _CATALOGUE
 
 
-def find_gpu(name: str) -> Gpu | None:
+def find_gpu(name: str) -> GpuModel | None:
     """The catalogue's entry for a name as people or nvidia-smi write it."""
     folded = _folded(name)
     return _BY_NAME.get(_folded(_OTHER_NAMES.get(folded, folded)))
 
 
-def gpu_of_host(name: str, smi_mib: int | None = None) -> Gpu:
+def gpu_of_host(name: str, smi_mib: int | None = None) -> GpuModel:
     """The GPU that a host or an inventory names; `smi_mib` is nvidia-smi's memory.total.
 
     A name outside the catalogue gets the memory of nvidia-smi less what the driver keeps.
@@ -157,16 +159,16 @@ def gpu_of_host(name: str, smi_mib: int | None = None) -> Gpu:
     found = find_gpu(name)
     reported = (smi_mib or 0) / 1024 * REPORTED_SHARE
     if found is None:
-        return Gpu(name, reported, 80, 1000, 150, 108, "nvidia-smi", assumed=True)
+        return GpuModel(name, reported, 80, 1000, 150, 108, "nvidia-smi", assumed=True)
     if reported and abs(reported / found.memory_gib - 1) > 0.05:
         twin = _BY_NAME.get(_folded(f"{name} {round((smi_mib or 0) / 1024)}GB"))
         return twin or replace(found, memory_gib=reported, source="nvidia-smi", assumed=True)
     return found
 
 
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
+def parse_gpus(text: str) -> tuple[GpuModel, ...]:
     """`2xH200`, `RTX 3090,H800`, `4xMyGPU:47.5`: one Gpu for each. Raises UsageError."""
-    found: list[Gpu] = []
+    found: list[GpuModel] = []
     for item in text.split(","):
         match = _ITEM.match(item.strip())
         if match is None or match[1] == "0":
@@ -178,7 +180,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 _HOW = "write it as 2xH200, as RTX3090,H800, or with the memory PyTorch reports: 2xMyGPU:47.5"
 
 
-def _parse_one(name: str) -> Gpu:
+def _parse_one(name: str) -> GpuModel:
     sized = _SIZED.match(name)
     if sized:
         return _with_memory(sized[1].strip(), float(sized[2]))
@@ -188,10 +190,10 @@ def _parse_one(name: str) -> Gpu:
     return found
 
 
-def _with_memory(name: str, memory_gib: float) -> Gpu:
+def _with_memory(name: str, memory_gib: float) -> GpuModel:
     if memory_gib <= 0:
         raise UsageError(f"--gpus {name}: a GPU has more than 0 GiB", hint=_HOW)
-    base = find_gpu(name) or Gpu(name or "GPU", 0.0, 80, 1000, 150, 108, assumed=True)
+    base = find_gpu(name) or GpuModel(name or "GPU", 0.0, 80, 1000, 150, 108, assumed=True)
     return replace(base, memory_gib=memory_gib, source="as given", assumed=False)
 
 

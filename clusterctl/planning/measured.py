@@ -10,10 +10,9 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.node.paths import NodePaths
-from clusterctl.planning.log_lines import WANTED, read_reported
-from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.overheads import Measured
-from clusterctl.planning.reported import Comparison, Reported, compare, learn
+from clusterctl.planning.reported import WANTED, Comparison, Reported, compare, learn, read_reported
 from clusterctl.planning.rules import rules_for
 from clusterctl.transport.base import Transport
 
@@ -31,7 +30,7 @@ Learned = dict[tuple[str, str], tuple[tuple[int, Measured], ...]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StartOutcome:
     """What a start printed, beside what was predicted for it."""
 
     reported: Reported
@@ -59,7 +58,7 @@ class Outcome:
         ]
 
 
-def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> Outcome | None:
+def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> StartOutcome | None:
     """The last start of a service against its plan, in one round trip; None where its log does
     not tell. It is a report: what goes wrong here does not make the service worse."""
     log = str(NodePaths(cluster).log(service))
@@ -70,7 +69,7 @@ def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> Ou
         return None
     reported = read_reported(result.stdout)
     found = compare(plan, reported, plan.limited_by.rank)
-    return Outcome(reported, found) if found else None
+    return StartOutcome(reported, found) if found else None
 
 
 def measured_file(cluster: str) -> str:

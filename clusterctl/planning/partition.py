@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.models.shape import ModelShape
+from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import ServeOptions
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.placement import Placement, split_layers
-from clusterctl.planning.plan import fit
 from clusterctl.planning.rules import Rules
 
 _MOVES = 12
@@ -28,7 +27,7 @@ def best_split(
 ) -> FitPlan:
     """The plan with the partition that holds most; vLLM's own when that is about as good, as it
     is whenever all GPUs are of one kind."""
-    plain = fit(shape, placement, options, rules)
+    plain = plan_memory(shape, placement, options, rules)
     if placement.partition or options.partition or not _unlike(placement):
         return plain
     best = _climb(shape, placement, options, rules, _by_room(shape, plain))
@@ -74,10 +73,10 @@ def _climb(
     start: tuple[int, ...],
 ) -> FitPlan:
     """Move single layers off the poorest stage as long as that helps."""
-    best = fit(shape, replace(placement, partition=start), options, rules)
+    best = plan_memory(shape, replace(placement, partition=start), options, rules)
     for _ in range(_MOVES):
         moved = [
-            fit(shape, replace(placement, partition=counts), options, rules)
+            plan_memory(shape, replace(placement, partition=counts), options, rules)
             for counts in _neighbours(best)
         ]
         better = max(moved, key=_score, default=best)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.planning.hardware import Gpu
+from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.overheads import Fabric, Measured
-from clusterctl.planning.weights import Stage
+from clusterctl.planning.weights import PipelineStage
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Site:
     """
 
     host: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuModel, ...]
     fabric: Fabric = "pcie"
     measured: tuple[tuple[int, Measured], ...] = ()
     head: bool = False
@@ -40,11 +40,11 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankSeat:
     """One rank: its GPU, its pipeline stage and its place in the tensor parallel group."""
 
     host: str
-    gpu: Gpu
+    gpu: GpuModel
     stage: int
     place: int
     measured: Measured | None = None
@@ -60,7 +60,7 @@ class Placement:
 
     tp: int
     pp: int
-    seats: tuple[Seat, ...]
+    seats: tuple[RankSeat, ...]
     fabric: Fabric
     replicas: int = 1
     partition: tuple[int, ...] = ()  # layers per stage; empty: vLLM's own split
@@ -105,14 +105,14 @@ def split_layers(layers: int, pp: int, partition: Sequence[int] = ()) -> tuple[i
     return tuple(counts)
 
 
-def stages_of(layers: int, placement: Placement) -> tuple[Stage, ...]:
+def stages_of(layers: int, placement: Placement) -> tuple[PipelineStage, ...]:
     """The layers of every pipeline stage. Raises UsageError when they cannot be split."""
     counts = split_layers(layers, placement.pp, placement.partition)
     found = []
     first = 0
     for index, count in enumerate(counts):
         last = index == placement.pp - 1
-        found.append(Stage(first, first + count, placement.tp, index == 0, last))
+        found.append(PipelineStage(first, first + count, placement.tp, index == 0, last))
         first += count
     return tuple(found)
 
@@ -139,7 +139,7 @@ def seat_ranks(
     return _placed(groups, sites, tp, pp, partition, reason)
 
 
-_Group = list[tuple[Site, Gpu]]
+_Group = list[tuple[Site, GpuModel]]
 
 
 def _groups_inside(sites: Sequence[Site], tp: int, pp: int) -> list[_Group] | None:
@@ -172,7 +172,7 @@ def _placed(
     reason: str,
 ) -> Placement:
     seats = tuple(
-        Seat(site.host, gpu, stage, place, site.measured_at(tp))
+        RankSeat(site.host, gpu, stage, place, site.measured_at(tp))
         for stage, group in enumerate(groups)
         for place, (site, gpu) in enumerate(group)
     )

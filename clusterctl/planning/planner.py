@@ -13,9 +13,9 @@ from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.advice import Advice, advise
-from clusterctl.planning.hardware import Gpu, parse_gpus
+from clusterctl.planning.hardware import GpuModel, parse_gpus
+from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import ServeOptions, parse_options
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.overheads import Fabric
 from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import HostGpus, Placement, Site, seat_ranks
@@ -27,7 +27,7 @@ from clusterctl.planning.problems import (
     tp_problem,
 )
 from clusterctl.planning.rules import Rules, rules_for
-from clusterctl.planning.speed import NETWORK, Link, Speed, speed_of
+from clusterctl.planning.speed import NETWORK, LinkSpeed, Speed, speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
 from clusterctl.serving.vllm_flags import Argument, last_value
 
@@ -51,7 +51,7 @@ class Hardware:
     """What a model would run on. `network` None: not known, an ordinary one is assumed."""
 
     sites: tuple[Site, ...]
-    network: Link | None = None
+    network: LinkSpeed | None = None
     defaults: EngineDefaults = ON_GPUS
     env: Mapping[str, str] = field(default_factory=dict)
     vllm: str | None = None
@@ -109,7 +109,7 @@ class PlanRequest:
         return self.hardware.sites
 
     @property
-    def network(self) -> Link:
+    def network(self) -> LinkSpeed:
         return self.hardware.network or NETWORK
 
     @property
@@ -280,7 +280,7 @@ def propose(
     sites: Sequence[Site],
     options: ServeOptions,
     rules: Rules,
-    network: Link = NETWORK,
+    network: LinkSpeed = NETWORK,
 ) -> tuple[Proposal, ...]:
     """Layouts that fit, best first: certain ones before tight ones, then by estimated tokens/s
     under load. Tensor parallel groups stay inside a host unless the network is fast."""
@@ -304,7 +304,7 @@ def _plans(
     sites: Sequence[Site],
     options: ServeOptions,
     rules: Rules,
-    network: Link,
+    network: LinkSpeed,
 ) -> Iterator[FitPlan]:
     """Plans with that TP, from one stage up. A stage more than what fits is offered too, for its
     larger cache; beyond that stages only add hops."""
@@ -511,7 +511,7 @@ def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
     return tuple(Site(f"host{number}", each, usual_fabric(each)) for number in range(1, hosts + 1))
 
 
-def usual_fabric(gpus: Sequence[Gpu]) -> Fabric:
+def usual_fabric(gpus: Sequence[GpuModel]) -> Fabric:
     """What servers with those GPUs usually join them by."""
     joined = ("A100", "A800", "H100", "H800", "H20", "B200", "V100")
     return "nvlink" if len(gpus) > 1 and gpus[0].name.startswith(joined) else "pcie"

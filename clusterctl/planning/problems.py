@@ -12,9 +12,9 @@ from typing import Any
 from clusterctl.models.quantized import NEEDS_CAPABILITY, requested
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
-from clusterctl.planning.hardware import Gpu
+from clusterctl.planning.hardware import GpuModel
+from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.rules import Rules
 from clusterctl.serving.release_flags import removed_flags
 from clusterctl.serving.vllm_flags import Argument
@@ -109,7 +109,7 @@ def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
 
 
 def _number_formats(
-    shape: ModelShape, options: ServeOptions, gpus: Iterable[Gpu]
+    shape: ModelShape, options: ServeOptions, gpus: Iterable[GpuModel]
 ) -> Iterator[PredictedProblem]:
     old = _names(gpu for gpu in gpus if not gpu.has_bfloat16)
     if not old:
@@ -132,7 +132,7 @@ def _number_formats(
 
 
 def _storage(
-    shape: ModelShape, options: ServeOptions, rules: Rules, gpus: Sequence[Gpu]
+    shape: ModelShape, options: ServeOptions, rules: Rules, gpus: Sequence[GpuModel]
 ) -> Iterator[PredictedProblem]:
     stored = requested(options.quantization, shape.quantization)
     if stored is None:
@@ -164,7 +164,7 @@ def _storage(
         )
 
 
-def _names(gpus: Iterable[Gpu]) -> str:
+def _names(gpus: Iterable[GpuModel]) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from clusterctl.models.quantized import requested
 from clusterctl.models.shape import ModelShape, Quantization
 from clusterctl.planning.activations import Batch
-from clusterctl.planning.hardware import Gpu
+from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
 from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
-from clusterctl.planning.rules import Rules, Sampler
-from clusterctl.planning.runner import has_second_runner
+from clusterctl.planning.rules import Rules, Sampler, has_second_runner
 
 _LARGE_GPU_GIB = 70
 _HUGE_GPU_GIB = 160
@@ -36,7 +35,7 @@ class Settings:
 
 
 def settle(
-    shape: ModelShape, options: ServeOptions, rules: Rules, head: Gpu, tp: int = 1, pp: int = 1
+    shape: ModelShape, options: ServeOptions, rules: Rules, head: GpuModel, tp: int = 1, pp: int = 1
 ) -> Settings:
     """Fill in vLLM's defaults. `head`: the GPU of the process that starts the engine; vLLM takes
     the batch defaults from it alone, whatever the other ranks have."""
@@ -61,7 +60,7 @@ def settle(
 
 
 def _storage(
-    shape: ModelShape, options: ServeOptions, rules: Rules, head: Gpu
+    shape: ModelShape, options: ServeOptions, rules: Rules, head: GpuModel
 ) -> Quantization | None:
     """How weights are stored on this GPU."""
     storage = requested(options.quantization, shape.quantization)
@@ -87,7 +86,7 @@ def _batches(options: ServeOptions, rules: Rules, pp: int, *, second_runner: boo
     return pp
 
 
-def default_batch(rules: Rules, head: Gpu, length: int, ranks: int = 1) -> Batch:
+def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> Batch:
     """vLLM's own batch when none is asked for (engine/arg_utils.py, usage: API server).
 
     0.7 without chunked prefill: as many tokens as the context has, at least 2048.
@@ -104,14 +103,14 @@ def default_batch(rules: Rules, head: Gpu, length: int, ranks: int = 1) -> Batch
     return Batch(2048, 256)
 
 
-def _batch(options: ServeOptions, rules: Rules, head: Gpu, length: int, ranks: int) -> Batch:
+def _batch(options: ServeOptions, rules: Rules, head: GpuModel, length: int, ranks: int) -> Batch:
     default = default_batch(rules, head, length, ranks)
     requests = options.max_num_seqs or default.requests
     tokens = options.max_num_batched_tokens or max(default.tokens, requests)
     return Batch(tokens, min(requests, tokens))
 
 
-def _block_size(shape: ModelShape, options: ServeOptions, head: Gpu) -> int:
+def _block_size(shape: ModelShape, options: ServeOptions, head: GpuModel) -> int:
     if options.block_size:
         return options.block_size
     if head.is_cpu:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from clusterctl.errors import UsageError
 from clusterctl.models.shape import ModelShape, Quantization
-from clusterctl.planning.hardware import Gpu
+from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.placement import Placement, stages_of
-from clusterctl.planning.weights import Stage, read_per_token_bytes
+from clusterctl.planning.weights import PipelineStage, read_per_token_bytes
 
 _LAYER_OVERHEAD = 52e-6
 """Seconds per layer that a decode step takes besides reading weights: one H200 with a 1.5B model
@@ -38,19 +38,19 @@ OUTPUT = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSpeed:
     """Bandwidth in bytes/s and latency in s of a transfer between two ranks."""
 
     bandwidth: float
     latency: float
 
 
-NVLINK = Link(200e9, 6e-6)
+NVLINK = LinkSpeed(200e9, 6e-6)
 """Custom all-reduce over NVLink 4."""
-PCIE = Link(12e9, 15e-6)
+PCIE = LinkSpeed(12e9, 15e-6)
 """NCCL through host memory, GeForce cards without peer access."""
 SOCKET_LATENCY = 40e-6
-NETWORK = Link(4e9, SOCKET_LATENCY)
+NETWORK = LinkSpeed(4e9, SOCKET_LATENCY)
 """NCCL over TCP sockets: 4.0 GB/s measured on a 4 GB/s link, and 40 us for a small message."""
 
 _RATE = re.compile(r"^(\d{1,5}(?:\.\d{1,3})?)\s*(gbit(?:/s)?|gbps|gb/s|g)$", re.IGNORECASE)
@@ -58,7 +58,7 @@ _RATE = re.compile(r"^(\d{1,5}(?:\.\d{1,3})?)\s*(gbit(?:/s)?|gbps|gb/s|g)$", re.
 _BY_FABRIC = {"nvlink": NVLINK, "pcie": PCIE}
 
 
-def parse_network(text: str) -> Link:
+def parse_network(text: str) -> LinkSpeed:
     """`25Gbit` (bits per second) or `4GB/s` (bytes). Raises UsageError."""
     match = _RATE.match(text.strip())
     if match is None or float(match[1]) <= 0:
@@ -66,7 +66,7 @@ def parse_network(text: str) -> Link:
             f"--network {text!r}: not a speed", hint="--network 25Gbit, or in bytes: 4GB/s"
         )
     bits = 1 if match[2] in ("GB/s", "gB/s") else 8
-    return Link(float(match[1]) * 1e9 / bits, SOCKET_LATENCY)
+    return LinkSpeed(float(match[1]) * 1e9 / bits, SOCKET_LATENCY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def speed_of(
     shape: ModelShape,
     placement: Placement,
     quantization: Quantization | None = None,
-    network: Link = NETWORK,
+    network: LinkSpeed = NETWORK,
 ) -> Speed:
     """The estimate for all replicas together. `network`: the measured link between the hosts."""
     run = _Run(shape, placement, quantization, network)
@@ -99,7 +99,7 @@ class _Run:
     shape: ModelShape
     placement: Placement
     quantization: Quantization | None
-    network: Link
+    network: LinkSpeed
 
     def throughput(self, requests: int) -> float:
         """Output tokens per second of `requests` requests at once."""
@@ -110,7 +110,7 @@ class _Run:
         seconds = self._prefill(each * PROMPT) + OUTPUT * step
         return replicas * each * OUTPUT / seconds
 
-    def _stages(self) -> list[tuple[Stage, Gpu]]:
+    def _stages(self) -> list[tuple[PipelineStage, GpuModel]]:
         """Every stage with its slowest GPU."""
         found = []
         for index, stage in enumerate(stages_of(len(self.shape.layers), self.placement)):
@@ -118,7 +118,7 @@ class _Run:
             found.append((stage, min(gpus, key=lambda gpu: gpu.bandwidth)))
         return found
 
-    def _read(self, stage: Stage, tokens: int) -> float:
+    def _read(self, stage: PipelineStage, tokens: int) -> float:
         return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
 
     def _decode(self, tokens: int) -> float:
@@ -140,7 +140,7 @@ class _Run:
             hops += self._hop(stage, tokens)
         return slowest + hops
 
-    def _reduce(self, stage: Stage, tokens: int) -> float:
+    def _reduce(self, stage: PipelineStage, tokens: int) -> float:
         """Seconds of all-reduces: two a layer, one for the embedding."""
         tp = self.placement.tp
         if tp == 1:
@@ -151,7 +151,7 @@ class _Run:
         message = 2 * (tp - 1) / tp * tokens * self.shape.hidden * 2
         return count * (link.latency + message / link.bandwidth)
 
-    def _hop(self, stage: Stage, tokens: int) -> float:
+    def _hop(self, stage: PipelineStage, tokens: int) -> float:
         """Seconds to hand hidden states and residual to the next stage."""
         if stage.has_head:
             return 0.0

@@ -17,24 +17,64 @@ from itertools import chain
 
 from clusterctl.models.shape import (
     Attention,
+    DecoderLayer,
     Experts,
     Latent,
-    Layer,
     Mlp,
     ModelShape,
     Quantization,
     Tower,
 )
 from clusterctl.planning.allocator import GIB, allocated_bytes, round_up
-from clusterctl.planning.experts import expert_tensors
-from clusterctl.planning.storage import Tensor, matrix
+
+_BITSANDBYTES_BLOCK = 64
+_BITSANDBYTES_OUTER_BLOCK = 256
+"""nf4 keeps one byte of scale for 64 weights and one float32 for 256 of these scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One allocation. `movable`: --cpu-offload-gb may take it to the host's memory."""
+
+    size: int
+    movable: bool = True
+
+
+def matrix(rows: int, columns: int, storage: Quantization | None) -> Iterator[Tensor]:
+    """Weights of `rows` x `columns` with their scales; plain ones take 2 bytes each."""
+    elements = rows * columns
+    if storage is None:
+        yield Tensor(elements * 2)
+    elif storage.method == "fp8":
+        yield Tensor(elements)
+        side = storage.block
+        yield Tensor(-(-rows // side) * -(-columns // side) * 4 if side else 4)
+    elif storage.method == "bitsandbytes":
+        yield Tensor(elements * storage.bits // 8)
+        scales = elements // _BITSANDBYTES_BLOCK
+        yield Tensor(scales + scales // _BITSANDBYTES_OUTER_BLOCK * 4, movable=False)
+    elif storage.method == "mxfp4":
+        yield Tensor(elements // 2)
+        yield Tensor(elements // storage.group)
+    else:
+        yield from _grouped(elements, columns, storage)
+
+
+def _grouped(elements: int, columns: int, storage: Quantization) -> Iterator[Tensor]:
+    """AWQ and GPTQ: packed integers, an fp16 scale per group, and zero points when asymmetric."""
+    groups = elements // (storage.group or columns)
+    yield Tensor(elements * storage.bits // 8)
+    yield Tensor(groups * 2)
+    if storage.zeros:
+        yield Tensor(groups * storage.bits // 8)
+
 
 VOCABULARY_STEP = 64
 """DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.py."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """Layers [first, last) of the model on a rank of `tp` tensor parallel ranks."""
 
     first: int
@@ -73,7 +113,7 @@ class _Cut:
 @lru_cache(maxsize=1024)
 def weight_bytes(
     shape: ModelShape,
-    stage: Stage,
+    stage: PipelineStage,
     quantization: Quantization | None,
     offload: int = 0,
     *,
@@ -104,7 +144,7 @@ def _kept(tensors: Iterable[Tensor], offload: int) -> Iterator[Tensor]:
 
 def weight_gib(
     shape: ModelShape,
-    stage: Stage,
+    stage: PipelineStage,
     quantization: Quantization | None,
     offload_gib: float = 0,
     *,
@@ -115,7 +155,7 @@ def weight_gib(
 
 
 def read_per_token_bytes(
-    shape: ModelShape, stage: Stage, quantization: Quantization | None, batch: int
+    shape: ModelShape, stage: PipelineStage, quantization: Quantization | None, batch: int
 ) -> float:
     """Bytes of weights that a decode step of `batch` tokens reads on a rank.
 
@@ -129,7 +169,7 @@ def read_per_token_bytes(
     return read + head
 
 
-def _read_of(layer: Layer, cut: _Cut, batch: int) -> float:
+def _read_of(layer: DecoderLayer, cut: _Cut, batch: int) -> float:
     tensors = chain(_attention_of(layer, cut), _mlp_of(layer, cut))
     whole = sum(tensor.size for tensor in tensors)
     if layer.experts is None:
@@ -138,15 +178,15 @@ def _read_of(layer: Layer, cut: _Cut, batch: int) -> float:
     return whole + share * sum(tensor.size for tensor in _experts(layer.experts, cut))
 
 
-def _decoder(shape: ModelShape, stage: Stage, cut: _Cut) -> Iterator[Tensor]:
-    made: dict[Layer, tuple[Tensor, ...]] = {}  # layers repeat: cut each kind once
+def _decoder(shape: ModelShape, stage: PipelineStage, cut: _Cut) -> Iterator[Tensor]:
+    made: dict[DecoderLayer, tuple[Tensor, ...]] = {}  # layers repeat: cut each kind once
     for layer in shape.layers[stage.first : stage.last]:
         if layer not in made:
             made[layer] = tuple(_layer(layer, cut))
         yield from made[layer]
 
 
-def _layer(layer: Layer, cut: _Cut) -> Iterator[Tensor]:
+def _layer(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
     yield from _attention_of(layer, cut)
     yield from _mlp_of(layer, cut)
     if layer.experts:
@@ -161,7 +201,7 @@ def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
     return expert_tensors(experts, cut.hidden, cut.part(experts.width), cut.quantization)
 
 
-def _attention_of(layer: Layer, cut: _Cut) -> Iterable[Tensor]:
+def _attention_of(layer: DecoderLayer, cut: _Cut) -> Iterable[Tensor]:
     attention = layer.attention
     if attention is None:
         return ()
@@ -210,7 +250,7 @@ def _latent(attention: Attention, latent: Latent, cut: _Cut) -> Iterator[Tensor]
     yield from cut.linear(cut.hidden, heads * latent.value_dim)
 
 
-def _mlp_of(layer: Layer, cut: _Cut) -> Iterator[Tensor]:
+def _mlp_of(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
     if layer.mlp:
         yield from _mlp(layer.mlp, cut)
 
@@ -223,7 +263,7 @@ def _mlp(mlp: Mlp, cut: _Cut) -> Iterator[Tensor]:
         yield cut.whole(cut.hidden)
 
 
-def _tables(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
+def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
     """What is made before the layers: vision tower, embeddings, rotary tables."""
     if stage.has_embedding:
         if shape.tower:
@@ -238,14 +278,14 @@ def _tables(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
         yield Tensor(rotary.positions * rotary.width * 2)
 
 
-def _head(shape: ModelShape, stage: Stage) -> Iterator[Tensor]:
+def _head(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
     if stage.has_head:
         yield Tensor(shape.hidden * 2)
         if not shape.tied:
             yield _vocabulary(shape, stage)
 
 
-def _vocabulary(shape: ModelShape, stage: Stage) -> Tensor:
+def _vocabulary(shape: ModelShape, stage: PipelineStage) -> Tensor:
     return Tensor(vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2)
 
 
@@ -276,7 +316,7 @@ def compared_with_files(shape: ModelShape, stored: int | None) -> ModelShape:
     """Compare the count of weights with the files on disk; a difference is an assumption."""
     if not stored:
         return shape
-    whole = Stage(0, len(shape.layers), 1, has_embedding=True, has_head=True)
+    whole = PipelineStage(0, len(shape.layers), 1, has_embedding=True, has_head=True)
     plain = replace(shape, rotary=())
     counted = weight_bytes(plain, whole, shape.quantization)
     if abs(counted / stored - 1) <= _CHECKPOINT_TOLERANCE:
@@ -286,3 +326,44 @@ def compared_with_files(shape: ModelShape, stored: int | None) -> ModelShape:
         f"{counted / GIB:.2f} GiB"
     )
     return replace(shape, assumptions=(*shape.assumptions, note))
+
+
+_MARLIN_WIDTH_STEP = 128
+_MARLIN_HIDDEN_STEP = 256
+"""Padding of mxfp4 experts for Marlin kernels (fused_moe/oracle/mxfp4.py)."""
+
+_TRITON_WIDTH_STEP = 64
+_TRITON_SCALE_ROWS = 256
+"""For Triton on Hopper the width alone is padded, and rows of scales to 32 times 8 warps
+(HopperMXScaleLayout in third_party/triton_kernels). The allocator's blocks after a start of
+gpt-oss-20b on an H200 (vLLM 0.25.1) have exactly these sizes."""
+
+
+def expert_tensors(
+    experts: Experts, hidden: int, width: int, storage: Quantization | None
+) -> Iterator[Tensor]:
+    """All experts of a layer as two stacked matrices, and the router. `width`: of this rank."""
+    if storage and storage.method == "mxfp4" and not storage.padded:
+        yield from _triton(experts, hidden, round_up(width, _TRITON_WIDTH_STEP), storage)
+        return
+    router = experts.count * hidden
+    if storage and storage.method == "mxfp4":
+        width, hidden = round_up(width, _MARLIN_WIDTH_STEP), round_up(hidden, _MARLIN_HIDDEN_STEP)
+    up, down = experts.count * 2 * width, experts.count * hidden
+    yield from matrix(up, hidden, storage)
+    yield from matrix(down, width, storage)
+    yield Tensor(router * 2)
+    if experts.bias:
+        yield from (Tensor(rows * 2) for rows in (up, down, experts.count))
+
+
+def _triton(experts: Experts, hidden: int, width: int, storage: Quantization) -> Iterator[Tensor]:
+    """mxfp4 as Triton's kernels for Hopper take it; biases become float32."""
+    for rows, columns in ((2 * width, hidden), (hidden, width)):
+        yield Tensor(experts.count * rows * columns // 2)
+        scales = round_up(rows, _TRITON_SCALE_ROWS) * columns // storage.group
+        yield Tensor(experts.count * scales)
+    yield Tensor(experts.count * hidden * 2)
+    if experts.bias:
+        yield from (Tensor(experts.count * rows * 4) for rows in (2 * width, hidden))
+        yield Tensor(experts.count * 2)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.errors import raise_all
-from clusterctl.models.catalogue import Entry
+from clusterctl.models.catalogue import CatalogueEntry
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version
 from clusterctl.serving.layout import Layout
@@ -16,7 +16,7 @@ from clusterctl.serving.release_flags import (
     SHUTDOWN_TIMEOUT_SINCE,
     removed_flags,
 )
-from clusterctl.serving.request import Request
+from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.vllm_flags import (
     Argument,
     drop_idle_negations,
@@ -45,7 +45,7 @@ error, so vLLM is left its own value there."""
 class Launch:
     """Everything that decides the command line of one service."""
 
-    request: Request
+    request: ServiceRequest
     model_argument: str
     """The path on the hosts, or a Hub id that every host downloads."""
     served_names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Launch:
     """As `choose_port` says; None takes the one asked for, else 8000."""
     shape: ModelShape | None = None
     """Of the config.json found, else the catalogue's."""
-    entry: Entry | None = None
+    entry: CatalogueEntry | None = None
     defaults: EngineDefaults = ON_GPUS
     version: Version | None = None
     """Of vLLM in the image; None when unknown, which counts as the newest."""

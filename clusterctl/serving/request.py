@@ -63,7 +63,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Request:
+class ServiceRequest:
     """A service as asked for; nothing of it was looked up on a host yet."""
 
     model: str
@@ -87,7 +87,7 @@ class Request:
 
 def read_request(
     options: Options, config: Sequence[Argument] = (), extra: Sequence[Argument] = ()
-) -> Request:
+) -> ServiceRequest:
     """One request out of the three sources: `extra` (what follows --) wins over `config`.
 
     Raises UsageError for a model that is missing, a number that is none, an option and a flag
@@ -110,8 +110,8 @@ class _Reader:
         self.merged = lay_over(config, extra)
         self.problems: list[ClusterctlError] = []
 
-    def request(self, options: Options) -> Request:
-        return Request(
+    def request(self, options: Options) -> ServiceRequest:
+        return ServiceRequest(
             model=self.model(options.model),
             name=self.name(options.name),
             served_names=self.values("served-model-name"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from clusterctl.models.name import Model
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.arguments import SHUTDOWN_TIMEOUT, Launch, serve_argv
-from clusterctl.serving.request import Request, service_name
+from clusterctl.serving.request import ServiceRequest, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
 
 READY_TIMEOUT = 1800.0
@@ -17,7 +17,7 @@ READY_TIMEOUT = 1800.0
 too short for large weights from slow disks, so it is raised to the same."""
 
 
-def served_names(request: Request, model: Model) -> tuple[str, ...]:
+def served_names(request: ServiceRequest, model: Model) -> tuple[str, ...]:
     """The names that API requests may use: the user's --served-model-name, else his --name,
     else the model's."""
     if request.served_names:
@@ -25,7 +25,7 @@ def served_names(request: Request, model: Model) -> tuple[str, ...]:
     return (request.name or model.served_name,)
 
 
-def document_name(request: Request, names: tuple[str, ...]) -> str:
+def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
     """The service's name: the user's --name, else one made from what it serves."""
     return request.name or service_name(names[0])
 

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.models.catalogue import CATALOGUE, Entry, by_alias, by_directory, by_hub_id
+from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry, by_alias, by_directory, by_hub_id
 from clusterctl.models.config_files import checkpoint_bytes, read_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import did_you_mean
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
 from clusterctl.planning.planner import FitReport, Hardware, plan, request_for, sites_of
-from clusterctl.planning.speed import Link, parse_network
+from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.layout import UNDECIDED
-from clusterctl.serving.request import Options, Request, read_request
+from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitArguments:
     """What the user typed. `arguments`: vLLM's, from what follows -- and from our own options."""
 
     model: str
@@ -39,17 +39,17 @@ class Asked:
     probe: bool = False
     """Ask the image's own vLLM as well."""
 
-    def request(self) -> Request:
+    def request(self) -> ServiceRequest:
         """The same request that `serve` would read. Raises UsageError."""
         options = Options(self.model, self.tp, self.pp)
         return read_request(options, (), parse_arguments(self.arguments))
 
-    def link(self) -> Link | None:
+    def link(self) -> LinkSpeed | None:
         """What --network says. Raises UsageError."""
         return parse_network(self.network) if self.network else None
 
 
-def without_cluster(asked: Asked) -> FitReport:
+def without_cluster(asked: FitArguments) -> FitReport:
     """The report for GPUs that `--gpus` names. Raises UsageError and DoesNotFit."""
     request = asked.request()
     if asked.gpus is None:
@@ -60,7 +60,7 @@ def without_cluster(asked: Asked) -> FitReport:
 
 
 def launch_for(
-    request: Request, shape: ModelShape, hardware: Hardware, smallest_gpu: int | None = None
+    request: ServiceRequest, shape: ModelShape, hardware: Hardware, smallest_gpu: int | None = None
 ) -> Launch:
     """The launch that `serve` would make of a request, as far as it decides flags to plan for."""
     return Launch(
@@ -77,7 +77,7 @@ def launch_for(
     )
 
 
-def entry_of(model: str) -> Entry | None:
+def entry_of(model: str) -> CatalogueEntry | None:
     """The catalogue's entry for a name, a Hub id or a directory called like it."""
     return by_alias(model) or by_hub_id(model) or by_directory(model.rstrip("/").rpartition("/")[2])
 

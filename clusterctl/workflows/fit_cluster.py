@@ -26,12 +26,12 @@ from clusterctl.planning.cluster_hardware import (
     smallest_gpu,
     with_image_env,
 )
-from clusterctl.planning.exact import (
-    Answer,
-    Exact,
-    exact,
+from clusterctl.planning.image_probe import (
+    ProbeAnswer,
+    ProbeResult,
     hosts_to_ask,
-    question,
+    probe_question,
+    probe_result,
     read_answer,
     script,
 )
@@ -53,7 +53,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.workflows.declared import services_in
-from clusterctl.workflows.fit import Asked, launch_for, load_shape
+from clusterctl.workflows.fit import FitArguments, launch_for, load_shape
 from clusterctl.workflows.gpu_holders import gpus_held
 from clusterctl.workflows.reach import look_at_all, node_files, reach, read_state
 
@@ -63,7 +63,7 @@ class Fitted:
     """A report, and where it was asked for what the image's own vLLM says."""
 
     report: FitReport
-    exact: Exact | None = None
+    probed: ProbeResult | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Model:
     """Where the hosts have it."""
 
 
-def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> Fitted:
+def run(inventory: Inventory, asked: FitArguments, credentials: Credentials) -> Fitted:
     """The report for the inventory's hosts. Raises UsageError, DoesNotFit, what connections raise,
     and with `asked.probe` what `ask_images` raises."""
     asked.request()  # what is wrong with it needs no host to tell
@@ -93,7 +93,7 @@ def run(inventory: Inventory, asked: Asked, credentials: Credentials) -> Fitted:
 
 def plan_request(
     inventory: Inventory,
-    asked: Asked,
+    asked: FitArguments,
     transports: Mapping[str, Transport],
     answers: Mapping[str, Probe],
 ) -> tuple[PlanRequest, dict[str, Any] | None]:
@@ -107,7 +107,7 @@ def plan_request(
     return request_for(launch, model.shape, hardware, served_layout(same)), model.config
 
 
-def _own(inventory: Inventory, asked: Asked, head: Probe) -> ServiceDocument | None:
+def _own(inventory: Inventory, asked: FitArguments, head: Probe) -> ServiceDocument | None:
     """The service that `serve` would replace."""
     if _is_local(asked.model):
         return None
@@ -118,7 +118,7 @@ def _own(inventory: Inventory, asked: Asked, head: Probe) -> ServiceDocument | N
 
 def hardware_for_fit(
     inventory: Inventory,
-    asked: Asked,
+    asked: FitArguments,
     transports: Mapping[str, Transport],
     answers: Mapping[str, Probe],
     own: ServiceDocument | None,
@@ -194,7 +194,7 @@ def ask_images(
     asked: PlanRequest,
     report: FitReport,
     config: Mapping[str, Any] | None,
-) -> Exact:
+) -> ProbeResult:
     """One host of each GPU type is asked. Raises UsageError without a config.json,
     RequirementsNotMet where no node container runs, StepFailed where vLLM does not answer."""
     if config is None:
@@ -203,15 +203,15 @@ def ask_images(
             hint="give a directory with config.json, or bring the model to the hosts",
         )
     hosts = hosts_to_ask(report.plan)
-    text = question(report.plan, config, asked.arguments, asked.hardware.env)
+    text = probe_question(report.plan, config, asked.arguments, asked.hardware.env)
     chosen = {host: transports[host] for host in hosts.values()}
     found = fan_out(chosen, partial(_ask, inventory, text))
     raise_all(failures(found))
     answers = values(found)
-    return exact(report.plan, {gpu: answers[host] for gpu, host in hosts.items()})
+    return probe_result(report.plan, {gpu: answers[host] for gpu, host in hosts.items()})
 
 
-def _ask(inventory: Inventory, text: bytes, transport: Transport) -> Answer:
+def _ask(inventory: Inventory, text: bytes, transport: Transport) -> ProbeAnswer:
     driver, host = DockerDriver(transport), transport.host.name
     container = container_name(inventory.cluster)
     there = driver.find(container)

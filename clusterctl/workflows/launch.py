@@ -9,7 +9,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError, RayNotFormed, UsageError, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.models.location import Location, locate
+from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
@@ -29,7 +29,7 @@ from clusterctl.serving.arguments import Launch
 from clusterctl.serving.endpoint import Endpoint, base_url, head_address, reached_at
 from clusterctl.serving.layout import UNDECIDED, Layout
 from clusterctl.serving.port import choose_port
-from clusterctl.serving.request import Request
+from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import build_service, document_name, served_names
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
@@ -42,7 +42,7 @@ class Prepared:
 
     document: ServiceDocument
     layout: Layout
-    location: Location | None
+    location: ModelLocation | None
     """None for a model that every host downloads from the Hub."""
     notes: tuple[str, ...]
     fit: FitReport | None = None
@@ -61,7 +61,7 @@ class Prepared:
 
 def prepare(
     inventory: Inventory,
-    request: Request,
+    request: ServiceRequest,
     model: Model,
     transports: Mapping[str, Transport],
     answers: Mapping[str, Probe],
@@ -108,13 +108,13 @@ def _hardware(
 
 def _launch(
     inventory: Inventory,
-    request: Request,
+    request: ServiceRequest,
     model: Model,
     topology: Topology,
     answers: Mapping[str, Probe],
     state: NodeState,
     declared: Mapping[str, ServiceDocument],
-    location: Location | None,
+    location: ModelLocation | None,
 ) -> Launch:
     """All that decides the command line, save the layout."""
     names = served_names(request, model)
@@ -147,8 +147,8 @@ def _require_ray(inventory: Inventory, topology: Topology, state: NodeState) -> 
 
 
 def _locate(
-    inventory: Inventory, request: Request, model: Model, transports: Mapping[str, Transport]
-) -> Location | None:
+    inventory: Inventory, request: ServiceRequest, model: Model, transports: Mapping[str, Transport]
+) -> ModelLocation | None:
     found = fan_out(transports, lambda transport: look_for(transport, model.candidates))
     raise_all(failures(found))
     findings = values(found)
@@ -169,7 +169,7 @@ def _head_address(inventory: Inventory, topology: Topology, answers: Mapping[str
     return head_address(head, answers[head.name].facts, topology.head.node_ip)
 
 
-def _notes(layout: Layout, location: Location | None, model: Model) -> tuple[str, ...]:
+def _notes(layout: Layout, location: ModelLocation | None, model: Model) -> tuple[str, ...]:
     size = f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}"
     notes = [size, *layout.notes]
     if location is None:

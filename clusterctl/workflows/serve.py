@@ -20,7 +20,7 @@ from clusterctl.models.name import Model, resolve
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
 from clusterctl.planning.measured import (
-    Outcome,
+    StartOutcome,
     keep,
     lessons,
     measured_file,
@@ -31,7 +31,7 @@ from clusterctl.planning.planner import FitReport
 from clusterctl.ray_cluster.fabric_record import record_file
 from clusterctl.ray_cluster.topology import resolve as resolve_topology
 from clusterctl.serving.config_file import read_config_file
-from clusterctl.serving.request import Options, Request, read_request
+from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.service import difference, needs_restart
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.transport.base import Transport
@@ -65,7 +65,7 @@ class Asked:
     config: Path | None = None
     extra: tuple[str, ...] = ()
 
-    def request(self) -> Request:
+    def request(self) -> ServiceRequest:
         """Raises UsageError with every problem of the three at once."""
         config = read_config_file(self.config) if self.config else ()
         return read_request(self.options, config, parse_arguments(self.extra))
@@ -116,7 +116,7 @@ class Served:
     """Path of the API key on it."""
     sudo: bool
     """The key's file is read as root, and the SSH user is not."""
-    outcome: Outcome | None = None
+    outcome: StartOutcome | None = None
     """What vLLM reported beside the prediction; None where one of the two is missing."""
 
 
@@ -188,7 +188,7 @@ def _compare_weights(
 
 
 def _decide(
-    inventory: Inventory, request: Request, model: Model, transports: Mapping[str, Transport]
+    inventory: Inventory, request: ServiceRequest, model: Model, transports: Mapping[str, Transport]
 ) -> Decision:
     answers = _look(inventory, transports)
     answer = answers[inventory.head.name]
@@ -244,7 +244,7 @@ def _bring_up(
 
 
 def new_key(
-    inventory: Inventory, head: Transport, request: Request, declared: Sequence[str]
+    inventory: Inventory, head: Transport, request: ServiceRequest, declared: Sequence[str]
 ) -> str | None:
     """The key of the config file where it is another one than the cluster's; None elsewhere.
 
@@ -268,7 +268,7 @@ def new_key(
 
 def _outcome(
     inventory: Inventory, head: Transport, prepared: Prepared, answer: Probe
-) -> Outcome | None:
+) -> StartOutcome | None:
     """What the log says beside the prediction; what it teaches is kept on the head."""
     if prepared.fit is None:
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterctl.planning.placement import Site
 from clusterctl.planning.planner import FitReport, Hardware, PlanRequest, plan, sites_of
-from clusterctl.planning.speed import NETWORK, Link
+from clusterctl.planning.speed import NETWORK, LinkSpeed
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.workflows.fit import load_shape
 
@@ -23,7 +23,7 @@ def fit_request(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     vllm: str | None = None,
-    network: Link = NETWORK,
+    network: LinkSpeed = NETWORK,
 ) -> FitReport:
     """`gpus`: those of each of `hosts` hosts ("2xH200"); without it `sites` are the cluster's."""
     found = tuple(sites) if gpus is None else sites_of(gpus, hosts)

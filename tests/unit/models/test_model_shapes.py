@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.models.catalogue import CATALOGUE, Entry
+from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape, Quantization, RotaryTable
 from clusterctl.planning.allocator import GIB
 from clusterctl.planning.kv_cache import needs_of, plan_cache
 from clusterctl.planning.planner import Hardware, PlanRequest, plan, sites_of
 from clusterctl.planning.problems import possible_tp
-from clusterctl.planning.weights import Stage, weight_bytes, weight_gib
+from clusterctl.planning.weights import PipelineStage, weight_bytes, weight_gib
 from tests.fakes.catalogue import config_of
 
 LLAMA_8B: dict[str, Any] = {
@@ -58,8 +58,8 @@ DEEPSEEK_V3: dict[str, Any] = {
 }
 
 
-def whole(shape: ModelShape, tp: int = 1) -> Stage:
-    return Stage(0, len(shape.layers), tp, has_embedding=True, has_head=True)
+def whole(shape: ModelShape, tp: int = 1) -> PipelineStage:
+    return PipelineStage(0, len(shape.layers), tp, has_embedding=True, has_head=True)
 
 
 def gib(config: dict[str, Any], tp: int = 1, **changes: Any) -> float:
@@ -196,7 +196,7 @@ def test_mxfp4_applies_to_experts_alone() -> None:
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.alias)
-def test_the_catalogue_needs_no_assumptions(entry: Entry) -> None:
+def test_the_catalogue_needs_no_assumptions(entry: CatalogueEntry) -> None:
     assert entry.shape.assumptions == ()
 
 

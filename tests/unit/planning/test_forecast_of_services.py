@@ -23,7 +23,7 @@ from clusterctl.planning.planner import Hardware, served_layout, usual_fabric
 from clusterctl.planning.speed import parse_network
 from clusterctl.serving.arguments import Launch, serve_argv
 from clusterctl.serving.layout import UNDECIDED, Layout
-from clusterctl.serving.request import Options, Request, read_request
+from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.service import build_service
 from clusterctl.serving.vllm_flags import parse_arguments
 from tests.fakes.catalogue import config_of
@@ -68,7 +68,9 @@ class Case:
     ) -> None:
         self.own = own
         self.hardware = hardware
-        self.request: Request = read_request(Options(model, tp, pp), (), parse_arguments(args))
+        self.request: ServiceRequest = read_request(
+            Options(model, tp, pp), (), parse_arguments(args)
+        )
         self.config = config if isinstance(config, str) or config is None else json.dumps(config)
         self.launch = Launch(
             request=self.request, model_argument=model, served_names=("some",), layout=UNDECIDED,

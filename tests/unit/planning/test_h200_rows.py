@@ -17,15 +17,13 @@ from typing import Any
 import pytest
 
 from clusterctl.models.config_json import describe
-from clusterctl.planning.exact import exact, read_answer
 from clusterctl.planning.hardware import find_gpu, parse_gpus
-from clusterctl.planning.log_lines import read_reported
+from clusterctl.planning.image_probe import probe_result, read_answer
+from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import parse_options
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.overheads import Fabric
 from clusterctl.planning.placement import Site, seat_ranks
-from clusterctl.planning.plan import fit
-from clusterctl.planning.reported import Reported, learn
+from clusterctl.planning.reported import Reported, learn, read_reported
 from clusterctl.planning.rules import rules_for
 
 GIB = 2**30
@@ -52,7 +50,7 @@ class Row:
         site = Site("h", parse_gpus("2xH200"), self.link)
         shape = describe(MEASURED["models"][self.model], self.model)
         options = parse_options([*self.arguments.split(), *extra], self.env)
-        return fit(shape, seat_ranks([site], self.tp, self.pp), options, RULES)
+        return plan_memory(shape, seat_ranks([site], self.tp, self.pp), options, RULES)
 
     @property
     def reported(self) -> Reported:
@@ -160,10 +158,10 @@ ASKED: dict[str, Any] = json.loads(Path(__file__).with_name("asked_h200.json").r
 
 @pytest.mark.parametrize("name", ASKED)
 def test_the_images_vllm_counts_what_is_predicted(name: str) -> None:
-    """vLLM 0.25.1 asked on an H200 by `asked_vllm.py`, with no start."""
+    """vLLM 0.25.1 asked on an H200 by `image_probe_script.py`, with no start."""
     plan = next(row for row in ROWS if row.name == name).plan()
     answer = read_answer(json.dumps(ASKED[name]))
-    found = exact(plan, {rank.gpu: answer for rank in plan.ranks})
+    found = probe_result(plan, {rank.gpu: answer for rank in plan.ranks})
     assert found.differences == ()
     assert found.max_concurrency == pytest.approx(plan.max_concurrency, rel=0.0005)
     assert answer.memory_gib == pytest.approx(plan.ranks[0].memory_gib, abs=0.01)

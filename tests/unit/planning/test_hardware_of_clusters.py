@@ -24,7 +24,7 @@ from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import Hardware
 from clusterctl.ray_cluster.topology import resolve
-from clusterctl.workflows.fit import Asked
+from clusterctl.workflows.fit import FitArguments
 from clusterctl.workflows.fit_cluster import config_on_hosts, hardware_for_fit
 from tests.fakes.host_facts import host_facts
 from tests.fakes.transport import FakeTransport, starts
@@ -73,7 +73,7 @@ def hardware_of(
 ) -> Hardware:
     transports = {name: FakeTransport() for name in answers}
     transports["big"].on(starts("docker", "image"), stdout="[]")
-    return hardware_for_fit(inventory, Asked("m", vllm=vllm), transports, answers, None)
+    return hardware_for_fit(inventory, FitArguments("m", vllm=vllm), transports, answers, None)
 
 
 def test_the_head_comes_first_since_rank_0_starts_there() -> None:

@@ -12,13 +12,13 @@ from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.memory import plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import Site, seat_ranks, split_layers
-from clusterctl.planning.plan import fit
 from clusterctl.planning.planner import propose
 from clusterctl.planning.rules import rules_for
-from clusterctl.planning.speed import Link
+from clusterctl.planning.speed import LinkSpeed
 from tests.fakes.catalogue import config_of
 
 NEWEST = rules_for("0.33.0")
@@ -43,7 +43,7 @@ def unlike(first: str, second: str) -> tuple[Site, Site]:
 
 def test_tensor_parallel_on_unlike_gpus_is_decided_by_the_smaller() -> None:
     placement = seat_ranks(unlike("RTX 3090", "H800"), tp=2, pp=1)
-    plan = fit(QWEN_1_5B, placement, SMALL_STEPS, NEWEST)
+    plan = plan_memory(QWEN_1_5B, placement, SMALL_STEPS, NEWEST)
     assert (plan.limited_by.host, plan.limited_by.gpu) == ("gpu1", "RTX 3090")
     assert plan.limited_by.unused_gib > 40
     assert plan.placement.groups_cross_hosts
@@ -62,7 +62,7 @@ def test_layers_are_split_by_what_unlike_gpus_hold(
     the tuning of a first compile, which the stage with the embedding table pays for.
     """
     placement = seat_ranks(unlike(*gpus), tp=1, pp=2)
-    assert fit(R1_32B, placement, SMALL_STEPS, NEWEST).verdict == "does not fit"
+    assert plan_memory(R1_32B, placement, SMALL_STEPS, NEWEST).verdict == "does not fit"
     plan = best_split(R1_32B, placement, SMALL_STEPS, NEWEST)
     assert plan.partition == layers
     assert plan.verdict == "fits"
@@ -74,7 +74,7 @@ def test_no_other_split_holds_more() -> None:
     found = best_split(R1_32B, placement, SMALL_STEPS, NEWEST).kv_cache_tokens
     for first in range(1, 64):
         other = replace(placement, partition=(first, 64 - first))
-        assert fit(R1_32B, other, SMALL_STEPS, NEWEST).kv_cache_tokens <= found
+        assert plan_memory(R1_32B, other, SMALL_STEPS, NEWEST).kv_cache_tokens <= found
 
 
 def test_like_gpus_keep_the_split_of_vllm() -> None:
@@ -95,7 +95,7 @@ def test_groups_stay_inside_hosts_over_an_ordinary_network() -> None:
     sites = unlike("2xH100", "2xH100")
     for proposal in propose(R1_32B, sites, SMALL_STEPS, NEWEST):
         assert not proposal.plan.placement.groups_cross_hosts
-    fast = Link(50e9, 5e-6)
+    fast = LinkSpeed(50e9, 5e-6)
     found = propose(R1_32B, sites, SMALL_STEPS, NEWEST, fast)
     assert any(proposal.plan.placement.groups_cross_hosts for proposal in found)
 

@@ -10,14 +10,12 @@ from clusterctl.models.config_json import describe
 from clusterctl.models.shape import Experts, ModelShape, Quantization
 from clusterctl.models.version import parse_version
 from clusterctl.planning.allocator import MIB, allocated_bytes
-from clusterctl.planning.experts import expert_tensors
 from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import parse_options
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.placement import Site, seat_ranks
-from clusterctl.planning.plan import fit
-from clusterctl.planning.rules import rules_for
-from clusterctl.planning.runner import has_second_runner
+from clusterctl.planning.rules import has_second_runner, rules_for
+from clusterctl.planning.weights import expert_tensors
 
 
 def shape(architecture: str, **more: Any) -> ModelShape:
@@ -75,7 +73,7 @@ def test_quantised_models_move_two_versions_later() -> None:
 
 def plan(version: str, *arguments: str, env: dict[str, str] | None = None) -> FitPlan:
     placement = seat_ranks([Site("h", parse_gpus("H200"))], 1, 1)
-    return fit(QWEN3, placement, parse_options(arguments, env or {}), rules_for(version))
+    return plan_memory(QWEN3, placement, parse_options(arguments, env or {}), rules_for(version))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import Hardware
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.layout import UNDECIDED, Layout
-from clusterctl.serving.request import Request
+from clusterctl.serving.request import ServiceRequest
 
 
 def shape_of(hub_id: str) -> ModelShape:
@@ -47,7 +47,7 @@ def plan_layout(
     pipeline_parallel: int | None = None,
     data_parallel: int = 1,
 ) -> Layout:
-    request = Request(
+    request = ServiceRequest(
         "org/m",
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,

@@ -17,10 +17,9 @@ import pytest
 
 from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import parse_options
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.placement import Site, seat_ranks
-from clusterctl.planning.plan import fit
 from clusterctl.planning.rules import rules_for
 from tests.fakes.catalogue import config_of
 
@@ -105,7 +104,7 @@ class Start:
         placement = seat_ranks([Site("h", parse_gpus("4xH100"), "nvlink")], self.tp, self.pp)
         arguments = ["--max-model-len", "8192", "--gpu-memory-utilization", "0.95", *self.extra]
         shape = describe(self.config, self.name)
-        return fit(shape, placement, parse_options(arguments), rules_for("0.19.0"))
+        return plan_memory(shape, placement, parse_options(arguments), rules_for("0.19.0"))
 
 
 STARTS = (

@@ -16,10 +16,9 @@ import pytest
 
 from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import CPU, parse_gpus
+from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import parse_options
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.placement import Site, seat_ranks
-from clusterctl.planning.plan import fit
 from clusterctl.planning.rules import rules_for
 from tests.fakes.catalogue import config_of
 
@@ -59,7 +58,7 @@ class Row:
         gpus = parse_gpus(self.gpus)
         placement = seat_ranks([Site("host", gpus)], tp=len(gpus), pp=1)
         options = parse_options([*self.arguments.split(), *extra])
-        return fit(describe(figures, self.model), placement, options, rules_for(self.vllm))
+        return plan_memory(describe(figures, self.model), placement, options, rules_for(self.vllm))
 
 
 ROWS = (
@@ -205,5 +204,5 @@ def test_starts_without_gpus_to_the_block(config: dict[str, Any], tp: int, print
     """`CPU KV cache size` of vLLM 0.32.0+cpu with VLLM_CPU_KVCACHE_SPACE=1, measured in the lab."""
     placement = seat_ranks([Site(f"gpu{number}", (CPU,)) for number in range(tp)], tp=tp, pp=1)
     options = parse_options([], {"VLLM_CPU_KVCACHE_SPACE": "1"})
-    plan = fit(describe(config), placement, options, rules_for("0.32.0+cpu"))
+    plan = plan_memory(describe(config), placement, options, rules_for("0.32.0+cpu"))
     assert plan.kv_cache_tokens == printed

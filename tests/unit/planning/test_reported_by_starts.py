@@ -9,7 +9,6 @@ import pytest
 
 from clusterctl.errors import Unreachable
 from clusterctl.planning.hardware import CPU, parse_gpus
-from clusterctl.planning.log_lines import WANTED, read_reported
 from clusterctl.planning.measured import (
     keep,
     lessons,
@@ -18,10 +17,10 @@ from clusterctl.planning.measured import (
     outcome_of,
     with_lessons,
 )
-from clusterctl.planning.outcome import FitPlan
+from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import Site
-from clusterctl.planning.reported import Reported
+from clusterctl.planning.reported import WANTED, Reported, read_reported
 from tests.fakes.fit_requests import fit_request
 from tests.fakes.transport import FakeTransport, starts
 

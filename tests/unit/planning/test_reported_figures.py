@@ -8,11 +8,10 @@ import pytest
 
 from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import ServeOptions, parse_options
-from clusterctl.planning.outcome import FitPlan
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import Site, seat_ranks
-from clusterctl.planning.plan import fit
 from clusterctl.planning.reported import Reported, compare, learn
 from clusterctl.planning.rules import rules_for
 from tests.fakes.catalogue import config_of
@@ -25,7 +24,7 @@ SEED_000 = Reported(13.72, 36.56, 0.69, 798_624, 11.99)
 def plan(measured: Measured | None = None, options: ServeOptions = OPTIONS) -> FitPlan:
     site = Site("gpu1", parse_gpus("A100"), measured=((1, measured),) if measured else ())
     shape = describe(config_of("openai/gpt-oss-20b"))
-    return fit(shape, seat_ranks([site], 1, 1), options, RULES)
+    return plan_memory(shape, seat_ranks([site], 1, 1), options, RULES)
 
 
 def test_every_printed_figure_stands_beside_its_prediction() -> None:

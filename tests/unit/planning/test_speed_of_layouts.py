@@ -13,7 +13,7 @@ import pytest
 from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site, seat_ranks
-from clusterctl.planning.speed import Link, Speed, speed_of
+from clusterctl.planning.speed import LinkSpeed, Speed, speed_of
 from tests.fakes.catalogue import config_of
 
 SHAPE = describe(config_of("qwen/qwen2.5-1.5b-instruct"))
@@ -65,7 +65,7 @@ def test_a_32b_model_over_the_link() -> None:
 def test_a_faster_link_is_never_slower() -> None:
     placement = MEASURED["TP 2 over 4 GB/s"][0]
     found = [
-        speed_of(SHAPE, placement, network=Link(bandwidth, 40e-6)).loaded
+        speed_of(SHAPE, placement, network=LinkSpeed(bandwidth, 40e-6)).loaded
         for bandwidth in (0.1e9, 1e9, 4e9, 25e9, 50e9)
     ]
     assert found == sorted(found)

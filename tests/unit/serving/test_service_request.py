@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import Problems, UsageError
-from clusterctl.serving.request import Options, Request, read_request, service_name
+from clusterctl.serving.request import Options, ServiceRequest, read_request, service_name
 from clusterctl.serving.vllm_flags import parse_arguments
 
 
@@ -71,4 +71,4 @@ def test_random_weights_can_be_asked_for() -> None:
     request = read_request(Options("m"), extra=parse_arguments(["--load-format", "dummy"]))
 
     assert request.random_weights
-    assert not Request("m").random_weights
+    assert not ServiceRequest("m").random_weights

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState
-from clusterctl.serving.request import Request
+from clusterctl.serving.request import ServiceRequest
 from clusterctl.workflows.reach import require_bootstrapped
 from clusterctl.workflows.serve import Changes, Decision, new_key, settle
 from tests.fakes.transport import FakeTransport, starts
@@ -61,13 +61,13 @@ def test_the_key_of_a_config_file_becomes_the_clusters_while_nothing_is_served(
     asked: str | None, declared: tuple[str, ...], key: str | None
 ) -> None:
     head = FakeTransport().on(starts("cat"), stdout="the-clusters\n")
-    assert new_key(INVENTORY, head, Request("m", api_key=asked), declared) == key
+    assert new_key(INVENTORY, head, ServiceRequest("m", api_key=asked), declared) == key
 
 
 def test_a_key_that_clients_of_other_services_would_have_to_learn_is_refused() -> None:
     head = FakeTransport().on(starts("cat"), stdout="the-clusters\n")
     with pytest.raises(UsageError, match="which a, b use") as caught:
-        new_key(INVENTORY, head, Request("m", api_key="ones-own"), ("a", "b"))
+        new_key(INVENTORY, head, ServiceRequest("m", api_key="ones-own"), ("a", "b"))
     assert "clusterctl stop a && clusterctl stop b" in str(caught.value.hint)
     assert "ones-own" not in f"{caught.value} {caught.value.hint}"
 

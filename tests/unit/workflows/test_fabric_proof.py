@@ -14,7 +14,7 @@ from clusterctl.errors import Interrupted, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.fabric_documents import Collective, Crossing, FabricReport
 from clusterctl.planning.cluster_hardware import measured_network
-from clusterctl.planning.speed import Link
+from clusterctl.planning.speed import LinkSpeed
 from clusterctl.ray_cluster.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.transport.base import CommandResult
@@ -216,6 +216,6 @@ def test_a_file_that_is_none_of_ours_proves_nothing(data: bytes | None) -> None:
 
 def test_the_speed_model_takes_what_was_measured_between_these_hosts() -> None:
     ground = Lab().ground
-    assert measured_network(record(gpu1="x", gpu2="y"), ground.topology) == Link(6e7, 1e-4)
+    assert measured_network(record(gpu1="x", gpu2="y"), ground.topology) == LinkSpeed(6e7, 1e-4)
     assert measured_network(record(gpu1="x"), ground.topology) is None
     assert measured_network(None, ground.topology) is None

@@ -22,7 +22,7 @@ from clusterctl.node.paths import NodePaths
 from clusterctl.planning.planner import FitReport, plan
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
-from clusterctl.workflows.fit import Asked
+from clusterctl.workflows.fit import FitArguments
 from clusterctl.workflows.fit_cluster import plan_request
 from clusterctl.workflows.launch import Prepared, prepare
 from tests.fakes.catalogue import config_of
@@ -113,7 +113,7 @@ class Cluster:
         return found
 
     def fit(self) -> FitReport | ClusterctlError:
-        asked = Asked(MODEL, self.tp, self.pp, arguments=self.flags)
+        asked = FitArguments(MODEL, self.tp, self.pp, arguments=self.flags)
         try:
             request, _ = plan_request(self.inventory, asked, self.transports, self.answers)
             return plan(request)

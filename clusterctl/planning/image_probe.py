@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from clusterctl.planning.allocator import GIB, allocated_bytes
-from clusterctl.planning.outcome import FitPlan, RankMemory
+from clusterctl.planning.memory import FitPlan, RankMemory
 from clusterctl.planning.planner import PARTITION
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.vllm_flags import Argument, render, without
@@ -28,10 +28,12 @@ _DECIDED = ("max-model-len", "tensor-parallel-size", "pipeline-parallel-size", "
 
 def script() -> str:
     """The text that the image's Python runs, with `question` on its stdin."""
-    return resources.files(__package__).joinpath("asked_vllm.py").read_text(encoding="utf-8")
+    return (
+        resources.files(__package__).joinpath("image_probe_script.py").read_text(encoding="utf-8")
+    )
 
 
-def question(
+def probe_question(
     plan: FitPlan,
     config: Mapping[str, Any],
     arguments: tuple[Argument, ...],
@@ -52,7 +54,7 @@ def question(
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """What one host's vLLM said. Sizes in GiB, one for each pipeline stage."""
 
     vllm: str
@@ -65,12 +67,12 @@ class Answer:
     """Requests of full length at once in so many blocks."""
 
 
-def read_answer(text: str) -> Answer:
+def read_answer(text: str) -> ProbeAnswer:
     """Raises ValueError for what is no answer."""
     try:
         found = json.loads(text)
         unsplit = rules_for(found["vllm"]).unsplit_weights
-        return Answer(
+        return ProbeAnswer(
             vllm=found["vllm"],
             memory_gib=found["memory"] / GIB if found["memory"] else None,
             weights_gib=tuple(_loaded(runs, unsplit=unsplit) for runs in found["stages"]),
@@ -88,7 +90,7 @@ def _loaded(runs: list[list[int]], *, unsplit: bool) -> float:
 
 
 @dataclass(frozen=True)
-class ExactRank:
+class ProbedRank:
     """One rank by vLLM's own count, sizes in GiB."""
 
     host: str
@@ -122,7 +124,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Exact:
+class ProbeResult:
     """The plan as the image's vLLM counts it."""
 
     vllm: str
@@ -130,7 +132,7 @@ class Exact:
     """Those that were asked, one for each type of GPU."""
     kv_cache_tokens: int
     max_concurrency: float
-    ranks: tuple[ExactRank, ...]
+    ranks: tuple[ProbedRank, ...]
     differences: tuple[Difference, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def hosts_to_ask(plan: FitPlan) -> dict[str, str]:
     return found
 
 
-def exact(plan: FitPlan, answers: Mapping[str, Answer]) -> Exact:
+def probe_result(plan: FitPlan, answers: Mapping[str, ProbeAnswer]) -> ProbeResult:
     """The plan with what vLLM said in place of what was computed; `answers`: by GPU type."""
     ranks = tuple(_rank(plan, rank, answers[rank.gpu]) for rank in plan.ranks)
     first = answers[plan.ranks[0].gpu]
@@ -162,7 +164,7 @@ def exact(plan: FitPlan, answers: Mapping[str, Answer]) -> Exact:
     # Tokens are counted another way in every few releases: ours for this one, put in proportion.
     share = requests / plan.max_concurrency if plan.max_concurrency else 0.0
     tokens = int(plan.kv_cache_tokens * share)
-    return Exact(
+    return ProbeResult(
         vllm=first.vllm,
         hosts=tuple(hosts_to_ask(plan).values()),
         kv_cache_tokens=tokens or int(requests * plan.settings.max_model_len),
@@ -172,7 +174,7 @@ def exact(plan: FitPlan, answers: Mapping[str, Answer]) -> Exact:
     )
 
 
-def _rank(plan: FitPlan, rank: RankMemory, answer: Answer) -> ExactRank:
+def _rank(plan: FitPlan, rank: RankMemory, answer: ProbeAnswer) -> ProbedRank:
     memory = answer.memory_gib or rank.memory_gib
     weights = answer.weights_gib[rank.stage]
     left = rank.kv_cache_gib
@@ -180,11 +182,11 @@ def _rank(plan: FitPlan, rank: RankMemory, answer: Answer) -> ExactRank:
         more = (memory - rank.memory_gib) * plan.settings.utilization
         left += more + rank.weights_gib - weights
     blocks = max(0, int(left / answer.block_gib[rank.stage] + 1e-6))
-    return ExactRank(rank.host, rank.gpu, memory, weights, left, blocks)
+    return ProbedRank(rank.host, rank.gpu, memory, weights, left, blocks)
 
 
 def _differences(
-    plan: FitPlan, ranks: tuple[ExactRank, ...], requests: float
+    plan: FitPlan, ranks: tuple[ProbedRank, ...], requests: float
 ) -> tuple[Difference, ...]:
     pairs = {"requests at once": (plan.max_concurrency, requests)}
     for rank, asked in zip(plan.ranks, ranks, strict=True):

@@ -1,9 +1,12 @@
-"""The calculation: what every rank's memory holds, what is left for the KV cache, what limits."""
+"""The arithmetic for one layout: what every rank's memory holds, what is left for the KV cache,
+what limits; and its result, with a stable JSON form.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
@@ -17,12 +20,117 @@ from clusterctl.planning.kv_cache import (
     plan_cache,
 )
 from clusterctl.planning.options import ServeOptions
-from clusterctl.planning.outcome import FitPlan, Limit, RankMemory, Verdict
 from clusterctl.planning.overheads import graphs_gib, margin_gib, runtime_gib
-from clusterctl.planning.placement import Placement, Seat, stages_of
+from clusterctl.planning.placement import Placement, RankSeat, stages_of
 from clusterctl.planning.rules import Rules
 from clusterctl.planning.settings import Settings, settle
-from clusterctl.planning.weights import Stage, weight_gib
+from clusterctl.planning.weights import PipelineStage, weight_gib
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank. Sizes in GiB. `kv_cache_gib` may be negative: so much is missing.
+
+    `usable_gib` is what vLLM may use: the GPU's memory times the utilisation. `cuda_graphs_gib`
+    is taken from it from vLLM 0.21 on, and comes on top of it before.
+    """
+
+    host: str
+    gpu: str
+    stage: int
+    place: int
+    layers: int
+    memory_gib: float
+    usable_gib: float
+    weights_gib: float
+    activation_gib: float
+    runtime_gib: float
+    cuda_graphs_gib: float
+    kv_cache_gib: float
+    margin_gib: float
+    blocks: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, GiB rounded to 4 digits."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name, value in found.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The rank that decides how many blocks all ranks get, and what others leave unused."""
+
+    rank: int
+    host: str
+    gpu: str
+    reason: str
+    unused_gib: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "gpu": self.gpu,
+            "reason": self.reason,
+            "unused_gib": round(self.unused_gib, 4),
+        }
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """A prediction for one replica. `longest_context`: the longest request that the cache holds.
+
+    `verdict` is `tight` when the difference is smaller than the margin of error, whichever side
+    the best estimate is on; `fits` is the best estimate.
+    """
+
+    model: str
+    architecture: str
+    vllm: str
+    placement: Placement
+    options: ServeOptions
+    settings: Settings
+    ranks: tuple[RankMemory, ...]
+    kv_cache_tokens: int
+    max_concurrency: float
+    longest_context: int
+    fits: bool
+    verdict: Verdict
+    limited_by: Limit
+    partition: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable form of `fit --json`; docs/fit.md lists its keys."""
+        return {
+            "model": self.model,
+            "architecture": self.architecture,
+            "vllm": self.vllm,
+            "fits": self.fits,
+            "verdict": self.verdict,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_concurrency": round(self.max_concurrency, 2),
+            "max_model_len": self.settings.max_model_len,
+            "longest_context": self.longest_context,
+            "limited_by": self.limited_by.to_json(),
+            "tp": self.placement.tp,
+            "pp": self.placement.pp,
+            "dp": self.placement.replicas,
+            "layer_partition": list(self.partition),
+            "max_num_seqs": self.settings.batch.requests,
+            "max_num_batched_tokens": self.settings.batch.tokens,
+            "gpu_memory_utilization": self.settings.utilization,
+            "reason": self.placement.reason,
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "notes": list(self.notes),
+        }
+
 
 _UNTOLD_CPU_CACHE = 4 * GIB
 _UNTOLD_CPU_NOTE = "VLLM_CPU_KVCACHE_SPACE is not set: a KV cache of 4 GiB is assumed on CPUs"
@@ -41,13 +149,13 @@ class _Case:
     settings: Settings
     rules: Rules
     cache: CachePlan
-    stages: tuple[Stage, ...]
+    stages: tuple[PipelineStage, ...]
 
     def block_bytes(self, stage: int) -> int:
         """Bytes of a block of the KV cache on a rank of that stage."""
         return self.cache.block_bytes(self.stages[stage].first, self.stages[stage].last)
 
-    def is_eager(self, seat: Seat) -> bool:
+    def is_eager(self, seat: RankSeat) -> bool:
         """Whether that rank captures no CUDA graphs."""
         return self.options.enforce_eager or seat.gpu.is_cpu
 
@@ -57,7 +165,9 @@ class _Case:
         return self.rules.charges_graphs(second_runner=self.settings.second_runner)
 
 
-def fit(shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules) -> FitPlan:
+def plan_memory(
+    shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules
+) -> FitPlan:
     """Predict what vLLM will report with this model on these ranks.
 
     Raises UsageError when the layers cannot be split as asked. What vLLM would refuse for other
@@ -96,7 +206,7 @@ def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:
     return plan_cache(needs, settings.block_size)
 
 
-def _rank(case: _Case, seat: Seat) -> RankMemory:
+def _rank(case: _Case, seat: RankSeat) -> RankMemory:
     stage, tp = case.stages[seat.stage], case.placement.tp
     weights = weight_gib(
         case.shape,
@@ -132,7 +242,7 @@ def _rank(case: _Case, seat: Seat) -> RankMemory:
     )
 
 
-def _activation(case: _Case, seat: Seat) -> float:
+def _activation(case: _Case, seat: RankSeat) -> float:
     return activation_gib(
         case.shape,
         case.stages[seat.stage],
@@ -147,7 +257,7 @@ def _activation(case: _Case, seat: Seat) -> float:
     )
 
 
-def _margin(case: _Case, seat: Seat, weights: float) -> float:
+def _margin(case: _Case, seat: RankSeat, weights: float) -> float:
     if case.options.kv_cache_bytes is not None:
         return 0.0
     found = margin_gib(

@@ -1,5 +1,5 @@
 """What the image's own vLLM said of Qwen2.5-1.5B, beside what is predicted. The two answers were
-printed by vLLM 0.32.0 on CPUs, asked by `asked_vllm.py` with TP 2 and with PP 2."""
+printed by vLLM 0.32.0 on CPUs, asked by `image_probe_script.py` with TP 2 and with PP 2."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.planning.exact import exact, hosts_to_ask, question, read_answer
-from clusterctl.planning.hardware import CPU, Gpu
+from clusterctl.planning.hardware import CPU, GpuModel
+from clusterctl.planning.image_probe import hosts_to_ask, probe_question, probe_result, read_answer
 from clusterctl.planning.placement import Site
 from clusterctl.planning.planner import FitReport
 from clusterctl.reporting.fit_view import fit_lines
@@ -24,8 +24,8 @@ FLAGS = ["--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
 SAID: dict[str, Any] = json.loads(Path(__file__).with_name("asked_vllm_0_32.json").read_text())
 
 
-def gpu(name: str, memory_gib: float) -> Gpu:
-    return Gpu(name, memory_gib, 90, 2e12, 300.0, 100)
+def gpu(name: str, memory_gib: float) -> GpuModel:
+    return GpuModel(name, memory_gib, 90, 2e12, 300.0, 100)
 
 
 def predicted(tp: int, pp: int) -> FitReport:
@@ -37,7 +37,7 @@ def predicted(tp: int, pp: int) -> FitReport:
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 def test_both_count_the_same_tokens(tp: int, pp: int) -> None:
     plan = predicted(tp, pp).plan
-    found = exact(plan, {"CPU": read_answer(json.dumps(SAID[f"{tp}-{pp}"]))})
+    found = probe_result(plan, {"CPU": read_answer(json.dumps(SAID[f"{tp}-{pp}"]))})
     assert (found.kv_cache_tokens, found.max_concurrency) == (74880, 2.28515625)
     assert found.kv_cache_tokens == plan.kv_cache_tokens
     assert [rank.blocks for rank in found.ranks] == [rank.blocks for rank in plan.ranks]
@@ -51,7 +51,7 @@ def test_on_gpus_memory_and_weights_move_what_is_left_for_the_cache() -> None:
     report = fit_request(QWEN, sites=[Site("a", gpus)], tp=2, args=FLAGS, vllm="0.32.0")
     answer = read_answer(json.dumps(SAID["2-1"]))
     asked = replace(answer, memory_gib=39.0, weights_gib=(answer.weights_gib[0] + 0.5,))
-    found = exact(report.plan, {"X 40GB": asked})
+    found = probe_result(report.plan, {"X 40GB": asked})
     ours = report.plan.ranks[0]
     less = report.plan.settings.utilization * 1.0 + found.ranks[0].weights_gib - ours.weights_gib
     assert found.ranks[0].kv_cache_gib == pytest.approx(ours.kv_cache_gib - less)
@@ -67,7 +67,7 @@ def test_on_gpus_memory_and_weights_move_what_is_left_for_the_cache() -> None:
 
 def test_agreement_is_said_too() -> None:
     report = predicted(2, 1)
-    found = exact(report.plan, {"CPU": read_answer(json.dumps(SAID["2-1"]))})
+    found = probe_result(report.plan, {"CPU": read_answer(json.dumps(SAID["2-1"]))})
     lines = fit_lines(report.to_json() | {"probe": found.to_json()})
     assert (
         "asked vLLM 0.32.0 on gpu1: 74,880 tokens of KV cache, 2.29 requests at once; "
@@ -87,7 +87,7 @@ def test_one_host_of_each_type_is_asked() -> None:
 def test_the_question_carries_what_was_planned_and_no_layout() -> None:
     plan = predicted(1, 2).plan
     flags = parse_arguments([*FLAGS, "--pipeline-parallel-size", "2", "--max-model-len", "auto"])
-    asked = json.loads(question(plan, config_of(QWEN), flags, {"A": "b"}))
+    asked = json.loads(probe_question(plan, config_of(QWEN), flags, {"A": "b"}))
     assert asked["arguments"] == [*FLAGS, "--max-model-len", "32768"]
     assert (asked["tp"], asked["pp"]) == (1, 2)
     assert asked["env"] == {"A": "b", "VLLM_PP_LAYER_PARTITION": "14,14"}
