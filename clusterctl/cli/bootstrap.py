@@ -12,6 +12,7 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.workflows.bootstrap import Bootstrapped
@@ -44,7 +45,7 @@ def bootstrap(
     ] = None,
 ) -> None:
     """Make the hosts a Ray cluster, as the inventory says. A second run changes nothing."""
-    from clusterctl.inventory.current import current, remember
+    from clusterctl.inventory.current import current
 
     path = current(options.named_inventory(context, file, inventory))
     if install_driver:
@@ -57,11 +58,21 @@ def bootstrap(
 
     with session("bootstrap", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         # Not before: a file whose hosts never answered must not become the next `down`'s.
-        agree = agreement(opened.progress, yes=yes, as_json=as_json, agreed=lambda: remember(path))
+        agree = agreement(opened.progress, yes=yes, as_json=as_json, agreed=lambda: _remember(path))
         done = run(
             opened.inventory, opened.hosts, opened.credentials, agree=agree, sink=opened.progress
         )
     print(json.dumps(_document(done), indent=2) if as_json else _sentence(done))
+
+
+def _remember(path: Path) -> None:
+    """For the commands that follow; where that cannot be kept, it is said, and stops nothing."""
+    from clusterctl.inventory.current import remember
+
+    try:
+        remember(path)
+    except UsageError as error:
+        print(f"note: {error.summary}; {error.hint}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
+from clusterctl.cli.streams import OutputLost, drop_stdout
 from clusterctl.errors import ClusterctlError, Interrupted
 
 P = ParamSpec("P")
@@ -28,6 +28,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except OutputLost:  # `main` tells it, also of what is written after this
+            raise
         except ClusterctlError as error:
             raise _reported(error, as_json=bool(kwargs.get("as_json"))) from None
         except KeyboardInterrupt:
@@ -37,7 +39,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise _reported(interrupted, as_json=bool(kwargs.get("as_json"))) from None
         except BrokenPipeError:
             # The reader of our stdout left (`clusterctl logs | head`): nothing is wrong.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_stdout()
             raise typer.Exit(0) from None
         except (typer.Exit, typer.Abort):
             raise

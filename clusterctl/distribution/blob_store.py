@@ -15,11 +15,13 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, BinaryIO
 
 from clusterctl.distribution.amounts import gib
@@ -51,6 +53,9 @@ class BlobStore:
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or cache_directory()
         self._in_use = False
+        self._elsewhere: Path | None = None
+        self._beside: dict[str, Path] = {}
+        """Small blobs that the directory did not take, by digest: files in `_elsewhere`."""
 
     @property
     def use(self) -> Path:
@@ -63,7 +68,7 @@ class BlobStore:
 
     def path(self, digest: str) -> Path:
         """Where the blob is, once it is there."""
-        return self.blobs / digest.removeprefix("sha256:")
+        return self._beside.get(digest) or self.blobs / digest.removeprefix("sha256:")
 
     def part(self, digest: str) -> Path:
         """Where it is on its way."""
@@ -117,7 +122,18 @@ class BlobStore:
 
     def keep(self, data: bytes) -> Path:
         """Put a small blob that is here already, such as a manifest; its file."""
-        return self.fill(Blob(digest_of(data), len(data)), lambda offset: iter((data[offset:],)))
+        blob = Blob(digest_of(data), len(data))
+        try:
+            return self.fill(blob, lambda offset: iter((data[offset:],)))
+        except RequirementsNotMet:
+            # A store that cannot be written to serves looking all the same, as in a dry run.
+            if self._elsewhere is None:
+                self._elsewhere = Path(mkdtemp(prefix="clusterctl-"))
+                weakref.finalize(self, shutil.rmtree, self._elsewhere, ignore_errors=True)
+            file = self._elsewhere / blob.hex
+            file.write_bytes(data)
+            self._beside[blob.digest] = file
+            return file
 
     def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived | None = None) -> Path:
         """Get the blob by `fetch`, from where an earlier attempt stopped; its file.
@@ -162,9 +178,10 @@ class BlobStore:
         yield None
 
     def remember(self, name: str, document: Any) -> None:
-        """Keep a JSON document under `name`: letters, digits, and `-`."""
+        """Keep a JSON document under `name`: letters, digits, and `-`. It saves work later, and is
+        not kept where it cannot be written."""
         path = self.directory / "refs" / f"{name}.json"
-        with disk_errors(self.directory):
+        with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(f".{os.getpid()}")
             fresh.write_text(json.dumps(document))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,12 +40,30 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
             _prune(path.parent)
 
 
+class _LogFile(logging.FileHandler):
+    """A disk that is full, now or later, stops no run; it is said once."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            sys.stderr.write(f"note: the log is not kept on: {error.strerror}\n")
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written is tried once more
+            super().close()
+
+
 def _new_file(cluster: str, command: str) -> logging.Handler:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{command}.log"
     try:
         directory = state_directory() / "logs" / cluster
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handler = logging.FileHandler(directory / name, encoding="utf-8")
+        handler = _LogFile(directory / name, encoding="utf-8")
     except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
         return logging.NullHandler()  # with no handler at all, warnings would go to stderr
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -34,7 +35,7 @@ def screen(stream: IO[str]) -> Console:
 
 def status_screen(status: ClusterStatus) -> RenderableType:
     """Hosts, services and problems on one screen."""
-    parts: list[RenderableType] = [_title(status), _hosts(status)]
+    parts: list[RenderableType] = [_title(status), _Hosts(status)]
     parts.append(Text())
     parts.append(_services(status) if status.services else Text("No services.", style="dim"))
     if status.problems:
@@ -56,31 +57,52 @@ def _title(status: ClusterStatus) -> Text:
     return title
 
 
-def _hosts(status: ClusterStatus) -> Table:
+_COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     # Cells are Text: plain strings are read as markup, in which ::1 and [fd00::1] mean others.
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    with_models = any(row.gpus for row in status.hosts)
-    headings = ("HOST", "ROLE", "NODE IP", "ENGINE", "CONTAINER", "RAY", "GPUS USED")
-    for heading in (*headings, "GPU") if with_models else headings:
-        table.add_column(heading, no_wrap=heading != "GPU", overflow="fold")
-    for row in status.hosts:
-        table.add_row(
-            Text(row.name, style="" if row.reachable else "red"),
-            Text(row.role),
-            Text(row.node_ip),
-            _engine(row),
-            _word(row.container),
-            _word(row.ray),
-            Text(_use(row)),
-            *([Text(_models(row))] if with_models else []),
-        )
-    return table
+    "HOST": lambda row: Text(row.name, style="" if row.reachable else "red"),
+    "ROLE": lambda row: Text(row.role),
+    "NODE IP": lambda row: Text(row.node_ip),
+    "ENGINE": lambda row: Text(row.engine or "-"),
+    "CONTAINER": lambda row: _word(row.container),
+    "RAY": lambda row: _word(row.ray) if row.reachable else Text("no answer", style="red"),
+    "GPUS USED": lambda row: Text(_use(row)),
+    "GPU": lambda row: Text(_models(row)),
+}
+_WORTH = ("HOST", "RAY", "ROLE", "CONTAINER", "GPUS USED", "NODE IP", "ENGINE", "GPU")
+"""Columns by what they are worth to a reader; the last go first where a terminal is narrow."""
+
+_GAP = 2
+_LEAST_GPU = 16
 
 
-def _engine(row: HostRow) -> Text:
-    if row.engine or row.reachable:
-        return Text(row.engine or "-")
-    return Text("no answer", style="red")
+@dataclass(frozen=True)
+class _Hosts:
+    """The table of hosts, with the columns that there is room for."""
+
+    status: ClusterStatus
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = self.status.hosts
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
+        shown = _that_fit(rows, options.max_width)
+        for heading in shown:
+            table.add_column(heading, no_wrap=heading != "GPU", overflow="fold")
+        for row in rows:
+            table.add_row(*(_COLUMNS[heading](row) for heading in shown))
+        yield table
+
+
+def _that_fit(rows: Sequence[HostRow], width: int) -> list[str]:
+    with_models = any(row.gpus for row in rows)
+    left = [heading for heading in _WORTH if heading != "GPU" or with_models]
+    widths = {
+        heading: max(len(heading), *(len(_COLUMNS[heading](row)) for row in rows))
+        for heading in left
+    }
+    widths["GPU"] = min(widths.get("GPU", 0), _LEAST_GPU)  # its words go on below each other
+    while len(left) > 1 and sum(widths[heading] + _GAP for heading in left) - _GAP > width:
+        left.pop()
+    return [heading for heading in _COLUMNS if heading in left]
 
 
 def _use(row: HostRow) -> str:

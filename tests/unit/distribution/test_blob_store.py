@@ -128,8 +128,19 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
     """A link where the store should be: writing fails, whoever runs this."""
     (tmp_path / "store").symlink_to("/proc/none")
     with pytest.raises(RequirementsNotMet, match="cannot be written") as raised:
-        BlobStore(tmp_path / "store").keep(b"x")
+        BlobStore(tmp_path / "store").fill(Blob(sha256(b"x"), 1), lambda _: iter((b"x",)))
     assert "XDG_CACHE_HOME" in str(raised.value.hint)
+
+
+def test_a_directory_that_cannot_be_written_serves_a_dry_run_all_the_same() -> None:
+    store = BlobStore(Path("/proc/none"))  # also root can make nothing there
+    data = b"a manifest"
+    blob = Blob(sha256(data), len(data))
+    assert store.keep(data).read_bytes() == data
+    assert store.holds(blob)
+    assert b"".join(store.open(blob)) == data
+    store.remember("manifest", "kind")
+    assert store.recall("manifest") is None
 
 
 def test_references_survive(store: BlobStore) -> None:

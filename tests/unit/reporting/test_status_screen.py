@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 
+import pytest
+from rich.console import Console
+
 from clusterctl.reporting.status_view import screen, status_screen
 from clusterctl.workflows.cluster_status import ClusterStatus, HostRow
 
@@ -17,6 +20,24 @@ def test_what_looks_like_markup_or_emoji_is_shown_as_it_is_and_not_cut() -> None
     for text in (*ADDRESSES, "[bold]" + "n" * 100, "2 x [H200]"):
         assert text in shown
     assert len([line for line in shown.splitlines() if "worker" in line]) == len(ADDRESSES)
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (40, "HOST ROLE CONTAINER RAY GPUS USED"),
+        (30, "HOST ROLE CONTAINER RAY"),
+        (20, "HOST ROLE RAY"),
+        (12, "HOST RAY"),
+        (4, "HOST"),
+    ],
+)
+def test_columns_go_by_their_worth_where_there_is_no_room(width: int, shown: str) -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(status_screen(_status("gpu")))
+    lines = stream.getvalue().splitlines()
+    headings = next(line for line in lines if line.startswith("HOST"))
+    assert " ".join(headings.split()) == shown
 
 
 def _status(name: str) -> ClusterStatus:
