@@ -23,8 +23,8 @@ done
 }
 scripts/setup.sh --lab
 export PATH="$PWD/.venv/bin:$PATH"
-# Where home cannot be written to, bootstrap's inventory is not remembered for what follows it.
-export CLUSTERCTL_INVENTORY=inventory/lab.yaml
+# With a home that cannot be written to, layers on their way, logs and what is remembered go here.
+[ -w "${HOME:-/nowhere}" ] || export XDG_CACHE_HOME=$PWD/.venv/cache XDG_STATE_HOME=$PWD/.venv/state
 
 bold='' plain=''
 [ ! -t 1 ] || [ -n "${NO_COLOR:-}" ] || { bold=$(printf '\033[1m') plain=$(printf '\033[0m'); }

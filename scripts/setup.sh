@@ -71,8 +71,8 @@ dead_proxy() {
 download() {
     local proxy
     if proxy=$(dead_proxy); then
-        say "warning: $proxy"
-        export PIP_RETRIES=0
+        [ "${PIP_RETRIES:-}" = 0 ] || say "warning: $proxy"
+        export PIP_RETRIES=0 # of no use, and minutes
     fi
     "$@" || fail "nothing could be downloaded${proxy:+: $proxy}" \
         "${proxy:+unset ${proxy%% *}, or correct it; or }see why above, and run it again"

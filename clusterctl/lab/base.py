@@ -99,7 +99,7 @@ def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> Non
         remove_tree(tree)
         run_build(argv, log=tree.with_name(tree.name + ".log"))
 
-    persistently(from_nothing)
+    persistently(from_nothing, source.uri)
     for archive in (tree / "var/cache/apt/archives").glob("*.deb"):
         archive.unlink()
 

@@ -3,17 +3,24 @@ goes on after the one who asked for it, and with a log to look into."""
 
 from __future__ import annotations
 
+import ssl
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from clusterctl.errors import StepFailed
 from clusterctl.lab import cgroups, nspawn
 from clusterctl.lab.local import BUILD_TIMEOUT, run
+from clusterctl.lab.requirements import LabUnavailable
 
 GROUP = "build"
 PAUSES = (5.0, 30.0)
 """Seconds before a download is tried again."""
+ANSWER_LIMIT = 10.0
+"""Seconds within which a server that is in reach begins to answer."""
 
 
 def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
@@ -21,19 +28,43 @@ def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None =
     end_builds()
     files = cgroups.create(GROUP)
     try:
-        run(nspawn.in_groups(files, argv), log=log, env=env, timeout=BUILD_TIMEOUT)
+        grouped = nspawn.in_groups(files, argv)
+        run(grouped, log=log, env=env, timeout=BUILD_TIMEOUT, shown=argv)
     finally:
         end_builds()
 
 
-def persistently(build: Callable[[], None]) -> None:
-    """What downloads much, three times at most: a server that fails once is no reason to stop."""
+def persistently(build: Callable[[], None], source: str | None = None) -> None:
+    """What downloads much, three times at most: a server that fails once is no reason to stop.
+    Raises LabUnavailable, at once, when `source`, a URL, is out of this machine's reach."""
     for pause in PAUSES:
         try:
             return build()
-        except StepFailed:
+        except StepFailed as error:
+            if source and (why := out_of_reach(source)):
+                raise LabUnavailable(
+                    f"what the lab is made of cannot be downloaded: {why}",
+                    hint="look at /etc/resolv.conf, `ip route`, http_proxy and apt's sources",
+                ) from error
             time.sleep(pause)
     return build()
+
+
+def out_of_reach(url: str) -> str | None:
+    """Why nothing can be had from there; None where a server answers, whatever it says."""
+    server = urlsplit(url)
+    proxy = urlsplit(urllib.request.getproxies().get(server.scheme, ""))
+    if urllib.request.proxy_bypass(server.hostname or ""):
+        proxy = urlsplit("")
+    by = f" through the proxy {proxy.hostname}:{proxy.port}" if proxy.hostname else ""
+    try:
+        urllib.request.urlopen(url, timeout=ANSWER_LIMIT).close()  # noqa: S310 - apt's own source
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(error, urllib.error.HTTPError) or isinstance(reason, ssl.SSLError):
+            return None
+        return f"{server.netloc} does not answer{by}: {getattr(reason, 'strerror', None) or reason}"
+    return None
 
 
 def end_builds() -> None:

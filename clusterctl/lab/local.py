@@ -22,18 +22,21 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     log: Path | None = None,
+    shown: Sequence[str] = (),
 ) -> str:
     """The standard output of a command; StepFailed with its last lines when it fails.
 
-    `env` adds to the environment. With `log`, all output goes to that file instead.
+    `env` adds to the environment. With `log`, all output goes to that file instead. `shown` is
+    what errors call the command, where `argv` says how it is run rather than what.
     """
     status, stdout, stderr = _outcome(argv, stdin, env, timeout, log)
     if status != 0:
         text = log.read_text(errors="replace") if log else stderr or stdout
+        words = shown or argv
         raise StepFailed(
-            f"`{' '.join(argv[:3])}` ended with status {status}",
+            f"`{' '.join(words[:3])}` ended with status {status}",
             hint=f"read {log}" if log else None,
-            detail="\n".join([" ".join(argv), *text.strip().splitlines()[-15:]]),
+            detail="\n".join([" ".join(words), *text.strip().splitlines()[-15:]]),
         )
     return stdout
 

@@ -108,3 +108,16 @@ def test_a_proxy_that_is_not_there_is_named(
     assert "https_proxy names a proxy" in cause
     assert "unset https_proxy" in fix
     assert "secret" not in f"{warning}{cause}{fix}"
+
+
+def test_a_machine_that_reaches_no_packages_is_told_so(bare: Machine) -> None:
+    for setting, words in (
+        ("http_proxy=http://user:secret@127.0.0.1:9", "through the proxy 127.0.0.1:9"),
+        ("http_proxy=", "does not answer"),
+    ):
+        program = ("env", setting, sys.executable, "-m", "clusterctl")
+        ran = bare.run(*program, "lab", "up", cwd=ROOT)
+        assert ran.status == 5, ran.text
+        assert words in ran.stdout
+        assert "http_proxy" in ran.stdout
+        assert "secret" not in ran.stdout
