@@ -12,6 +12,7 @@ from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.packages import Packages
@@ -26,6 +27,8 @@ DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
 
 class Cpu:
     counted = False
+    gpu_probe = NVIDIA
+    """GPUs that are there all the same are shown, and not used."""
     inventory_note = "One CPU stands for one device: for trying things out."
     usual_image = 6 * 2**30
     """The lab's unpacks to 2.6 GB, and its base comes beside it."""

@@ -11,6 +11,7 @@ from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.gpu_requirements import driver_notes, gpu_notes, gpu_problems
 from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.inventory.model import Host, Inventory
@@ -27,6 +28,7 @@ from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
 
 class Nvidia:
     counted = True
+    gpu_probe = NVIDIA
     inventory_note = ""
     usual_image = 28 * 2**30
     """vLLM's own unpacks to 28.6 GB (vllm #22377), 26.6 GiB."""

@@ -10,6 +10,7 @@ from clusterctl.accelerators.engine_defaults import EngineDefaults
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import HostView, Step
+from clusterctl.facts.gpu_probe import GpuProbe
 from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.facts.requirements import DeviceRequirements
 from clusterctl.inventory.packages import Packages
@@ -38,7 +39,7 @@ class Accelerator(DeviceRequirements, Protocol):
     have for it is in `DeviceRequirements`.
     """
 
-    # The inventory.
+    # The inventory, and what hosts say.
 
     @property
     def counted(self) -> bool:
@@ -48,6 +49,9 @@ class Accelerator(DeviceRequirements, Protocol):
     @property
     def inventory_note(self) -> str:
         """What `init` writes above the name; empty for the default, which goes without saying."""
+
+    @property
+    def gpu_probe(self) -> GpuProbe: ...
 
     # The container of a node with devices, and what is asked in it.
 

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files as resource_files
 
 from clusterctl.errors import CommandFailed, CommandTimedOut, RequirementsNotMet
+from clusterctl.facts.gpu_probe import NVIDIA, GpuProbe
 from clusterctl.facts.model import ENGINE_ROOT
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
@@ -17,10 +18,9 @@ from clusterctl.transport.base import CommandResult, Transport
 
 
 @cache
-def probe_script() -> bytes:
+def probe_script(gpu_probe: GpuProbe = NVIDIA) -> bytes:
     """Both parts; only the last line of the second one runs anything."""
-    here = resource_files("clusterctl.facts")
-    return b"".join(here.joinpath(name).read_bytes() for name in ("probe_gpus.sh", "probe.sh"))
+    return gpu_probe.script + resource_files("clusterctl.facts").joinpath("probe.sh").read_bytes()
 
 
 def probe(
@@ -29,6 +29,7 @@ def probe(
     disks: Sequence[str] = (),
     files: Sequence[str] = (),
     image: str | None = None,
+    gpu_probe: GpuProbe = NVIDIA,
     sudo: bool = True,
     limit: int = 5,
     timeout: float = 30.0,
@@ -39,6 +40,7 @@ def probe(
              the nearest directory above it that does. The engine's image store is always added
     files    absolute paths, or shell patterns such as `/etc/clusterctl/demo/services/*.json`,
              whose content comes back
+    gpu_probe  which vendor's GPUs to ask for
     image    a reference or ID to look up in the engine
     sudo     run as root where the user may: other users cannot ask the engine or read our files.
              A host that refuses is asked again without (a second round trip), and says why
@@ -52,14 +54,14 @@ def probe(
     arguments = [f"disk={path}" for path in dict.fromkeys((ENGINE_ROOT, *disks))]
     arguments += [f"file={path}" for path in files]
     arguments += [f"image={image}"] if image else []
-    question = _Question(transport, str(limit), tuple(_checked(arguments)), timeout)
+    question = _Question(transport, str(limit), tuple(_checked(arguments)), timeout, gpu_probe)
     try:
         return question.ask(sudo=sudo)
     except CommandTimedOut:
         # `timeout` cannot end a command that hangs in the kernel, as nvidia-smi does on a GPU
         # that fell off the bus.
         rest = replace(question, arguments=(*question.arguments, "skip=gpus")).ask(sudo=sudo)
-    silent = f"nvidia-smi does not answer (waited {timeout:g} s)"
+    silent = f"{gpu_probe.program} does not answer (waited {timeout:g} s)"
     gpus = replace(rest.facts.gpus, gpus=(), error=silent)
     return replace(rest, facts=replace(rest.facts, gpus=gpus))
 
@@ -78,6 +80,7 @@ class _Question:
     limit: str
     arguments: tuple[str, ...]
     timeout: float
+    gpu_probe: GpuProbe
 
     def ask(self, *, sudo: bool) -> Probe:
         """Under sudo when asked and allowed, else as the user."""
@@ -96,7 +99,7 @@ class _Question:
         extra = () if sudo or refusal else ("sudo=test",)
         result = self.transport.run(
             ["sh", "-s", marker, self.limit, *self.arguments, *extra],
-            stdin=probe_script(),
+            stdin=probe_script(self.gpu_probe),
             sudo=sudo,
             timeout=self.timeout,
         )
@@ -104,7 +107,7 @@ class _Question:
         answer = split_sections(result.stdout, marker)
         if not answer.complete:
             raise _no_answer(result, self.transport.host.name, begun=answer.begun)
-        return parse_probe(answer, sudo_error=refusal, received=received)
+        return parse_probe(answer, sudo_error=refusal, received=received, gpu_probe=self.gpu_probe)
 
 
 def _no_answer(result: CommandResult, host: str, *, begun: bool) -> CommandFailed:

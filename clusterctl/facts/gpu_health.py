@@ -1,4 +1,4 @@
-"""What else is known of a host's GPUs: bad memory, Xid errors, who computes on them."""
+"""All that is known of a host's GPUs: their list, bad memory, Xid errors, who computes on them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from clusterctl.facts.system import Files
 NOUVEAU = "/sys/module/nouveau"
 
 
-def completed(report: GpuReport, answer: Answer, files: Files, paths: Sequence[str]) -> GpuReport:
-    """`report` with the rest; a part that cannot be read is noted in `answer` and left out."""
+def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuReport:
+    """All that the probe says of GPUs; a part that cannot be read is noted in `answer` and left
+    out."""
+    garbled = GpuReport((), "what nvidia-smi said could not be read")
+    report = answer.read("GPUs", garbled, gpus.parse_gpus, answer.find("gpus"), files)
     found = report.gpus
     if rows := answer.find("gpu_rows"):
         found = answer.read("rows of GPU memory", found, gpus.with_rows, found, rows)

@@ -6,7 +6,8 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from clusterctl.facts import docker_report, gpu_health, gpus, nics, rdma, system
+from clusterctl.facts import docker_report, gpus, nics, rdma, system
+from clusterctl.facts.gpu_probe import NVIDIA, GpuProbe
 from clusterctl.facts.model import (
     ContainerFacts,
     Disk,
@@ -42,7 +43,9 @@ class Probe:
     """The image asked for; None when the host has not got it, or has no engine to ask."""
 
 
-def parse_probe(answer: Answer, *, sudo_error: str | None, received: float) -> Probe:
+def parse_probe(
+    answer: Answer, *, sudo_error: str | None, received: float, gpu_probe: GpuProbe = NVIDIA
+) -> Probe:
     """`answer` as models.
 
     `sudo_error` says why the probe did not run under sudo, where that was tried; `received`
@@ -53,7 +56,7 @@ def parse_probe(answer: Answer, *, sudo_error: str | None, received: float) -> P
     )
     image = answer.read("the image", None, docker_report.parse_image, answer.find("image"))
     files, unreadable = _asked_files(answer)
-    facts = _Reader(answer, sudo_error).facts(received)
+    facts = _Reader(answer, sudo_error, gpu_probe).facts(received)
     clusters = {c.id: c.labels.get("clusterctl.cluster", "") for c in containers}
     facts = replace(facts, gpus=gpus.with_clusters(facts.gpus, clusters))
     return Probe(facts, files, unreadable, containers, image)
@@ -62,8 +65,9 @@ def parse_probe(answer: Answer, *, sudo_error: str | None, received: float) -> P
 class _Reader:
     """Reads each field of HostFacts from its section; a failure is that field's alone."""
 
-    def __init__(self, answer: Answer, sudo_error: str | None) -> None:
+    def __init__(self, answer: Answer, sudo_error: str | None, gpu_probe: GpuProbe) -> None:
         self._answer = answer
+        self._gpu_probe = gpu_probe
         self._files = read_files(answer)
         self._paths = [path for path in answer.lines("paths") if not _PATTERN & set(path)]
         self._shell = answer.read("the shell", {}, system.parse_shell, answer.lines("shell"))
@@ -147,11 +151,7 @@ class _Reader:
         )
 
     def _gpus(self) -> GpuReport:
-        garbled = GpuReport((), "what nvidia-smi said could not be read")
-        report = self._answer.read(
-            "GPUs", garbled, gpus.parse_gpus, self._section("gpus"), self._files
-        )
-        return gpu_health.completed(report, self._answer, self._files, self._paths)
+        return self._gpu_probe.read(self._answer, self._files, self._paths)
 
     def _engine(self) -> EngineFacts:
         return self._answer.read(

@@ -228,17 +228,6 @@ with_engine() {
   fi
 }
 
-# Without persistence mode nvidia-smi needs a second or more per GPU; the rest does not wait.
-with_gpus() {
-  smi=nvidia-smi
-  found "$smi" || smi=/usr/lib/wsl/lib/nvidia-smi
-  if [ "$skip" != gpus ] && found "$smi"; then
-    gpus "$smi" | { "$@" </dev/null; cat; }
-  else
-    "$@"
-  fi
-}
-
 quick() {
   clock
   whole_files
@@ -282,7 +271,11 @@ main() {
   PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin:/snap/bin
   LC_ALL=C
   export PATH LC_ALL
-  with_engine with_gpus quick "$@"
+  if [ "$skip" = gpus ]; then
+    with_engine quick "$@"
+  else
+    with_engine with_gpus quick "$@"
+  fi
   read -r uptime _ </proc/uptime
   section end
   printf '%s\n' "$uptime"

@@ -1,10 +1,22 @@
 #!/bin/sh
-# The part of the probe that asks NVIDIA's driver. Sent before probe.sh, whose words it uses.
+# The part of the probe that asks NVIDIA's driver. Sent before probe.sh, whose words it uses, and
+# which calls `with_gpus` and `gpu_kernel_log`: gpu_probe.py says what they are to do.
 
 gpu_fields=index,uuid,name,memory.total,driver_version
 gpu_fields_more=memory.used,mig.mode.current,compute_cap,pci.bus_id
 gpu_fields_health=ecc.errors.uncorrected.volatile.total,persistence_mode,fabric.state,\
 gpu_recovery_action
+
+# Without persistence mode nvidia-smi needs a second or more per GPU; the rest does not wait.
+with_gpus() {
+  smi=nvidia-smi
+  found "$smi" || smi=/usr/lib/wsl/lib/nvidia-smi
+  if found "$smi"; then
+    gpus "$smi" | { "$@" </dev/null; cat; }
+  else
+    "$@"
+  fi
+}
 
 # Without persistence mode an nvidia-smi that runs alone sets up every GPU anew, for a second or
 # more each. All of these run at once, and their words wait in the pipes.

@@ -154,7 +154,8 @@ def _ask(
 
     def look(names: Sequence[str]) -> dict[str, Outcome[Probe]]:
         asked = {host.name: connections.to(host) for host in hosts if host.name in names}
-        return fan_out(asked, lambda it: probe(it, disks=("/", wishes.models), sudo=False))
+        disks, gpus = ("/", wishes.models), accelerator_named(wishes.accelerator).gpu_probe
+        return fan_out(asked, lambda it: probe(it, disks=disks, gpu_probe=gpus, sudo=False))
 
     with Connections(credentials) as connections:
         outcomes = look([host.name for host in hosts])

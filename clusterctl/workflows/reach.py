@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import RequirementsNotMet, raise_all
 from clusterctl.facts.gather import probe
 from clusterctl.facts.parse import Probe
@@ -40,6 +41,7 @@ def look(
     `limit` and `timeout`: seconds for one command there, and for the whole of a host.
     """
     wanted = tuple(files)
+    gpu_probe = accelerator_named(inventory.accelerator).gpu_probe
     return fan_out(
         transports,
         lambda transport: probe(
@@ -47,6 +49,7 @@ def look(
             disks=("/", inventory.models),
             files=wanted,
             image=inventory.image,
+            gpu_probe=gpu_probe,
             limit=limit,
             timeout=timeout,
         ),
