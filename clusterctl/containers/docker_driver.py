@@ -7,7 +7,9 @@ import json
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
+from importlib.resources import files as resource_files
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -25,7 +27,7 @@ from clusterctl.containers.in_time import in_time
 from clusterctl.containers.inspected import container_from, image_from
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.containers.run_argv import device_flags
-from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
+from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
 from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport
 
@@ -134,8 +136,7 @@ class DockerDriver:
     def exec(
         self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
     ) -> CommandResult:
-        words = ("docker", "exec", "--interactive", container, *argv)
-        return self.command(words, stdin=stdin, timeout=timeout)
+        return self.host_run(self.exec_argv(container, argv), stdin=stdin, timeout=timeout)
 
     def run_once(
         self,
@@ -151,7 +152,7 @@ class DockerDriver:
         options += ["--init"] if init else []
         options += device_flags(devices_of) if devices_of else []
         try:
-            return self.command(["docker", "run", *options, image, *argv[1:]], timeout=timeout)
+            return self.host_run(_client("run", *options, image, *argv[1:]), timeout=timeout)
         except CommandTimedOut:
             self.remove(name)  # what was ended is the client, not the container
             raise
@@ -164,7 +165,7 @@ class DockerDriver:
     def pull(self, reference: str, say: Say) -> None:
         # By the client: it uses the host's own login, where docker-py would send the operator's.
         ended = in_time("docker pull", self.host)
-        with self.open(["docker", "pull", reference]) as channel, ended:
+        with self.host_open(_client("pull", reference)) as channel, ended:
             image_pull.follow(channel, say)
 
     def build(
@@ -194,13 +195,33 @@ class DockerDriver:
             if answer.status_code != HTTPStatus.NOT_FOUND:
                 self._insist(answer)
 
-    def command(
+    def save_argv(self, image: str) -> tuple[str, ...]:
+        return _client("save", image)
+
+    def load_argv(self) -> tuple[str, ...]:
+        return _client("load")
+
+    def pull_argv(self, reference: str) -> tuple[str, ...]:
+        return _client("pull", "--quiet", reference)
+
+    def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
+        return _client("exec", "--interactive", container, *argv)
+
+    def once_argv(self, image: str, program: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
+        volumes = [word for mount in mounts for word in ("-v", mount.bind)]
+        run = ("run", "--rm", "-i", "--network", "host", *volumes)
+        return _client(*run, "--entrypoint", program, image)
+
+    def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
+        return ("sh", "-c", _stock_script(), "stock", cache, reference)
+
+    def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
     ) -> CommandResult:
         words = [*self._prefix, *argv]
         return self._transport.run(words, stdin=stdin, sudo=self._sudo, timeout=timeout)
 
-    def open(self, argv: Sequence[str]) -> Channel:
+    def host_open(self, argv: Sequence[str]) -> Channel:
         return self._transport.open_channel([*self._prefix, *argv], sudo=self._sudo)
 
     def _insist(self, answer: requests.Response) -> None:
@@ -236,20 +257,20 @@ class DockerDriver:
 
         The engine's own answer names it, so the first question is asked without a version.
         """
-        first = self._client(MINIMUM_DOCKER_API_VERSION)
+        first = self._api_client(MINIMUM_DOCKER_API_VERSION)
         told = first.version(api_version=False)
         spoken = min(told["ApiVersion"], DEFAULT_DOCKER_API_VERSION, key=_numbers)
         oldest = told.get("MinAPIVersion", MINIMUM_DOCKER_API_VERSION)
-        return self._client(max(spoken, oldest, key=_numbers))
+        return self._api_client(max(spoken, oldest, key=_numbers))
 
-    def _client(self, api: str) -> APIClient:
+    def _api_client(self, api: str) -> APIClient:
         client = APIClient(base_url=_URL, version=api, timeout=int(self._limit))
         client.trust_env = False
         client.mount("http://", ChannelAdapter(self._dial, self._hung_up))
         return client
 
     def _dial(self) -> Channel:
-        return self.open(["docker", "system", "dial-stdio"])
+        return self.host_open(_client("system", "dial-stdio"))
 
     def _hung_up(self, channel: Channel) -> Exception:
         try:
@@ -266,6 +287,15 @@ class DockerDriver:
         except NotFound:  # untagged and removed by force
             return container_from(document, {})
         return container_from(document, image.env)
+
+
+def _client(*words: str) -> tuple[str, ...]:
+    return ("docker", *words)
+
+
+@cache
+def _stock_script() -> str:
+    return resource_files("clusterctl.containers").joinpath("engine_stock.sh").read_text()
 
 
 def _numbers(api: str) -> tuple[int, ...]:

@@ -163,11 +163,33 @@ class ContainerDriver(Protocol):
     def remove_image(self, reference: str) -> None:
         """Remove or untag. Removing what is gone is no error."""
 
-    def command(
+    # Command lines on the host, for streams and for programs that run there. Whatever the engine,
+    # their input and output are as said here.
+
+    def save_argv(self, image: str) -> tuple[str, ...]:
+        """Writes the image of that ID as an archive: manifest.json, configuration, layers."""
+
+    def load_argv(self) -> tuple[str, ...]:
+        """Takes in such an archive, of which layers that the engine has may be left out, and says
+        `Loaded image: REFERENCE` or `Loaded image ID: ID`."""
+
+    def pull_argv(self, reference: str) -> tuple[str, ...]:
+        """Pulls, and says nothing on the way."""
+
+    def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
+        """Runs `argv` in a running container, with the stdin that it is given."""
+
+    def once_argv(self, image: str, program: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
+        """Runs `program` in a throw-away container on the host's network, with the stdin that it is
+        given; arguments may follow."""
+
+    def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
+        """Says what the engine has of images: lines that `distribution.engine_stock` reads."""
+
+    def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
     ) -> CommandResult:
-        """Run a command on the host with the engine's client in reach."""
+        """Run a command on the engine's host, as who may use the engine."""
 
-    def open(self, argv: Sequence[str]) -> Channel:
-        """Start a command on the host with the engine's client in reach, for streams such as
-        `docker save`."""
+    def host_open(self, argv: Sequence[str]) -> Channel:
+        """Start one, for streams."""

@@ -33,7 +33,7 @@ def silence_limit(size: int) -> float:
 def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
     """The image as `docker save` writes it. Raises StepFailed, CommandTimedOut."""
     saving = in_time("docker save", driver.host)
-    with driver.open(["docker", "save", image.id]) as channel, saving:
+    with driver.host_open(driver.save_argv(image.id)) as channel, saving:
         channel.settimeout(silence_limit(image.size))
         while chunk := channel.recv(CHUNK):
             yield chunk
@@ -46,7 +46,7 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
 
     Raises StepFailed with the engine's words, CommandTimedOut.
     """
-    with driver.open(["docker", "load"]) as channel:
+    with driver.host_open(driver.load_argv()) as channel:
         count = 0
         try:
             for chunk in chunks:

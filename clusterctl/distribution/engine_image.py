@@ -111,8 +111,9 @@ def _told(
     say: Say,
 ) -> str:
     meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
-    argv = ["sh", "-c", START, "save", program(), image.id, directory, str(image.size), "docker"]
-    with driver.open(argv) as channel, in_time("docker save", driver.host):
+    what = (image.id, directory, str(image.size), *driver.save_argv(image.id))
+    argv = ["sh", "-c", START, "save", program(), *what]
+    with driver.host_open(argv) as channel, in_time("docker save", driver.host):
         channel.settimeout(image_stream.silence_limit(image.size))
         channel.send("\n".join(["*"] if keep is None else keep).encode())
         channel.close_stdin()

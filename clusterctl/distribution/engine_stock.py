@@ -6,8 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files as resource_files
 from typing import Any
 
 from clusterctl.containers.driver import ContainerDriver
@@ -79,19 +77,13 @@ class EngineStock:
         return max((_prefix(image.layers, layers) for image in self.images), default=0)
 
 
-@cache
-def look_script() -> str:
-    return resource_files("clusterctl.distribution").joinpath("engine_stock.sh").read_text()
-
-
 def take_stock(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineStock:
     """Ask the host. `cache`: the directory where blobs wait there; `reference`: a name that is
     looked up even if the engine does not list it.
 
     Raises EngineUnavailable, ConnectionFailed, CommandTimedOut.
     """
-    argv = ["sh", "-c", look_script(), "stock", cache, reference]
-    result = driver.command(argv, timeout=ANSWER_LIMIT)
+    result = driver.host_run(driver.stock_argv(cache, reference), timeout=ANSWER_LIMIT)
     if not result.ok:
         raise engine_error(result.last_lines() or "nothing", driver.host, unavailable=True)
     return parse_stock(result.stdout)

@@ -19,7 +19,7 @@ trap 'rm -rf "$directory"' EXIT
 trap 'exit 1' HUP INT TERM
 tar -xf - -C "$directory" || exit 1
 cd "$directory" || exit 1
-tar -chf - oci-layout index.json manifest.json blobs | docker load
+tar -chf - oci-layout index.json manifest.json blobs | "$@"
 """
 # The layers are links to files in the relay's cache: -h sends what they lead to.
 
@@ -31,7 +31,9 @@ def load_from_cache(
     engine's words, CommandTimedOut."""
     limit = silence_limit(sum(layer.size for layer in content.layers))
     stdin = skeleton(content, config, paths)
-    result = driver.command(["sh", "-c", LOAD, "load"], stdin=stdin, timeout=limit)
+    result = driver.host_run(
+        ["sh", "-c", LOAD, "load", *driver.load_argv()], stdin=stdin, timeout=limit
+    )
     if not result.ok or "Loaded image" not in result.stdout:
         raise engine_error(result.last_lines() or "docker load failed", driver.host)
 
@@ -57,7 +59,7 @@ class HostBlobs:
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         path, host = self._paths[blob.digest], self._driver.host
         reading = in_time(f"reading {path}", host, DISK)
-        with self._driver.open(["tail", "-c", f"+{offset + 1}", path]) as channel, reading:
+        with self._driver.host_open(["tail", "-c", f"+{offset + 1}", path]) as channel, reading:
             channel.settimeout(60.0)
             while chunk := channel.recv(CHUNK):
                 yield chunk

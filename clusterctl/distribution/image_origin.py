@@ -176,7 +176,7 @@ class HostOrigin:
         return save_on_host(self._driver, image, reference, self._directory, say=say, keep=lacking)
 
     def clear(self) -> None:
-        self._driver.command(["rm", "-rf", self._directory])
+        self._driver.host_run(["rm", "-rf", self._directory])
 
 
 def wanted_held(held: HeldImage, reference: str) -> Wanted:

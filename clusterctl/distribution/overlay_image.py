@@ -42,7 +42,7 @@ def overlay_image(
         return None
     argv = [stock.python, "-c", program(), stock.root, held.id, directory]
     reading = in_time("reading the image's layers", driver.host, DISK)
-    with driver.open(argv) as channel, reading:
+    with driver.host_open(argv) as channel, reading:
         channel.settimeout(silence_limit(held.size))
         channel.send("\n".join(keep).encode())
         channel.close_stdin()

@@ -24,7 +24,7 @@ TRIES = 4
 
 PULL = """\
 exec 3<&0
-docker pull --quiet "$1" & pull=$!
+"$@" & pull=$!
 { cat <&3; kill "$pull"; } >/dev/null 2>&1 & watch=$!
 wait "$pull"; status=$?
 kill "$watch" 2>/dev/null
@@ -88,7 +88,7 @@ class _Final(CommandTimedOut):
 
 def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
     watch = _Watch(chain, driver.host)
-    with driver.open(["sh", "-c", PULL, "pull", reference]) as channel:
+    with driver.host_open(["sh", "-c", PULL, "pull", *driver.pull_argv(reference)]) as channel:
         channel.settimeout(LOOK_EVERY)
         while True:
             try:

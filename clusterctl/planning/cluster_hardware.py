@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.accelerators.protocol import Accelerator
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.containers.driver import ContainerDriver
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
@@ -19,7 +19,6 @@ from clusterctl.planning.planner import Hardware, usual_fabric
 from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.fabric_record import FabricRecord, read_record, record_file
 from clusterctl.ray_cluster.topology import Node, Topology
-from clusterctl.transport.base import Transport
 
 
 def hardware_of(
@@ -138,7 +137,7 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed 
     return LinkSpeed(min(speeds) * 1e6 / 8, SOCKET_LATENCY)
 
 
-def with_image_env(hardware: Hardware, head: Transport, image: str) -> Hardware:
+def with_image_env(hardware: Hardware, head: ContainerDriver, image: str) -> Hardware:
     """On CPUs the image may say how large the KV cache is, where the inventory does not."""
     name = hardware.defaults.cache_variable
     if not name or name in hardware.env:
@@ -147,13 +146,10 @@ def with_image_env(hardware: Hardware, head: Transport, image: str) -> Hardware:
     return replace(hardware, env={name: told[name], **hardware.env}) if name in told else hardware
 
 
-def image_environment(head: Transport, image: str) -> dict[str, str]:
+def image_environment(head: ContainerDriver, image: str) -> Mapping[str, str]:
     """The variables that the image sets; {} where it cannot be asked."""
-    argv = ["docker", "image", "inspect", "--format", "{{json .Config.Env}}", image]
     try:
-        result = head.run(argv, sudo=True, timeout=20)
-        found = json.loads(result.stdout) if result.ok else None
-    except (ClusterctlError, ValueError):
+        found = head.image(image)
+    except ClusterctlError:
         return {}
-    pairs = [str(entry).partition("=") for entry in found or ()]
-    return {name: value for name, _, value in pairs}
+    return found.env if found else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
@@ -52,7 +52,7 @@ def _images(
 
 def _look(inventory: Inventory) -> Callable[[Transport], Contents]:
     def look(transport: Transport) -> Contents:
-        driver = DockerDriver(transport)
+        driver = driver_for(transport)
         image = driver.image(inventory.image)
         return look_inside(driver, image, timeout=15) if image else Contents(None, None)
 

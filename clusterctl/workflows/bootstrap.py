@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import RunOutcome, execute
@@ -113,7 +113,7 @@ def make_plan(
         for node in cluster.topology.nodes:
             for reason in node.explain:
                 sink(Note(reason, node.host))
-        return _plan(cluster, hosts, Engines(DockerDriver))
+        return _plan(cluster, hosts, Engines(driver_for))
 
 
 def run(
@@ -138,7 +138,7 @@ def run(
         for text in _left_out(cluster):
             sink(Note(text))
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            engines = Engines(DockerDriver)
+            engines = Engines(driver_for)
             plan = _plan(cluster, hosts, engines)
             agree(plan)
             with interruptible(sink) as cancelled:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import Change
@@ -49,7 +49,7 @@ def unlike_the_plan(
         for name, view in views(inventory, transports, answers).items()
         if view.facts.engine.running
     }
-    engines = Engines(DockerDriver)
+    engines = Engines(driver_for)
     if not made(inventory, answers):
         return failures(fan_out(able, lambda view: own_container(engines(view), inventory.cluster)))
     if topology is None or len(topology.nodes) < len(inventory.hosts):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.distribution.weights.on_host import KEPT
 from clusterctl.engine.events import EventSink, HostSetAside, Note
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -44,7 +44,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     """What goes, in order. The head comes first: with its container go the services and what
     starts them anew, and workers without a head start nothing."""
     head = inventory.head.name
-    engines = Engines(DockerDriver)
+    engines = Engines(driver_for)
     containers = (ContainersAbsent(inventory.cluster, engines),)
     aside = OnFailure.SET_HOST_ASIDE
     own = config_dir(inventory.cluster)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from clusterctl.containers.drivers import driver_for
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.ray_cluster.nodes import container_name
-from clusterctl.transport.base import CommandResult
+from clusterctl.transport.base import CommandResult, Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, fan_out
 from clusterctl.workflows.reach import reach
@@ -26,11 +27,12 @@ def run(
 
     `node` runs it inside the node container. `timeout` in seconds.
     """
-    inside = ("docker", "exec", container_name(inventory.cluster)) if node else ()
+
+    def run_there(transport: Transport) -> CommandResult:
+        if node:
+            name = container_name(inventory.cluster)
+            return driver_for(transport).exec(name, command, timeout=timeout)
+        return transport.run(command, sudo=sudo, timeout=timeout)
+
     with reach(hosts, credentials) as transports:
-        return fan_out(
-            transports,
-            lambda transport: transport.run(
-                [*inside, *command], sudo=sudo or node, timeout=timeout
-            ),
-        )
+        return fan_out(transports, run_there)

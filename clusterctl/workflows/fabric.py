@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import Cancelled
 from clusterctl.errors import (
@@ -48,8 +49,6 @@ _OVER = LONGEST + 30
 """Seconds until the gate's program is given up: it ends itself before, and says whom it waited for;
 this is for an engine or a host that hangs."""
 
-_INCARNATION = "{{.Id}} {{.State.StartedAt}} {{.State.Running}}"
-
 
 @dataclass(frozen=True)
 class FabricProof:
@@ -68,6 +67,7 @@ class FabricGround:
     topology: Topology
     transports: Mapping[str, Transport]
     facts: Mapping[str, HostFacts]
+    driver: Callable[[Transport], ContainerDriver] = driver_for
 
     @property
     def head(self) -> Transport:
@@ -119,14 +119,13 @@ def incarnations(ground: FabricGround) -> dict[str, str]:
     name = container_name(ground.inventory.cluster)
 
     def one(transport: Transport) -> str:
-        argv = ["docker", "container", "inspect", "--format", _INCARNATION, name]
-        words = transport.run(argv, sudo=True, timeout=20).stdout.split()
-        if words[2:] != ["true"]:
+        found = ground.driver(transport).find(name)
+        if found is None or not found.running:
             raise RequirementsNotMet(
                 f"{name} does not run, so its fabric cannot be tried",
                 hint=f"clusterctl bootstrap {ground.inventory.file}",
             )
-        return " ".join(words[:2])
+        return f"{found.id} {found.started_at}"
 
     hosts = {node.host: ground.transports[node.host] for node in ground.topology.nodes}
     found = fan_out(hosts, one)
@@ -165,8 +164,9 @@ def _run(ground: FabricGround, sink: EventSink, cancelled: Cancelled) -> FabricR
     accelerator = accelerator_named(ground.inventory.accelerator)
     spec = FabricSpec(expected_nodes(ground.topology), accelerator.gpu_backend)
     name = container_name(ground.inventory.cluster)
-    argv = ["docker", "exec", "-i", name, "python3", package.install_path(), "fabric"]
-    with DockerDriver(ground.head).open(argv) as channel:
+    driver = ground.driver(ground.head)
+    argv = driver.exec_argv(name, ["python3", package.install_path(), "fabric"])
+    with driver.host_open(argv) as channel:
         channel.send(json.dumps(asdict(spec)).encode() + b"\n")
         last = ""
         try:

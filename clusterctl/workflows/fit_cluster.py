@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
@@ -144,7 +144,7 @@ def hardware_for_fit(
         )
     if asked.link() is not None:
         hardware = replace(hardware, network=asked.link())
-    return with_image_env(hardware, transports[inventory.head.name], inventory.image)
+    return with_image_env(hardware, driver_for(transports[inventory.head.name]), inventory.image)
 
 
 def _tag(image: str) -> str | None:
@@ -212,7 +212,7 @@ def ask_images(
 
 
 def _ask(inventory: Inventory, text: bytes, transport: Transport) -> ProbeAnswer:
-    driver, host = DockerDriver(transport), transport.host.name
+    driver, host = driver_for(transport), transport.host.name
     container = container_name(inventory.cluster)
     there = driver.find(container)
     if there is None or not there.running:

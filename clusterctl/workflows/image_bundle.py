@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.driver import ContainerDriver, Image, Say
+from clusterctl.containers.drivers import driver_for
 from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
 from clusterctl.distribution.bundle import write_bundle
@@ -163,11 +163,11 @@ def _host(name: str, inventory: Inventory, credentials: Credentials) -> Iterator
     if name not in known:
         raise UsageError(f"--from host:{name}: no such host", hint=f"they are {', '.join(known)}")
     with reach((known[name],), credentials) as transports:
-        driver = DockerDriver(transports[name])
+        driver = driver_for(transports[name])
         try:
             yield driver
         finally:
-            driver.command(["rm", "-rf", SAVED])
+            driver.host_run(["rm", "-rf", SAVED])
 
 
 class _HostSource:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.containers.docker_driver import DockerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.distribution.sending import Terms
 from clusterctl.distribution.shipment import Shipment
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
@@ -81,7 +81,7 @@ class _Ready:
         bring = Stage("Image", names, (self.shipment,), OnFailure.SET_HOST_ASIDE)
         origin = self.shipment.origin()
         if isinstance(origin, Unknown):
-            engines = Engines(DockerDriver)
+            engines = Engines(driver_for)
             first = ImagePulled(self.push.reference, engines, origin.reason, marked=False)
             return (Stage("Image from its registry", names[:1], (first,)), bring)
         return (bring,)
@@ -155,7 +155,7 @@ def _pushed(ready: _Ready, changed: int, seconds: float) -> Pushed:
 def _ready(
     push: Push, transports: Mapping[str, Transport], credentials: Credentials, sink: EventSink
 ) -> _Ready:
-    drivers = {name: DockerDriver(transport) for name, transport in transports.items()}
+    drivers = {name: driver_for(transport) for name, transport in transports.items()}
     source = ImageSource(
         push.reference,
         drivers,

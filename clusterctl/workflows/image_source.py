@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
+from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.reference import tagged
 from clusterctl.distribution.archive_image import archive_image
 from clusterctl.distribution.blob_store import BlobStore
@@ -182,12 +182,12 @@ def _platform(stocks: Collection[EngineStock]) -> str | None:
     return platforms.pop() if len(platforms) == 1 else None
 
 
-def operators_engine() -> DockerDriver | None:
+def operators_engine() -> ContainerDriver | None:
     """Docker on this machine, where there is a client; without a daemon it has no image."""
     if shutil.which("docker") is None:
         return None
     here = Host(name="operator", address="localhost")
-    return DockerDriver(LocalTransport(here), sudo=False)
+    return driver_for(LocalTransport(here), sudo=False)
 
 
 def archive_for(inventory: Inventory, reference: str) -> Path | None:

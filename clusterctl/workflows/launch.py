@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, RayNotFormed, UsageError, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
@@ -103,7 +104,7 @@ def _hardware(
         hardware = hardware_of(inventory, topology, answers, free, version, holders)
     except UsageError:
         return hardware_of_unknown_gpus(inventory, free, version, holders)
-    return with_image_env(hardware, transports[inventory.head.name], inventory.image)
+    return with_image_env(hardware, driver_for(transports[inventory.head.name]), inventory.image)
 
 
 def _launch(

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.drivers import driver_for
+from clusterctl.containers.spec import Mount
 from clusterctl.distribution.chain_link import CACHE
 from clusterctl.distribution.weights.delivery import Delivery, Terms
 from clusterctl.distribution.weights.manifest import Manifest
@@ -142,15 +145,17 @@ def _look(push: Push, transports: Mapping[str, Transport]) -> _Ready:
     seen = views(involved, transports, answers)
     targets = {host.name: seen[host.name] for host in push.hosts}
     nodes = {node.host: node for node in topology.nodes}
-    pythons = {name: python_on(answer, push.inventory.models) for name, answer in answers.items()}
+    pythons = {
+        name: python_on(answer, push.inventory.models, driver_for(transports[name]))
+        for name, answer in answers.items()
+    }
     return _Ready(push, push.supplying(seen), targets, nodes, pythons)
 
 
-def python_on(answer: Probe, models: str) -> tuple[str, ...]:
+def python_on(answer: Probe, models: str, driver: ContainerDriver) -> tuple[str, ...]:
     """What starts a Python for the relay: () for the host's own; on a host without one that of
     the node image, if the host has it, with the models directory where it is outside."""
     if answer.facts.python3 is not None or answer.image is None:
         return ()
-    mounts = [word for path in (models, CACHE) for word in ("-v", f"{path}:{path}")]
-    run = ("docker", "run", "--rm", "-i", "--network", "host", *mounts)
-    return (*run, "--entrypoint", "python3", answer.image.id)
+    mounts = [Mount(path, path) for path in (models, CACHE)]
+    return driver.once_argv(answer.image.id, "python3", mounts)

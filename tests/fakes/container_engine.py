@@ -9,7 +9,7 @@ from itertools import count
 
 from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
 from clusterctl.containers.reference import tagged
-from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec
+from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec, Mount
 from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Channel, CommandResult
 from tests.fakes.loaded_image import loaded_image
@@ -168,7 +168,25 @@ class FakeDriver:
         else:
             del self._engine.images[found.id]
 
-    def command(
+    def save_argv(self, image: str) -> tuple[str, ...]:
+        return ("engine", "save", image)
+
+    def load_argv(self) -> tuple[str, ...]:
+        return ("engine", "load")
+
+    def pull_argv(self, reference: str) -> tuple[str, ...]:
+        return ("engine", "pull", reference)
+
+    def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
+        return ("engine", "exec", container, *argv)
+
+    def once_argv(self, image: str, program: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
+        return ("engine", "once", *(mount.bind for mount in mounts), image, program)
+
+    def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
+        return ("sh", "-c", "engine stock", "stock", cache, reference)
+
+    def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
     ) -> CommandResult:
         self._answer()
@@ -180,13 +198,14 @@ class FakeDriver:
         self._engine.images.setdefault(new.id, new)
         return CommandResult(tuple(argv), 0, f"Loaded image ID: {new.id}\n", "")
 
-    def open(self, argv: Sequence[str]) -> Channel:
-        assert list(argv[:2]) == ["sh", "-c"], f"unknown command: {argv}"
-        assert argv[3] == "pull", f"unknown command: {argv}"
-        if argv[4] not in self._engine.registry:
+    def host_open(self, argv: Sequence[str]) -> Channel:
+        *script, reference = argv
+        assert script[:2] == ["sh", "-c"], f"unknown command: {argv}"
+        assert script[3:] == ["pull", "engine", "pull"], f"unknown command: {argv}"
+        if reference not in self._engine.registry:
             return FakeChannel(status=1)
-        self.pull(argv[4], lambda _: None)
-        return FakeChannel(f"{argv[4]}\n".encode())
+        self.pull(reference, lambda _: None)
+        return FakeChannel(f"{reference}\n".encode())
 
     def _add(self, new: Image) -> None:
         for found in list(self._engine.images.values()):

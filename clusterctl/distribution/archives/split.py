@@ -154,9 +154,9 @@ def usable(words: List[str], directory: str, keep: Optional[Set[str]]) -> bool:
         return False
 
 
-def main(image: str, directory: str, needed: int, docker: List[str]) -> None:
-    """Save `image`; one digest a line on stdin are those to keep, `*` for all. `needed`: bytes
-    that must be free."""
+def main(image: str, directory: str, needed: int, saving: List[str]) -> None:
+    """Save `image` by the command `saving`; one digest a line on stdin are those to keep, `*` for
+    all. `needed`: bytes that must be free."""
     wanted = sys.stdin.read().split()
     keep = None if wanted == ["*"] else {one[len("sha256:") :] for one in wanted}
     os.makedirs(directory, exist_ok=True)
@@ -170,12 +170,10 @@ def main(image: str, directory: str, needed: int, docker: List[str]) -> None:
     free = space.f_bavail * space.f_frsize
     if free < needed:
         sys.exit(f"not enough free space: {free}")
-    save(image, directory, keep, record, docker)
+    save(directory, keep, record, saving)
 
 
-def save(
-    image: str, directory: str, keep: Optional[Set[str]], record: str, docker: List[str]
-) -> None:
+def save(directory: str, keep: Optional[Set[str]], record: str, saving: List[str]) -> None:
     told: List[str] = []
 
     def tell(line: str) -> None:
@@ -184,7 +182,7 @@ def save(
         if not line.startswith("at\t"):
             told.append(line)
 
-    process = subprocess.Popen([*docker, "save", image], stdout=subprocess.PIPE)
+    process = subprocess.Popen(saving, stdout=subprocess.PIPE)
     with process.stdout or open(os.devnull, "rb") as stream:
         problem = broken(Splitter(directory, keep, tell), stream.read)
     # With its output closed it ends, and its own words on stderr say more than the broken tar.

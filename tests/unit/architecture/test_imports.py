@@ -37,8 +37,8 @@ ALLOWED = {
         "models", "node", "engine", "facts", "transport", "inventory", "errors",
     },
     "planning": {
-        "serving", "models", "ray_cluster", "accelerators", "node", "facts", "transport",
-        "inventory", "errors",
+        "serving", "models", "ray_cluster", "accelerators", "node", "containers", "facts",
+        "transport", "inventory", "errors",
     },
     "distribution": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "packages": {"inventory", "errors"},

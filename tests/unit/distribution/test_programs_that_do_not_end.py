@@ -52,7 +52,7 @@ class StuckDriver(FakeDriver):
         self._engine.images["sha256:i"] = image("sha256:i", NAME)
         self._silent = silent
 
-    def open(self, argv: Sequence[str]) -> Channel:
+    def host_open(self, argv: Sequence[str]) -> Channel:
         return Stuck(silent=self._silent)
 
 

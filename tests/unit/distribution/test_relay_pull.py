@@ -24,7 +24,7 @@ def start(directory: Path, docker: str) -> subprocess.Popen[bytes]:
     program.write_text(f"#!/bin/sh\n{docker}\n")
     program.chmod(0o755)
     return subprocess.Popen(
-        ["sh", "-c", PULL, "pull", NAME],
+        ["sh", "-c", PULL, "pull", "docker", "pull", "--quiet", NAME],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -129,7 +129,8 @@ def test_a_host_runs_it_with_the_oldest_python_here(tmp_path: Path, image: MadeI
     docker.chmod(0o755)
     python = next(filter(lambda one: Path(one).exists(), oldest_python()))
     kept = tmp_path / "kept"
-    argv = [python, "-I", "-c", program(), "sha256:abc", str(kept), "1000", str(docker)]
+    saving = [str(docker), "save", "sha256:abc"]
+    argv = [python, "-I", "-c", program(), "sha256:abc", str(kept), "1000", *saving]
     done = subprocess.run(argv, input=b"*", capture_output=True)
     assert done.returncode == 0, done.stderr
     assert (kept / sha256(image.layers[1])[7:]).read_bytes() == image.layers[1]

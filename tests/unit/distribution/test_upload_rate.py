@@ -34,7 +34,7 @@ class StuckDriver(FakeDriver):
         super().__init__("gpu1", FakeEngine(), lambda: None)
         self._error = error
 
-    def open(self, argv: Sequence[str]) -> Channel:
+    def host_open(self, argv: Sequence[str]) -> Channel:
         return StuckChannel(self._error)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import Unreachable, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
@@ -26,8 +26,9 @@ from clusterctl.planning.planner import Hardware
 from clusterctl.ray_cluster.topology import resolve
 from clusterctl.workflows.fit import FitArguments
 from clusterctl.workflows.fit_cluster import config_on_hosts, hardware_for_fit
+from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 from tests.fakes.host_facts import host_facts
-from tests.fakes.transport import FakeTransport, starts
+from tests.fakes.transport import FakeTransport
 
 MIB = 2**20
 
@@ -72,7 +73,6 @@ def hardware_of(
     inventory: Inventory, answers: dict[str, Probe], vllm: str | None = None
 ) -> Hardware:
     transports = {name: FakeTransport() for name in answers}
-    transports["big"].on(starts("docker", "image"), stdout="[]")
     return hardware_for_fit(inventory, FitArguments("m", vllm=vllm), transports, answers, None)
 
 
@@ -155,28 +155,30 @@ def test_no_gpu_anywhere_is_said() -> None:
         hardware_of(inventory(hosts=tuple(promised)), bare)
 
 
+def engine_with(env: dict[str, str]) -> FakeDriver:
+    there = replace(image("sha256:i", "lab:1"), env=env)
+    return FakeDriver("big", FakeEngine(images={there.id: there}), lambda: None)
+
+
 def test_the_image_says_how_large_the_cache_is_on_cpus() -> None:
-    head = FakeTransport()
-    head.on(starts("docker", "image"), stdout='["PATH=/bin","VLLM_CPU_KVCACHE_SPACE=1"]\n')
-    assert image_environment(head, "lab") == {"PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    head = engine_with({"PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "1"})
     bare = {name: probe(f"10.0.0.{ip}") for name, ip in (("small", 2), ("big", 1), ("other", 3))}
-    hardware = hardware_of(inventory(accelerator="cpu"), bare)
-    assert with_image_env(hardware, head, "lab").env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    cpus = inventory(accelerator="cpu", env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    hardware = replace(hardware_of(cpus, bare), env={})
+    assert with_image_env(hardware, head, "lab:1").env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
     told = replace(hardware, env={"VLLM_CPU_KVCACHE_SPACE": "4"})
-    assert with_image_env(told, head, "lab").env == {"VLLM_CPU_KVCACHE_SPACE": "4"}
+    assert with_image_env(told, head, "lab:1").env == {"VLLM_CPU_KVCACHE_SPACE": "4"}
 
 
 def test_the_image_says_nothing_of_the_cache_on_gpus() -> None:
-    head = FakeTransport()
-    head.on(starts("docker", "image"), stdout='["VLLM_CPU_KVCACHE_SPACE=1"]\n')
-    assert with_image_env(hardware_of(inventory(), ANSWERS), head, "lab").env == {}
+    head = engine_with({"VLLM_CPU_KVCACHE_SPACE": "1"})
+    assert with_image_env(hardware_of(inventory(), ANSWERS), head, "lab:1").env == {}
 
 
 def test_an_image_that_cannot_be_asked_sets_nothing() -> None:
-    broken = FakeTransport()
-    broken.on(starts("docker", "image"), stdout="oops", status=0)
-    assert image_environment(broken, "lab") == {}
-    assert image_environment(FakeTransport(down=Unreachable("gone")), "lab") == {}
+    assert image_environment(engine_with({}), "other:1") == {}
+    stopped = FakeDriver("big", FakeEngine(running=False), lambda: None)
+    assert image_environment(stopped, "lab:1") == {}
 
 
 def test_the_config_that_most_hosts_have() -> None:

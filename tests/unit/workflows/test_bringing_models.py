@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from clusterctl.containers.drivers import driver_for
 from clusterctl.distribution.chain_link import Progress
 from clusterctl.distribution.weights.bringing import bringing_text
 from clusterctl.distribution.weights.hub import HubFile, Listing
@@ -16,20 +17,22 @@ from clusterctl.facts.parse import Probe
 from clusterctl.workflows.model_pull import Telling, wanted
 from clusterctl.workflows.model_push import python_on
 from tests.fakes.host_facts import host_facts
+from tests.fakes.transport import FakeTransport
 
 IMAGE = ImageFacts("sha256:1", (), (), (), 1, "amd64", {})
 GIB = 2**30
+DRIVER = driver_for(FakeTransport())
 
 
 def test_the_relay_runs_in_the_node_image_where_the_host_has_no_python() -> None:
     answer = Probe(host_facts(), {}, (), (), IMAGE)
-    assert python_on(answer, "/data/models") == ()
+    assert python_on(answer, "/data/models", DRIVER) == ()
     without = replace(answer, facts=host_facts(python3=None))
-    argv = python_on(without, "/data/models")
+    argv = python_on(without, "/data/models", DRIVER)
     assert argv[:4] == ("docker", "run", "--rm", "-i")
     assert argv[-3:] == ("--entrypoint", "python3", "sha256:1")
     assert "/data/models:/data/models" in argv
-    assert python_on(replace(without, image=None), "/data/models") == ()
+    assert python_on(replace(without, image=None), "/data/models", DRIVER) == ()
 
 
 def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:

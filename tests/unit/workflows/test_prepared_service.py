@@ -34,6 +34,7 @@ class Cluster:
             cluster="demo",
             image="vllm:v0.32.0",
             accelerator="nvidia" if on_gpus else "cpu",
+            env={} if on_gpus else {"VLLM_CPU_KVCACHE_SPACE": "1"},
             hosts=(
                 Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),
                 Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
@@ -44,7 +45,6 @@ class Cluster:
         self.transports = {f"gpu{n}": FakeTransport() for n in (1, 2)}
         for transport in self.transports.values():
             transport.on(starts("sh", "-c"), stdout=RECORD)
-            transport.on(starts("docker", "image"), stdout='["VLLM_CPU_KVCACHE_SPACE=1"]')
         nodes = [RayNode(f"n{n}", f"10.0.0.{n}", f"gpu{n}", True, n == 1, 1, 0, 8) for n in (1, 2)]
         version = "0.32.0" if on_gpus else "0.32.0+cpu"
         self.state = NodeState(
