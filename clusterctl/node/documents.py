@@ -196,7 +196,8 @@ class NodeState:
     services: List[ServiceState] = field(default_factory=list)
     unreadable: List[UnreadableDocument] = field(default_factory=list)
     logs_problem: str = ""
-    """Why logs and journal are not written, in a few words (`is full`); empty: they are."""
+    """Why logs and journal are not written, as `DIRECTORY is on a file system that is full`;
+    empty: they are."""
 
 
 def config_dir(cluster: str) -> str:

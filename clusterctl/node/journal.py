@@ -18,17 +18,17 @@ LEAST_FREE = 2**20
 
 
 def why_not_written(directory: Path) -> str:
-    """Why nothing is written to logs in `directory`, in a few words; nothing when it is."""
+    """Why nothing is written to logs in `directory`; nothing when it is."""
     try:
         found = os.statvfs(directory)
     except OSError as error:
-        return error.strerror or str(error)
+        return f"{directory}: {error.strerror}"
     if found.f_flag & os.ST_RDONLY:
-        return "is on a file system that is read-only"
+        return f"{directory} is on a file system that is read-only"
     if found.f_bfree * found.f_frsize < LEAST_FREE:
-        return "is on a file system that is full"
+        return f"{directory} is on a file system that is full"
     if found.f_files and not found.f_ffree:
-        return "is on a file system without free inodes"
+        return f"{directory} is on a file system without free inodes"
     return ""
 
 

@@ -99,7 +99,7 @@ def unwritten_logs(inventory: Inventory, answers: Mapping[str, Probe]) -> list[R
     found = {name: read_state(answers[name].files.get(path)) for name in answers}
     return [
         RequirementsNotMet(
-            f"{log_dir(inventory.cluster)} {state.logs_problem}: logs and journal are not written",
+            f"{state.logs_problem}: logs and journal are not written",
             host=name,
             hint=f"clusterctl exec --limit {name} -- df -h {log_dir(inventory.cluster)}",
         )

@@ -19,8 +19,6 @@ from clusterctl.ray_cluster.contract import STALE
 from clusterctl.serving.endpoint import base_url, head_address, reached_at
 from clusterctl.workflows.strangers import strangers_of
 
-LOGS = "/var/log/clusterctl"
-
 TAKEN_AWAY = "Unknown Error"
 """NVML's word when a control group keeps the device nodes from it: with the toolkit's classic
 mode, `systemctl daemon-reload` does that to running containers (nvidia-docker issue 1730)."""
@@ -181,7 +179,7 @@ def _fix(inventory_file: str, report: HostReport) -> str | None:
     if gone or lost or differs:
         return f"clusterctl bootstrap {inventory_file}"
     if logs_unwritten(report):
-        return f"clusterctl exec --limit {report.host.name} -- df -h {LOGS}"
+        return f"clusterctl exec --limit {report.host.name} -- df -h /var/log/clusterctl"
     return None
 
 
@@ -239,7 +237,7 @@ def logs_unwritten(report: HostReport) -> tuple[str, ...]:
     """What is wrong with where logs are, if something is: a full disk stops nothing else."""
     if report.state is None or not _fresh(report) or not report.state.logs_problem:
         return ()
-    return (f"{LOGS} {report.state.logs_problem}: logs and journal are not written",)
+    return (f"{report.state.logs_problem}: logs and journal are not written",)
 
 
 def unreadable_words(document: UnreadableDocument) -> str:

@@ -55,7 +55,9 @@ def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
         if path.startswith(directory) and data is not None
     }
     for document in unreadable_in(cluster, answer):
-        texts[f"{config_dir(cluster)}/{document.file}"] = document.last_good
+        path = f"{config_dir(cluster)}/{document.file}"
+        if path in texts:
+            texts[path] = document.last_good
     found = [from_json(ServiceDocument, text) for text in texts.values() if text]
     return {document.name: document for document in found}
 

@@ -4,17 +4,23 @@ left at the end. The tests build on each other, in the order of this file."""
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from clusterctl.inventory.load import load
 from clusterctl.lab import faults
+from clusterctl.ray_cluster.contract import STALE
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.lock import ClusterLock
 from tests.lab.cluster import Operator, until
@@ -261,8 +267,112 @@ def test_a_model_that_cannot_start_says_why_and_is_withdrawn(operator: Operator)
     assert service(operator, "long")["state"] == "absent"
 
 
-def test_stop_ends_a_service_and_leaves_the_cluster(operator: Operator) -> None:
-    operator.ok("stop", "tiny")
+def test_documents_that_cannot_be_read_are_named_and_mended(
+    operator: Operator, inventory: str, on_host: OnHost
+) -> None:
+    """Cut short, and garbage: what serves goes on meanwhile, and is not restarted after it."""
+    etc, key = "/etc/clusterctl/lab", key_of(on_host)
+    before = on_host("gpu1", f"cat {etc}/services/tiny.json {etc}/node.json").stdout
+    on_host(
+        "gpu1",
+        f"cd {etc}; truncate -s 100 services/tiny.json node.json;"
+        " head -c 50 /dev/urandom >services/other.json",
+    )
+    until(
+        lambda: "the supervisor follows what it held before" in operator.run("status").stdout,
+        within=30,
+        what="status names what cannot be read",
+    )
+    ran = operator.run("status")
+    assert ran.status == 8, ran.text
+    for file in ("services/tiny.json", "services/other.json", "node.json"):
+        assert f"gpu1: {file} cannot be read" in ran.stdout, ran.text
+    assert service(operator, "tiny")["state"] == "ready"
+    assert answers(ENDPOINT, "tiny", key)
+
+    ran = operator.ok("bootstrap", inventory, "--yes")
+    assert "restore services/tiny.json, which cannot be read" in ran.stderr, ran.text
+    assert "remove services/other.json, which cannot be read" in ran.stderr, ran.text
+    after = on_host("gpu1", f"cat {etc}/services/*.json {etc}/node.json").stdout
+    assert after == before
+    until(lambda: operator.run("status").status == 0, within=60, what="all is healthy again")
+    assert service(operator, "tiny")["restarts"] == 0
+
+
+def test_a_full_file_system_of_logs_is_named_and_stops_nothing(
+    operator: Operator, on_host: OnHost
+) -> None:
+    logs = "/var/log/clusterctl/lab"
+    inside = "nsenter -m -t $(docker inspect -f '{{.State.Pid}}' clusterctl-lab)"
+    mounted = on_host(
+        "gpu1",
+        f"{inside} mount -t tmpfs -o size=1m tmpfs {logs} &&"
+        f" {inside} dd if=/dev/zero of={logs}/ballast bs=64k",
+    )
+    assert "No space left on device" in mounted.stderr, mounted.stderr
+    try:
+        time.sleep(STALE + 1)  # a state that is written no more would count as old by now
+        ran = operator.run("status")
+        assert ran.status == 8, ran.text
+        assert f"gpu1: {logs} is on a file system that is full" in ran.stdout, ran.text
+        assert "1 problem:" in ran.stdout, ran.text
+        assert service(operator, "tiny")["state"] == "ready"
+        words = ("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny", "--json")
+        assert operator.ok(*words).json["changed"] is False
+    finally:
+        on_host("gpu1", f"{inside} umount {logs}")
+    until(lambda: operator.run("status").status == 0, within=30, what="all is healthy again")
+
+
+def test_a_host_taken_out_of_the_inventory_while_it_serves_is_named(
+    operator: Operator, inventory: str, tmp_path: Path
+) -> None:
+    document = yaml.safe_load(Path(inventory).read_text())
+    del document["hosts"]["gpu2"]
+    without = tmp_path / "without.yaml"
+    without.write_text(yaml.safe_dump(document))
+    for words, status in ((("status", "-i"), 8), (("check",), 5), (("bootstrap",), 5)):
+        ran = operator.run(*words, str(without))
+        assert ran.status == status, ran.text
+        assert (
+            "gpu2: is not in the inventory, and its container still runs in this cluster at "
+            "10.77.0.12, with rank 1 of tiny" in " ".join(ran.text.split())
+        ), ran.text
+        assert f"`clusterctl down --limit gpu2 -i {without}`" in ran.text, ran.text
+    assert operator.run("status").status == 0
+
+
+def test_a_plan_needs_no_cache_directory(operator: Operator, inventory: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "clusterctl", "bootstrap", "--dry-run", inventory],
+        env={**operator.environment, "XDG_CACHE_HOME": "/proc/none"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_a_frozen_serve_does_not_bring_back_what_was_stopped_meanwhile(
+    operator: Operator, on_host: OnHost
+) -> None:
+    words = ("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny", "--yes")
+    frozen = operator.start(*words, "--", "--max-model-len", "512")
+    assert frozen.stderr is not None
+    before = list(takewhile(lambda line: "start vLLM" not in line, frozen.stderr))
+    assert frozen.poll() is None, "".join(before)
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        # What the head does itself once the silence has lasted for a minute.
+        assert on_host("gpu1", "pkill -f clusterctl-loc[k]").returncode == 0
+        operator.ok("stop", "tiny")
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+    _, told = frozen.communicate(timeout=120)
+    assert frozen.returncode == 6, told
+    assert "tiny was stopped by someone else meanwhile, and is left as it is" in told
+
+
+def test_a_service_that_was_stopped_leaves_the_cluster(operator: Operator) -> None:
     assert operator.ok("status", "--json").json["services"] == []
     again = operator.run("stop", "tiny")
     assert again.status == 2, again.text
@@ -289,6 +399,16 @@ def test_the_images_own_vllm_says_what_was_predicted(operator: Operator) -> None
     asked = operator.ok("fit", "qwen2.5-1.5b", "--tp", "2", "--probe", "--json").json
     assert asked["probe"]["kv_cache_tokens"] == asked["kv_cache_tokens"] == 74880
     assert (asked["probe"]["hosts"], asked["probe"]["differences"]) == (["gpu1"], [])
+
+
+def test_gpus_of_a_service_that_is_not_up_yet_are_not_free(operator: Operator) -> None:
+    one = ("serve", "/data/models/tiny", "--tp", "1", "--name", "one")
+    operator.cut_short(*one, stage="Serve one", fault=signal.SIGKILL)
+    ran = operator.run("serve", "/data/models/tiny", "--tp", "2", "--name", "two")
+    assert ran.status == 11, ran.text
+    assert "this cluster has 1 free" in ran.stderr, ran.text
+    assert re.search(r"service one \(\S+\) holds 1 GPU", ran.stderr), ran.text
+    operator.ok("stop", "one")
 
 
 def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHost) -> None:

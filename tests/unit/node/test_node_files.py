@@ -67,12 +67,12 @@ def test_a_directory_of_logs_on_a_full_or_read_only_file_system_is_told(tmp_path
     try:
         assert why_not_written(tmp_path) == ""
         (tmp_path / "ballast").write_bytes(bytes(1536 * 1024))
-        assert why_not_written(tmp_path) == "is on a file system that is full"
+        assert why_not_written(tmp_path) == f"{tmp_path} is on a file system that is full"
         mount("-o", "remount,ro")
-        assert why_not_written(tmp_path) == "is on a file system that is read-only"
+        assert why_not_written(tmp_path) == f"{tmp_path} is on a file system that is read-only"
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-    assert why_not_written(tmp_path / "gone") == "No such file or directory"
+    assert why_not_written(tmp_path / "gone") == f"{tmp_path}/gone: No such file or directory"
 
 
 GOOD = ServiceDocument(

@@ -37,6 +37,7 @@ INVENTORY = Inventory(
         Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
     ),
 )
+LOGS = "/var/log/clusterctl/demo"
 NVML = "Failed to initialize NVML: Unknown Error"
 SERVICE = ServiceDocument(
     name="tiny", model="/data/models/tiny", served_name="tiny", argv=[], env={}, host="10.0.0.1",
@@ -193,12 +194,11 @@ def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
 
 def test_a_full_file_system_of_logs_is_named_and_nothing_else(facts: HostFacts) -> None:
     reports = healthy(facts)
-    full = state("gpu2", logs_problem="is on a file system that is full")
+    full = state("gpu2", logs_problem=f"{LOGS} is on a file system that is full")
     reports["gpu2"] = replace(reports["gpu2"], state=full)
     status = assess(INVENTORY, reports)
     assert status.problems == (
-        "gpu2: /var/log/clusterctl is on a file system that is full: logs and journal are not "
-        "written",
+        f"gpu2: {LOGS} is on a file system that is full: logs and journal are not written",
     )
     assert status.hints == ("clusterctl exec --limit gpu2 -- df -h /var/log/clusterctl",)
 

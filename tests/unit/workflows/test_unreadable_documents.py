@@ -37,9 +37,11 @@ def test_nothing_is_said_of_documents_that_are_fine() -> None:
 def test_of_one_cut_short_the_supervisors_last_version_counts() -> None:
     cut = to_json(TINY).encode()[:50]
     known = UnreadableDocument("services/tiny.json", "cut", to_json(TINY))
-    seen = answer(replace(STATE, unreadable=[known]), {f"{ETC}/services/tiny.json": cut})
+    node = UnreadableDocument("node.json", "cut", '{"cluster": "demo"}')
+    files = {f"{ETC}/services/tiny.json": cut, f"{ETC}/node.json": b"{"}
+    seen = answer(replace(STATE, unreadable=[known, node]), files)
     assert services_in("demo", seen) == {"tiny": TINY}
-    (named,) = unreadable_in("demo", seen)
+    _, named = unreadable_in("demo", seen)
     assert (named.file, named.last_good) == ("services/tiny.json", to_json(TINY))
 
 
