@@ -59,6 +59,17 @@ _Config = Annotated[
 ]
 
 
+_StallTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--stall-timeout",
+        metavar="SECONDS",
+        min=10,
+        help="Restart an engine that shows no sign of life for so long while asked; default: 50.",
+    ),
+]
+
+
 @guarded
 def serve(
     model: _Model = None,
@@ -68,6 +79,7 @@ def serve(
     name: _Name = None,
     port: _Port = None,
     config: _Config = None,
+    stall_timeout: _StallTimeout = None,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     inventory: options.Inventory = None,
@@ -79,7 +91,7 @@ def serve(
     from clusterctl.serving.request import Options
     from clusterctl.workflows.serve import Asked, run
 
-    asked = Asked(Options(model, tp, pp, name, port), config, tuple(arguments or ()))
+    asked = Asked(Options(model, tp, pp, name, port, stall_timeout), config, tuple(arguments or ()))
     asked.request()  # what is wrong with the request itself needs no host to tell
     with session("serve", inventory, quiet=as_json) as opened:
 

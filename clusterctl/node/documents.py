@@ -24,6 +24,11 @@ from typing import Any, Dict, List, Type, TypeVar
 T = TypeVar("T")
 
 
+STALL_TIMEOUT = 50.0
+"""Seconds. With the time between two looks, a service that hangs is known within 60. Far more than
+one step of an engine takes, and every step is a sign of life: a long prompt is read in many."""
+
+
 @dataclass(frozen=True)
 class ExpectedNode:
     """A node that must be in Ray before anything is served."""
@@ -89,6 +94,8 @@ class ServiceDocument:
     """Seconds from start to the first answer before an attempt counts as failed."""
     shutdown_timeout: float = 60.0
     """Seconds that running requests get when the service stops."""
+    stall_timeout: float = STALL_TIMEOUT
+    """Seconds without a sign of life, while something is asked of it, until it is restarted."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,16 @@ class ServiceState:
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0
     """0 to 1."""
+    silence: str = ""
+    """What sign of life is missing, and for how long: `no token for 15 s (3 requests running,
+    0 waiting)`; nothing while all is well."""
     ranks: List[Rank] = field(default_factory=list)
     last_error: List[str] = field(default_factory=list)
     """The last lines of the log of an attempt that failed."""
+    last_failure: str = ""
+    """Why it was last ended or ended by itself, in one sentence; kept once it is ready again."""
+    last_failure_time: float = 0.0
+    """Unix seconds."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import http.client
 import json
 import socket
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-from clusterctl.node.tasks import COMPLETIONS, NOT_SERVED, TASKS, Task
+from clusterctl.node.tasks import COMPLETIONS, NOT_SERVED, PROMPT_TOKENS, TASKS, Task
 
 PROBE_TOKENS = 4
 
@@ -40,6 +40,8 @@ class Metrics:
     """0 to 1; the fullest engine's."""
     tokens: float
     """Generated since the start; read, where the model generates none."""
+    signs: Tuple[float, ...] = ()
+    """Whatever moves while the engine works: tokens made and read, KV cache in use."""
 
 
 class Endpoint:
@@ -129,13 +131,14 @@ class Endpoint:
 def parse_metrics(text: str, counter: str = COMPLETIONS.counter) -> Metrics:
     """Metrics from Prometheus text; the series of several engines are summed. `counter`: of what
     moves while the model works."""
+    tokens, read = sum(_series(text, counter)), sum(_series(text, PROMPT_TOKENS))
+    kv_cache_use = [use for name in KV_CACHE_USE for use in _series(text, name)]
     return Metrics(
         running=sum(_series(text, "vllm:num_requests_running")),
         waiting=sum(_series(text, "vllm:num_requests_waiting")),
-        kv_cache_use=max(
-            (use for name in KV_CACHE_USE for use in _series(text, name)), default=0.0
-        ),
-        tokens=sum(_series(text, counter)),
+        kv_cache_use=max(kv_cache_use, default=0.0),
+        tokens=tokens,
+        signs=(tokens, read, *kv_cache_use),
     )
 
 

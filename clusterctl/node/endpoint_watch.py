@@ -1,4 +1,4 @@
-"""Watches one attempt of a service from outside: is it ready, is it alive, is it stalled?
+"""Watches one attempt of a service from outside: is it ready, and does it show signs of life?
 
 Runs in a thread of its own, since a hung engine answers nothing for as long as it is asked.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Callable
+from typing import Callable, Optional
 
 from clusterctl.node.endpoint import Endpoint, EndpointError, NothingToAsk
-from clusterctl.node.progress import Progress
+from clusterctl.node.progress import Progress, Silence
 from clusterctl.node.timing import Timing
 
 
@@ -26,8 +26,8 @@ class Reading:
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0
-    stalled: str = ""
-    """Why the engine counts as stalled."""
+    silence: Optional[Silence] = None
+    """Set while it owes a sign of life; how long is too long, the service decides."""
     error: str = ""
     """What the last check that failed said."""
     task: str = ""
@@ -93,20 +93,21 @@ class EndpointWatch:
             raise EndpointError("not listening yet")
 
     def _stay(self) -> None:
-        progress = Progress(self._timing.stall)
-        scrapes = _Misses(self._timing.canary_failures)
-        canaries = _Misses(self._timing.canary_failures)
-        canary_due = time.monotonic() + self._timing.canary_every
+        """Read the metrics; ask for an answer where nobody else asks. A canary that failed is sent
+        again after the next reading."""
+        progress = Progress(time.monotonic())
         while not self._ended.wait(self._timing.scrape_every):
-            scrapes.note(self._attempt(lambda: self._scrape(progress)))
-            now = time.monotonic()
-            if progress.moved:
-                canaries.clear()
-            elif progress.idle and now >= canary_due:
-                canaries.note(self._attempt(self._send_canary))
-                # After a failure the next one follows at the next scrape.
-                canary_due = now if canaries.count else now + self._timing.canary_every
-            self._set(stalled=scrapes.verdict or canaries.verdict or progress.stalled(now))
+            try:
+                self._scrape(progress)
+            except EndpointError as error:
+                progress.unread(str(error))
+            if progress.wants_canary(time.monotonic(), self._timing.canary_every):
+                try:
+                    self._endpoint.prove(self._timing.canary_timeout)
+                    progress.answered(time.monotonic())
+                except EndpointError as error:
+                    progress.unanswered(str(error))
+            self._set(silence=progress.silence())
 
     def _scrape(self, progress: Progress) -> None:
         metrics = self._endpoint.metrics(self._timing.http_timeout)
@@ -116,40 +117,8 @@ class EndpointWatch:
             waiting=metrics.waiting,
             kv_cache_use=metrics.kv_cache_use,
             tokens_per_second=progress.tokens_per_second,
+            silence=progress.silence(),
         )
-
-    def _send_canary(self) -> None:
-        self._endpoint.prove(self._timing.canary_timeout)
-
-    def _attempt(self, check: Callable[[], None]) -> str:
-        """What went wrong, or nothing."""
-        try:
-            check()
-        except EndpointError as error:
-            self._set(error=str(error))
-            return str(error)
-        return ""
 
     def _set(self, **changes: object) -> None:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
-
-
-class _Misses:
-    """Failures in a row of one kind of check."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.count = 0
-        self.verdict = ""
-
-    def note(self, error: str) -> None:
-        self.count = self.count + 1 if error else 0
-        self.verdict = f"{self.count} checks failed, the last: {error}" if self.is_full else ""
-
-    def clear(self) -> None:
-        self.count = 0
-        self.verdict = ""
-
-    @property
-    def is_full(self) -> bool:
-        return self.count >= self._limit

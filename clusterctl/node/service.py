@@ -46,6 +46,8 @@ class Service:
         self._starts = 0
         self._ready_seconds = 0.0
         self._last_error: List[str] = []
+        self._last_failure = ""
+        self._last_failure_time = 0.0
         self._phase = ""
         self._detail = ""
         self._since = 0.0
@@ -67,6 +69,7 @@ class Service:
         elif not ground.ray_up:
             self._lose_ground(attempt, "Ray is not running on this host")
         else:
+            self._shown = wanted
             self._look(now, attempt)
 
     def state(self) -> ServiceState:
@@ -91,6 +94,9 @@ class Service:
             kv_cache_use=reading.kv_cache_use if reading else 0.0,
             ranks=self._ranks(),
             last_error=self._last_error,
+            silence=self._silence(),
+            last_failure=self._last_failure,
+            last_failure_time=self._last_failure_time,
         )
 
     def stop(self, now: float) -> None:
@@ -124,6 +130,7 @@ class Service:
         self._shown = document
         self._attempts = self._starts = 0
         self._last_error = []
+        self._last_failure, self._last_failure_time = "", 0.0
         self._backoff.succeeded()
         self._turn("waiting", "it was changed")
 
@@ -149,9 +156,9 @@ class Service:
             self._after_end(now, attempt)
         elif left:
             self._lose_ground(attempt, left)
-        elif reading.stalled:
-            self._turn("stalled", reading.stalled)
-            self._end_failed(now, attempt, f"stalled: {reading.stalled}")
+        elif reading.silence and now - reading.silence.since >= self._shown.stall_timeout:
+            self._turn("stalled", reading.silence.told(now))
+            self._end_failed(now, attempt, f"stalled: {reading.silence.told(now)}")
         elif reading.ready:
             self._be_ready(now, attempt)
         elif reading.unprovable:
@@ -191,17 +198,23 @@ class Service:
         self._retry_at = now + delay
         beyond = self._attempts >= self._timing.attempts_until_failed
         self._turn("failed" if beyond else "backing-off", f"{why}; again in {delay:g} s")
+        self._remember(why)
 
     def _lose_ground(self, attempt: Attempt, why: str) -> None:
         """A node it stands on is gone: not its own failure, so no backoff."""
         self._drop(attempt)
         self._last_error = attempt.last_lines()
         self._turn("waiting", why)
+        self._remember(why)
 
     def _give_up(self, why: str, lines: List[str]) -> None:
         self._last_error = lines
         self._retry_at = None
         self._turn("failed", f"{why}; it is not tried again until it is changed")
+        self._remember(why)
+
+    def _remember(self, failure: str) -> None:
+        self._last_failure, self._last_failure_time = failure, time.time()
 
     def _drop(self, attempt: Attempt) -> None:
         attempt.kill()
@@ -224,6 +237,14 @@ class Service:
             self._attempt = None
             self._freed = time.time()
             self._turn("waiting", "stopped")
+
+    def _silence(self) -> str:
+        """Told from the second look on that saw no sign of life."""
+        silence = self._attempt.reading.silence if self._attempt else None
+        if silence is None or self._phase != "ready":
+            return ""
+        now = time.monotonic()
+        return silence.told(now) if now - silence.since >= self._timing.silence_shown else ""
 
     def _ranks(self) -> List[Rank]:
         if self._attempt is None or self._snapshot is None:

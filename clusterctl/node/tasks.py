@@ -14,6 +14,8 @@ from typing import Any, Callable, Dict
 NOT_SERVED = frozenset({400, 404, 405, 501})
 """Statuses that a server has for a task which is none of its own."""
 
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+
 Body = Callable[[str, int], Dict[str, Any]]
 """A request without `model`, from a text and the most tokens to generate."""
 
@@ -28,7 +30,7 @@ class Task:
     path: str
     body: Body
     read: Callable[[Any], str]
-    counter: str = "vllm:prompt_tokens_total"
+    counter: str = PROMPT_TOKENS
     """What moves in the metrics while it works: a pooling model generates no token."""
 
     def answer(self, content: Any) -> str:

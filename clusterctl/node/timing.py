@@ -24,8 +24,17 @@ class Timing:
     """How long a worker holds a connection to its head's GCS before it tries another."""
     watch_interval: float = 1.0
     """How often ray-watch asks the GCS: a few milliseconds of work."""
+    worker_watch_interval: float = 3.0
+    """The same on a worker, which looks for itself alone."""
     watch_silence: float = 20.0
     """Without a line for this long, ray-watch is started anew."""
+    parts_every: float = 2.0
+    """How often Ray's own processes are counted; what is missing twice is gone."""
+    unlisted_limit: float = 4.0
+    """How long the GCS may know no living node of this host before Ray is started anew."""
+    gcs_silence: float = 45.0
+    """How long a GCS may be silent before the head starts Ray anew: ray-watch itself takes up to
+    20 s to start on a machine that is overloaded."""
 
     service_backoff_first: float = 2.0
     service_backoff_max: float = 120.0
@@ -41,12 +50,14 @@ class Timing:
     http_timeout: float = 10.0
     answer_timeout: float = 120.0
     """For the first answer, which may still compile something."""
-    canary_timeout: float = 30.0
-    canary_every: float = 30.0
-    canary_failures: int = 3
     scrape_every: float = 5.0
-    stall: float = 120.0
-    """Requests there and no new token for this long is a stall."""
+    canary_every: float = 15.0
+    """An idle engine that showed no sign of life for this long is asked for one."""
+    canary_timeout: float = 30.0
+    """With the two above: a service that owes a sign of life has failed to give one by 50 s after
+    the last, so that stall_timeout (ServiceDocument) holds for idle engines too."""
+    silence_shown: float = 10.0
+    """From here on a missing sign of life is told: two looks saw none."""
 
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0

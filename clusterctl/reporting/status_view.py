@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl.reporting.text import count
+from clusterctl.reporting.text import count, duration
 from clusterctl.workflows.cluster_status import ClusterStatus, HostRow, ServiceRow
 
 _STYLES = {
@@ -135,9 +135,17 @@ def _service(row: ServiceRow) -> list[Text]:
         lines.append(Text(f"  ranks      {ranks}"))
     if state and row.condition == "ready":
         lines.append(Text(f"  requests   {_load(row)}"))
-    if state and state.restarts:
-        lines.append(Text(f"  restarts   {state.restarts}"))
+    if state and state.silence:
+        lines.append(Text(f"  silent     {state.silence}", style="red"))
+    if state and (state.restarts or row.failed_ago is not None):
+        lines.append(Text(f"  restarts   {state.restarts}{_last_failure(row)}"))
     return lines
+
+
+def _last_failure(row: ServiceRow) -> str:
+    if row.state is None or row.failed_ago is None:
+        return ""
+    return f" · last failure {duration(row.failed_ago)} ago: {row.state.last_failure}"
 
 
 def _load(row: ServiceRow) -> str:
@@ -191,6 +199,9 @@ def _service_document(row: ServiceRow) -> dict[str, Any]:
         "pipeline_parallel": document.pipeline_parallel,
         "detail": row.state.detail if row.state else "",
         "restarts": row.state.restarts if row.state else 0,
+        "silence": row.state.silence if row.state else "",
+        "last_failure": row.state.last_failure if row.state else "",
+        "last_failure_seconds_ago": row.failed_ago,
         "requests_running": row.state.running if row.state else 0.0,
         "requests_waiting": row.state.waiting if row.state else 0.0,
         "tokens_per_second": row.state.tokens_per_second if row.state else 0.0,

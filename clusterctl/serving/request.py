@@ -60,6 +60,7 @@ class Options:
     pipeline_parallel: int | None = None
     name: str | None = None
     port: int | None = None
+    stall_timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class ServiceRequest:
     """All other flags, from the config file and the command line."""
     api_key: str | None = field(default=None, repr=False)
     """From a config file only, never in `given`: to be the cluster's own, in a file on the head."""
+    stall_timeout: float | None = None
+    """Seconds, as in ServiceDocument; None: the default."""
 
     @property
     def random_weights(self) -> bool:
@@ -122,6 +125,7 @@ class _Reader:
             port=self.port(options.port),
             given=without(self.merged, _SERVICE_FLAGS),
             api_key=self.api_key(),
+            stall_timeout=options.stall_timeout,
         )
 
     def check(self, argument: Argument) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from clusterctl.models.name import Model
-from clusterctl.node.documents import ServiceDocument
+from clusterctl.node.documents import STALL_TIMEOUT, ServiceDocument
 from clusterctl.serving.arguments import SHUTDOWN_TIMEOUT, Launch, serve_argv
 from clusterctl.serving.request import ServiceRequest, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
@@ -52,6 +52,7 @@ def build_service(
         fingerprint=fingerprint(argv, environment),
         ready_timeout=ready_timeout,
         shutdown_timeout=_shutdown_timeout(argv),
+        stall_timeout=launch.request.stall_timeout or STALL_TIMEOUT,
     )
 
 
@@ -72,6 +73,7 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     for key in sorted({*old.env, *new.env}):
         lines += _changed(key, old.env.get(key), new.env.get(key))
     lines += _changed("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
+    lines += _changed("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
     if not lines and needs_restart(old, new):
         return ["command line: the same values, which vLLM may read otherwise"]
     return lines

@@ -73,6 +73,8 @@ class ServiceRow:
     state: ServiceState | None
     head_address: str
     """Where clients reach the head."""
+    failed_ago: float | None = None
+    """Seconds since its last failure; None where none is known."""
 
     @property
     def name(self) -> str:
@@ -108,7 +110,12 @@ class ClusterStatus:
             for row in self.services
             if row.condition != "ready"
         ]
-        return (*of_hosts, *map(str, self.strangers), *of_services)
+        silent = [
+            f"service {row.name}: {row.state.silence}"
+            for row in self.services
+            if row.state and row.state.silence
+        ]
+        return (*of_hosts, *map(str, self.strangers), *of_services, *silent)
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -152,7 +159,12 @@ def assess(
             for host in inventory.hosts
         ),
         services=tuple(
-            ServiceRow(document, states.get(document.name), _head_address(head, in_ray))
+            ServiceRow(
+                document,
+                states.get(document.name),
+                _head_address(head, in_ray),
+                _failed_ago(head, states.get(document.name)),
+            )
             for document in head.services
         ),
         ray_version=state.ray_version if state else "",
@@ -165,6 +177,13 @@ def _head_address(head: HostReport, in_ray: Mapping[str, RayNode]) -> str:
     node = in_ray.get(head.host.name)
     node_ip = node.node_ip if node else head.host.node_ip or head.host.address
     return head_address(head.host, head.facts, node_ip) if head.facts else node_ip
+
+
+def _failed_ago(head: HostReport, state: ServiceState | None) -> float | None:
+    """By the head's own clock, which the supervisor noted the failure by."""
+    if state is None or not state.last_failure or head.facts is None:
+        return None
+    return max(0.0, head.facts.clock - state.last_failure_time)
 
 
 def _fresh(report: HostReport) -> bool:

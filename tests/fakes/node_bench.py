@@ -41,6 +41,8 @@ QUICK = Timing(
     ray_stop=3.0,
     head_poll=0.05,
     watch_interval=0.05,
+    parts_every=0.05,
+    unlisted_limit=0.2,
     service_backoff_first=0.1,
     service_backoff_max=0.4,
     stop_limit=5.0,
@@ -176,19 +178,27 @@ class Bench:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {self.service()}") from error
 
-    def await_ray(self, phase: str, told: str = "") -> NodeState:
-        """The node's state, once Ray is in `phase` and its detail has these words."""
+    def await_ray(self, phase: str, told: str = "", restarts: int = 0) -> NodeState:
+        """The node's state, once Ray is in `phase`, its detail has these words, and it was started
+        again that often."""
 
         def look() -> NodeState | None:
             state = self.state()
-            return state if state and state.ray == phase and told in state.ray_detail else None
+            matches = state and state.ray == phase and told in state.ray_detail
+            return state if state and matches and state.ray_restarts >= restarts else None
 
         return await_value(look, f"Ray {phase} {told}")
 
     def events(self, subject: str) -> list[str]:
         """Words of the journal, in order."""
-        entries = [json.loads(line) for line in _whole_lines(self.paths.journal)]
-        return [entry["event"] for entry in entries if entry["subject"] == subject]
+        return [entry["event"] for entry in self._journal() if entry["subject"] == subject]
+
+    def told(self, subject: str) -> list[str]:
+        """Sentences of the journal, in order."""
+        return [entry["text"] for entry in self._journal() if entry["subject"] == subject]
+
+    def _journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in _whole_lines(self.paths.journal)]
 
     def log(self, name: str = "chat") -> str:
         """What is in the log of a service so far."""

@@ -64,8 +64,8 @@ def test_the_canary_is_of_the_same_task(bench: Bench) -> None:
 def test_what_a_model_reads_moves_it_where_it_generates_nothing() -> None:
     text = "vllm:prompt_tokens_total 7\nvllm:generation_tokens_total 5\n"
 
-    assert parse_metrics(text, task_of("embeddings").counter) == Metrics(0, 0, 0, 7)
-    assert parse_metrics(text) == Metrics(0, 0, 0, 5)
+    assert parse_metrics(text, task_of("embeddings").counter) == Metrics(0, 0, 0, 7, (7, 7))
+    assert parse_metrics(text) == Metrics(0, 0, 0, 5, (5, 7))
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -229,7 +230,7 @@ def test_what_is_never_right_is_not_ready_in_time(
 
 def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:
     bench.timing = replace(bench.timing, canary_timeout=0.5)
-    bench.declare()
+    bench.declare(stall_timeout=1.5)
     bench.start()
     bench.await_service("ready")
 
@@ -237,20 +238,45 @@ def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> Non
 
     await_value(lambda: "stalled" in bench.events("chat"), "the stall to be noticed")
     bench.behaviour("vllm", {})
-    bench.await_service("ready", restarts=1)
+    ready = bench.await_service("ready", restarts=1)
+    assert re.match(r"stalled: no answer for \d s \(POST /v1/comp", ready.last_failure)
 
 
-def test_requests_without_tokens_are_a_stall(bench: Bench) -> None:
-    bench.timing = replace(bench.timing, stall=0.8)
-    bench.declare()
+def test_requests_without_tokens_are_told_at_once_and_restarted_in_time(bench: Bench) -> None:
+    bench.timing = replace(bench.timing, silence_shown=0.3)
+    bench.declare(stall_timeout=600)
     bench.start()
-    bench.await_service("ready")
+    bench.await_service("ready", silence="")
 
     bench.behaviour("vllm", {"running": 3})
 
+    def told() -> str:
+        service = bench.service()
+        return service.silence if service and service.state == "ready" else ""
+
+    assert re.match(r"no token for \d s \(3 requests running, 0 waiting\)", await_value(told, "it"))
+
+    # What counts as too long is looked up in the document as it is now, without a restart for it.
+    bench.declare(stall_timeout=0.5)
     await_value(lambda: "stalled" in bench.events("chat"), "the stall to be noticed")
     bench.behaviour("vllm", {})
-    bench.await_service("ready")
+    ready = bench.await_service("ready", restarts=1, silence="")
+    assert re.match(r"stalled: no token for \d+ s \(3 requests running", ready.last_failure)
+    assert time.time() - 60 < ready.last_failure_time <= time.time()
+
+
+def test_the_last_failure_is_known_until_the_service_is_changed(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready", last_failure="")
+
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n2", alive=False, death_reason="gone"))
+    bench.await_service("waiting", last_failure="b left Ray: gone")
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n3"))
+    bench.await_service("ready", last_failure="b left Ray: gone")
+
+    bench.declare(fingerprint="2")
+    bench.await_service("ready", fingerprint="2", last_failure="", last_failure_time=0.0)
 
 
 def test_ranks_are_those_of_its_own_driver(bench: Bench) -> None:

@@ -50,8 +50,8 @@ vllm:kv_cache_usage_perc{engine="0"} 0.5
 vllm:kv_cache_usage_perc{engine="1"} 0.75
 vllm:generation_tokens_total{engine="0"} 1e+03
 """
-    assert parse_metrics(text) == Metrics(3, 4, 0.75, 1000)
-    assert parse_metrics("") == Metrics(0, 0, 0, 0)
+    assert parse_metrics(text) == Metrics(3, 4, 0.75, 1000, (1000, 0, 0.5, 0.75))
+    assert parse_metrics("") == Metrics(0, 0, 0, 0, (0, 0))
 
 
 def test_the_use_of_the_kv_cache_under_the_name_of_old_releases() -> None:
@@ -62,37 +62,79 @@ vllm:gpu_prefix_cache_hit_rate{model_name="m"} 0.9
 vllm:cpu_cache_usage_perc{model_name="m"} 0.5
 vllm:generation_tokens_total{model_name="m"} 40.0
 """
-    assert parse_metrics(text) == Metrics(1, 0, 0.125, 40)
+    assert parse_metrics(text) == Metrics(1, 0, 0.125, 40, (40, 0, 0.125))
 
 
-def test_tokens_that_move_are_no_stall() -> None:
-    progress = Progress(stall=10)
+def counted(running: float, waiting: float, tokens: float, kv_cache_use: float = 0.0) -> Metrics:
+    return Metrics(running, waiting, kv_cache_use, tokens, (tokens, kv_cache_use))
+
+
+def test_an_engine_whose_tokens_move_is_at_most_one_look_silent() -> None:
+    progress = Progress(now=0)
     for second in range(0, 100, 5):
-        progress.update(second, Metrics(1, 0, 0, second))
-        assert progress.stalled(second) == ""
+        progress.update(second, counted(1, 0, second))
+        silence = progress.silence()
+        assert silence
+        assert second - silence.since <= 5
     assert progress.tokens_per_second == 1
-    assert not progress.idle
+    assert not progress.wants_canary(95, every=15)
 
 
-def test_requests_and_no_tokens_are_a_stall() -> None:
-    progress = Progress(stall=10)
-    progress.update(0, Metrics(1, 2, 0, 7))
-    progress.update(5, Metrics(1, 2, 0, 7))
-    assert progress.stalled(9) == ""
-    assert progress.stalled(11) == "1 requests running, 2 waiting, and no token for 11 s"
+def test_requests_and_no_tokens_are_silence_since_they_are_there() -> None:
+    progress = Progress(now=0)
+    progress.update(30, counted(0, 0, 7))
+    progress.update(35, counted(1, 2, 7))
+    progress.update(40, counted(1, 2, 7))
+    silence = progress.silence()
+    assert silence
+    assert silence.told(46) == "no token for 11 s (1 requests running, 2 waiting)"
 
 
-def test_idle_for_long_is_no_stall() -> None:
-    progress = Progress(stall=10)
-    progress.update(0, Metrics(0, 0, 0, 7))
-    progress.update(100, Metrics(0, 0, 0, 7))
-    progress.update(101, Metrics(1, 0, 0, 7))
-    assert progress.stalled(105) == ""
+def test_a_prompt_that_is_read_in_chunks_is_no_silence() -> None:
+    progress = Progress(now=0)
+    for second in range(0, 300, 5):
+        progress.update(second, counted(1, 0, 7, kv_cache_use=second / 1000))
+        silence = progress.silence()
+        assert silence
+        assert second - silence.since <= 5
 
 
-def test_a_counter_that_went_back_is_a_new_engine() -> None:
-    progress = Progress(stall=10)
-    progress.update(0, Metrics(1, 0, 0, 700))
-    progress.update(20, Metrics(1, 0, 0, 3))
-    assert progress.stalled(20) == ""
-    assert progress.tokens_per_second == 0
+def test_an_idle_engine_owes_nothing_and_is_asked_for_a_sign() -> None:
+    progress = Progress(now=0)
+    for second in range(5, 20, 5):
+        progress.update(second, counted(0, 0, 7))
+        assert progress.silence() is None
+        assert progress.wants_canary(second, every=15) == (second == 15)
+
+    progress.answered(16)
+
+    assert not progress.wants_canary(20, every=15)
+    assert progress.wants_canary(31, every=15)
+
+
+def test_a_canary_without_an_answer_is_silence_since_the_last_sign() -> None:
+    progress = Progress(now=0)
+    progress.update(5, counted(0, 0, 7))
+    progress.unanswered("POST /v1/completions: timed out")
+    progress.update(40, counted(1, 0, 7))  # the canary itself, which the engine took
+    silence = progress.silence()
+    assert silence
+    assert silence.told(50) == "no answer for 50 s (POST /v1/completions: timed out)"
+
+    progress.update(55, counted(0, 0, 11))
+
+    assert progress.silence() is None
+
+
+def test_metrics_that_cannot_be_read_are_silence_since_they_could() -> None:
+    progress = Progress(now=0)
+    progress.update(100, counted(0, 0, 7))
+    progress.unread("GET /metrics: timed out")
+    silence = progress.silence()
+    assert silence
+    assert silence.told(110) == "no answer for 10 s (GET /metrics: timed out)"
+    assert not progress.wants_canary(120, every=15)
+
+    progress.update(125, counted(0, 0, 7))
+
+    assert progress.silence() is None

@@ -19,10 +19,13 @@ from clusterctl.serving.vllm_flags import parse_arguments
 PAIR = ("gpu1", "gpu2")
 
 
-def document(*extra: str, name: str | None = None, tp: int = 2) -> ServiceDocument:
+def document(
+    *extra: str, name: str | None = None, tp: int = 2, stall_timeout: float | None = None
+) -> ServiceDocument:
     model = resolve("qwen2.5-1.5b", "/data/models")
     request = read_request(
-        Options("qwen2.5-1.5b", tensor_parallel=tp, name=name), extra=parse_arguments(extra)
+        Options("qwen2.5-1.5b", tensor_parallel=tp, name=name, stall_timeout=stall_timeout),
+        extra=parse_arguments(extra),
     )
     launch = Launch(
         request=request,
@@ -130,6 +133,14 @@ def test_patience_may_change_without_a_restart() -> None:
     new = replace(old, ready_timeout=60.0)
 
     assert difference(old, new) == ["ready timeout: 1800 s → 60 s"]
+    assert not needs_restart(old, new)
+
+
+def test_a_stall_timeout_is_the_users_and_restarts_nothing() -> None:
+    old = document()
+    assert old.stall_timeout == 50
+    new = document(stall_timeout=300.0)
+    assert difference(old, new) == ["stall timeout: 50 s → 300 s"]
     assert not needs_restart(old, new)
 
 

@@ -97,6 +97,14 @@ def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: Host
     )
 
 
+def with_service(reports: dict[str, HostReport], **more: object) -> dict[str, HostReport]:
+    """The same, with its one service as it is now said to be."""
+    head = reports["gpu1"]
+    assert head.state
+    service = replace(head.state.services[0], **more)  # type: ignore[arg-type]
+    return {**reports, "gpu1": replace(head, state=replace(head.state, services=[service]))}
+
+
 def screen(status: ClusterStatus) -> str:
     out = io.StringIO()
     Console(file=out, width=120).print(status_screen(status))
@@ -111,6 +119,27 @@ def test_a_healthy_cluster_reads_so(facts: HostFacts) -> None:
         assert words in text
     document = json.loads(json.dumps(status_document(status)))
     assert document["services"][0]["endpoint"] == "http://10.0.0.1:8000/v1"
+    assert document["services"][0]["last_failure_seconds_ago"] is None
+
+
+def test_an_engine_that_shows_no_sign_of_life_is_a_problem_at_once(facts: HostFacts) -> None:
+    silence = "no token for 15 s (3 requests running, 0 waiting)"
+    status = assess(INVENTORY, with_service(healthy(facts), silence=silence))
+    assert status.problems == (f"service tiny: {silence}",)
+    assert f"silent     {silence}" in screen(status)
+    assert status_document(status)["services"][0]["silence"] == silence
+
+
+def test_a_service_that_is_ready_again_still_says_why_it_was_restarted(facts: HostFacts) -> None:
+    failure = "stalled: no token for 50 s (3 requests running, 0 waiting)"
+    status = assess(
+        INVENTORY,
+        with_service(healthy(facts), restarts=1, last_failure=failure, last_failure_time=277.0),
+    )
+    assert status.healthy
+    assert f"restarts   1 · last failure 12 min 3 s ago: {failure}" in screen(status)
+    service = status_document(status)["services"][0]
+    assert (service["last_failure"], service["last_failure_seconds_ago"]) == (failure, 723.0)
 
 
 @pytest.mark.parametrize("listens_on", ["0.0.0.0", "::"])
