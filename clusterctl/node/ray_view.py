@@ -1,4 +1,9 @@
-"""The supervisor's side of ray-watch: keeps that process alive, holds its last snapshot."""
+"""The supervisor's side of ray-watch: keeps that process alive, holds its last snapshot, and what
+the GCS has against this node.
+
+Workers are watched like the head: a raylet that hangs cannot tell so itself, and the GCS, which
+counts it dead, tells nobody who would end it.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +30,19 @@ def own_argv() -> List[str]:
 
 
 class RayView:
-    """What Ray looks like from the head. On workers nothing is watched."""
+    """What the GCS says of Ray's nodes."""
 
-    def __init__(self, argv: List[str], timing: Timing) -> None:
-        """`argv` runs ray-watch, or whatever prints the same lines."""
+    def __init__(self, argv: List[str], host: str, timing: Timing) -> None:
+        """`argv` runs ray-watch, or whatever prints the same lines; `host` is this node's name."""
         self._argv = argv
+        self._host = host
         self._timing = timing
         self._child: Optional[Child] = None
         self._backoff = Backoff(timing.ray_backoff_first, timing.ray_backoff_max)
         self._next_start = 0.0
         self._heard = 0.0
+        self._answered: Optional[float] = None
+        self._unlisted: Optional[float] = None
         self._generation = 0
         self.snapshot: Optional[Snapshot] = None
         self.error = ""
@@ -47,7 +55,7 @@ class RayView:
         elif not ray_up:
             self.stop()
         elif self._child.exit_status() is not None or self._is_silent(now):
-            self.stop()
+            self._end_child()
             self._next_start = now + self._backoff.failed()
 
     def fresh(self) -> Optional[Snapshot]:
@@ -57,8 +65,32 @@ class RayView:
             return snapshot
         return None
 
+    def unlisted(self, now: float) -> str:
+        """That the GCS answers and knows no living node of this name, for a while, and why; or
+        nothing."""
+        snapshot = self.fresh()
+        own = [node for node in snapshot.nodes if node.name == self._host] if snapshot else []
+        if snapshot is None or any(node.alive for node in own):
+            self._unlisted = None
+            return ""
+        self._unlisted = now if self._unlisted is None else self._unlisted
+        if now - self._unlisted < self._timing.unlisted_limit:
+            return ""
+        reason = own[-1].death_reason if own else ""
+        return f"the GCS counts this node dead: {reason or 'it does not know it'}"
+
+    def unanswered(self, now: float) -> str:
+        """That a GCS which answered answers no more, for long; or nothing."""
+        if self._answered is None or now - self._answered < self._timing.gcs_silence:
+            return ""
+        return f"the GCS has not answered for {now - self._answered:.0f} s"
+
     def stop(self) -> None:
-        """End the process; the last snapshot says nothing of the next Ray."""
+        """End the process; what it said says nothing of the next Ray."""
+        self._end_child()
+        self._answered = self._unlisted = None
+
+    def _end_child(self) -> None:
         if self._child:
             self._child.kill_all()
         self._child = None
@@ -91,4 +123,5 @@ class RayView:
         self.error = snapshot.error
         if not snapshot.error:
             self.snapshot = snapshot
+            self._answered = self._heard
             self._backoff.succeeded()

@@ -19,7 +19,7 @@ from clusterctl.node.gpus import GpuCount
 from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.journal import Journal, why_not_written
 from clusterctl.node.paths import NodePaths
-from clusterctl.node.ray_keeper import RayKeeper
+from clusterctl.node.ray_process import RayProcess
 from clusterctl.node.ray_view import RayView, own_argv
 from clusterctl.node.service import Service
 from clusterctl.node.state_file import StateFile
@@ -46,8 +46,8 @@ class Supervisor:
         self._hosts_file.tick()
         self._versions = versions.probe()
         self._declared = Declared(paths, journal)
-        self._ray = RayKeeper(document, paths, timing, journal, versions.labels(self._versions))
-        self._view = RayView(watch_argv or _watch_argv(document, timing), timing)
+        self._ray = RayProcess(document, paths, timing, journal, versions.labels(self._versions))
+        self._view = RayView(watch_argv or _watch_argv(document, timing), document.host, timing)
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._services: Dict[str, Service] = {}
         self._state_file = StateFile(paths.state, timing.state_every)
@@ -67,12 +67,18 @@ class Supervisor:
     def _round(self, now: float) -> None:
         self._follow_node_document()
         self._hosts_file.tick()
-        self._ray.tick(now)
+        self._ray.tick(now, self._fault(now))
+        self._view.tick(now, self._ray.state == "up", self._document.env)
         self._gpus.tick(now)
         if self._document.role == "head":
-            self._view.tick(now, self._ray.state == "up", self._document.env)
             self._tick_services(now, self._declared.services())
         self._state_file.write(self.state())
+
+    def _fault(self, now: float) -> str:
+        """Why Ray on this node has to be started anew although it runs, or nothing. A GCS that does
+        not answer is the head's to replace: workers then find that theirs is gone."""
+        of_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
+        return self._view.unlisted(now) or of_gcs
 
     def _follow_node_document(self) -> None:
         document = self._declared.node()
@@ -110,7 +116,7 @@ class Supervisor:
         self._state_file.write(self.state())
 
     def state(self) -> NodeState:
-        snapshot = self._view.snapshot
+        snapshot = self._view.snapshot if self._document.role == "head" else None
         return NodeState(
             host=self._document.host,
             role=self._document.role,
@@ -136,11 +142,5 @@ class Supervisor:
 def _watch_argv(document: NodeDocument, timing: Timing) -> List[str]:
     ip = f"[{document.head_ip}]" if ":" in document.head_ip else document.head_ip
     address = f"{ip}:{document.gcs_port}"
-    return [
-        *own_argv(),
-        "ray-watch",
-        "--address",
-        address,
-        "--interval",
-        str(timing.watch_interval),
-    ]
+    every = timing.watch_interval if document.role == "head" else timing.worker_watch_interval
+    return [*own_argv(), "ray-watch", "--address", address, "--interval", str(every)]

@@ -1,6 +1,7 @@
 """Stands for `ray start --block`: says that it started, leaves a child in a group of its own.
 
-Settings in ROOT/ray.json: `exit` (status to end with at once), `silent` (never says it runs).
+Settings in ROOT/ray.json: `exit` (status to end with at once), `silent` (never says it runs),
+`parts` (what its processes are called; their pids, in that order, go into ROOT/ray.parts).
 """
 
 # ruff: noqa: T201 - what a program prints is its log
@@ -23,6 +24,10 @@ if "exit" in settings:
     print("Error: ", settings.get("words", "no"), flush=True)
     sys.exit(settings["exit"])
 agent = subprocess.Popen(["sleep", "600"], process_group=0)
+parts = [
+    subprocess.Popen([name, "600"], executable="/bin/sleep") for name in settings.get("parts", [])
+]
+(root / "ray.parts").write_text(json.dumps([part.pid for part in parts]))
 if not settings.get("silent"):
     print("Ray runtime started.", flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,4 +1,5 @@
-"""Stands for ray-watch: prints ROOT/nodes.json as a snapshot, over and over, and noise."""
+"""Stands for ray-watch: prints ROOT/nodes.json as a snapshot, over and over, and noise. While there
+is a ROOT/gcs.silent the GCS does not answer."""
 
 # ruff: noqa: T201 - what a program prints is its log
 
@@ -15,5 +16,7 @@ while True:
     nodes = json.loads((root / "nodes.json").read_text())
     workers = root / "workers.json"
     found = json.loads(workers.read_text()) if workers.exists() else []
-    print(json.dumps({"time": time.time(), "nodes": nodes, "workers": found}), flush=True)
+    error = "RpcError: timed out" if (root / "gcs.silent").exists() else ""
+    answer = {} if error else {"nodes": nodes, "workers": found}
+    print(json.dumps({"time": time.time(), "error": error, **answer}), flush=True)
     time.sleep(0.05)

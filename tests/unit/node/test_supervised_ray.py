@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from clusterctl.node.children import session_members
 from clusterctl.node.documents import ExpectedNode
-from clusterctl.node.ray_keeper import understood
+from clusterctl.node.ray_process import understood
 from tests.fakes.node_bench import Bench, await_value
+from tests.fakes.ports import port_of, reserved
 
 
 def test_ray_is_up_once_it_says_so(bench: Bench) -> None:
@@ -34,6 +39,78 @@ def test_a_ray_that_was_killed_is_started_again_without_leftovers(bench: Bench) 
     await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
     assert bench.await_ray("up").ray_restarts == 1
     assert not session_members(first)
+
+
+PARTS = {
+    "gcs_server": "/opt/ray/core/src/ray/gcs/gcs_server",
+    "raylet": "/opt/ray/core/src/ray/raylet/raylet",
+    "dashboard agent": "ray::DashboardAgent",
+    "runtime_env agent": "ray::RuntimeEnvAgent",
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_ray_start_that_outlives_a_vital_part_is_started_again(bench: Bench, part: str) -> None:
+    bench.behaviour("ray", {"parts": list(PARTS.values())})
+    bench.start()
+    bench.await_ray("up")
+    pid = json.loads((bench.root / "ray.parts").read_text())[list(PARTS).index(part)]
+
+    os.kill(pid, signal.SIGTERM)
+
+    bench.await_ray("up", restarts=1)
+    assert f"its {part} (pid {pid}) ended" in " ".join(bench.told("ray"))
+    assert not session_members(bench.starts("ray")[0]["pid"])
+
+
+def test_a_part_that_is_not_vital_may_end(bench: Bench) -> None:
+    bench.behaviour("ray", {"parts": ["/opt/ray/dashboard/dashboard.py", PARTS["raylet"]]})
+    bench.start()
+    bench.await_ray("up")
+    monitor, raylet = json.loads((bench.root / "ray.parts").read_text())
+
+    os.kill(monitor, signal.SIGTERM)
+    os.kill(raylet, signal.SIGTERM)
+
+    bench.await_ray("up", restarts=1)
+    assert "dashboard" not in " ".join(bench.told("ray"))
+
+
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_a_raylet_that_the_gcs_counts_dead_is_started_again(tmp_path: Path, role: str) -> None:
+    with reserved() as port, listening(port_of(port)):
+        bench = Bench(tmp_path, role=role, gcs_port=port_of(port))
+        try:
+            bench.start()
+            bench.await_ray("up")
+
+            bench.in_ray(bench.node("a", "n1", alive=False, death_reason="missed 3 checks"))
+
+            await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
+            assert not session_members(bench.starts("ray")[0]["pid"])
+            told = " ".join(bench.told("ray"))
+            assert "the GCS counts this node dead: missed 3 checks" in told
+
+            bench.in_ray(bench.node("a", "n1", alive=False), bench.node("a", "n3"))
+            bench.await_ray("up")
+        finally:
+            bench.stop()
+
+
+def test_a_gcs_that_answers_no_more_is_started_again(bench: Bench) -> None:
+    bench.timing = replace(bench.timing, gcs_silence=0.5)
+    bench.start()
+    bench.await_ray("up")
+    await_value(lambda: (state := bench.state()) and state.nodes, "an answer of the GCS")
+
+    (bench.root / "gcs.silent").touch()
+    await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
+    bench.await_ray("up", restarts=1)
+    assert "the GCS has not answered for" in " ".join(bench.told("ray"))
+
+    # One that never answered says nothing about Ray: it may be ray-watch that cannot ask.
+    (bench.root / "gcs.silent").unlink()
+    await_value(lambda: (state := bench.state()) and state.nodes, "an answer of the GCS")
 
 
 def test_a_ray_that_cannot_start_backs_off_and_says_why(bench: Bench) -> None:

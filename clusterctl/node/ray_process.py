@@ -1,4 +1,8 @@
-"""Keeps `ray start --block` running on this node, and its leftovers from piling up."""
+"""Keeps Ray running on this node: `ray start --block` with all its vital parts, known to the GCS.
+
+Neither the end of `ray start` nor a raylet that runs tells enough. `ray start` outlives its parts
+(see `ray_parts`), and a raylet that was frozen for a while runs on and is dead to the cluster.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from clusterctl.node.documents import NodeDocument
 from clusterctl.node.head_probe import HeadProbe
 from clusterctl.node.journal import Journal
 from clusterctl.node.paths import NodePaths
+from clusterctl.node.ray_parts import RayParts
 from clusterctl.node.timing import Timing
 
 STARTED_MARK = "Ray runtime started"
@@ -23,7 +28,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TELLING = re.compile(r"PANIC|[Ee]rror")
 
 
-class RayKeeper:
+class RayProcess:
     """`state` is waiting | starting | up | down | backing-off, as in NodeState.ray."""
 
     def __init__(
@@ -42,6 +47,7 @@ class RayKeeper:
         self._extra = extra_argv
         self._backoff = Backoff(timing.ray_backoff_first, timing.ray_backoff_max)
         self._child: Optional[Child] = None
+        self._parts = RayParts(0, timing.parts_every)
         self._next_start = 0.0
         self._marked = False
         self._losses = 0
@@ -56,17 +62,26 @@ class RayKeeper:
             return None
         return HeadProbe(self._document.head_ip, self._document.gcs_port, self._timing.head_poll)
 
-    def tick(self, now: float) -> None:
-        """Look, and do what is due. `now` is monotonic; never blocks."""
-        if self._child is None:
+    def tick(self, now: float, fault: str = "") -> None:
+        """Look, and do what is due. `now` is monotonic; never blocks. `fault`: what the GCS has
+        against this node, or nothing."""
+        child = self._child
+        if child is None:
             self._maybe_start(now)
-        elif self._child.exit_status() is not None:
-            self._after_exit(now, self._child)
+        elif child.exit_status() is not None:
+            child.kill_all()  # it may hold the output open
+            child.settle()
+            self._fail(now, child, f"ended with status {child.exit_status()}: {_last_words(child)}")
         elif self._head_is_gone():
             self._drop("the head's GCS is gone")
+        elif gone := self._parts.gone(now):
+            self._fail(now, child, f"its {gone} ended")
+        elif self.state == "up" and fault:
+            self._fail(now, child, fault)
         elif self._marked and self.state != "up":
-            self._turn("up", f"pid {self._child.pid}")
-        elif self.state == "up" and now - self._child.started > self._timing.ray_steady:
+            self._parts.look()
+            self._turn("up", f"pid {child.pid}")
+        elif self.state == "up" and now - child.started > self._timing.ray_steady:
             self._backoff.succeeded()
 
     def follow(self, document: NodeDocument) -> None:
@@ -114,6 +129,7 @@ class RayKeeper:
         except OSError as error:
             self._back_off(now, f"{argv[0]} cannot be started: {error}")
             return
+        self._parts = RayParts(self._child.pid, self._timing.parts_every)
         self._turn("starting", f"pid {self._child.pid}")
 
     def _read(self, line: str) -> None:
@@ -123,13 +139,12 @@ class RayKeeper:
     def _head_is_gone(self) -> bool:
         return bool(self._probe and self._probe.losses != self._losses)
 
-    def _after_exit(self, now: float, child: Child) -> None:
+    def _fail(self, now: float, child: Child, why: str) -> None:
         # Ray's agents outlive a raylet that was killed, and hold its ports.
         child.kill_all()
-        child.settle()
         self.restarts += 1
         self._child = None
-        self._back_off(now, f"ended with status {child.exit_status()}: {_last_words(child)}")
+        self._back_off(now, why)
 
     def _back_off(self, now: float, why: str) -> None:
         delay = self._backoff.failed()
