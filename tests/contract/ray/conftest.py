@@ -49,6 +49,10 @@ class RunningNode:
     program: Path
     process: subprocess.Popen[bytes] | None = field(default=None)
 
+    @property
+    def ports(self) -> RayPorts:
+        return _ports(self.node.node_ip)
+
     def start(self) -> None:
         self.process = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child",

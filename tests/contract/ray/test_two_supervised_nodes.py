@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -100,6 +102,32 @@ def test_a_node_that_hangs_is_dead_within_20_seconds(two_nodes: TwoNodes) -> Non
     formed(nodes)
 
     assert any(seconds_until_dead(nodes) < 25 for _ in range(2))
+
+
+def test_the_head_stops_calling_a_node_that_left(two_nodes: TwoNodes) -> None:
+    """What goes on calling there does so less and less often, every two minutes at last, and a node
+    that comes back to its address is taken for dead before the next call (Ray 2.60)."""
+    nodes = two_nodes
+    nodes.head.start()
+    nodes.worker.start()
+    formed(nodes)
+    nodes.head.declare(SERVICE)
+    await_ready(nodes)
+
+    nodes.worker.pull_the_plug()
+    await_value(lambda: "worker" not in alive_ids(nodes), "the dead node", 120)
+    began = time.monotonic()
+    calls: list[float] = []
+    with socket.create_server(
+        (nodes.worker.node.node_ip, nodes.worker.ports.node_manager)
+    ) as raylet:
+        while (left := began + 60 - time.monotonic()) > 0:
+            raylet.settimeout(left)
+            with contextlib.suppress(TimeoutError):
+                raylet.accept()[0].close()
+                calls.append(time.monotonic() - began)
+
+    assert [call for call in calls if call > 25] == []
 
 
 def test_a_node_without_the_token_is_not_let_in(two_nodes: TwoNodes) -> None:

@@ -1,5 +1,6 @@
-"""Stands for `vllm serve` on a real Ray: one actor with a GPU per rank, named as vLLM names
-them, and the endpoints that the supervisor looks at. Ends when an actor dies, as vLLM does."""
+"""Stands for `vllm serve` on a real Ray: a placement group, an actor with a GPU per rank, named as
+vLLM names them, and the endpoints that the supervisor looks at. Ends when an actor dies, as vLLM
+does."""
 
 # ruff: noqa: T201 - what a program prints is its log
 
@@ -14,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 
 class Worker:
@@ -43,8 +46,16 @@ class Handler(BaseHTTPRequestHandler):
 port, ranks = int(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+group = placement_group([{"GPU": 1}] * ranks)
+ray.get(group.ready())
 remote: Any = ray.remote(num_gpus=1, num_cpus=0)(Worker)
-workers = [remote.options(name=f"vllm_Worker_x1_TP{rank}").remote() for rank in range(ranks)]
+workers = [
+    remote.options(
+        name=f"vllm_Worker_x1_TP{rank}",
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
+    ).remote()
+    for rank in range(ranks)
+]
 runs = [worker.wait.remote() for worker in workers]
 server = ThreadingHTTPServer(("127.0.0.2", port), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
