@@ -239,7 +239,7 @@ def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> Non
     await_value(lambda: "stalled" in bench.events("chat"), "the stall to be noticed")
     bench.behaviour("vllm", {})
     ready = bench.await_service("ready", restarts=1)
-    assert re.match(r"stalled: no answer for \d s \(POST /v1/comp", ready.last_failure)
+    assert re.match(r"stalled: no answer for \d+ s \(POST /v1/comp", ready.last_failure)
 
 
 def test_requests_without_tokens_are_told_at_once_and_restarted_in_time(bench: Bench) -> None:
@@ -254,7 +254,9 @@ def test_requests_without_tokens_are_told_at_once_and_restarted_in_time(bench: B
         service = bench.service()
         return service.silence if service and service.state == "ready" else ""
 
-    assert re.match(r"no token for \d s \(3 requests running, 0 waiting\)", await_value(told, "it"))
+    assert re.match(
+        r"no token for \d+ s \(3 requests running, 0 waiting\)", await_value(told, "it")
+    )
 
     # What counts as too long is looked up in the document as it is now, without a restart for it.
     bench.declare(stall_timeout=0.5)
