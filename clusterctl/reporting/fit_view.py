@@ -121,10 +121,16 @@ def _probe(document: Document) -> list[str]:
 
 
 def _foreseen(document: Document, width: int | None) -> list[str]:
+    doubts = document["doubts"]
     found = [
-        ("error: " if item["fatal"] else "warning: ", f"{item['text']}; {item['hint']}")
+        (
+            "error: " if item["fatal"] and not doubts else "warning: ",
+            f"{item['text']}; {item['hint']}",
+        )
         for item in document["foreseen"]
     ]
+    if doubts and any(item["fatal"] for item in document["foreseen"]):
+        found.append(("not certain, so serve does not refuse it: ", "; ".join(doubts)))
     found += [
         (
             "would fit: ",

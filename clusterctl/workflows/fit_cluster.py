@@ -23,9 +23,11 @@ from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.paths import NodePaths
 from clusterctl.planning.cluster_hardware import (
     hardware_of,
+    measurements,
     smallest_gpu,
     with_image_env,
 )
+from clusterctl.planning.gpu_holders import gpus_held
 from clusterctl.planning.image_probe import (
     ProbeAnswer,
     ProbeResult,
@@ -35,7 +37,6 @@ from clusterctl.planning.image_probe import (
     read_answer,
     script,
 )
-from clusterctl.planning.measured import measured_file
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import (
     FitReport,
@@ -45,7 +46,6 @@ from clusterctl.planning.planner import (
     request_for,
     served_layout,
 )
-from clusterctl.ray_cluster.fabric_record import record_file
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import resolve
 from clusterctl.serving.service import document_name, served_names
@@ -54,7 +54,6 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.workflows.declared import services_in
 from clusterctl.workflows.fit import FitArguments, launch_for, load_shape
-from clusterctl.workflows.gpu_holders import gpus_held
 from clusterctl.workflows.reach import look_at_all, node_files, reach, read_state
 
 
@@ -81,8 +80,7 @@ def run(inventory: Inventory, asked: FitArguments, credentials: Credentials) -> 
     and with `asked.probe` what `ask_images` raises."""
     asked.request()  # what is wrong with it needs no host to tell
     with reach(inventory.hosts, credentials) as transports:
-        cluster = inventory.cluster
-        files = (*node_files(cluster), measured_file(cluster), record_file(cluster))
+        files = (*node_files(inventory.cluster), *measurements(inventory.cluster))
         answers = look_at_all(inventory, transports, files=files)
         request, config = plan_request(inventory, asked, transports, answers)
         report = plan(request)

@@ -23,6 +23,7 @@ from clusterctl.planning.cluster_hardware import (
     with_image_env,
 )
 from clusterctl.planning.forecast import forecast_memory
+from clusterctl.planning.gpu_holders import Held, gpus_held
 from clusterctl.planning.planner import FitReport, Hardware, served_layout
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology, resolve
@@ -34,7 +35,6 @@ from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import build_service, document_name, served_names
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
-from clusterctl.workflows.gpu_holders import Held, gpus_held
 
 
 @dataclass(frozen=True)

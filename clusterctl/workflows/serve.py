@@ -19,6 +19,7 @@ from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
+from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.measured import (
     StartOutcome,
     keep,
@@ -28,7 +29,6 @@ from clusterctl.planning.measured import (
     with_lessons,
 )
 from clusterctl.planning.planner import FitReport
-from clusterctl.ray_cluster.fabric_record import record_file
 from clusterctl.ray_cluster.topology import resolve as resolve_topology
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.request import Options, ServiceRequest, read_request
@@ -283,7 +283,7 @@ def _outcome(
 
 def _look(inventory: Inventory, transports: Mapping[str, Transport]) -> dict[str, Probe]:
     cluster = inventory.cluster
-    files = (*node_files(cluster), measured_file(cluster), record_file(cluster))
+    files = (*node_files(cluster), *measurements(cluster))
     return look_at_all(inventory, transports, files=files)
 
 

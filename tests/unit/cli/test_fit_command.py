@@ -58,6 +58,15 @@ def test_what_does_not_fit_ends_with_11_and_the_nearest_settings(json_flag: list
     assert "--tp" in ran.stdout
 
 
+def test_what_is_not_certain_is_not_refused_as_serve_does_not(tmp_path: Path) -> None:
+    strange = config_of("qwen/qwen3-8b") | {"architectures": ["NewForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(strange))
+    ran = fit(str(tmp_path), "--gpus", "T4")
+    assert ran.exit_code == 0
+    assert "warning: host1 (T4)" in ran.stdout
+    assert "not certain, so serve does not refuse it: the architecture NewForCausalLM" in ran.stdout
+
+
 def test_gpus_that_would_do_are_named_as_a_shell_takes_them() -> None:
     shown = fit("qwen3-8b", "--gpus", "1xMyGPU:15").stdout
     named = shown.partition("would fit: ")[2].partition(" (")[0]
