@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import CommandFailed
 from clusterctl.facts.lookups.judgement import FOREIGN, WITHIN, Answer, notes
 from clusterctl.facts.parse import Probe
@@ -41,9 +42,12 @@ def lookup_notes(
         "foreign": FOREIGN,
         "within": WITHIN,
     }
-    inside = ("docker", "exec", "-i", container_name(inventory.cluster), *_PYTHON)
+    container = container_name(inventory.cluster)
     places = {name: (name, _PYTHON) for name in answers if facts[name].python3}
-    places |= {f"{name}{_INSIDE}": (name, inside) for name in running(inventory, answers)}
+    places |= {
+        f"{name}{_INSIDE}": (name, driver_for(transports[name]).exec_argv(container, _PYTHON))
+        for name in running(inventory, answers)
+    }
     found = values(fan_out(places, lambda place: _ask(transports[place[0]], place[1], order)))
     hosts = {name: found[name] for name in answers if name in found}
     containers = {name: found[key] for name in answers if (key := f"{name}{_INSIDE}") in found}
