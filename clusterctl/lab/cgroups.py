@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.errors import StepFailed
@@ -114,7 +115,10 @@ def _delegate_controllers(group: Path) -> None:
     available = group / "cgroup.controllers"
     if available.is_file():
         for controller in available.read_text().split():
-            (group / "cgroup.subtree_control").write_text(f"+{controller}")
+            # Refused where the group has processes itself, as the top one of a container has. Hosts
+            # are then without that controller's limits, which nothing here sets.
+            with suppress(OSError):
+                (group / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
 def _read_pids(file: Path) -> list[int]:

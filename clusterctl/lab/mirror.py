@@ -22,7 +22,8 @@ MIRROR_URL = f"http://{CONTROL.controller}:{MIRROR_PORT}"
 MIRROR_DEBIAN = f"{MIRROR_URL}/debian"
 MIRROR_PIP = f"{MIRROR_URL}/pip/simple"
 START_TIMEOUT = 60.0
-"""Seconds. Python's server asks for the name of its address first: slow where DNS is."""
+_NAMES_SOON = {"RES_OPTIONS": "timeout:1 attempts:1"}
+"""Python's server asks for the name of its address first, which nobody needs."""
 
 
 def server_argv(directory: Path) -> list[str]:
@@ -82,7 +83,7 @@ def _ensure_link(link: Path, target: Path) -> bool:
 
 def _start(directory: Path) -> None:
     log = directory.with_name("mirror.log")
-    start(server_argv(directory), log=log)
+    start(server_argv(directory), log=log, env=_NAMES_SOON)
     deadline = time.monotonic() + START_TIMEOUT
     while not (_answers() and server_pids(directory)):
         if time.monotonic() > deadline:
