@@ -406,7 +406,7 @@ def test_gpus_of_a_service_that_is_not_up_yet_are_not_free(operator: Operator) -
     operator.cut_short(*one, stage="Serve one", fault=signal.SIGKILL)
     ran = operator.run("serve", "/data/models/tiny", "--tp", "2", "--name", "two")
     assert ran.status == 11, ran.text
-    assert "this cluster has 1 free" in ran.stderr, ran.text
+    assert "there is 1 free" in ran.stderr, ran.text
     assert re.search(r"service one \(\S+\) holds 1 GPU", ran.stderr), ran.text
     operator.ok("stop", "one")
 
