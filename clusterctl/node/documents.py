@@ -183,6 +183,18 @@ class UnreadableDocument:
 
 
 @dataclass(frozen=True)
+class BrokenNic:
+    """A NIC of this node that carries nothing now."""
+
+    name: str
+    """Empty where no NIC has the node IP any more."""
+    purposes: str
+    """`gloo, nccl`: what it is to carry."""
+    problem: str
+    """missing | down (by order, or without a link) | no address."""
+
+
+@dataclass(frozen=True)
 class NodeState:
     """Everything `status` needs of a node, rewritten at least every 3 s."""
 
@@ -204,6 +216,7 @@ class NodeState:
     count."""
     gpus_said: str = ""
     """The words of the command that lists them, when it shows none."""
+    broken_nics: List[BrokenNic] = field(default_factory=list)
     nodes: List[RayNode] = field(default_factory=list)
     """Head only: the GCS's own list, dead ones included."""
     nodes_time: float = 0.0

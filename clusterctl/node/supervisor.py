@@ -18,6 +18,7 @@ from clusterctl.node.documents import NodeDocument, NodeState, ServiceDocument
 from clusterctl.node.gpus import GpuCount
 from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.journal import Journal, why_not_written
+from clusterctl.node.links import Links
 from clusterctl.node.paths import NodePaths
 from clusterctl.node.ray_process import RayProcess
 from clusterctl.node.ray_view import RayView, own_argv
@@ -49,6 +50,7 @@ class Supervisor:
         self._ray = RayProcess(document, paths, timing, journal, versions.labels(self._versions))
         self._view = RayView(watch_argv or _watch_argv(document, timing), document.host, timing)
         self._gpus = GpuCount(document.gpu_listing, timing)
+        self._links = Links(timing)
         self._services: Dict[str, Service] = {}
         self._state_file = StateFile(paths.state, timing.state_every)
         self._stopping = threading.Event()
@@ -70,6 +72,7 @@ class Supervisor:
         self._ray.tick(now, self._fault(now))
         self._view.tick(now, self._ray.state == "up", self._document.env)
         self._gpus.tick(now)
+        self._links.tick(now, self._document)
         if self._document.role == "head":
             self._tick_services(now, self._declared.services())
         self._state_file.write(self.state())
@@ -131,6 +134,7 @@ class Supervisor:
             vllm_version=self._versions.vllm,
             gpus_visible=self._gpus.visible,
             gpus_said=self._gpus.said,
+            broken_nics=self._links.broken,
             nodes=snapshot.nodes if snapshot else [],
             nodes_time=snapshot.time if snapshot else 0.0,
             services=[service.state() for service in self._services.values()],

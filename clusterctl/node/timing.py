@@ -59,5 +59,7 @@ class Timing:
     silence_shown: float = 10.0
     """From here on a missing sign of life is told: two looks saw none."""
 
+    nics_every: float = 2.0
+    """How often the node's NICs are looked at: a few milliseconds."""
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0

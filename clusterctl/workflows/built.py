@@ -69,7 +69,8 @@ def unlike_ray(
     inventory: Inventory, topology: Topology | None, answers: Mapping[str, Probe]
 ) -> list[ClusterctlError]:
     """What Ray holds against what it was formed of, by the head's own report. Where the head's
-    container does not run there is none, and that is told already."""
+    container does not run there is none, and that is told already; so is why a host of the
+    inventory has no place in `topology`, which Ray need not notice."""
     head = inventory.head.name
     if topology is None or head not in running(inventory, answers):
         return []
@@ -80,7 +81,7 @@ def unlike_ray(
         )
     except RequirementsNotMet as error:
         return [error]
-    known = {host.name for host in inventory.hosts}
+    placed = {node.host for node in topology.nodes}
     return [
         *strangers_of(inventory, state),
         *(
@@ -88,7 +89,7 @@ def unlike_ray(
                 breach.summary, host=breach.host, hint=f"clusterctl logs --host {breach.host}"
             )
             for breach in breaches(expected_nodes(topology), state.nodes)
-            if breach.host in known
+            if breach.host in placed
         ),
     ]
 

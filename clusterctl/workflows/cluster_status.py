@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.model import HostFacts
+from clusterctl.facts.pairs.faults import CARRIES
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import (
+    BrokenNic,
     NodeState,
     RayNode,
     ServiceDocument,
@@ -199,7 +201,7 @@ def _fix(inventory_file: str, report: HostReport) -> str | None:
         return f"clusterctl bootstrap {inventory_file}"
     if logs_unwritten(report):
         return f"clusterctl exec --limit {report.host.name} -- df -h /var/log/clusterctl"
-    return None
+    return f"clusterctl check {inventory_file}" if broken_nics(report.state) else None
 
 
 def _host_row(
@@ -277,12 +279,37 @@ def _first_cause(report: HostReport, node: RayNode | None, *, ray_known: bool) -
             if report.state is None
             else f"the supervisor last wrote {report.state_age:.0f} s ago",
         )
+    if broken := broken_nics(report.state):
+        return broken
     if ray_known and node is None:
         return ("not in Ray",)
     if node is not None and node.gpus < len(report.host.gpus):
         return (f"Ray has {node.gpus:g} of {len(report.host.gpus)} GPUs",)
     lost = lost_gpus(report.host, report.state)
     return (lost,) if lost else ()
+
+
+def broken_nics(state: NodeState | None) -> tuple[str, ...]:
+    """What is wrong with the NICs that Ray, NCCL and Gloo use there, in words."""
+    return tuple(
+        f"no interface has the node IP, which carries {_traffic(nic)}"
+        if not nic.name
+        else f"interface {nic.name}, which carries {_traffic(nic)}, "
+        f"{_NIC_PROBLEMS.get(nic.problem, nic.problem)}"
+        for nic in (state.broken_nics if state else ())
+    )
+
+
+def _traffic(nic: BrokenNic) -> str:
+    """`Gloo and NCCL`."""
+    return " and ".join(CARRIES.get(purpose, purpose) for purpose in nic.purposes.split(", "))
+
+
+_NIC_PROBLEMS = {
+    "missing": "is not there: it was renamed or removed",
+    "down": "is down: it lost its link, or was switched off",
+    "no address": "has no address",
+}
 
 
 def lost_gpus(host: Host, state: NodeState | None) -> str | None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.node.documents import BrokenNic, NodeDocument
 from clusterctl.node.fabric_documents import Place
 from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
+from clusterctl.node.links import Links
+from clusterctl.node.timing import Timing
 
+ENV = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
 FOUND = [
     Interface("lo", ("127.0.0.1",), running=True),
     Interface("eth0", ("10.0.0.1", "fd00::1"), running=True),
@@ -82,3 +86,25 @@ def test_this_machines_loopback_is_found() -> None:
     (loopback,) = [one for one in interfaces() if one.name == "lo"]
     assert "127.0.0.1" in loopback.addresses
     assert loopback.running
+
+
+def test_nics_that_stop_carrying_are_told_while_they_do() -> None:
+    seen = list(FOUND)
+    document = NodeDocument("demo", "gpu1", "head", "10.0.0.1", "10.0.0.1", [], ENV, [])
+    links = Links(Timing(nics_every=1.0), lambda: seen)
+    links.tick(0.0, document)
+    assert links.broken == []
+    seen[2] = Interface("eth1", ("10.1.0.1",), running=False)
+    links.tick(0.5, document)
+    assert links.broken == []
+    links.tick(1.0, document)
+    assert links.broken == [BrokenNic("eth1", "gloo, nccl", "down")]
+    seen[2] = Interface("renamed", ("10.1.0.1",), running=True)
+    links.tick(2.0, document)
+    assert links.broken == [BrokenNic("eth1", "gloo, nccl", "missing")]
+    seen[1] = Interface("eth0", (), running=True)
+    links.tick(3.0, document)
+    assert links.broken[0] == BrokenNic("", "control", "missing")
+    seen[:] = FOUND
+    links.tick(4.0, document)
+    assert links.broken == []

@@ -16,6 +16,7 @@ from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import (
+    BrokenNic,
     NodeState,
     Rank,
     RayNode,
@@ -166,6 +167,22 @@ def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
             "gpu1",
             {"state": state("gpu1", nodes=[ray("gpu1"), ray("gpu2", gpus=0)])},
             "gpu2: Ray has 0 of 1 GPUs",
+        ),
+        (
+            "gpu2",
+            {"state": state("gpu2", broken_nics=[BrokenNic("ens3", "gloo, nccl", "down")])},
+            "gpu2: interface ens3, which carries Gloo and NCCL, is down: it lost its link, or was "
+            "switched off",
+        ),
+        (
+            "gpu2",
+            {"state": state("gpu2", broken_nics=[BrokenNic("ens3", "nccl", "missing")])},
+            "gpu2: interface ens3, which carries NCCL, is not there: it was renamed or removed",
+        ),
+        (
+            "gpu2",
+            {"state": state("gpu2", broken_nics=[BrokenNic("", "control", "missing")])},
+            "gpu2: no interface has the node IP, which carries Ray",
         ),
         ("gpu2", {"state": state("gpu2", gpus_visible=0)}, "gpu2: the container sees 0 of 1 GPUs"),
         (

@@ -6,12 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.facts.model import HostFacts
+from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.network_requirements import PortsTaken
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory, Nics
-from clusterctl.node.documents import NodeState
+from clusterctl.node.documents import NodeState, RayNode, to_json
+from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.workflows.alike import releases_apart
+from clusterctl.workflows.built import unlike_ray
 from clusterctl.workflows.lacking import name_listeners, place
 from tests.fakes.host_facts import host_facts, nic
 from tests.fakes.transport import FakeTransport
@@ -98,3 +101,18 @@ def test_a_release_that_differs_is_told_of_the_host_that_differs_from_the_first(
     other = replace(state(), ray_version="2.59.1", python_version="")
     (problem,) = releases_apart(inventory("a", "b"), {"a": state(), "b": other})
     assert str(problem) == "b: its container has Ray 2.59.1, the one of a has 2.60.0"
+
+
+def test_what_ray_holds_of_a_host_without_a_place_is_not_told_beside_the_reason() -> None:
+    """Its fabric is down: Ray goes on over the other interface, and the host is no stranger."""
+    described = inventory("a", "b")
+    placed = Topology((Node("a", "head", "10.0.0.1", "eth0", (), "eth0", (), 0),))
+    nodes = [RayNode(name, f"10.0.0.{n}", name, True, n == 1, 0, 0, 4)
+             for n, name in ((1, "a"), (2, "b"), (3, "c"))]  # fmt: skip
+    state = NodeState("a", "head", 100.0, "1", "up", 0.0, 0, nodes=nodes, nodes_time=100.0)
+    facts = replace(host_facts(), clock=101.0)
+    ours = ContainerFacts("1", "clusterctl-demo", "i", {}, "running", 0, "", 0)
+    path = str(NodePaths("demo").state)
+    answers = {"a": Probe(facts, {path: to_json(state).encode()}, (), (ours,), None)}
+    told = unlike_ray(described, placed, answers)
+    assert [error.host for error in told] == ["c"]
