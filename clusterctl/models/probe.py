@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from clusterctl import deadlines
 from clusterctl.errors import CommandFailed
 from clusterctl.models.config_json import described
 from clusterctl.models.shape import ModelShape
 from clusterctl.transport.base import Transport
-
-PROBE_TIMEOUT = 30.0
-"""Seconds; the probe reads directory entries and one small file of each, no weights."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDire
     """
     script = resources.files(__package__).joinpath("probe.sh").read_text(encoding="utf-8")
     argv = ["sh", "-c", script, "model-probe", *candidates]
-    result = transport.run(argv, sudo=True, timeout=PROBE_TIMEOUT)
+    result = transport.run(argv, sudo=True, timeout=deadlines.MODEL_LOOK)
     if not result.ok:
         raise CommandFailed(
             "the directories of the model could not be read",

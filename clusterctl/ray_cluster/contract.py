@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from clusterctl import deadlines
 from clusterctl.errors import RayNotFormed, raise_all
 from clusterctl.node.contract import Breach, breaches
 from clusterctl.node.documents import ExpectedNode, NodeState, RayNode
 
 POLL = 1.0
 """Seconds between two looks at the head's state."""
-
-STALE = 15.0
-"""Seconds after which a report says nothing any more; the supervisor writes every 3 s."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def _missing_so_far(
                 hint="clusterctl status",
             )
         ]
-    if state.time - state.nodes_time > STALE:
+    if state.time - state.nodes_time > deadlines.STALE:
         return [
             RayNotFormed(
                 f"Ray on the head is {state.ray}: {state.ray_detail or 'no report of its nodes'}",

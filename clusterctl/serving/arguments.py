@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from clusterctl import deadlines
 from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.errors import raise_all
 from clusterctl.models.catalogue import CatalogueEntry
@@ -25,9 +26,6 @@ from clusterctl.serving.vllm_flags import (
     parse_arguments,
     render,
 )
-
-SHUTDOWN_TIMEOUT = 60
-"""Seconds that running requests get at a stop; vLLM's own default, 0, aborts them."""
 
 _GIB = 1024**3
 
@@ -144,7 +142,7 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
 def _defaults(launch: Launch) -> tuple[Argument, ...]:
     flags = _batch_flags(launch)
     if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
-        flags.append(Argument("shutdown-timeout", (str(SHUTDOWN_TIMEOUT),)))
+        flags.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
     if launch.defaults.eager:
         flags.append(Argument("enforce-eager"))
     if launch.random_weights:

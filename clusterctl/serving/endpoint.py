@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, StepFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     import httpx
 
 PROMPT = "Say hello."
-CONNECT_TIMEOUT = 5.0
-"""Seconds to open the TCP connection."""
 
 KEY_VARIABLE = "CLUSTERCTL_API_KEY"
 
@@ -107,7 +106,7 @@ def ask(
 def _post(endpoint: Endpoint, api_key: str, body: Mapping[str, Any], deadline: float) -> Any:
     import httpx
 
-    timeout = httpx.Timeout(deadline, connect=min(CONNECT_TIMEOUT, deadline))
+    timeout = httpx.Timeout(deadline, connect=min(deadlines.API_CONNECT, deadline))
     headers = {"Authorization": f"Bearer {api_key}"}
     url = endpoint.url + endpoint.path
     try:

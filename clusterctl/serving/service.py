@@ -6,15 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
+from clusterctl import deadlines
 from clusterctl.models.name import Model
 from clusterctl.node.documents import STALL_TIMEOUT, ServiceDocument
-from clusterctl.serving.arguments import SHUTDOWN_TIMEOUT, Launch, serve_argv
+from clusterctl.serving.arguments import Launch, serve_argv
 from clusterctl.serving.request import ServiceRequest, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
-
-READY_TIMEOUT = 1800.0
-"""Seconds from start to first answer. vLLM's own limit is 600 (VLLM_ENGINE_READY_TIMEOUT_S),
-too short for large weights from slow disks, so it is raised to the same."""
 
 
 def served_names(request: ServiceRequest, model: Model) -> tuple[str, ...]:
@@ -31,7 +28,7 @@ def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
 
 
 def build_service(
-    launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = READY_TIMEOUT
+    launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = deadlines.READY
 ) -> ServiceDocument:
     """The document for one launch. `env` is job-wide: vLLM copies it to every rank, so nothing
     that differs between hosts belongs there. Raises UsageError as `serve_argv`."""
@@ -98,9 +95,9 @@ def _environment(launch: Launch, ready_timeout: float) -> dict[str, str]:
 def _shutdown_timeout(argv: list[str]) -> float:
     text = last_value(parse_arguments(argv[3:]), "shutdown-timeout")
     try:
-        return float(text) if text is not None else float(SHUTDOWN_TIMEOUT)
+        return float(text) if text is not None else float(deadlines.SHUTDOWN)
     except ValueError:
-        return float(SHUTDOWN_TIMEOUT)
+        return float(deadlines.SHUTDOWN)
 
 
 def _model(document: ServiceDocument) -> str | None:

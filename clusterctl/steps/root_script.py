@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
-from clusterctl.transport.base import DEFAULT_TIMEOUT
 
 
 def root_script(
@@ -13,7 +13,7 @@ def root_script(
     *arguments: str,
     doing: str,
     stdin: bytes = b"",
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float = deadlines.COMMAND,
 ) -> str:
     """stdout of the POSIX `script`. `doing` names the work, for the error: "making x".
 

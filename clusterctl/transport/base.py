@@ -13,16 +13,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from clusterctl import deadlines
 from clusterctl.inventory.model import Host
-
-DEFAULT_TIMEOUT = 60.0
-"""Seconds a command may take when its caller says nothing else."""
 
 ABSENT = "absent"
 """In place of the sha256 of a file: that there is none."""
-
-END_LIMIT = 5.0
-"""Seconds from the end of a command's output to its own."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ def last_words(channel: Channel) -> str:
     """The end of stderr of a command whose output has ended; it comes another way than that, and
     may come later."""
     with suppress(TimeoutError):
-        channel.wait(END_LIMIT)
+        channel.wait(deadlines.COMMAND_END)
     return channel.stderr_tail().strip()
 
 
@@ -112,7 +107,7 @@ class Transport(Protocol):
         *,
         stdin: bytes = b"",
         sudo: bool = False,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
         """Run `argv` there and wait for its end.
 

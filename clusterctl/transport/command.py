@@ -7,14 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.transport.closing import Closing
 from clusterctl.transport.script import Framed
 from clusterctl.transport.wire import Wire
-
-START_LIMIT = 30.0
-"""Seconds that a login shell and sudo may take before the command itself starts. Slow start-up
-files are common (3.2 s was measured with one version manager in ~/.bashrc)."""
 
 LAST_WORDS = 0.5
 """Seconds for the end of stderr to arrive, once a command has ended."""
@@ -100,7 +97,11 @@ class ErrorOutput:
 def start_limit(seconds: float | None) -> float:
     """How long a command may take to begin: who gives it little time, as `status` does, does not
     wait ten times as long for a login shell that hangs."""
-    return START_LIMIT if seconds is None else min(START_LIMIT, max(LEAST_START, seconds))
+    return (
+        deadlines.COMMAND_START
+        if seconds is None
+        else min(deadlines.COMMAND_START, max(LEAST_START, seconds))
+    )
 
 
 class Command(Closing):

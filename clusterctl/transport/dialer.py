@@ -14,6 +14,7 @@ from typing import Any, cast
 import fabric
 import paramiko
 
+from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError, ConnectionFailed, Unreachable
 from clusterctl.transport import known_hosts
 from clusterctl.transport.authentication import KeyRing, Login
@@ -171,9 +172,17 @@ class Dialer:
         if mine:
             self._fill(future, jump, behind)
         try:
-            return future.result(timeout=10 * behind.connect_timeout)
+            return future.result(timeout=deadlines.GATEWAY * behind.connect_timeout)
         except ConnectionFailed as error:
             raise _of_jump_host(error, behind) from error
+        except TimeoutError as error:
+            raise ConnectionFailed(
+                f"its jump host {jump} gave no connection within "
+                f"{deadlines.GATEWAY * behind.connect_timeout:g} s: somebody else's attempt still "
+                "waits there",
+                host=behind.name,
+                hint=f"ssh {jump.rpartition(',')[2]} true",
+            ) from error
 
     def _fill(self, future: Future[fabric.Connection], jump: str, behind: Target) -> None:
         *before, last = jump.split(",")

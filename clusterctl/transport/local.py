@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import IO
 
+from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.account import account
@@ -43,7 +44,7 @@ class LocalTransport(ShellTransport):
 
     def open_tcp(self, address: str, port: int) -> Channel:
         try:
-            connection = socket.create_connection((address, port), timeout=10)
+            connection = socket.create_connection((address, port), timeout=deadlines.FORWARD)
         except OSError as error:
             raise ConnectionFailed(
                 f"nothing answers at {address}:{port}", host=self._host.name, detail=str(error)

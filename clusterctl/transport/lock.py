@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Self
 
+from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, LockHeld, RequirementsNotMet, StepFailed
 from clusterctl.transport.account import account
 from clusterctl.transport.base import Channel, Transport, lines
@@ -28,7 +29,6 @@ BEAT = 15.0
 """Seconds between signs of life to the head."""
 SILENCE = 60
 """Seconds without one after which the head frees the lock."""
-_ANSWER_LIMIT = 30.0
 _TRUSTED = 10.0
 """Seconds for which the head's word that the lock is held counts: silence loses it after SILENCE
 only, and bootstraps of many hosts ask before each of thousands of changes."""
@@ -148,7 +148,7 @@ class ClusterLock(Closing):
         if 0 <= time.time() - self._confirmed < _TRUSTED:
             return
         argv = ["sh", "-c", _IF_MINE, "clusterctl-held", self._path, self._mine]
-        result = self._head.run(argv, sudo=True, timeout=_ANSWER_LIMIT)
+        result = self._head.run(argv, sudo=True, timeout=deadlines.LOCK)
         if not result.ok:
             raise self._lost(result.stdout)
         self._confirmed = time.time()
@@ -200,12 +200,12 @@ class ClusterLock(Closing):
             self._channel.close()
 
     def _await_grant(self, channel: Channel) -> None:
-        channel.settimeout(_ANSWER_LIMIT)
+        channel.settimeout(deadlines.LOCK)
         try:
             answer = next(lines(channel), "")
             if answer == "held":
                 return
-            status = channel.wait(_ANSWER_LIMIT)
+            status = channel.wait(deadlines.LOCK)
         except TimeoutError:
             raise self._failed("the head did not answer", channel) from None
         if status == _HELD_BY_ANOTHER:

@@ -6,9 +6,9 @@ import threading
 
 import paramiko
 
+from clusterctl import deadlines
+
 INTERVAL = 10.0
-ANSWER_LIMIT = 20.0
-"""Seconds for an answer to a keepalive; a silent host is given up 30 s after its last one."""
 
 
 class Pulse:
@@ -23,7 +23,7 @@ class Pulse:
         transport: paramiko.Transport,
         *,
         interval: float = INTERVAL,
-        answer_limit: float = ANSWER_LIMIT,
+        answer_limit: float = deadlines.PULSE,
     ) -> None:
         self._transport = transport
         self._interval, self._answer_limit = interval, answer_limit

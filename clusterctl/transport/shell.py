@@ -7,6 +7,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from clusterctl import deadlines
 from clusterctl.errors import (
     AuthenticationRejected,
     ClusterctlError,
@@ -16,7 +17,7 @@ from clusterctl.errors import (
     RequirementsNotMet,
 )
 from clusterctl.inventory.model import Host
-from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
+from clusterctl.transport.base import Channel, CommandResult
 from clusterctl.transport.command import STDERR_TAIL, Command, NotStarted
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
 from clusterctl.transport.exchange import Output, Overdue, exchange
@@ -88,7 +89,7 @@ class ShellTransport(ABC):
         *,
         stdin: bytes = b"",
         sudo: bool = False,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
         frame = Framed(tuple(argv), timeout)
         with self._command(frame, sudo=sudo, keep_stderr=None) as command:
@@ -114,7 +115,7 @@ class ShellTransport(ABC):
         before: str | None = None,
     ) -> None:
         argv = ("sh", "-c", _PUT, "put", path, f"{mode:o}", str(len(data)), before or "")
-        result = self.run(argv, stdin=data, sudo=sudo, timeout=DEFAULT_TIMEOUT + len(data) / 1e6)
+        result = self.run(argv, stdin=data, sudo=sudo, timeout=deadlines.COMMAND + len(data) / 1e6)
         if not result.ok:
             raise CommandFailed(
                 f"{path} could not be written",

@@ -16,6 +16,7 @@ from typing import cast
 import fabric
 import paramiko
 
+from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel
@@ -31,12 +32,6 @@ from clusterctl.transport.wire import Wire
 CHANNELS = 4
 """Commands at once on a host. sshd's MaxSessions is 10 by default, and 2 to 4 on hardened hosts,
 where the rest waits its turn."""
-
-TURN_LIMIT = 60.0
-"""Seconds to wait for one of the channels to become free."""
-
-OPEN_LIMIT = 30.0
-"""Seconds for the host to open a channel, and to have one for us."""
 
 _KILLED = 128 + 9
 """For a login shell that died by a signal: Paramiko drops the message that says which."""
@@ -75,7 +70,7 @@ class SshTransport(ShellTransport):
         """A `direct-tcpip` channel; these do not count as commands, to sshd either."""
         try:
             channel = self._transport().open_channel(
-                "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=OPEN_LIMIT
+                "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=deadlines.SESSION
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise ConnectionFailed(
@@ -106,9 +101,10 @@ class SshTransport(ShellTransport):
             return cast("paramiko.Transport", self._connection.transport)
 
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
-        if not self._turns.acquire(timeout=TURN_LIMIT):
+        if not self._turns.acquire(timeout=deadlines.TURN):
             raise ConnectionFailed(
-                f"{CHANNELS} commands already run there, and none ended within {TURN_LIMIT:g} s",
+                f"{CHANNELS} commands already run there, and none ended within "
+                f"{deadlines.TURN:g} s",
                 host=self._host.name,
             )
         try:
@@ -138,10 +134,10 @@ class SshTransport(ShellTransport):
         Paramiko keeps the last refusal in one place for all threads: who comes second gets an
         SSHException without a reason.
         """
-        deadline = time.monotonic() + OPEN_LIMIT
+        deadline = time.monotonic() + deadlines.SESSION
         while True:
             try:
-                return transport.open_session(timeout=OPEN_LIMIT)
+                return transport.open_session(timeout=deadlines.SESSION)
             except paramiko.SSHException:
                 if time.monotonic() > deadline or not transport.is_active():
                     raise
@@ -151,7 +147,7 @@ class SshTransport(ShellTransport):
         detail = str(error) or type(error).__name__
         if self._connection is not None and self._connection.transport.is_active():
             return ConnectionFailed(
-                f"sshd opened no session within {OPEN_LIMIT:g} s",
+                f"sshd opened no session within {deadlines.SESSION:g} s",
                 host=self._host.name,
                 hint="raise MaxSessions in /etc/ssh/sshd_config there (default 10)",
                 detail=detail,

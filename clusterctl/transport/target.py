@@ -5,10 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from clusterctl import deadlines
 from clusterctl.inventory.model import Host, Ssh
-
-CONNECT_TIMEOUT = 10.0
-"""Seconds for reaching a host, retries included."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Target:
 
     @property
     def connect_timeout(self) -> float:
-        return self.ssh.connect_timeout or CONNECT_TIMEOUT
+        return self.ssh.connect_timeout or deadlines.CONNECT
 
     def argv(self, *command: str) -> list[str]:
         """OpenSSH's command line for the same connection."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from clusterctl import deadlines
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.planner import plan as plan_stages
@@ -16,7 +17,6 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import log_dir
 from clusterctl.node.paths import NodePaths
-from clusterctl.ray_cluster.contract import STALE
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.engines import Engines
@@ -105,7 +105,7 @@ def unwritten_logs(inventory: Inventory, answers: Mapping[str, Probe]) -> list[R
             hint=f"clusterctl exec --limit {name} -- df -h {log_dir(inventory.cluster)}",
         )
         for name, state in found.items()
-        if state and state.logs_problem and answers[name].facts.clock - state.time < STALE
+        if state and state.logs_problem and answers[name].facts.clock - state.time < deadlines.STALE
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.pairs.faults import CARRIES
@@ -17,7 +18,6 @@ from clusterctl.node.documents import (
     ServiceState,
     UnreadableDocument,
 )
-from clusterctl.ray_cluster.contract import STALE
 from clusterctl.serving.endpoint import base_url, head_address, reached_at
 from clusterctl.workflows.strangers import strangers_of
 
@@ -189,7 +189,7 @@ def _failed_ago(head: HostReport, state: ServiceState | None) -> float | None:
 
 
 def _fresh(report: HostReport) -> bool:
-    return report.state_age is not None and report.state_age < STALE
+    return report.state_age is not None and report.state_age < deadlines.STALE
 
 
 def _fix(inventory_file: str, report: HostReport) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from clusterctl import deadlines
 from clusterctl.engine.events import (
     EventSink,
     Note,
@@ -40,9 +41,6 @@ from clusterctl.workflows.service_watch import (
 )
 
 _READ = 'if [ -e "$1" ]; then cat "$1"; fi'
-
-STOP_SLACK = 30.0
-"""Seconds beyond a service's own shutdown time until a stop counts as failed."""
 
 
 def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
@@ -218,7 +216,7 @@ def stop_service(
     sink(StageStarted(title, (host,)))
     sink(StepStarted(host, title, Change("let running requests finish, then end vLLM")))
     lock.replace(service_file(inventory.cluster, document.name), None, before=file)
-    deadline = started + document.shutdown_timeout + STOP_SLACK
+    deadline = started + document.shutdown_timeout + deadlines.STOP_SLACK
     while _still_there(read_head_state(inventory, head), document.name):
         if time.monotonic() > deadline:
             raise StepFailed(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
+from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.drivers import driver_for
@@ -45,9 +46,8 @@ TITLE = "Fabric carries what serving will ask of it"
 _LOOK = 0.5
 """Seconds between two looks at whether the user asked to stop."""
 
-_OVER = LONGEST + 30
-"""Seconds until the gate's program is given up: it ends itself before, and says whom it waited for;
-this is for an engine or a host that hangs."""
+_OVER = LONGEST + deadlines.GATE_SLACK
+"""Seconds until the gate's program is given up."""
 
 
 @dataclass(frozen=True)

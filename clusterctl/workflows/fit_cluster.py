@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clusterctl import deadlines
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
 from clusterctl.facts.parse import Probe
@@ -182,10 +183,6 @@ def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:
     return configs.most_common(1)[0][0] if configs else None
 
 
-PROBE_TIMEOUT = 300.0
-"""Seconds. Importing vLLM took 10 to 40 s on two CPU cores, a stage under one."""
-
-
 def ask_images(
     inventory: Inventory,
     transports: Mapping[str, Transport],
@@ -220,7 +217,7 @@ def _ask(inventory: Inventory, text: bytes, transport: Transport) -> ProbeAnswer
             hint=f"clusterctl bootstrap {inventory.file}",
         )
     argv = ["python3", "-c", script()]
-    result = driver.exec(container, argv, stdin=text, timeout=PROBE_TIMEOUT)
+    result = driver.exec(container, argv, stdin=text, timeout=deadlines.ASK_VLLM)
     try:
         return read_answer(result.stdout)
     except ValueError:

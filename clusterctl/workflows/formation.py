@@ -7,6 +7,7 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
+from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
 from clusterctl.node.documents import NodeState
@@ -17,10 +18,6 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.workflows.declared import read_head_state
 from clusterctl.workflows.prepared import Cluster
-
-WITHIN = 180.0
-"""Seconds for all nodes to join: 12 to 30 s on two slow cores, and the image's first start may
-read gigabytes from a slow disk."""
 
 TITLE = "Ray holds every host"
 
@@ -59,7 +56,7 @@ def await_formation(
     expected = [node for node in expected_nodes(cluster.topology) if node.host in cluster.held]
     wait = Wait(say=lambda text: sink(Note(text)))
     try:
-        state = await_formed(expected, read, WITHIN, wait)
+        state = await_formed(expected, read, deadlines.FORMATION, wait)
     except (RayNotFormed, Problems) as error:
         raise_all(_with_logs(cluster, error))
         raise

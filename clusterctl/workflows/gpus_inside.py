@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from clusterctl import deadlines
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState
 from clusterctl.node.paths import NodePaths
-from clusterctl.ray_cluster.contract import STALE
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.workflows.cluster_status import lost_gpus
 from clusterctl.workflows.reach import read_state
@@ -36,4 +36,4 @@ def _state(cluster: str, answer: Probe) -> NodeState | None:
     if not any(c.name == ours and c.state == "running" for c in answer.containers):
         return None
     state = read_state(answer.files.get(str(NodePaths(cluster).state)))
-    return state if state and answer.facts.clock - state.time < STALE else None
+    return state if state and answer.facts.clock - state.time < deadlines.STALE else None

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
+from clusterctl import deadlines
 from clusterctl.errors import (
     ClusterctlError,
     CommandFailed,
@@ -31,9 +32,6 @@ exit 66
 """
 _MISSING = 66
 """EX_NOINPUT of sysexits.h."""
-
-STATUS_LIMIT = 5.0
-"""Seconds from the end of the output to the exit status."""
 
 _Item: TypeAlias = str | ClusterctlError | None
 _Arriving: TypeAlias = "queue.SimpleQueue[tuple[str, _Item]]"
@@ -133,7 +131,7 @@ def _error(host: str, channel: Channel, name: str | None) -> ClusterctlError | N
     """What the end of `tail` means; None when it read all there was."""
     status = -1
     with contextlib.suppress(TimeoutError):
-        status = channel.wait(STATUS_LIMIT)
+        status = channel.wait(deadlines.LOGS_STATUS)
     said = channel.stderr_tail().strip()
     if status == 0:
         return None

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.pairs import orders, plain
@@ -36,9 +37,6 @@ NO_PYTHON = (
 
 LEAD = 0.3
 """Seconds from the last question to the first round: by then, a hundred hosts have it."""
-
-ANSWER = 60.0
-"""Seconds for an answer, at most: where a firewall drops all, 32 connections cost 4.4 s."""
 
 
 def prove(
@@ -136,7 +134,7 @@ class _Crew:
 
     def _ask(self, command: str, by_host: Mapping[str, Any]) -> dict[str, Any]:
         def ask(host: str) -> Any:
-            return self._posts[host].ask(command, by_host[host], timeout=ANSWER)
+            return self._posts[host].ask(command, by_host[host], timeout=deadlines.PAIRS)
 
         live = {host: host for host in by_host if host not in self.unproven}
         return self._values(fan_out(live, ask))
@@ -146,7 +144,7 @@ class _Crew:
         mute = {host: host for host, why in self.unproven.items() if why == NO_PYTHON}
 
         def ask(host: str) -> Any:
-            return plain.ask(self._transports[host], order[host], timeout=ANSWER)
+            return plain.ask(self._transports[host], order[host], timeout=deadlines.PAIRS)
 
         return self._values(fan_out(mute, ask))
 

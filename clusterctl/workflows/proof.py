@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
@@ -18,11 +19,6 @@ from clusterctl.serving.placement import check_placement
 from clusterctl.transport.base import Transport
 from clusterctl.transport.tunnel import Tunnel
 from clusterctl.workflows.launch import Prepared
-
-RANKS_WITHIN = 15.0
-"""Seconds for the head to report the ranks of a service that is ready; it asks Ray each second."""
-
-ANSWER_WITHIN = 120.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,9 @@ def prove(
     task = task_of(service.task)
     with Tunnel(head, document.host, document.port) as tunnel:
         url = base_url("127.0.0.1", tunnel.port)
-        answer = ask(replace(prepared.endpoint, url=url, task=task), key, deadline=ANSWER_WITHIN)
+        answer = ask(
+            replace(prepared.endpoint, url=url, task=task), key, deadline=deadlines.FIRST_ANSWER
+        )
     placement = _place(prepared, state, service.ranks, host)
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
     return Proof(answer, task, tuple(service.ranks), placement, service.ready_seconds)
@@ -80,7 +78,7 @@ def _ranked(
     document: ServiceDocument, read: Callable[[], NodeState | None]
 ) -> tuple[NodeState, ServiceState]:
     """The service, once the head reports all its ranks."""
-    deadline = time.monotonic() + RANKS_WITHIN
+    deadline = time.monotonic() + deadlines.RANKS
     while True:
         state = read()
         service = (
@@ -91,7 +89,7 @@ def _ranked(
         if time.monotonic() > deadline:
             seen = len(service.ranks) if service else 0
             raise StepFailed(
-                f"Ray reports {seen} of {document.gpus} ranks within {RANKS_WITHIN:.0f} s",
+                f"Ray reports {seen} of {document.gpus} ranks within {deadlines.RANKS:.0f} s",
                 hint=f"clusterctl logs {document.name}",
             )
         time.sleep(0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import RequirementsNotMet, raise_all
 from clusterctl.facts.gather import probe
@@ -12,7 +13,6 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, from_json
 from clusterctl.node.paths import NodePaths
-from clusterctl.ray_cluster.contract import STALE
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
@@ -94,7 +94,7 @@ def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: f
             host=host,
             hint=f"clusterctl bootstrap {inventory.file}",
         )
-    if clock - state.time > STALE:
+    if clock - state.time > deadlines.STALE:
         raise RequirementsNotMet(
             f"the supervisor last wrote {clock - state.time:.0f} s ago: it has ended, or hangs",
             host=host,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, StepFinished, StepProgress, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import (
@@ -24,18 +25,8 @@ from clusterctl.serving.diagnose import explain
 POLL = 0.3
 """Seconds between two looks at the head's state."""
 
-NOTICE_LIMIT = 30.0
-"""Seconds for the supervisor to take notice of a new document; it looks twice a second."""
-
-OUT_OF_SIGHT_LIMIT = 60.0
-"""Seconds that looks at the head may fail on the way before watching is given up: enough for a
-network that blinks or a host under the load of weights being read."""
-
 RETRY = 2.0
 """Seconds until the next look after one that failed on the way."""
-
-WAIT_FOR_RAY = 120.0
-"""Seconds a service may wait for the Ray contract before that is a failure worth reporting."""
 
 _STAGES = {
     "waiting": "wait for Ray",
@@ -95,8 +86,8 @@ class Overruled(StepFailed):
 class PatientLook:
     """A look at the head's state that outlasts a short failure of the way there.
 
-    It is None while looks fail. Raises OutOfSight after `OUT_OF_SIGHT_LIMIT` of them, or at once
-    where another try cannot help (a refused key, sudo): the head's service goes on without us.
+    It is None while looks fail. Raises OutOfSight after `deadlines.OUT_OF_SIGHT` of them, or at
+    once where another try cannot help (a refused key, sudo): the head's service goes on without us.
     """
 
     read: Callable[[], NodeState | None]
@@ -121,7 +112,7 @@ class PatientLook:
         passing = isinstance(error, ConnectionFailed | CommandTimedOut) and not isinstance(
             error, AuthenticationRejected | HostKeyProblem
         )
-        if not passing or now - self._failing_since >= OUT_OF_SIGHT_LIMIT:
+        if not passing or now - self._failing_since >= deadlines.OUT_OF_SIGHT:
             raise OutOfSight(
                 f"the service goes on loading, out of sight: {error.summary}",
                 host=error.host,
@@ -146,12 +137,12 @@ def await_ready(
     wait = wait or Wait()
     seen = wait.clock()
     waiting_since: float | None = None
-    deadline = seen + document.ready_timeout + document.shutdown_timeout + NOTICE_LIMIT
+    deadline = seen + document.ready_timeout + document.shutdown_timeout + deadlines.NOTICE
     while (now := wait.clock()) < deadline:
         node = read()
         state = followed(node, document) if node else None
         if state is None:
-            if now - seen > NOTICE_LIMIT + document.shutdown_timeout:
+            if now - seen > deadlines.NOTICE + document.shutdown_timeout:
                 raise _unnoticed(document, events.host)
             wait.sleep(POLL)
             continue
@@ -182,7 +173,7 @@ def _waiting(state: ServiceState, since: float | None, now: float, host: str) ->
     """Since when it waits for Ray; raises once that is too long."""
     if state.state != "waiting":
         return None
-    if since is not None and now - since > WAIT_FOR_RAY:
+    if since is not None and now - since > deadlines.WAIT_FOR_RAY:
         raise RayNotFormed(
             f"Ray did not come to hold what the service needs: {state.detail}",
             host=host,
@@ -198,7 +189,7 @@ def _raise_if_over(state: ServiceState, document: ServiceDocument, host: str) ->
 
 def _unnoticed(document: ServiceDocument, host: str) -> StepFailed:
     return StepFailed(
-        f"the supervisor took no notice of {document.name} within {NOTICE_LIMIT:.0f} s",
+        f"the supervisor took no notice of {document.name} within {deadlines.NOTICE:.0f} s",
         host=host,
         hint="clusterctl logs",
     )

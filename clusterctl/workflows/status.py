@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+from clusterctl import deadlines
 from clusterctl.distribution.weights.held import kept_file, look_at
 from clusterctl.distribution.weights.on_host import KEPT
 from clusterctl.errors import ClusterctlError
@@ -22,21 +23,17 @@ from clusterctl.workflows.drift import drift
 from clusterctl.workflows.reach import look, node_files, reach, read_state
 from clusterctl.workflows.same_weights import told_apart
 
-CONNECT_TIMEOUT = 3.0
-"""Seconds; a dead host must not make the others wait (status answers within 5 s)."""
-
-LOOK = 4.0
-"""Seconds for one look at a host that answers the connection."""
-
 
 @contextmanager
 def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[], ClusterStatus]]:
     """A function that looks at the cluster; its connections stay open between looks."""
     files = (*node_files(inventory.cluster), f"{KEPT}/*")
-    with reach(inventory.hosts, credentials, connect_timeout=CONNECT_TIMEOUT) as transports:
+    with reach(
+        inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
+    ) as transports:
 
         def once() -> ClusterStatus:
-            found = look(inventory, transports, files=files, limit=2, timeout=LOOK)
+            found = look(inventory, transports, files=files, limit=2, timeout=deadlines.STATUS_LOOK)
             differs = drift(inventory, values(found))
             reports = {
                 host.name: _report(inventory, host, found[host.name], differs.get(host.name, ()))
@@ -65,7 +62,7 @@ def weights_apart(
         if len(hosts) < 2 or not any(kept_file(path) in answers[name].files for name in hosts):
             continue
         asked = {name: transports[name] for name in sorted(hosts)}
-        held = values(fan_out(asked, partial(look_at, path=path, timeout=LOOK)))
+        held = values(fan_out(asked, partial(look_at, path=path, timeout=deadlines.STATUS_LOOK)))
         for host, sentences in told_apart(path, held, inventory.head.name).items():
             found[host] = (*found.get(host, ()), *sentences)
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from clusterctl import deadlines
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, RayNode
 from clusterctl.node.paths import NodePaths
-from clusterctl.ray_cluster.contract import STALE
 from clusterctl.workflows.reach import read_state
 
 
@@ -20,7 +20,7 @@ def strangers(inventory: Inventory, answer: Probe | None) -> list[RequirementsNo
     if answer is None:
         return []
     state = read_state(answer.files.get(str(NodePaths(inventory.cluster).state)))
-    if state is None or answer.facts.clock - state.time > STALE:
+    if state is None or answer.facts.clock - state.time > deadlines.STALE:
         return []
     return strangers_of(inventory, state)
 

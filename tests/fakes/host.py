@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.facts.model import HostFacts
@@ -25,7 +26,7 @@ from clusterctl.steps import (
     paths_absent,
 )
 from clusterctl.steps import secrets as secret_files
-from clusterctl.transport.base import ABSENT, DEFAULT_TIMEOUT, Channel, CommandResult
+from clusterctl.transport.base import ABSENT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
 from tests.fakes.host_gpus import FakeGpus, GpuScripts
 from tests.fakes.host_packages import DOCKER_PACKAGES as DOCKER_PACKAGES
@@ -115,7 +116,7 @@ class FakeTransport:
         *,
         stdin: bytes = b"",
         sudo: bool = False,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
         self.seen.append(tuple(argv))
         if list(argv[:2]) == ["sh", "-c"]:

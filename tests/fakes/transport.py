@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
-from clusterctl.transport.base import DEFAULT_TIMEOUT, Channel, CommandResult
+from clusterctl.transport.base import Channel, CommandResult
 from clusterctl.transport.closing import Closing
 
 Matcher = Callable[[tuple[str, ...]], bool]
@@ -85,7 +86,7 @@ class FakeTransport:
         *,
         stdin: bytes = b"",
         sudo: bool = False,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
         return self._answer(Call(tuple(argv), stdin, sudo, timeout))
 
