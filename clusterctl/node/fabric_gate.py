@@ -18,10 +18,11 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from clusterctl.node.fabric_agents import Agents, Limits
+from clusterctl.node.fabric_agents import Agents
 from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec, SeenNode
 from clusterctl.node.fabric_pairs import try_pairs
 from clusterctl.node.fabric_ranks import Ranks, RanksFailed
+from clusterctl.node.timing import GateTiming
 
 
 class GateFailed(Exception):
@@ -38,7 +39,7 @@ class Gate:
     spec: FabricSpec
     agents: Agents
     say: Callable[[str], None] = lambda _: None
-    limits: Limits = field(default_factory=Limits)
+    limits: GateTiming = field(default_factory=GateTiming)
     report: FabricReport = field(default_factory=lambda: FabricReport(0.0))
     _doing: str = ""
     _ranks: Optional[Ranks] = None

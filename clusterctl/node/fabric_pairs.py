@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, Iterator, List, Sequence, Tuple
 
 from clusterctl.node.documents import ExpectedNode
-from clusterctl.node.fabric_agents import Agents, Limits
+from clusterctl.node.fabric_agents import Agents
 from clusterctl.node.fabric_documents import FabricSpec, PairReport
 from clusterctl.node.fabric_ranks import Ranks, RanksFailed
+from clusterctl.node.timing import GateTiming
 
 Pair = Tuple[ExpectedNode, ExpectedNode]
 
@@ -26,7 +27,7 @@ def rounds(nodes: Sequence[ExpectedNode]) -> Iterator[List[Pair]]:
 
 
 def try_pairs(
-    spec: FabricSpec, agents: Agents, limits: Limits, backend: str, began: float
+    spec: FabricSpec, agents: Agents, limits: GateTiming, backend: str, began: float
 ) -> List[PairReport]:
     """Rounds of pairs, side by side, until time is over. Three rounds name one bad node among
     any number: it is the one that fails with every partner."""
@@ -39,7 +40,9 @@ def try_pairs(
     return found
 
 
-def _one(spec: FabricSpec, agents: Agents, limits: Limits, backend: str, pair: Pair) -> PairReport:
+def _one(
+    spec: FabricSpec, agents: Agents, limits: GateTiming, backend: str, pair: Pair
+) -> PairReport:
     """One GPU of each node is enough: what is asked is whether they reach each other."""
     nodes = [replace(node, gpus=min(node.gpus, 1)) for node in pair]
     ranks = Ranks(replace(spec, nodes=nodes), agents, limits)

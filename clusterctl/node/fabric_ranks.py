@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from clusterctl.node.fabric_agents import Agents, Limits
+from clusterctl.node.fabric_agents import Agents
 from clusterctl.node.fabric_documents import Collective, FabricSpec, RankReport
+from clusterctl.node.timing import GateTiming
 
 Heard = Dict[int, List[Dict[str, Any]]]
 
@@ -42,7 +43,7 @@ def seats(spec: FabricSpec) -> List[Seat]:
 
 
 class Ranks:
-    def __init__(self, spec: FabricSpec, agents: Agents, limits: Limits) -> None:
+    def __init__(self, spec: FabricSpec, agents: Agents, limits: GateTiming) -> None:
         self._agents = agents
         self._limits = limits
         self._seats = seats(spec)
@@ -71,7 +72,7 @@ class Ranks:
     def open_store(self) -> None:
         """Rank 0 opens it; the others learn its port with the order to join."""
         self._ask("order", {0: {"do": "store", "ip": self._seats[0].node_ip}})
-        self._await("store", [0], "store", "", self._limits.answer)
+        self._await("store", [0], "store", "", self._limits.store)
         (event,) = [event for event in self._heard[0] if event["phase"] == "store"]
         self._port = event["port"]
 
@@ -97,7 +98,7 @@ class Ranks:
         members = self._members(backend)
         ranks = [seat.rank for seat in members]
         self._await(backend, ranks, "joined", backend, self._limits.join)
-        self._await(backend, ranks, "correct", backend, self._limits.answer)
+        self._await(backend, ranks, "correct", backend, self._limits.correct)
         self._await(backend, ranks, "measured", backend, self._limits.measure)
         event = next(
             event

@@ -12,13 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from clusterctl.node import timing
 from clusterctl.node.documents import ExpectedNode, from_json
 from clusterctl.node.fabric_agents import Answer
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import Gate
-
-LONGEST = 300.0
-"""Seconds after which this process ends, whatever hangs, and says what it waited for."""
 
 
 def main() -> int:
@@ -58,9 +56,9 @@ class _Limit:
     """None while Ray is joined."""
 
     def keep(self) -> None:
-        time.sleep(LONGEST)
-        joining = FabricReport(LONGEST, failed="time", error=f"{LONGEST:g} s (joining Ray)")
-        report = self.gate.so_far(LONGEST) if self.gate else joining
+        time.sleep(timing.GATE)
+        joining = FabricReport(timing.GATE, failed="time", error=f"{timing.GATE:g} s (joining Ray)")
+        report = self.gate.so_far(timing.GATE) if self.gate else joining
         _tell({"report": asdict(report)})
         os._exit(4)
 

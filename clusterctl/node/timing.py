@@ -1,4 +1,6 @@
-"""Every duration the supervisor lives by, in seconds, in one place."""
+"""Every duration that what runs in containers lives by, in seconds, in one place. What runs on the
+operator's machine has its own table, `clusterctl/deadlines.py`, which says how long is long enough.
+"""
 
 from __future__ import annotations
 
@@ -63,3 +65,35 @@ class Timing:
     """How often the node's NICs are looked at: a few milliseconds."""
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0
+
+
+GATE = 600.0
+"""After which the fabric gate ends, whatever hangs, and says what it waited for: more than its
+steps need one after the other on the slowest machines, less than all their limits together."""
+
+
+@dataclass(frozen=True)
+class GateTiming:
+    """How long the fabric gate waits for each step. Tests shorten them."""
+
+    arrive: float = 60.0
+    """Ray's own start of a worker process takes 2 to 6 s on two busy cores, 8.5 s under a load of
+    34."""
+    answer: float = 20.0
+    """For an agent to answer at all; a crossing takes 3 s at most."""
+    importing: float = 180.0
+    """torch with CUDA is gigabytes, read from a cold disk the first time; without, 25 to 27 s on
+    two cores under a load of 34 to 64."""
+    store: float = 60.0
+    """The store opens in a moment, under any load; but torch asks for the name of its address
+    first, and name servers that never answer cost 10 s."""
+    join: float = 30.0
+    """For ranks to meet: connections, and again names."""
+    correct: float = 20.0
+    """For the 4 MiB whose sums are compared: an MTU black hole lets ranks join, and then nothing
+    arrives."""
+    measure: float = 60.0
+    """For some all-reduces of 64 MiB, half a second each on 1 Gbit/s."""
+    pairs: float = 45.0
+    """Until no further round of pairs begins, once an all-reduce of all has failed."""
+    poll: float = 0.1

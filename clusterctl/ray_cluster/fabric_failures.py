@@ -28,7 +28,7 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
         case "":
             return []
         case "arrive" if report.absent:
-            return [_absent(host, why) for host, why in report.absent.items()]
+            return [_absent(host, why, file) for host, why in report.absent.items()]
         case "places":
             return [error for node in report.seen for error in _of_places(report, node.host, file)]
         case "crossings":
@@ -36,7 +36,7 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
         case "time":
             return _of_time(report, topology, file)
         case "arrive" | "gate":
-            return [_broken(report, topology)]
+            return [_broken(report, topology, file)]
         case _:  # import, store, or a backend
             return _of_ranks(report, topology, file)
 
@@ -46,21 +46,22 @@ def backend_name(backend: str) -> str:
     return "Gloo" if backend == "gloo" else backend.upper()
 
 
-def _absent(host: str, why: str) -> ClusterctlError:
+def _absent(host: str, why: str, file: str) -> ClusterctlError:
     return RayNotFormed(
-        "Ray started no process there for the fabric gate",
+        f"Ray started no process there for the fabric gate: {why.splitlines()[0] if why else '-'}",
         host=host,
-        hint=f"clusterctl logs --host {host}",
+        hint=f"{_load(host)}, then: clusterctl check {file} --fabric",
         detail=why,
     )
 
 
-def _broken(report: FabricReport, topology: Topology) -> ClusterctlError:
+def _broken(report: FabricReport, topology: Topology, file: str) -> ClusterctlError:
     host = topology.head.host
     return RayNotFormed(
-        "the fabric gate could not join Ray on the head",
+        "the fabric gate could not join Ray on the head"
+        + (f": {report.error.splitlines()[0][:200]}" if report.error else ""),
         host=host,
-        hint=f"clusterctl logs --host {host}",
+        hint=f"clusterctl check {file} tells whether Ray is as bootstrap formed it",
         detail=report.error or None,
     )
 
@@ -79,9 +80,12 @@ def _late(host: str, ranks: Sequence[int], report: FabricReport, file: str) -> C
     return StepFailed(
         f"the fabric gate took longer than {report.error}, and {what}",
         host=host,
-        hint=f"look at its load and its log (clusterctl logs --host {host}), then: "
-        f"clusterctl check {file} --fabric",
+        hint=f"{_load(host)}, then: clusterctl check {file} --fabric",
     )
+
+
+def _load(host: str) -> str:
+    return f"clusterctl exec --limit {host} -- uptime"
 
 
 def _of_places(report: FabricReport, host: str, file: str) -> Iterator[ClusterctlError]:
@@ -262,7 +266,10 @@ def _cure(step: str, host: str, topology: Topology, file: str) -> str:
     if step == "import":
         return "the image must have torch that works on this host: clusterctl exec -- nvidia-smi"
     if step == "store":
-        return f"clusterctl logs --host {host}"
+        return (
+            f"look at its load, and at its name servers, since torch asks for the name of its "
+            f"address first: clusterctl check {file}; {_load(host)}"
+        )
     node = topology.node(host)
     nics = node.gloo_nic if step == "gloo" else ", ".join(node.nccl_nics)
     without = "; without RDMA: network.rdma: false" if node.rdma else ""

@@ -31,7 +31,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node import package
 from clusterctl.node.documents import from_json
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
-from clusterctl.node.fabric_ray import LONGEST
+from clusterctl.node.timing import GATE
 from clusterctl.ray_cluster.environment import node_environment
 from clusterctl.ray_cluster.fabric import FabricVerdict, judge
 from clusterctl.ray_cluster.fabric_record import FabricRecord, read_record, record_file
@@ -46,7 +46,7 @@ TITLE = "Fabric carries what serving will ask of it"
 _LOOK = 0.5
 """Seconds between two looks at whether the user asked to stop."""
 
-_OVER = LONGEST + deadlines.GATE_SLACK
+_OVER = GATE + deadlines.GATE_SLACK
 """Seconds until the gate's program is given up."""
 
 

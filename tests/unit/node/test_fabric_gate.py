@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from clusterctl.node.fabric_agent import Agent
-from clusterctl.node.fabric_agents import Answer, Limits
+from clusterctl.node.fabric_agents import Answer
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import Gate
+from clusterctl.node.timing import GateTiming
 from tests.fakes.fabric_agents import Deaf, LocalAgents, Narrow, agent, spec
 
-PATIENT = Limits(60, answer=60, importing=60, join=60, measure=60, pairs=60, poll=0.02)
+PATIENT = GateTiming(
+    60, answer=60, importing=60, store=60, join=60, correct=60, measure=60, pairs=60, poll=0.02
+)
 HASTY = replace(PATIENT, join=0.2)
 """For ranks that hang: the agents hear out those that do not."""
 
@@ -33,7 +36,7 @@ def agents(
         one.close()
 
 
-def gate(asked: FabricSpec, found: LocalAgents, limits: Limits = PATIENT) -> FabricReport:
+def gate(asked: FabricSpec, found: LocalAgents, limits: GateTiming = PATIENT) -> FabricReport:
     return Gate(asked, found, limits=limits).run()
 
 

@@ -11,9 +11,9 @@ from tests.fakes.fabric_agents import spec
 
 HANGS = """
 import sys, threading
-from clusterctl.node import fabric_ray
+from clusterctl.node import fabric_ray, timing
 
-fabric_ray.LONGEST = 0.1
+timing.GATE = 0.1
 fabric_ray.RayAgents = lambda nodes: threading.Event().wait()
 sys.exit(fabric_ray.main())
 """

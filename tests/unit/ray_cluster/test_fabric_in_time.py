@@ -26,5 +26,5 @@ def test_a_gate_that_takes_too_long_names_whom_it_waited_for(
     assert [error.host for error in found] == [host for host, _ in told]
     for error, (host, words) in zip(found, told, strict=True):
         assert "took longer than 300 s (all-reduce over gloo), and " + words in str(error)
-        assert f"clusterctl logs --host {host}" in (error.hint or "")
+        assert f"clusterctl exec --limit {host} -- uptime" in (error.hint or "")
         assert "clusterctl check demo.yaml --fabric" in (error.hint or "")
