@@ -38,8 +38,8 @@ def await_formation(
     """Wait for the Ray contract, of the hosts that --limit left and the head.
 
     `since`: Unix seconds on the head's clock; a state written before says nothing, as it may be
-    the former container's. Raises RayNotFormed for every host that is not as promised, with the
-    last lines of its log.
+    the former container's. Raises RayNotFormed for every host that is not as promised, with what
+    its supervisor says and the last lines of its log.
     """
     started = time.monotonic()
     head = cluster.inventory.head.name
@@ -58,7 +58,7 @@ def await_formation(
     try:
         state = await_formed(expected, read, deadlines.FORMATION, wait)
     except (RayNotFormed, Problems) as error:
-        raise_all(_with_logs(cluster, error))
+        raise_all(_with_causes(cluster, error))
         raise
     seconds = time.monotonic() - started
     formed = _formed(state)
@@ -82,19 +82,28 @@ def _formed(state: NodeState) -> Formed:
     )
 
 
-def _with_logs(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlError]:
-    """The same errors; those of a host carry the end of its Ray log, fetched now."""
+def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlError]:
+    """The same errors; those of a host tell what its own supervisor says, and the end of its Ray
+    log, both fetched now."""
     errors = error.errors if isinstance(error, Problems) else (error,)
     named = {single.host for single in errors if single.host in cluster.views}
-    logs = values(
-        fan_out(
-            {name: cluster.views[name].transport for name in named if name},
-            lambda transport: _ray_log(cluster, transport),
-        )
-    )
+    hosts = {name: cluster.views[name].transport for name in named if name}
+    logs = values(fan_out(hosts, lambda transport: _ray_log(cluster, transport)))
+    states = values(fan_out(hosts, lambda each: read_head_state(cluster.inventory, each)))
     for single in errors:
+        state = states.get(single.host or "")
+        single.summary = told_by(single.summary, state)
         single.detail = single.detail or logs.get(single.host or "")
     return list(errors)
+
+
+def told_by(summary: str, state: NodeState | None) -> str:
+    """What was waited for until the deadline, and what the host's supervisor said last."""
+    waited = f"{summary} (waited {deadlines.FORMATION:.0f} s)"
+    if state is None:
+        return f"{waited}; its supervisor has reported nothing"
+    detail = f": {state.ray_detail}" if state.ray_detail else ""
+    return f"{waited}; its supervisor says that Ray there is {state.ray}{detail}"
 
 
 def _ray_log(cluster: Cluster, transport: Transport) -> str | None:

@@ -88,8 +88,14 @@ def _ranked(
             return state, service
         if time.monotonic() > deadline:
             seen = len(service.ranks) if service else 0
+            where = (
+                ", ".join(f"{rank.rank} on {rank.host}" for rank in service.ranks)
+                if service
+                else ""
+            )
             raise StepFailed(
-                f"Ray reports {seen} of {document.gpus} ranks within {deadlines.RANKS:.0f} s",
+                f"Ray reports {seen} of {document.gpus} ranks within {deadlines.RANKS:.0f} s"
+                + (f": {where}" if where else ""),
                 hint=f"clusterctl logs {document.name}",
             )
         time.sleep(0.3)

@@ -136,6 +136,8 @@ def await_ready(
     """
     wait = wait or Wait()
     seen = wait.clock()
+    node: NodeState | None = None
+    last = "nothing of it was seen"
     waiting_since: float | None = None
     deadline = seen + document.ready_timeout + document.shutdown_timeout + deadlines.NOTICE
     while (now := wait.clock()) < deadline:
@@ -143,7 +145,7 @@ def await_ready(
         state = followed(node, document) if node else None
         if state is None:
             if now - seen > deadlines.NOTICE + document.shutdown_timeout:
-                raise _unnoticed(document, events.host)
+                raise _unnoticed(document, node, events.host)
             wait.sleep(POLL)
             continue
         seen = now
@@ -151,11 +153,12 @@ def await_ready(
             events.finish()
             return state
         events.see(state)
+        last = f"last seen: {stage_title(state)}{_colon(state.detail)}"
         _raise_if_over(state, document, events.host)
         waiting_since = _waiting(state, waiting_since, now, events.host)
         wait.sleep(POLL)
     raise StepFailed(
-        f"no answer within {document.ready_timeout:.0f} s",
+        f"no answer within {document.ready_timeout:.0f} s; {last}",
         host=events.host,
         hint=f"clusterctl logs {document.name}",
     )
@@ -187,9 +190,14 @@ def _raise_if_over(state: ServiceState, document: ServiceDocument, host: str) ->
         raise explain(document.name, state.last_error, host=host)
 
 
-def _unnoticed(document: ServiceDocument, host: str) -> StepFailed:
+def _unnoticed(document: ServiceDocument, node: NodeState | None, host: str) -> StepFailed:
+    last = f"Ray there is {node.ray}{_colon(node.ray_detail)}" if node else "it reports nothing"
     return StepFailed(
-        f"the supervisor took no notice of {document.name} within {deadlines.NOTICE:.0f} s",
+        f"the supervisor took no notice of {document.name} within {deadlines.NOTICE:.0f} s; {last}",
         host=host,
-        hint="clusterctl logs",
+        hint="clusterctl status",
     )
+
+
+def _colon(text: str) -> str:
+    return f": {text}" if text else ""

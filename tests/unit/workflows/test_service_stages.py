@@ -80,8 +80,13 @@ def test_a_wait_for_ray_ends() -> None:
 
 
 def test_a_supervisor_that_takes_no_notice_is_named() -> None:
-    with pytest.raises(StepFailed, match="took no notice"):
+    with pytest.raises(StepFailed, match="took no notice of tiny within 30 s; it reports nothing"):
         follow([None] * 20, seconds_per_look=50)
+
+
+def test_a_service_that_is_never_ready_tells_what_was_seen_last() -> None:
+    with pytest.raises(StepFailed, match=r"within 1800 s; last seen: load weights: shard 3 of 9"):
+        follow([node("loading", stage="weights", detail="shard 3 of 9")] * 90, seconds_per_look=50)
 
 
 def looks(outcomes: list[NodeState | Exception], clock: Iterator[int]) -> PatientLook:
