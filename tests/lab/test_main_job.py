@@ -18,9 +18,11 @@ import httpx
 import pytest
 import yaml
 
+from clusterctl import deadlines
 from clusterctl.inventory.load import load
 from clusterctl.lab import faults
-from clusterctl.ray_cluster.contract import STALE
+from clusterctl.lab.hosts import host_by_name
+from clusterctl.lab.network import NAMESPACES
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.lock import ClusterLock
 from tests.lab.cluster import Operator, until
@@ -67,6 +69,9 @@ def answers(endpoint: str, model: str, key: str) -> bool:
     except httpx.HTTPError:
         return False
 
+
+GPU2 = f"nsenter --net={NAMESPACES / host_by_name('gpu2').namespace}"
+"""What runs a command in gpu2's network."""
 
 ENDPOINT = "http://10.77.0.11:8000/v1"
 OWN_KEY = "a-key-of-ones-own"
@@ -311,7 +316,7 @@ def test_a_full_file_system_of_logs_is_named_and_stops_nothing(
     )
     assert "No space left on device" in mounted.stderr, mounted.stderr
     try:
-        time.sleep(STALE + 1)  # a state that is written no more would count as old by now
+        time.sleep(deadlines.STALE + 1)  # a state that is written no more would count as old by now
         ran = operator.run("status")
         assert ran.status == 8, ran.text
         assert f"gpu1: {logs} is on a file system that is full" in ran.stdout, ran.text
@@ -419,6 +424,45 @@ def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHos
         on_host("gpu2", "mv /data/models/away /data/models/tiny")
     assert ran.status == 5, ran.text
     assert "gpu2: the model is not there" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "mend", "seen", "checked"),
+    [
+        (
+            ["ip link set lab-gpu2-f down"],
+            ["ip link set lab-gpu2-f up"],
+            "gpu2: interface ens3, which carries Gloo and NCCL, is down",
+            "gpu2: interface ens3 (nics.nccl, nics.gloo) is down",
+        ),
+        (
+            [f"{GPU2} ip link set ens3 {to}" for to in ("down", "name swapped")],
+            [f"{GPU2} ip link set {to}" for to in ("swapped name ens3", "ens3 up")],
+            "gpu2: interface ens3, which carries Gloo and NCCL, is not there",
+            "gpu2: has no interface ens3 (nics.nccl, nics.gloo)",
+        ),
+    ],
+    ids=["cable out", "renamed"],
+)
+def test_a_fabric_that_is_gone_is_told_once_and_for_what_it_is(
+    operator: Operator, inventory: str, fault: list[str], mend: list[str], seen: str, checked: str
+) -> None:
+    """Ray goes on over the other network, and notices nothing."""
+    for command in fault:
+        subprocess.run(command.split(), check=True)
+    try:
+        until(lambda: seen in operator.run("status").stdout, within=60, what=seen)
+        status = operator.run("status")
+        looked = operator.run("check", inventory)
+    finally:
+        for command in mend:
+            subprocess.run(command.split(), check=True)
+    assert status.status == 8, status.text
+    assert looked.status == 5, looked.text
+    assert checked in looked.stderr
+    assert "not in the inventory" not in looked.stderr, looked.text
+    assert looked.stderr.count("error: ") == 1, looked.text
+    until(lambda: operator.run("status").status == 0, within=60, what="all is healthy again")
 
 
 def test_weights_that_differ_between_hosts_are_named_before_ranks_start(
