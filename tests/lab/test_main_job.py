@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -357,14 +356,23 @@ def test_a_plan_needs_no_cache_directory(operator: Operator, inventory: str) -> 
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def read_until_it_starts(serving: subprocess.Popen[str]) -> None:
+    """Until `serve` says that the supervisor starts vLLM: the service is declared then."""
+    assert serving.stderr is not None
+    before = []
+    for line in serving.stderr:
+        before.append(line)
+        if "start vLLM" in line:
+            break
+    assert "start vLLM" in before[-1], "".join(before)
+
+
 def test_a_frozen_serve_does_not_bring_back_what_was_stopped_meanwhile(
     operator: Operator, on_host: OnHost
 ) -> None:
     words = ("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny", "--yes")
     frozen = operator.start(*words, "--", "--max-model-len", "512")
-    assert frozen.stderr is not None
-    before = list(takewhile(lambda line: "start vLLM" not in line, frozen.stderr))
-    assert frozen.poll() is None, "".join(before)
+    read_until_it_starts(frozen)
     frozen.send_signal(signal.SIGSTOP)
     try:
         # What the head does itself once the silence has lasted for a minute.
@@ -407,8 +415,10 @@ def test_the_images_own_vllm_says_what_was_predicted(operator: Operator) -> None
 
 
 def test_gpus_of_a_service_that_is_not_up_yet_are_not_free(operator: Operator) -> None:
-    one = ("serve", "/data/models/tiny", "--tp", "1", "--name", "one")
-    operator.cut_short(*one, stage="Serve one", fault=signal.SIGKILL)
+    first = operator.start("serve", "/data/models/tiny", "--tp", "1", "--name", "one")
+    read_until_it_starts(first)
+    first.kill()
+    first.communicate()
     ran = operator.run("serve", "/data/models/tiny", "--tp", "2", "--name", "two")
     assert ran.status == 11, ran.text
     assert "there is 1 free" in ran.stderr, ran.text
