@@ -12,12 +12,13 @@
     │  ├─ CommandFailed
     │  └─ CommandTimedOut
     ├─ LockHeld                         7
-    ├─ ClusterDegraded                  8
     ├─ RayNotFormed                     9
-    ├─ ChangesPending                  10   a dry run found changes
     ├─ DoesNotFit                      11
     ├─ Interrupted                    130
     └─ Problems                             several at once; ends with the earliest cause
+
+    DEGRADED                            8   no error: the cluster runs, but not as promised
+    CHANGES_PENDING                    10   no error: a dry run found changes
 
 Every error names the host, the cause in one sentence (`summary`), the fix as a command
 (`hint`) and, in `detail`, what a reader needs to see: the last lines of a log, the whole
@@ -27,6 +28,12 @@ message of a foreign library. Foreign exceptions are mapped once, where the libr
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+DEGRADED = 8
+"""Exit code of `status` when something is not as the inventory promises."""
+
+CHANGES_PENDING = 10
+"""Exit code of a dry run that found changes."""
 
 
 class ClusterctlError(Exception):
@@ -108,22 +115,10 @@ class LockHeld(ClusterctlError):
     exit_code = 7
 
 
-class ClusterDegraded(ClusterctlError):
-    """The cluster runs, but not as the inventory promises."""
-
-    exit_code = 8
-
-
 class RayNotFormed(ClusterctlError):
     """Ray does not see what the inventory promises."""
 
     exit_code = 9
-
-
-class ChangesPending(ClusterctlError):
-    """A dry run found changes."""
-
-    exit_code = 10
 
 
 class DoesNotFit(ClusterctlError):

@@ -10,7 +10,7 @@ import typer
 
 from clusterctl.cli.session import confirm, current_log
 from clusterctl.engine.plan import Plan
-from clusterctl.errors import ChangesPending, ClusterctlError, Problems, UsageError, raise_all
+from clusterctl.errors import CHANGES_PENDING, ClusterctlError, Problems, UsageError, raise_all
 from clusterctl.reporting.console import Progress
 from clusterctl.reporting.error_view import error_document
 from clusterctl.reporting.plan_view import NOTHING, plan_document, plan_lines
@@ -61,7 +61,7 @@ def show_plan(
     if errors and as_json:
         return typer.Exit(min(error.exit_code for error in errors))
     raise_all(errors)
-    return typer.Exit(0 if plan.empty else ChangesPending.exit_code)
+    return typer.Exit(0 if plan.empty else CHANGES_PENDING)
 
 
 def _error(errors: Collection[ClusterctlError]) -> dict[str, object]:

@@ -87,7 +87,7 @@ def serve(
 ) -> None:
     """Serve MODEL with vLLM and prove that it answers. Serving the same twice changes nothing."""
     from clusterctl.cli.session import confirm, session
-    from clusterctl.errors import ChangesPending, UsageError
+    from clusterctl.errors import CHANGES_PENDING, UsageError
     from clusterctl.serving.request import Options
     from clusterctl.workflows.serve import Asked, run
 
@@ -100,7 +100,7 @@ def serve(
                 print("\n".join(_change_lines(changes)), file=sys.stderr)
             if dry_run:
                 _show_plan(changes, as_json=as_json)
-                raise typer.Exit(ChangesPending.exit_code if changes.lines else 0)
+                raise typer.Exit(CHANGES_PENDING if changes.lines else 0)
             if changes.restarts and not confirm(
                 "This restarts the service. Go on?", yes=yes, progress=opened.progress
             ):

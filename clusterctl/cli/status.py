@@ -11,7 +11,7 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
-from clusterctl.errors import ClusterDegraded, Interrupted
+from clusterctl.errors import DEGRADED, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ def status(
         found = look()
     _print(found, as_json=as_json, indent=2)
     if not found.healthy:
-        raise typer.Exit(ClusterDegraded.exit_code)
+        raise typer.Exit(DEGRADED)
 
 
 def _print(found: ClusterStatus, *, as_json: bool, indent: int | None) -> None:

@@ -15,7 +15,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticKnownError
 
 from clusterctl.accelerators.names import DEFAULT, MODULES
 from clusterctl.inventory.packages import Packages as Packages
@@ -37,6 +36,7 @@ from clusterctl.inventory.values import (
     RdmaDevice,
     Subnet,
     UserName,
+    did_you_mean,
 )
 
 Role = Literal["head", "worker"]
@@ -44,8 +44,9 @@ Role = Literal["head", "worker"]
 
 def _known_accelerator(name: str) -> str:
     if name not in MODULES:
-        expected = " or ".join(repr(known) for known in MODULES)
-        raise PydanticKnownError("literal_error", {"expected": expected})
+        known = tuple(MODULES)
+        near = did_you_mean(name, known)
+        raise ValueError(f'must be {" or ".join(known)}, not "{name}"{near}')
     return name
 
 
