@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import secrets
 from collections.abc import Mapping
 from functools import cache
@@ -10,7 +9,7 @@ from importlib.resources import files
 
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import CommandFailed
-from clusterctl.facts.lookups.judgement import FOREIGN, WITHIN, Answer, notes
+from clusterctl.facts.lookups.judgement import FOREIGN, WITHIN, notes, read_answer
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.ray_cluster.hosts_file import addresses
@@ -48,7 +47,10 @@ def lookup_notes(
         f"{name}{_INSIDE}": (name, driver_for(transports[name]).exec_argv(container, _PYTHON))
         for name in running(inventory, answers)
     }
-    found = values(fan_out(places, lambda place: _ask(transports[place[0]], place[1], order)))
+    asked = _program() + f"{order!r}\n".encode()
+    said = values(fan_out(places, lambda place: _ask(transports[place[0]], place[1], asked)))
+    # Read here and not in the threads: Python 3.11's parser breaks there (cpython issue 106905).
+    found = {place: answer for place, text in said.items() if (answer := read_answer(text, order))}
     hosts = {name: found[name] for name in answers if name in found}
     containers = {name: found[key] for name in answers if (key := f"{name}{_INSIDE}") in found}
     return notes(hosts, containers, cluster)
@@ -60,9 +62,8 @@ def _program() -> bytes:
     return f"{text!r}\n".encode()
 
 
-def _ask(transport: Transport, argv: tuple[str, ...], order: Mapping[str, object]) -> Answer:
-    asked = _program() + f"{order!r}\n".encode()
+def _ask(transport: Transport, argv: tuple[str, ...], asked: bytes) -> str:
     said = transport.run(argv, stdin=asked, sudo=True, timeout=WITHIN + 20)
     if not said.ok:
         raise CommandFailed("names could not be looked up there", detail=said.last_lines())
-    return Answer(**ast.literal_eval(said.stdout.strip().splitlines()[-1]))
+    return said.stdout

@@ -6,6 +6,7 @@ told here is told because users wait, and hubs, registries and package sources h
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,9 @@ WITHIN = 6.0
 
 SLOW = 1.0
 """Seconds. A hosts file takes under a millisecond, a name server near by under 50."""
+
+_NO_LITERAL = (ValueError, SyntaxError, RecursionError, MemoryError)
+"""What ast.literal_eval raises."""
 
 Timed: TypeAlias = tuple[Any, float] | None
 """What was found and after how many seconds; None for what was not done in time."""
@@ -38,6 +42,33 @@ class Answer:
     def needs(self) -> str:
         """What the look-up of a foreign name takes here, in words."""
         return _seconds(self.names[FOREIGN])
+
+
+def read_answer(text: str, order: Mapping[str, Any]) -> Answer | None:
+    """What the program said to `order`; None where that is not an answer to it."""
+    try:
+        said = ast.literal_eval(text.strip().rpartition("\n")[2])
+        own = str(said["own"])
+        names = (own, order["foreign"], order["made_up"], *order["names"])
+        return Answer(
+            own=own,
+            search=[str(domain) for domain in said["search"]],
+            names={name: _timed(said["names"][name], list) for name in names},
+            addresses={ip: _timed(said["addresses"][ip], str) for ip in order["addresses"]},
+            servers={str(ip): _timed(told, str) for ip, told in said["servers"].items()},
+            made_up=order["made_up"],
+        )
+    except (*_NO_LITERAL, TypeError, LookupError, AttributeError):
+        return None
+
+
+def _timed(said: Any, kind: type) -> Timed:
+    if said is None:
+        return None
+    value, seconds = said
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value, float(seconds)
 
 
 def notes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from clusterctl.facts.lookups import host_lookups
-from clusterctl.facts.lookups.judgement import FOREIGN, Answer, notes
+from clusterctl.facts.lookups.judgement import FOREIGN, Answer, notes, read_answer
 from tests.fakes.name_server import NameServer, serving
 
 MADE_UP = "no-such-1"
@@ -148,8 +147,21 @@ def test_the_program_answers_with_what_the_judgement_reads() -> None:
         [sys.executable, "-I", "-c", start],
         input=f"{source!r}\n{order!r}\n", capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    found = Answer(**ast.literal_eval(done.stdout))
+    found = read_answer(f"chatter of a shell\n{done.stdout}", order)
+    assert found is not None
     assert found.own == os.uname().nodename
     told = found.names["localhost"]
     assert told is not None
     assert set(told[0]) <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "Traceback: no", "[1]", "{'own': 'a'}", "(" * 5000,
+        "{'own': 'a', 'search': [], 'names': {'a': (1, 2)}, 'addresses': {}, 'servers': {}}",
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_is_none(text: str) -> None:
+    order = {"names": [], "addresses": [], "made_up": "a", "foreign": "a"}
+    assert read_answer(text, order) is None
