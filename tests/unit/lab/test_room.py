@@ -22,6 +22,7 @@ def caches(tmp_path: Path) -> Caches:
 def test_disk_is_needed_for_what_is_not_there_yet(caches: Caches) -> None:
     image, host = room.CACHE_DISK["image"], room.HOST_DISK
     assert room.disk_needed(caches, 2, image=True) == image + 2 * host
+    assert room.disk_needed(caches, 0, image=True) == image + room.IMAGE_BUILDING
     assert room.disk_needed(caches, 1, image=False) == room.BARE_HOST_DISK
     caches.image.mkdir()
     assert room.disk_needed(caches, 0, image=True) == 0
