@@ -14,19 +14,22 @@ from __future__ import annotations
 
 CONNECT = 10.0
 """To reach a host, retries included; `ssh.connect_timeout` of the inventory overrides it. A host
-that is there answers within a round trip; sshd on a loaded one within two seconds."""
+that is there answers within a round trip, its sshd once it has the processor."""
 
 STATUS_CONNECT = 3.0
 """The same for `status`, whose answer must not wait for hosts that are dead: 5 s in all."""
 
 STATUS_LOOK = 4.0
-"""For one look of `status` at a host that has answered; it takes half a second on a quiet one."""
+"""For one look of `status` at a host that takes connections."""
 
 GATEWAY = 10
 """Times its own limit that the connection through a gateway may take: others wait for it too."""
 
 COMMAND = 60.0
 """For a command on a host whose caller says nothing else: reading and writing small files."""
+
+SMALL_FILE = 20.0
+"""For a command that reads or removes one small file, or lists sockets."""
 
 COMMAND_START = 30.0
 """For a login shell and sudo, before the command itself starts. Slow start-up files are common
@@ -79,7 +82,7 @@ NOTICE = 30.0
 
 WAIT_FOR_RAY = 120.0
 """That a service may wait for the Ray contract, before that is a failure worth reporting: Ray that
-was restarted is back after 20 to 60 s."""
+was restarted is back within a minute."""
 
 READY = 1800.0
 """From a service's start to its first answer. vLLM's own limit (VLLM_ENGINE_READY_TIMEOUT_S), 600,
@@ -107,3 +110,123 @@ STOP_SLACK = 30.0
 
 LOGS_STATUS = 5.0
 """From the end of a log's output to the exit status of what read it."""
+
+# Engines, images and packages
+
+ENGINE = 30.0
+"""For an answer of the container engine. Inspect and list take milliseconds on one that works;
+removing a container with much written to it takes the longest."""
+
+ENGINE_STOCK = 60.0
+"""For the engine to tell all its images: one with a hundred takes a second."""
+
+ENGINE_LOOK = 90.0
+"""To look for an engine, and how it gives GPUs: several questions, one of which may hang."""
+
+ENGINE_START = 60.0
+"""From the start of the engine's service to its first answer; 15 s were measured for installation
+and start together on a slow host."""
+
+SYSTEMD = 120.0
+"""For systemd to start, restart or stop the engine; its own limit for a service is 90."""
+
+IMAGE_REMOVAL = 900.0
+"""For the removal of an image: tens of GiB in many small files, on a disk that is busy."""
+
+PULL_SILENCE = 900.0
+"""Without a line of a pull. Without a terminal the client says one only when a layer begins or
+ends, and a 10 GB layer takes 800 s at 100 Mbit/s."""
+
+BUILD_SILENCE = 900.0
+"""Without a line of a build. A commit of a multi-GB layer says nothing for minutes."""
+
+RELAYED_PULL_SILENCE = 900.0
+"""Without a byte or a word of a pull from a relay: a large layer is unpacked in silence for
+minutes."""
+
+STREAM_END = 60.0
+"""From the last byte of a stream to the end of the command that takes it: it syncs and closes."""
+
+FIRST_CONTAINER = 300.0
+"""For the first container of an image, whose root is made then: most of it is disk."""
+
+RELEASES_LOOK = 15.0
+"""To look into an image that two hosts have otherwise: only the words of `check` depend on it."""
+
+GPUS_LISTED = 20.0
+"""For nvidia-smi. Without persistence mode it sets up every GPU first, in a second or more."""
+
+GPUS_SET_UP = 120.0
+"""For what loads the driver or describes all GPUs: without persistence each is set up anew."""
+
+GPUS_IN_IMAGE = 180.0
+"""For PyTorch to see all GPUs: it is read from a disk that just got 20 GB, and every GPU is set
+up."""
+
+DRIVER_BUILD = 1800.0
+"""For the driver's installer: the kernel module is compiled on the host."""
+
+PACKAGE_LOCK = 120.0
+"""For another apt-get, dpkg or dnf, such as an unattended upgrade, to come to its end."""
+
+PACKAGE_INDEX = 300.0
+"""For the lists of package sources: tens of MB over a slow line, several mirrors tried."""
+
+PACKAGE_PLAN = 120.0
+"""For apt-get to say what it would install: it reads its lists."""
+
+PACKAGE_INSTALLATION = 1800.0
+"""For an installation, download and all."""
+
+PACKAGE_REMOVAL = 600.0
+"""For a removal, and for what dpkg left half done: triggers rebuild the initial RAM disk."""
+
+PACKAGE_FILES = 300.0
+"""To compare, unpack or remove hundreds of MB of files on a host."""
+
+PACKAGES_DOWNLOAD = 3600.0
+"""For what downloads a few hundred MB of packages to this machine."""
+
+PACKAGES_INDEX_HERE = 600.0
+"""For the lists of package sources, to this machine: those of another distribution, all anew."""
+
+KEY_DOWNLOAD = 30.0
+"""For a vendor's key of a few KiB, to this machine."""
+
+KEY_ON_HOST = 90.0
+"""The same to a host, which may try several ways."""
+
+# Models and images on their way
+
+WEB = 30.0
+"""For a connection to a hub, and for the next bytes of an answer."""
+
+LISTING = 120.0
+"""For one answer of a hub's API that a host asks, its own limits included."""
+
+LOGIN_HELPER = 30
+"""For a registry's credential helper; some unlock a key ring."""
+
+RELAY_START = 30.0
+"""For a host's Python to come up and say where the relay listens."""
+
+RELAY_END = 2.0
+"""For a relay whose output has ended to end itself; it is killed then."""
+
+FETCH_START = 600.0
+"""For a fetch beside what its bytes need: the hosts before it may be slow to start."""
+
+MODELS_LOOK = 60.0
+"""To list all models of a host: directory entries and manifests, no weights."""
+
+HELD_LOOK = 30.0
+"""To list one model of a host and what is known of its bytes."""
+
+HELD_KEEP = 30.0
+"""To write that down; the hashing of the rest is only begun."""
+
+HASHING_SILENCE = 120.0
+"""Without a further byte hashed, after which the host's disk counts as hung."""
+
+PLACING = 60.0
+"""For a script that places a model, on top of what its bytes need."""

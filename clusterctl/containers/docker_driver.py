@@ -18,6 +18,7 @@ from docker import APIClient
 from docker.constants import DEFAULT_DOCKER_API_VERSION, MINIMUM_DOCKER_API_VERSION
 from docker.errors import APIError, DockerException, NotFound
 
+from clusterctl import deadlines
 from clusterctl.containers import image_build, image_pull
 from clusterctl.containers.channel_http import ChannelAdapter
 from clusterctl.containers.create_request import create_request
@@ -30,13 +31,6 @@ from clusterctl.containers.run_argv import device_flags
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
 from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport
-
-ANSWER_LIMIT = 30.0
-"""Seconds that the engine may take for an answer. Inspect and list take milliseconds on an
-engine that works; removing a container with much written to it takes the longest."""
-
-REMOVAL_LIMIT = 900.0
-"""Seconds for the removal of an image: tens of GiB in many small files, on a disk that is busy."""
 
 _URL = "http://docker:80"
 
@@ -51,7 +45,7 @@ class DockerDriver:
         *,
         prefix: Sequence[str] = (),
         sudo: bool = True,
-        answer_limit: float = ANSWER_LIMIT,
+        answer_limit: float = deadlines.ENGINE,
     ) -> None:
         self._transport = transport
         self._prefix = tuple(prefix)
@@ -179,7 +173,7 @@ class DockerDriver:
                 data=image_build.context(dockerfile),
                 headers={"Content-Type": "application/x-tar"},
                 stream=True,
-                timeout=image_build.SILENCE_LIMIT,
+                timeout=deadlines.BUILD_SILENCE,
             )
             with contextlib.closing(answer):
                 self._insist(answer)
@@ -190,7 +184,7 @@ class DockerDriver:
         with self._engine() as engine:
             answer = engine.delete(
                 f"{_URL}/v{engine.api_version}/images/{quote(reference, safe='/:@')}",
-                timeout=REMOVAL_LIMIT,
+                timeout=deadlines.IMAGE_REMOVAL,
             )
             if answer.status_code != HTTPStatus.NOT_FOUND:
                 self._insist(answer)
@@ -274,7 +268,7 @@ class DockerDriver:
 
     def _hung_up(self, channel: Channel) -> Exception:
         try:
-            ended = f"ended with status {channel.wait(timeout=5)}"
+            ended = f"ended with status {channel.wait(timeout=deadlines.COMMAND_END)}"
         except TimeoutError:
             ended = "closed its output and does not end"
         said = channel.stderr_tail() or f"`docker system dial-stdio` {ended}"

@@ -16,9 +16,6 @@ from typing import Any
 from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import engine_error
 
-SILENCE_LIMIT = 900.0
-"""Seconds without a line of output. A commit of a multi-GB layer says nothing for minutes."""
-
 
 def parameters(reference: str, arguments: Mapping[str, str]) -> dict[str, str]:
     """The query of POST /build (API 1.41)."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.errors import CommandTimedOut
 from clusterctl.transport.base import Channel, lines
 
-SILENCE_LIMIT = 900.0
-"""Seconds without a line. Without a terminal the client says a line only when a layer begins or
-ends, and a 10 GB layer takes 800 s at 100 Mbit/s."""
-
 
 def follow(channel: Channel, say: Say) -> None:
     """Report layers until the pull ends. Raises StepFailed, CommandTimedOut, and TimeoutError when
     it has said all and does not end."""
-    channel.settimeout(SILENCE_LIMIT)
+    channel.settimeout(deadlines.PULL_SILENCE)
     layers: dict[str, bool] = {}
     try:
         for line in lines(channel):
@@ -23,10 +20,10 @@ def follow(channel: Channel, say: Say) -> None:
                 say(f"{sum(layers.values())} of {len(layers)} layers")
     except TimeoutError as error:
         raise CommandTimedOut(
-            f"the pull said nothing for {SILENCE_LIMIT:.0f} s",
+            f"the pull said nothing for {deadlines.PULL_SILENCE:.0f} s",
             hint="check the host's way to the registry, or set image_archive in the inventory",
         ) from error
-    if channel.wait(timeout=30) != 0:
+    if channel.wait(timeout=deadlines.STREAM_END) != 0:
         raise engine_error(channel.stderr_tail() or "docker pull failed and said nothing")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Image
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.in_time import in_time
@@ -37,7 +38,7 @@ def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
         channel.settimeout(silence_limit(image.size))
         while chunk := channel.recv(CHUNK):
             yield chunk
-        if channel.wait(timeout=60) != 0:
+        if channel.wait(timeout=deadlines.STREAM_END) != 0:
             raise engine_error(channel.stderr_tail() or "docker save failed", driver.host)
 
 
@@ -57,7 +58,7 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
         except ConnectionFailed as error:
             # The load ended before its input: its own words say more than a broken pipe.
             with in_time(LOADING, driver.host):
-                status = channel.wait(timeout=30)
+                status = channel.wait(timeout=deadlines.STREAM_END)
             if status > 0:
                 raise engine_error(channel.stderr_tail() or str(error), driver.host) from error
             raise
@@ -72,7 +73,7 @@ def loaded(host: str, channel: Channel, size: int) -> str:
     with in_time(LOADING, host):
         while chunk := channel.recv(65536):
             said += chunk
-        status = channel.wait(timeout=60)
+        status = channel.wait(timeout=deadlines.STREAM_END)
     if status != 0:
         raise engine_error(channel.stderr_tail() or "docker load failed", host)
     names = re.findall(r"^Loaded image(?: ID)?: (\S+)", said.decode(errors="replace"), re.MULTILINE)

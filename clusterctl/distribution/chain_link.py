@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from clusterctl import deadlines
 from clusterctl.transport.base import Transport
 
 CACHE = "/var/cache/clusterctl/blobs"
@@ -17,13 +18,10 @@ PIECE = 64 * 1024**2
 SLOWEST = 512 * 1024
 """Bytes a second below which a transfer is given up."""
 
-START_LIMIT = 600.0
-"""Seconds that a fetch may take beside its bytes: the hosts before it may be slow to start."""
-
 
 def fetch_limit(size: int) -> float:
     """Seconds that a host may take to get `size` bytes through the chain."""
-    return START_LIMIT + size / SLOWEST
+    return deadlines.FETCH_START + size / SLOWEST
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from clusterctl import deadlines
 from clusterctl.distribution import chain_program
 from clusterctl.distribution.chain_link import PIECE, Link
 from clusterctl.distribution.content import Blob
 from clusterctl.distribution.relay import frames
 from clusterctl.errors import ConnectionFailed, StepFailed
 from clusterctl.transport.base import Channel
-
-START_LIMIT = 30.0
-"""Seconds for a host's Python to come up and say where the relay listens."""
 
 LEFT_BEHIND = 7 * 24 * 3600
 """Seconds after which nobody goes on with what a broken-off run left in a cache."""
@@ -84,7 +82,7 @@ class Relay:
 
     def await_ports(self) -> Ports:
         """Until it listens; what else it says is kept. Raises Silent, TimeoutError."""
-        while frame := self.receive(START_LIMIT):
+        while frame := self.receive(deadlines.RELAY_START):
             name, *values = frames.parse(frame[2])[0]
             if (frame[0], name) == (frames.EVENT, "ports"):
                 return Ports(*map(int, values))
@@ -134,7 +132,7 @@ def start(
 
 def _not_started(link: Link, channel: Channel) -> RelayNotStarted:
     try:
-        status = channel.wait(timeout=2.0)
+        status = channel.wait(timeout=deadlines.RELAY_END)
     except TimeoutError:
         status = None
     said = channel.stderr_tail().strip()

@@ -9,6 +9,7 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import engine_error
@@ -124,7 +125,7 @@ def _told(
                 meter.reached(int(count))
             else:
                 told.append(line)
-        if channel.wait(timeout=60) != 0:
+        if channel.wait(timeout=deadlines.STREAM_END) != 0:
             raise _failure(channel.stderr_tail(), image, driver.host)
     return "\n".join(told)
 

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.failures import engine_error
 from clusterctl.distribution.chain_link import CACHE
-
-ANSWER_LIMIT = 60.0
-"""Seconds. An engine with a hundred images takes one."""
 
 CONTAINERD = "io.containerd.snapshotter.v1"
 """What `docker info` names in its DriverStatus where images live in containerd."""
@@ -83,7 +81,7 @@ def take_stock(driver: ContainerDriver, cache: str = CACHE, reference: str = "")
 
     Raises EngineUnavailable, ConnectionFailed, CommandTimedOut.
     """
-    result = driver.host_run(driver.stock_argv(cache, reference), timeout=ANSWER_LIMIT)
+    result = driver.host_run(driver.stock_argv(cache, reference), timeout=deadlines.ENGINE_STOCK)
     if not result.ok:
         raise engine_error(result.last_lines() or "nothing", driver.host, unavailable=True)
     return parse_stock(result.stdout)

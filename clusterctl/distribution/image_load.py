@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.image_stream import load, silence_limit
@@ -63,7 +64,7 @@ class HostBlobs:
             channel.settimeout(60.0)
             while chunk := channel.recv(CHUNK):
                 yield chunk
-            if channel.wait(timeout=30) != 0:
+            if channel.wait(timeout=deadlines.STREAM_END) != 0:
                 raise StepFailed(
                     f"{path} cannot be read",
                     host=host,

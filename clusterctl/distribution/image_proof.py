@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.failures import engine_error
 from clusterctl.distribution.content import ImageContent
@@ -11,9 +12,6 @@ from clusterctl.errors import StepFailed
 START = ("/sbin/docker-init", "--version")
 """The engine's own init, which it mounts into the container: static, so that it starts in any
 image, one without a shell too; and only from a root that all layers were unpacked into."""
-
-START_LIMIT = 300.0
-"""Seconds. The first container from an image makes its root: most of it is disk."""
 
 
 def image_id(content: ImageContent, *, containerd: bool) -> str:
@@ -43,7 +41,7 @@ def prove(driver: ContainerDriver, content: ImageContent, identifier: str) -> No
 
 def insist_on_start(driver: ContainerDriver, identifier: str, reference: str) -> None:
     """Raise StepFailed unless a container starts from the image `identifier`."""
-    started = driver.run_once(identifier, START, timeout=START_LIMIT, init=True)
+    started = driver.run_once(identifier, START, timeout=deadlines.FIRST_CONTAINER, init=True)
     if not started.ok:
         words = started.last_lines() or f"status {started.status}"
         error = engine_error(words, driver.host)

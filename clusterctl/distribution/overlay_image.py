@@ -6,6 +6,7 @@ import base64
 from collections.abc import Collection, Iterator
 from importlib import resources
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.image_stream import silence_limit
 from clusterctl.containers.in_time import DISK, in_time
@@ -47,7 +48,7 @@ def overlay_image(
         channel.send("\n".join(keep).encode())
         channel.close_stdin()
         told = list(_told(channel, say))
-        if channel.wait(timeout=60) != 0:
+        if channel.wait(timeout=deadlines.STREAM_END) != 0:
             _insist_on_room(channel.stderr_tail(), driver.host)
             return None
     return _image(told, f"{stock.root}/image/overlay2/imagedb/content/sha256", reference)

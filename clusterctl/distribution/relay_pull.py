@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.in_time import in_time
@@ -15,9 +16,6 @@ from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the chain while the engine says nothing."""
-
-SILENCE_LIMIT = 900.0
-"""Seconds without a byte or a word: a large layer is unpacked in silence for minutes."""
 
 TRIES = 4
 """Pulls in a row that fail without a byte between."""
@@ -97,7 +95,7 @@ def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
             except TimeoutError:
                 watch.look()
         with in_time("docker pull", driver.host):
-            if channel.wait(timeout=30) == 0:
+            if channel.wait(timeout=deadlines.STREAM_END) == 0:
                 return
         error = engine_error(channel.stderr_tail() or "docker pull failed", driver.host)
     if error.hint is None or "registry" in error.summary:
@@ -120,9 +118,9 @@ class _Watch:
         received = self._chain.progress()[self._host].received
         if received != self._received:
             self._received, self._since = received, time.monotonic()
-        elif time.monotonic() - self._since > SILENCE_LIMIT:
+        elif time.monotonic() - self._since > deadlines.RELAYED_PULL_SILENCE:
             raise _Final(
-                f"docker pull did nothing for {SILENCE_LIMIT:.0f} s",
+                f"docker pull did nothing for {deadlines.RELAYED_PULL_SILENCE:.0f} s",
                 host=self._host,
                 hint="look at the engine there: journalctl -u docker -n 50",
             )

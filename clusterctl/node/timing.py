@@ -93,7 +93,8 @@ class GateTiming:
     """For the 4 MiB whose sums are compared: an MTU black hole lets ranks join, and then nothing
     arrives."""
     measure: float = 60.0
-    """For some all-reduces of 64 MiB, half a second each on 1 Gbit/s."""
+    """For some all-reduces of 64 MiB, half a second each on 1 Gbit/s. With joining it took 33 s on
+    two cores under a load of 51, with name servers that never answered."""
     pairs: float = 45.0
     """Until no further round of pairs begins, once an all-reduce of all has failed."""
     poll: float = 0.1

@@ -8,9 +8,6 @@ from collections.abc import Sequence
 
 from clusterctl.errors import StepFailed
 
-DOWNLOAD_LIMIT = 3600.0
-"""Seconds for what downloads a few hundred MB."""
-
 
 def run(argv: Sequence[str], *, timeout: float = 120.0) -> str:
     """stdout. Raises StepFailed with the command's own last lines."""

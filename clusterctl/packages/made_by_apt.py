@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.errors import UsageError
 from clusterctl.packages import local_command
 from clusterctl.packages.repository import Repository, docker, nvidia
@@ -29,10 +30,10 @@ def download(wanted: Wanted, work: Path) -> list[Path]:
     """The .deb files, in a directory below `work`. Raises UsageError where this machine does not
     know the release's sources, StepFailed with apt's own words."""
     options = _private(wanted, work)
-    local_command.run(["apt-get", *options, "update"], timeout=600)
+    local_command.run(["apt-get", *options, "update"], timeout=deadlines.PACKAGES_INDEX_HERE)
     names = _names(wanted, options)
     argv = ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install"]
-    local_command.run([*argv, *names], timeout=local_command.DOWNLOAD_LIMIT)
+    local_command.run([*argv, *names], timeout=deadlines.PACKAGES_DOWNLOAD)
     archives = (work / "cache" / "archives").glob("*.deb")
     return [archive for archive in sorted(archives) if not _is_everywhere(archive)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.packages import local_command
 from clusterctl.packages.repository import Repository, docker, key_path, nvidia, source_text
 from clusterctl.packages.vendor_keys import vendor_key
@@ -21,7 +22,7 @@ def download(wanted: Wanted, work: Path) -> list[Path]:
     """The .rpm files, in a directory below `work`. Raises StepFailed with dnf's own words."""
     files = work / "rpms"
     argv = [*_dnf(wanted, work), "install", "--downloadonly", f"--downloaddir={files}"]
-    local_command.run([*argv, *_names(wanted)], timeout=local_command.DOWNLOAD_LIMIT)
+    local_command.run([*argv, *_names(wanted)], timeout=deadlines.PACKAGES_DOWNLOAD)
     return sorted(files.glob("*.rpm"))
 
 

@@ -6,12 +6,11 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed, UsageError
 from clusterctl.packages.openpgp import fingerprints
 from clusterctl.packages.repository import Repository
 
-LIMIT = 30.0
-"""Seconds for a key of a few KiB."""
 LARGEST = 1 << 20
 
 _INSTEAD = {
@@ -50,7 +49,7 @@ def _own(path: Path) -> bytes:
 def _fetched(repository: Repository) -> bytes:
     url = repository.key_url
     try:
-        with urllib.request.urlopen(_absolute(url), timeout=LIMIT) as answer:  # noqa: S310 - the user's own words
+        with urllib.request.urlopen(_absolute(url), timeout=deadlines.KEY_DOWNLOAD) as answer:  # noqa: S310 - the user's own words
             return bytes(answer.read(LARGEST))
     except (OSError, ValueError, HTTPException) as error:
         raise StepFailed(

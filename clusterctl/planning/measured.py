@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError
 from clusterctl.node.paths import NodePaths
 from clusterctl.planning.memory import FitPlan
@@ -64,7 +65,7 @@ def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> St
     log = str(NodePaths(cluster).log(service))
     argv = ["sh", "-c", _READ, "reported", str(LOG_TAIL), log, WANTED]
     try:
-        result = head.run(argv, sudo=True, timeout=20)
+        result = head.run(argv, sudo=True, timeout=deadlines.SMALL_FILE)
     except ClusterctlError:
         return None
     reported = read_reported(result.stdout)

@@ -6,15 +6,16 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
-from clusterctl.steps.waiting import LOCK_LIMIT, waiting_for_lock
+from clusterctl.steps.waiting import waiting_for_lock
 from clusterctl.transport.base import CommandResult
 
 _QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "NEEDRESTART_MODE=l")
 _OPTIONS = (
     "-q",
-    *("-o", f"DPkg::Lock::Timeout={LOCK_LIMIT:.0f}"),
+    *("-o", f"DPkg::Lock::Timeout={deadlines.PACKAGE_LOCK:.0f}"),
     *("-o", "Acquire::Retries=2"),
     *("-o", "Acquire::http::Timeout=15"),
 )
@@ -65,13 +66,17 @@ class Apt:
 
     def finish_interrupted(self) -> None:
         """Configure what a killed dpkg left half done; no work when there is nothing."""
-        self._waiting_for_lock(["dpkg", "--configure", "-a"], "finishing dpkg's work", timeout=600)
+        self._waiting_for_lock(
+            ["dpkg", "--configure", "-a"],
+            "finishing dpkg's work",
+            timeout=deadlines.PACKAGE_REMOVAL,
+        )
 
     def update(self) -> None:
         """Read the package lists. One source that fails is no error, if others are there."""
         self._view.say("reading package lists")
         argv = ["apt-get", *self._options, "update"]
-        told = self._waiting_for_lock(argv, "apt-get update", timeout=300)
+        told = self._waiting_for_lock(argv, "apt-get update", timeout=deadlines.PACKAGE_INDEX)
         self._missed = re.findall(r"^[WE]: (Failed to fetch .+)$", told.stderr, re.MULTILINE)
 
     def offers(self, package: str) -> bool:
@@ -88,17 +93,21 @@ class Apt:
     def would_add(self, packages: Sequence[str]) -> list[str]:
         """The packages that installing would add, dependencies included."""
         argv = ["apt-get", *self._options, "-s", "--no-install-recommends", "install", *packages]
-        told = self._waiting_for_lock(argv, f"apt-get install {' '.join(packages)}", timeout=120)
+        told = self._waiting_for_lock(
+            argv, f"apt-get install {' '.join(packages)}", timeout=deadlines.PACKAGE_PLAN
+        )
         return sorted(re.findall(r"^Inst (\S+) \(", told.stdout, re.MULTILINE))
 
     def install(self, packages: Sequence[str]) -> None:
         argv = ["apt-get", *self._options, *_KEEP_CONFIGURATION, "-y", "--no-install-recommends"]
         doing = f"apt-get install {' '.join(packages)}"
-        self._waiting_for_lock([*argv, "install", *packages], doing, timeout=1800)
+        self._waiting_for_lock(
+            [*argv, "install", *packages], doing, timeout=deadlines.PACKAGE_INSTALLATION
+        )
 
     def purge(self, packages: Sequence[str]) -> None:
         argv = ["apt-get", *self._options, "-y", "purge", *packages]
-        self._waiting_for_lock(argv, "apt-get purge", timeout=600)
+        self._waiting_for_lock(argv, "apt-get purge", timeout=deadlines.PACKAGE_REMOVAL)
 
     def _waiting_for_lock(
         self, argv: Sequence[str], doing: str, *, timeout: float

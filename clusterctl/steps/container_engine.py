@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
 from clusterctl.inventory.packages import Packages
@@ -36,10 +37,6 @@ exit 0
 START = "systemctl reset-failed docker.service docker.socket; systemctl enable --now docker.service"
 
 WHY_NOT = "journalctl -u docker.service -n 20 --no-pager"
-
-ANSWER_LIMIT = 60.0
-"""Seconds from the start of the service to the engine's first answer; 15 s were measured for
-the installation and start together on a slow host."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +112,13 @@ class ContainerEngine:
     def _start(self, view: HostView) -> None:
         view.say("starting docker.service")
         # The status is not looked at: whether the engine answers is what counts.
-        view.transport.run(["sh", "-c", START], sudo=True, timeout=120)
+        view.transport.run(["sh", "-c", START], sudo=True, timeout=deadlines.SYSTEMD)
         await_answer(view, self._pause)
 
 
 def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
     """Wait for the engine. Raises StepFailed with the last lines of its journal."""
-    deadline = time.monotonic() + ANSWER_LIMIT
+    deadline = time.monotonic() + deadlines.ENGINE_START
     while not (found := _look(view)).server:
         if time.monotonic() > deadline:
             raise _not_started(view, found)
@@ -129,7 +126,11 @@ def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
 
 
 def _look(view: HostView) -> Found:
-    return found_in(root_script(view, LOOK, doing="looking for a container engine", timeout=90))
+    return found_in(
+        root_script(
+            view, LOOK, doing="looking for a container engine", timeout=deadlines.ENGINE_LOOK
+        )
+    )
 
 
 def _refuse(view: HostView, found: Found, *, brought: bool) -> None:

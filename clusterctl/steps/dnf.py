@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
 from clusterctl.steps.waiting import waiting_for_lock
@@ -59,21 +60,21 @@ class Dnf:
         if self._files:
             return
         self._view.say("reading package lists")
-        self._run(["makecache", "--refresh"], "dnf makecache", timeout=300)
+        self._run(["makecache", "--refresh"], "dnf makecache", timeout=deadlines.PACKAGE_INDEX)
 
     def offers(self, package: str) -> bool:
         if self._files:
             names = (file.rpartition("/")[2] for file in self._files)
             return any(re.match(rf"{re.escape(package)}-\d", name) for name in names)
         argv = [*_DNF, "--quiet", "list", "--available", package]
-        return self._view.transport.run(argv, sudo=True, timeout=300).ok
+        return self._view.transport.run(argv, sudo=True, timeout=deadlines.PACKAGE_INDEX).ok
 
     def pinned(self, package: str, version: str) -> str:
         return f"{package}-{version}"
 
     def would_add(self, packages: Sequence[str]) -> list[str]:
         argv = [*_DNF, "--assumeno", "install", *self._sources(packages)]
-        result = self._waiting(argv, timeout=300)
+        result = self._waiting(argv, timeout=deadlines.PACKAGE_INDEX)
         if not result.ok and "Operation aborted" not in result.stdout + result.stderr:
             raise failure(result, f"dnf install {' '.join(packages)}", self._view.host.name)
         added = result.stdout.partition("\nUpgrading:")[0].partition("\nTransaction Summary")[0]
@@ -81,10 +82,14 @@ class Dnf:
 
     def install(self, packages: Sequence[str]) -> None:
         doing = f"dnf install {' '.join(packages)}"
-        self._run(["install", *self._sources(packages)], doing, timeout=1800)
+        self._run(
+            ["install", *self._sources(packages)], doing, timeout=deadlines.PACKAGE_INSTALLATION
+        )
 
     def purge(self, packages: Sequence[str]) -> None:
-        self._run(["--noautoremove", "remove", *packages], "dnf remove", timeout=600)
+        self._run(
+            ["--noautoremove", "remove", *packages], "dnf remove", timeout=deadlines.PACKAGE_REMOVAL
+        )
 
     def _sources(self, packages: Sequence[str]) -> Sequence[str]:
         return ("--disablerepo=*", *self._files) if self._files else packages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.steps.apt import Apt
@@ -63,7 +64,7 @@ class EngineAbsent:
     def apply(self, view: HostView, change: Change) -> None:
         del change
         view.say("stopping docker.service")
-        root_script(view, STOP, doing="stopping docker.service", timeout=120)
+        root_script(view, STOP, doing="stopping docker.service", timeout=deadlines.SYSTEMD)
         if packages := _marked(view, MARKER):
             manager_here(view).purge(packages)
         if files := _marked(view, FILES_MARKER):

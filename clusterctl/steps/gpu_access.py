@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed
 from clusterctl.steps import directories
@@ -164,7 +165,9 @@ class GpuAccess:
         found = _look(view)
         if found.by_cdi and not found.fresh:
             view.say("writing the CDI specification")
-            root_script(view, SPECIFY, doing="writing the CDI specification", timeout=120)
+            root_script(
+                view, SPECIFY, doing="writing the CDI specification", timeout=deadlines.GPUS_SET_UP
+            )
         if found.unlinked:
             root_script(view, LINK, doing="making symlinks in /dev/char")
         if not found.rule:
@@ -178,7 +181,7 @@ class GpuAccess:
         flags = ("--cdi.enabled",) if found.by_cdi else ()
         root_script(view, CONFIGURE, KEPT, *flags, doing="configuring Docker for GPUs")
         view.say("restarting docker.service")
-        root_script(view, RESTART, doing="restarting docker.service", timeout=120)
+        root_script(view, RESTART, doing="restarting docker.service", timeout=deadlines.SYSTEMD)
         await_answer(view, self._pause)
         if _look(view).needs_restart:
             raise StepFailed(
@@ -206,5 +209,7 @@ def _stops(containers: Sequence[str]) -> str:
 
 
 def _look(view: HostView) -> Found:
-    told = root_script(view, LOOK, RULE_PATH, doing="looking at GPU access", timeout=90)
+    told = root_script(
+        view, LOOK, RULE_PATH, doing="looking at GPU access", timeout=deadlines.ENGINE_LOOK
+    )
     return found_in(told)

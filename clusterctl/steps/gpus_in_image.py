@@ -10,15 +10,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from clusterctl import deadlines
 from clusterctl.containers.diff import Keep, compare
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.steps.engines import Engines
-
-LIMIT = 180.0
-"""Seconds: PyTorch is read from a disk that just got 20 GB, and every GPU is set up."""
 
 PROBE = """\
 import json
@@ -86,7 +84,7 @@ class GpusInImage:
             return
         view.say("setting CUDA up in the image")
         argv = ["python3", "-c", PROBE]
-        result = driver.run_once(spec.image, argv, timeout=LIMIT, devices_of=spec)
+        result = driver.run_once(spec.image, argv, timeout=deadlines.GPUS_IN_IMAGE, devices_of=spec)
         if not result.ok:
             raise engine_error(result.last_lines() or f"status {result.status}", view.host.name)
         _require(view, parse(result.stdout), self._file)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError
-
-ASK_LIMIT = 20.0
-"""Seconds. Without persistence mode nvidia-smi sets up every GPU first, in a second or more."""
 
 
 def without_gpus(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
@@ -19,7 +17,7 @@ def without_gpus(view: HostView, driver: ContainerDriver, container: Container) 
     if not view.host.gpus or not view.facts.gpus.gpus or not _asks_for_gpus(container):
         return None
     try:
-        told = driver.exec(container.id, ["nvidia-smi", "-L"], timeout=ASK_LIMIT)
+        told = driver.exec(container.id, ["nvidia-smi", "-L"], timeout=deadlines.GPUS_LISTED)
     except ClusterctlError:
         return None  # a container that cannot be asked is not thereby known to have lost them
     if "GPU 0" in told.stdout or "NVML" not in told.stdout + told.stderr:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
 from clusterctl.facts.gpu_requirements import without_nouveau
@@ -46,9 +47,6 @@ exit 1
 """
 
 LOAD = "modprobe nvidia && modprobe nvidia-uvm; timeout 30 nvidia-smi -L"
-
-BUILD_LIMIT = 1800.0
-"""Seconds: the kernel module is compiled on the host."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class NvidiaDriver:
         if self._source.change(view, _look(view)) is None:
             return
         self._source.install(view)
-        told = view.transport.run(["sh", "-c", LOAD], sudo=True, timeout=90)
+        told = view.transport.run(["sh", "-c", LOAD], sudo=True, timeout=deadlines.GPUS_SET_UP)
         if not told.ok:
             raise StepFailed(
                 "the driver is installed, and does not run before a reboot",
@@ -135,12 +133,20 @@ class DriverFile:
         root_script(view, directories.MAKE, "755", CACHE, doing=f"making {CACHE}")
         data = self._path.read_bytes()
         seal = f"644 {hashlib.sha256(data).hexdigest()}"
-        told = root_script(view, node_files.LOOK, remote, doing="comparing the driver", timeout=120)
+        told = root_script(
+            view,
+            node_files.LOOK,
+            remote,
+            doing="comparing the driver",
+            timeout=deadlines.GPUS_SET_UP,
+        )
         if told.strip() != seal:
             view.say(f"copying {self._path.name}, {len(data) / 2**20:.0f} MiB")
             view.transport.put(data, remote, sudo=True)
         view.say(f"installing driver {self._version}: its module is compiled there")
-        root_script(view, INSTALL, remote, doing="installing the driver", timeout=BUILD_LIMIT)
+        root_script(
+            view, INSTALL, remote, doing="installing the driver", timeout=deadlines.DRIVER_BUILD
+        )
 
 
 class DriverPackage:
@@ -173,7 +179,7 @@ def driver_source(wanted: str) -> DriverSource:
 
 
 def _look(view: HostView) -> Found:
-    text = root_script(view, LOOK, doing="looking at the driver", timeout=120)
+    text = root_script(view, LOOK, doing="looking at the driver", timeout=deadlines.GPUS_SET_UP)
     lines = [line.partition("=")[::2] for line in text.splitlines()]
     told = dict(lines)
     return Found(

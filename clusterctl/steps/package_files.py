@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import StepFailed
 from clusterctl.packages.bundle import Bundle, PackageFile
@@ -66,7 +67,9 @@ def _unlike(
     if not files:
         return []
     paths = [f"{directory}/{file.name}" for file in files]
-    told = root_script(view, node_files.LOOK, *paths, doing="comparing packages", timeout=300)
+    told = root_script(
+        view, node_files.LOOK, *paths, doing="comparing packages", timeout=deadlines.PACKAGE_FILES
+    )
     return [
         file
         for file, seal in zip(files, told.splitlines(), strict=True)
@@ -89,10 +92,19 @@ def manager_of(
     that it may install, for dnf, which is given files."""
     if target(view).family == "apt":
         directory = bring(view, bundle, bundle.packages(".deb"))
-        root_script(view, INDEX, directory, doing="indexing packages", timeout=300)
+        root_script(
+            view, INDEX, directory, doing="indexing packages", timeout=deadlines.PACKAGE_FILES
+        )
         return Apt(view, pause, only=directory)
     files = [file for file in bundle.packages(".rpm") if wanted(file.name)]
     directory = bring(view, bundle, files)
     names = [file.name for file in files]
-    told = root_script(view, MISSING, directory, *names, doing="looking at packages", timeout=120)
+    told = root_script(
+        view,
+        MISSING,
+        directory,
+        *names,
+        doing="looking at packages",
+        timeout=deadlines.PACKAGE_FILES,
+    )
     return Dnf(view, pause, files=told.splitlines())

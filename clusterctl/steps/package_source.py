@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, StepFailed, UsageError
 from clusterctl.packages.openpgp import fingerprints
@@ -54,7 +55,11 @@ def _key(view: HostView, repository: Repository) -> bytes:
     view.say(f"getting the key of {repository.name}")
     try:
         told = root_script(
-            view, FETCH, repository.key_url, doing=f"getting {repository.key_url}", timeout=90
+            view,
+            FETCH,
+            repository.key_url,
+            doing=f"getting {repository.key_url}",
+            timeout=deadlines.KEY_ON_HOST,
         )
     except CommandFailed as error:
         raise CommandFailed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.steps.root_script import root_script
 
@@ -64,7 +65,9 @@ class PathsAbsent:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        root_script(view, REMOVE, *self._paths, doing="removing files", timeout=300)
+        root_script(
+            view, REMOVE, *self._paths, doing="removing files", timeout=deadlines.PACKAGE_FILES
+        )
 
 
 def beside(view: HostView, own: str) -> list[str]:

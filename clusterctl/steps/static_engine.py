@@ -6,6 +6,7 @@ units follow those of Docker's packages.
 
 from __future__ import annotations
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.packages.bundle import Bundle, PackageFile
 from clusterctl.steps.engine_marks import remember
@@ -126,4 +127,12 @@ class StaticEngine:
         for path, text in units.items():
             view.transport.put(text.encode(), path, sudo=True)
         view.say(f"unpacking {self._archive.name}")
-        root_script(view, UNPACK, archive, BINARIES, *names, doing="unpacking Docker", timeout=300)
+        root_script(
+            view,
+            UNPACK,
+            archive,
+            BINARIES,
+            *names,
+            doing="unpacking Docker",
+            timeout=deadlines.PACKAGE_FILES,
+        )

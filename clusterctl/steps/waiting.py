@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.transport.base import CommandResult
-
-LOCK_LIMIT = 120.0
-"""Seconds to wait for another apt-get, dpkg or dnf, such as an unattended upgrade."""
 
 
 def waiting_for_lock(
@@ -21,11 +19,11 @@ def waiting_for_lock(
     timeout: float,
     pause: Callable[[float], None],
 ) -> CommandResult:
-    """The command's result; the last one that was `locked`, once LOCK_LIMIT is over.
+    """The command's result; the last one that was `locked`, once deadlines.PACKAGE_LOCK is over.
 
     `whose`: the programs that hold the lock, for the word on the screen.
     """
-    deadline = time.monotonic() + LOCK_LIMIT
+    deadline = time.monotonic() + deadlines.PACKAGE_LOCK
     while True:
         result = view.transport.run(argv, sudo=True, timeout=timeout)
         if result.ok or not locked(result) or time.monotonic() > deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from clusterctl import deadlines
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.facts.parse import Probe
@@ -54,7 +55,11 @@ def _look(inventory: Inventory) -> Callable[[Transport], Contents]:
     def look(transport: Transport) -> Contents:
         driver = driver_for(transport)
         image = driver.image(inventory.image)
-        return look_inside(driver, image, timeout=15) if image else Contents(None, None)
+        return (
+            look_inside(driver, image, timeout=deadlines.RELEASES_LOOK)
+            if image
+            else Contents(None, None)
+        )
 
     return look
 

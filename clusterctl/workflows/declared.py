@@ -115,7 +115,9 @@ def require_service(name: str, declared: dict[str, ServiceDocument]) -> ServiceD
 def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
     """The head's state, by the cheapest way: one small file."""
     file = str(NodePaths(inventory.cluster).state)
-    return read_state(head.run(["cat", file], sudo=True, timeout=20).stdout.encode())
+    return read_state(
+        head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
+    )
 
 
 def declare(
@@ -162,7 +164,9 @@ def follow(
 def _ensure_declared(inventory: Inventory, head: Transport, document: ServiceDocument) -> None:
     """Raises Overruled when the head's file of the service is gone, or says something else."""
     path = service_file(inventory.cluster, document.name)
-    text = head.run(["sh", "-c", _READ, "read", path], sudo=True, timeout=20).stdout
+    text = head.run(
+        ["sh", "-c", _READ, "read", path], sudo=True, timeout=deadlines.SMALL_FILE
+    ).stdout
     try:
         same = bool(text) and from_json(ServiceDocument, text).fingerprint == document.fingerprint
     except ValueError:

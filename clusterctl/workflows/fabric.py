@@ -99,7 +99,9 @@ def ensure_proven(
     Interrupted once `cancelled` is set."""
     now = incarnations(ground)
     file = record_file(ground.inventory.cluster)
-    record = read_record(ground.head.run(["cat", file], sudo=True, timeout=20).stdout.encode())
+    record = read_record(
+        ground.head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
+    )
     if record and now.items() <= record.nodes.items():
         sink(Note(record.sentence))
         return FabricProof(record, fresh=False)
@@ -233,7 +235,7 @@ def _no_report(channel: Channel, ground: FabricGround) -> ClusterctlError:
 def _forget(ground: FabricGround) -> None:
     """Nothing is proven while there is no such file."""
     file = record_file(ground.inventory.cluster)
-    ground.head.run(["rm", "-f", "--", file], sudo=True, timeout=20)
+    ground.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
 
 
 def _keep(ground: FabricGround, record: FabricRecord) -> None:

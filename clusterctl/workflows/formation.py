@@ -108,7 +108,9 @@ def told_by(summary: str, state: NodeState | None) -> str:
 
 def _ray_log(cluster: Cluster, transport: Transport) -> str | None:
     file = str(NodePaths(cluster.inventory.cluster).log("ray"))
-    text = transport.run(["tail", "-n", "15", file], sudo=True, timeout=20).stdout.strip()
+    text = transport.run(
+        ["tail", "-n", "15", file], sudo=True, timeout=deadlines.SMALL_FILE
+    ).stdout.strip()
     return f"the end of {file}:\n{text}" if text else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError, Problems
 from clusterctl.facts.network_requirements import PortsTaken
@@ -104,7 +105,7 @@ def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, T
 
 def _listening(transport: Transport) -> list[str]:
     """Listening sockets with their programs, a line each; nothing where there is no `ss`."""
-    result = transport.run(["ss", "-Hltnp"], sudo=True, timeout=10)
+    result = transport.run(["ss", "-Hltnp"], sudo=True, timeout=deadlines.SMALL_FILE)
     return result.stdout.splitlines() if result.ok else []
 
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl import deadlines
 from clusterctl.containers.reference import DOCKER_HUB
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transport.credentials import Ask, nobody
-
-HELPER_LIMIT = 30
-"""Seconds that a credential helper may take; some unlock a key ring."""
 
 _HUB_KEY = "https://index.docker.io/v1/"
 _TOKEN_USER = "<token>"  # noqa: S105 - what helpers answer for a user name
@@ -137,7 +135,7 @@ def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
             input=key,
             capture_output=True,
             text=True,
-            timeout=HELPER_LIMIT,
+            timeout=deadlines.LOGIN_HELPER,
             env=dict(environment),
         )
         if done.returncode != 0:

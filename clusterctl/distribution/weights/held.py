@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import Say
 from clusterctl.distribution.content import is_digest
 from clusterctl.distribution.weights.host_hashes import hashes, sums
@@ -19,12 +20,6 @@ from clusterctl.distribution.weights.manifest import parse
 from clusterctl.distribution.weights.on_host import KEPT
 from clusterctl.errors import CommandFailed
 from clusterctl.transport.base import Transport
-
-LOOK_TIMEOUT = 30.0
-"""Seconds; directory entries, one manifest and one small file are read."""
-
-KEEP_TIMEOUT = 30.0
-"""Seconds; some lines are written, and the hashing of the rest is only begun."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ def kept_file(path: str, directory: str = KEPT) -> str:
 
 
 def look_at(
-    transport: Transport, path: str, *, kept: str = KEPT, timeout: float = LOOK_TIMEOUT
+    transport: Transport, path: str, *, kept: str = KEPT, timeout: float = deadlines.HELD_LOOK
 ) -> Held:
     """What the host holds in the directory `path`. Changes nothing, and reads no weights.
 
@@ -100,7 +95,7 @@ def keep(
         lines += [f"hash\t{file.stamp}\t{name}" for name, file in held.unknown.items()]
     text = "".join(f"{line}\n" for line in lines)
     argv = ("sh", "-c", _script("keep.sh"), "keep", kept_file(path, kept), path)
-    result = transport.run(argv, stdin=text.encode(), sudo=True, timeout=KEEP_TIMEOUT)
+    result = transport.run(argv, stdin=text.encode(), sudo=True, timeout=deadlines.HELD_KEEP)
     if not result.ok:
         raise CommandFailed(
             f"{kept_file(path, kept)} could not be written",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import Say
 from clusterctl.containers.in_time import DISK, in_time
 from clusterctl.containers.meter import Meter
@@ -17,9 +18,6 @@ from clusterctl.transport.base import Channel, Transport, lines
 EVERY = 2.0
 """Seconds between two words of the host."""
 
-STALLED = 120.0
-"""Seconds without a further byte, after which the host's disk counts as hung."""
-
 
 def hashes(
     transport: Transport,
@@ -29,7 +27,7 @@ def hashes(
     piece_size: int | None = None,
     say: Say = lambda _: None,
     every: float = EVERY,
-    stalled: float = STALLED,
+    stalled: float = deadlines.HASHING_SILENCE,
 ) -> dict[str, Hashed]:
     """The hashes of files on the host, by path, those of their pieces too where `piece_size` is
     given. A file that cannot be read is left out. `size`: bytes of all of them, for `say`.
@@ -72,7 +70,7 @@ def _heard(channel: Channel, meter: Meter, stalled: float) -> Iterator[tuple[str
 
 
 def _require_end(channel: Channel, host: str) -> None:
-    status = channel.wait(timeout=60)
+    status = channel.wait(timeout=deadlines.STREAM_END)
     if status == -1:
         text, hint = "the connection was lost while files were hashed", "run the same command again"
         raise ConnectionFailed(text, host=host, hint=hint)

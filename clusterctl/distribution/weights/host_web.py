@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from clusterctl import deadlines
 from clusterctl.distribution import chain_program
 from clusterctl.distribution.chain_link import PIECE
 from clusterctl.distribution.weights.hashing import Hashed
@@ -19,9 +20,6 @@ from clusterctl.transport.base import Channel, Transport, lines
 PACKAGE = "clusterctl.distribution.weights.fetcher"
 MODULES = ("http_get", "fetch")
 _PARENTS = "clusterctl,clusterctl.distribution,clusterctl.distribution.weights," + PACKAGE
-
-LISTING_LIMIT = 120.0
-"""Seconds for one answer of a hub's API, its own time limits included."""
 
 SILENCE = 60.0
 """Seconds without a word, of one each second, after which the host counts as gone."""
@@ -45,7 +43,7 @@ class HostWeb:
         """See Web."""
         stdin = chain_program.program(PACKAGE, MODULES) + _rows(headers, f"show\t{url}")
         result = self._transport.run(
-            chain_program.argv(parents=_PARENTS), stdin=stdin, timeout=LISTING_LIMIT
+            chain_program.argv(parents=_PARENTS), stdin=stdin, timeout=deadlines.LISTING
         )
         if not result.ok:
             raise _no_answer(result.last_lines(), result.status, self._transport.host.name)

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 
+from clusterctl import deadlines
 from clusterctl.distribution.weights.manifest import FILE_NAME, Manifest, WeightFile, parse
 from clusterctl.errors import CommandFailed
 from clusterctl.transport.base import Transport
-
-LOOK_TIMEOUT = 60.0
-"""Seconds; directory entries and manifests are read, no weights."""
 
 IDLE_AFTER = 60
 """Minutes without a write, after which what is on its way counts as left behind. Runs of one
@@ -118,7 +116,7 @@ def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) ->
     """
     script = resources.files(__package__).joinpath("look.sh").read_text(encoding="utf-8")
     argv = ["sh", "-c", script, "look-at-models", directory, str(IDLE_AFTER), kept]
-    result = transport.run(argv, sudo=True, timeout=LOOK_TIMEOUT)
+    result = transport.run(argv, sudo=True, timeout=deadlines.MODELS_LOOK)
     if not result.ok:
         raise CommandFailed(
             f"{directory} could not be read",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import PurePosixPath
 
+from clusterctl import deadlines
 from clusterctl.distribution.chain_link import Place
 from clusterctl.distribution.weights.manifest import Manifest, WeightFile, dump
 from clusterctl.distribution.weights.need import Need, staging_path
@@ -15,9 +16,6 @@ from clusterctl.transport.base import Transport
 
 WRITTEN_PER_SECOND = 50e6
 """Bytes; slower than any disk in use, for the time limits of copying and syncing."""
-
-_LIMIT = 60.0
-"""Seconds that a script may take on top of what its bytes need."""
 
 
 def places(manifest: Manifest, directory: str) -> dict[str, Place]:
@@ -116,7 +114,7 @@ def _run(
     transport: Transport, argv: Sequence[str], lines: Iterable[str], *, doing: str, size: int
 ) -> str:
     text = "".join(f"{line}\n" for line in lines)
-    limit = _LIMIT + size / WRITTEN_PER_SECOND
+    limit = deadlines.PLACING + size / WRITTEN_PER_SECOND
     result = transport.run(argv, stdin=text.encode(), sudo=True, timeout=limit)
     if not result.ok:
         last = result.last_lines()

@@ -8,14 +8,11 @@ from contextlib import contextmanager
 
 import httpx
 
-from clusterctl import __version__
+from clusterctl import __version__, deadlines
 from clusterctl.distribution.answer_body import beginning, leave_unread
 from clusterctl.distribution.weights.hub import Answer, Refused
 from clusterctl.errors import StepFailed
 from clusterctl.transport.closing import Closing
-
-TIMEOUT = 30.0
-"""Seconds for a connection, and for the next bytes of an answer."""
 
 LARGEST_LISTING = 64 << 20
 """Bytes; 3000 files of ModelScope, or a page of 1000 of Hugging Face, are some MB."""
@@ -27,7 +24,7 @@ class OperatorWeb(Closing):
     """This machine's way to the hubs. httpx takes credentials off when a redirect leads to
     another server, as those of the hubs to their storage do."""
 
-    def __init__(self, timeout: float = TIMEOUT) -> None:
+    def __init__(self, timeout: float = deadlines.WEB) -> None:
         self._client = httpx.Client(
             follow_redirects=True,
             event_hooks={"response": [leave_unread]},

@@ -135,6 +135,26 @@ def test_sizes_and_words(path: Path) -> None:
             assert length <= 100, f"{path.name}: {node.name} has {length} lines"
 
 
+ON_HOSTS = (
+    "node/",
+    "lab/",
+    "facts/pairs/host_",
+    "distribution/relay/",
+    "distribution/weights/fetcher/",
+)
+"""What runs there by itself, and the lab, which is no part of a run."""
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_deadlines_come_from_their_table(path: Path) -> None:
+    if str(path.relative_to(PACKAGE)).startswith(ON_HOSTS):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        for given in node.keywords if isinstance(node, ast.Call) else ():
+            literal = isinstance(given.value, ast.Constant) and given.value.value is not None
+            assert given.arg != "timeout" or not literal, f"{path.name}: line {given.value.lineno}"
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys, json; sys.argv = ['clusterctl', '--help']\n"
