@@ -60,6 +60,8 @@ class Hardware:
     of `sites`."""
     held: tuple[str, ...] = ()
     """Who has the GPUs that are not free, a line each."""
+    as_if_free: bool = False
+    """Those are planned for too, since no others are there."""
 
     @property
     def free(self) -> tuple[HostGpus, ...]:
@@ -223,16 +225,16 @@ def plan(request: PlanRequest) -> FitReport:
         found = kept if kept and same else best_seated(shape, *sizes, sites, options, rules)
         found = replace(found, placement=replace(found.placement, replicas=options.dp or 1))
         report = _report(request, found, options, rules)
-        return replace(report, faster=_faster(report, proposals))
+        notes = _held_notes(request.hardware)
+        return replace(report, faster=_faster(report, proposals), notes=notes)
     best = proposals[0].plan if proposals else None
     if kept and (kept.verdict == "fits" or not best or best.verdict == "tight"):
         report = _report(request, kept, options, rules)
         report = replace(report, reason="as it is served already")
     else:
         report = _report(request, best or _closest(request, options, rules), options, rules)
-    return replace(
-        report, proposals=proposals, notes=_notes(report, options, best, request.hardware.held)
-    )
+    notes = (*_held_notes(request.hardware), *_notes(report, options, best))
+    return replace(report, proposals=proposals, notes=notes)
 
 
 def require_possible(
@@ -466,13 +468,19 @@ def _doubts(request: PlanRequest, options: ServeOptions) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _notes(
-    report: FitReport, options: ServeOptions, best: FitPlan | None, held: Sequence[str]
-) -> tuple[str, ...]:
+def _held_notes(hardware: Hardware) -> tuple[str, ...]:
+    """Who else has GPUs."""
+    if not hardware.held:
+        return ()
+    who = "; ".join(hardware.held)
+    if hardware.as_if_free:
+        return (f"no GPU is free, so this is planned as if all were: {who}",)
+    return (f"planned for the GPUs that are free: {who}",)
+
+
+def _notes(report: FitReport, options: ServeOptions, best: FitPlan | None) -> tuple[str, ...]:
     """What `serve` makes of the layout that comes first, where it is not the same."""
     placement, notes = report.plan.placement, []
-    if held:
-        notes.append(f"planned for the GPUs that are free: {'; '.join(held)}")
     if best and (best.placement.tp, best.placement.pp) != (placement.tp, placement.pp):
         notes.append(
             f"serve keeps the layout that is served, TP {placement.tp}, PP {placement.pp}; "

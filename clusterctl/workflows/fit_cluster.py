@@ -128,15 +128,15 @@ def hardware_for_fit(
     state = read_state(head.files.get(str(NodePaths(inventory.cluster).state)))
     free: Sequence[HostGpus] = [HostGpus(node.host, node.gpus) for node in topology.nodes]
     holders: tuple[str, ...] = ()
+    as_if_free = False
     if state:
         held = gpus_held(topology, state, services_in(inventory.cluster, head), own)
         holders = held.holders
-        if any(host.free for host in held.free):
-            free = held.free
-        elif holders:
-            holders = ("no GPU is free, this is a plan for all", *holders)
+        as_if_free = not any(host.free for host in held.free)
+        free = free if as_if_free else held.free
     version = asked.vllm or (state.vllm_version if state else "") or _tag(inventory.image)
     hardware = hardware_of(inventory, topology, answers, free, version, holders)
+    hardware = replace(hardware, as_if_free=as_if_free)
     if not hardware.sites:
         raise UsageError(
             "no host shows a GPU to plan for", hint="clusterctl check, or name them: --gpus 2xH200"
