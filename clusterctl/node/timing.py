@@ -34,9 +34,9 @@ class Timing:
     """How often Ray's own processes are counted; what is missing twice is gone."""
     unlisted_limit: float = 4.0
     """How long the GCS may know no living node of this host before Ray is started anew."""
-    gcs_silence: float = 45.0
-    """How long a GCS may be silent before the head starts Ray anew: ray-watch itself takes up to
-    20 s to start on a machine that is overloaded."""
+    gcs_silence: float = 90.0
+    """How long a GCS may be silent before the head starts Ray anew, which ends all that serves: on
+    an overloaded machine ray-watch is given up after 20 s, and takes 30 s to start again."""
 
     service_backoff_first: float = 2.0
     service_backoff_max: float = 120.0
