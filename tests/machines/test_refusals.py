@@ -111,6 +111,9 @@ def test_a_proxy_that_is_not_there_is_named(
 
 
 def test_a_machine_that_reaches_no_packages_is_told_so(bare: Machine) -> None:
+    (bare.directory / "resolv.conf").write_text(
+        "nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
+    )
     for setting, words in (
         ("http_proxy=http://user:secret@127.0.0.1:9", "through the proxy 127.0.0.1:9"),
         ("http_proxy=", "does not answer"),
