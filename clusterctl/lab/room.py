@@ -33,7 +33,7 @@ HOST_DISK = 9 * GIB
 BARE_HOST_MEMORY = 150 * MIB
 NODE_MEMORY = GIB
 """Of a host with engine and Ray that serves nothing."""
-SERVING_MEMORY: Mapping[str, int] = {"tiny": 4 * GIB, "qwen2.5-1.5b": 12 * GIB}
+SERVING_MEMORY: Mapping[str, int] = {"tiny": 6 * GIB, "qwen2.5-1.5b": 12 * GIB}
 """Of two hosts and clusterctl itself while they serve the model with TP 2."""
 
 

@@ -68,7 +68,7 @@ def test_the_memory_that_a_container_may_take_counts(bare: Machine) -> None:
     bare.limit(2 * GIB)
     ran = lab_up(bare)
     assert ran.status == 5, ran.text
-    assert "needs 4.0 GiB of memory" in ran.stdout
+    assert "needs 6.0 GiB of memory" in ran.stdout
     assert ran.seconds < AT_ONCE
     assert nothing_was_made(bare)
 
@@ -76,7 +76,7 @@ def test_the_memory_that_a_container_may_take_counts(bare: Machine) -> None:
 def test_a_model_that_is_too_large_for_the_machine_is_told_with_one_that_is_not(
     bare: Machine,
 ) -> None:
-    bare.limit(6 * GIB)
+    bare.limit(8 * GIB)
     ran = lab_up(bare, "--for", "qwen2.5-1.5b")
     assert ran.status == 5, ran.text
     assert "needs 12.0 GiB of memory" in ran.stdout

@@ -38,11 +38,11 @@ def test_too_little_disk_is_told_with_both_figures(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_names_a_model_that_there_is_memory_for() -> None:
-    assert room.lack_of_memory(2, "tiny", 5 * GIB) is None
-    problem = room.lack_of_memory(2, "qwen2.5-1.5b", 5 * GIB)
+    assert room.lack_of_memory(2, "tiny", 7 * GIB) is None
+    problem = room.lack_of_memory(2, "qwen2.5-1.5b", 7 * GIB)
     assert problem
     assert "12.0 GiB" in problem.summary
-    assert "5.0 GiB are available" in problem.summary
+    assert "7.0 GiB are available" in problem.summary
     assert problem.hint == "serve tiny: scripts/demo.sh --model tiny"
     none = room.lack_of_memory(2, "tiny", GIB)
     assert none
