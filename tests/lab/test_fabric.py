@@ -1,15 +1,20 @@
 """The fabric gate on whole hosts, in the image that serves: its figures against the link's, and
-links that break under a cluster that was fine. In the order of this file, on one cluster."""
+links that break under a cluster that was fine; then name servers that are dead, slow or wrong. In
+the order of this file, on one cluster."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from clusterctl.lab import lifecycle
+from clusterctl.lab.layout import CONTROL
+from tests.fakes.name_server import WRONG, NameServer, serving
 from tests.lab.cluster import Operator, quiet, until
 from tests.lab.conftest import OnHost
 
@@ -131,3 +136,66 @@ def test_mended_links_are_proven_anew(operator: Operator, inventory: str, on_hos
         what="a bootstrap that ends well",
     )
     assert on_host("gpu1", f"cat {PROVEN_BEFORE}").returncode == 0
+
+
+DOMAIN = "corp.example"
+NAME_SERVERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "silent": {"silent": True},
+    "slow": {"delay": 4.0},
+    "wrong": {"wildcard": DOMAIN},
+}
+
+
+@contextmanager
+def name_server(kind: str, on_host: OnHost) -> Iterator[NameServer]:
+    """Hosts and node containers that ask a name server of this kind, which keeps what it is asked.
+    A container has a copy of the host's resolv.conf, from its start on: it is written over."""
+    server = NameServer(str(CONTROL.controller), **NAME_SERVERS[kind])
+    asking = f"search {DOMAIN}\\nnameserver {server.address}\\n" if kind != "none" else ""
+    with serving(server):
+        _ask_servers(on_host, asking)
+        try:
+            yield server
+        finally:
+            _ask_servers(on_host, "")
+
+
+def _ask_servers(on_host: OnHost, text: str) -> None:
+    write = f"printf '{text}' >/etc/resolv.conf"
+    for host in ("gpu1", "gpu2"):
+        changed = on_host(host, f'{write}; docker exec clusterctl-lab sh -c "{write}"')
+        assert changed.returncode == 0, changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("silent", "the name server 10.77.0.1 does not answer: looking up huggingface.co takes"),
+        ("slow", "the name server 10.77.0.1 answers after 4."),
+        ("wrong", f"a name that nobody has, is at {WRONG}: a wildcard"),
+    ],
+)
+def test_check_names_the_name_server_and_what_it_costs(
+    kind: str, words: str, operator: Operator, inventory: str, on_host: OnHost
+) -> None:
+    with name_server(kind, on_host):
+        ran = operator.ok("check", "--json", inventory)
+    for host in ("gpu1", "gpu2"):
+        (note,) = (note for note in ran.json["notes"] if note.startswith(f"{host}: the name serv"))
+        assert words in note
+    assert not [note for note in ran.json["notes"] if "in its container" in note]
+
+
+def test_names_that_are_declared_anew_reach_containers_that_go_on_running(
+    operator: Operator, inventory: str, on_host: OnHost
+) -> None:
+    started = "docker inspect --format '{{.State.StartedAt}}' clusterctl-lab"
+    known = "docker exec clusterctl-lab getent hosts 10.78.0.11"
+    before = on_host("gpu2", started).stdout
+    on_host("gpu2", "echo 10.77.0.19 gpu9 >/etc/clusterctl/lab/hosts")
+    until(lambda: on_host("gpu2", known).returncode != 0, within=30, what="it is forgotten")
+    ran = operator.ok("bootstrap", "--yes", inventory)
+    assert "write hosts" in ran.stderr, ran.text
+    until(lambda: on_host("gpu2", known).returncode == 0, within=30, what="it is known again")
+    assert on_host("gpu2", started).stdout == before
