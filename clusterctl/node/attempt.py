@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import FrozenSet, List, Mapping, Optional
+from typing import Dict, FrozenSet, List, Mapping, Optional
 
 from clusterctl.node import stages
 from clusterctl.node.children import Child
@@ -38,6 +38,8 @@ class Attempt:
         self.nodes = nodes
         self.started = time.monotonic()
         self.was_ready = False
+        self._ranks: Dict[str, WorkerActor] = {}
+        self._rank_missed: Optional[float] = None
         self.stage = ""
         self.stage_line = ""
         key = _read_key(paths)
@@ -94,6 +96,33 @@ class Attempt:
         """The vLLM workers whose driver is in this attempt's session."""
         workers = snapshot.workers if snapshot else []
         return [worker for worker in workers if _session_of(worker.driver_pid) == self.pid]
+
+    def ended_rank(self, snapshot: Optional[Snapshot], now: float, patience: float) -> str:
+        """A rank that Ray has counted among the living since the service was ready, and no longer
+        does, while vLLM goes on without it for `patience` seconds; or nothing.
+
+        vLLM ends by itself when it notices. It does not always: requests then hang in a
+        collective that the rank will never join.
+        """
+        if snapshot is None or not self.was_ready:
+            return ""
+        for worker in self.owned(snapshot):
+            self._ranks[worker.name] = worker
+        there = {worker.name for worker in snapshot.workers}
+        gone = [
+            worker
+            for name, worker in self._ranks.items()
+            if name not in there and _session_of(worker.driver_pid) == self.pid
+        ]
+        if not gone:
+            self._rank_missed = None
+            return ""
+        if self._rank_missed is None:
+            self._rank_missed = now
+        if now - self._rank_missed < patience:
+            return ""
+        host = {node.node_id: node.name for node in snapshot.nodes}.get(gone[0].node_id, "")
+        return f"a rank ended on {host or gone[0].node_ip} (process {gone[0].pid})"
 
     def terminate(self) -> None:
         self._watch.stop()

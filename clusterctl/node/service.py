@@ -152,10 +152,13 @@ class Service:
     def _look(self, now: float, attempt: Attempt) -> None:
         reading = attempt.reading
         left = who_left(attempt.nodes, self._snapshot)
+        ended_rank = attempt.ended_rank(self._snapshot, now, self._timing.rank_patience)
         if attempt.ended:
             self._after_end(now, attempt)
         elif left:
             self._lose_ground(attempt, left)
+        elif ended_rank:
+            self._end_failed(now, attempt, ended_rank)
         elif reading.silence and now - reading.silence.since >= self._shown.stall_timeout:
             self._turn("stalled", reading.silence.told(now))
             self._end_failed(now, attempt, f"stalled: {reading.silence.told(now)}")

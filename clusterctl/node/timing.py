@@ -63,6 +63,9 @@ class Timing:
 
     nics_every: float = 2.0
     """How often the node's NICs are looked at: a few milliseconds."""
+    rank_patience: float = 5.0
+    """For vLLM to end by itself after one of its ranks did: its words say more than ours."""
+
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0
 

@@ -46,6 +46,7 @@ QUICK = Timing(
     service_backoff_first=0.1,
     service_backoff_max=0.4,
     stop_limit=5.0,
+    rank_patience=0.2,
     connect_every=0.05,
     answer_timeout=2.0,
     canary_every=0.3,

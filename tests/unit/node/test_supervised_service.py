@@ -315,3 +315,27 @@ def test_the_end_of_the_supervisor_stops_services_then_ray(bench: Bench) -> None
     assert state
     assert state.ray == "down"
     assert bench.events("supervisor")[-1] == "stopped"
+
+
+def test_a_rank_that_ended_while_vllm_goes_on_ends_the_whole_group(bench: Bench) -> None:
+    """Requests would hang in a collective that it never joins."""
+    bench.declare()
+    bench.start()
+    ready = bench.await_service("ready")
+    ranks = [
+        {
+            "name": f"vllm_Worker_x_TP{rank}",
+            "node_id": node,
+            "node_ip": ip,
+            "pid": 7 + rank,
+            "driver_pid": ready.pid,
+        }
+        for rank, (node, ip) in enumerate([("n1", "10.0.0.1"), ("n2", "10.0.0.2")])
+    ]
+    bench.actors(*ranks)
+    await_value(lambda: (found := bench.service()) and len(found.ranks) == 2, "both ranks")
+
+    bench.actors(ranks[0])
+
+    again = bench.await_service("ready", restarts=1)
+    assert again.last_failure == "a rank ended on b (process 8)"
