@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from importlib.resources import files as resource_files
 from typing import Any, cast
@@ -252,7 +252,10 @@ class DockerDriver:
         The engine's own answer names it, so the first question is asked without a version.
         """
         first = self._api_client(MINIMUM_DOCKER_API_VERSION)
-        told = first.version(api_version=False)
+        try:
+            told = first.version(api_version=False)
+        finally:
+            first.close()
         spoken = min(told["ApiVersion"], DEFAULT_DOCKER_API_VERSION, key=_numbers)
         oldest = told.get("MinAPIVersion", MINIMUM_DOCKER_API_VERSION)
         return self._api_client(max(spoken, oldest, key=_numbers))
@@ -260,19 +263,15 @@ class DockerDriver:
     def _api_client(self, api: str) -> APIClient:
         client = APIClient(base_url=_URL, version=api, timeout=int(self._limit))
         client.trust_env = False
-        client.mount("http://", ChannelAdapter(self._dial, self._hung_up))
+        # Not by methods of this object: it would be part of a cycle then, and a driver that nobody
+        # has any more would keep one of the host's few channels until the cycle is collected.
+        dial = partial(
+            self._transport.open_channel,
+            [*self._prefix, *_client("system", "dial-stdio")],
+            sudo=self._sudo,
+        )
+        client.mount("http://", ChannelAdapter(dial, partial(_hung_up, self.host)))
         return client
-
-    def _dial(self) -> Channel:
-        return self.host_open(_client("system", "dial-stdio"))
-
-    def _hung_up(self, channel: Channel) -> Exception:
-        try:
-            ended = f"ended with status {channel.wait(timeout=deadlines.COMMAND_END)}"
-        except TimeoutError:
-            ended = "closed its output and does not end"
-        said = channel.stderr_tail() or f"`docker system dial-stdio` {ended}"
-        return engine_error(said, self.host, unavailable=True)
 
     def _inspect(self, engine: Any, container: str) -> Container:
         document = engine.inspect_container(container)
@@ -281,6 +280,15 @@ class DockerDriver:
         except NotFound:  # untagged and removed by force
             return container_from(document, {})
         return container_from(document, image.env)
+
+
+def _hung_up(host: str, channel: Channel) -> Exception:
+    try:
+        ended = f"ended with status {channel.wait(timeout=deadlines.COMMAND_END)}"
+    except TimeoutError:
+        ended = "closed its output and does not end"
+    said = channel.stderr_tail() or f"`docker system dial-stdio` {ended}"
+    return engine_error(said, host, unavailable=True)
 
 
 def _client(*words: str) -> tuple[str, ...]:

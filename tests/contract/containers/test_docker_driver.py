@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 
@@ -241,6 +242,24 @@ def test_a_conversation_cut_in_between_is_taken_up_again(
     for channel in remembering.channels:
         channel.close()
     assert cut.containers("demo") == []
+
+
+def test_a_driver_that_nobody_has_any_more_keeps_no_channel(engine: Engine) -> None:
+    """A host gets four at once, and commands make drivers where they need one."""
+    remembering = _Remembering(engine.transport.host)
+    driver = DockerDriver(remembering, prefix=engine.prefix)
+    gc.disable()  # what is in a cycle would stay until some collection
+    try:
+        driver.containers("demo")
+        *asked_first, kept = remembering.channels
+        for channel in asked_first:
+            channel.wait(5)
+        with pytest.raises(TimeoutError):
+            kept.wait(0)
+        del driver
+        kept.wait(5)
+    finally:
+        gc.enable()
 
 
 class _Remembering(LocalTransport):
