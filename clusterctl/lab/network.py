@@ -169,7 +169,8 @@ def remove_namespace_mount() -> None:
     """Undo the mount on which iproute2 keeps namespaces, when none is left of anybody's."""
     if NAMESPACES.is_dir() and not any(NAMESPACES.iterdir()):
         unmount_under(NAMESPACES)
-        NAMESPACES.rmdir()
+        if not any(NAMESPACES.iterdir()):  # what was there before the mount is somebody else's
+            NAMESPACES.rmdir()
 
 
 def remove_network(network: LabNetwork) -> bool:

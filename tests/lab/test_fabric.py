@@ -203,6 +203,28 @@ def test_the_gate_asks_no_name_server_for_the_cluster(
         assert [name for name in server.asked if OF_THE_CLUSTER.search(name)] == []
 
 
+def test_serving_and_recovery_ask_no_name_server_for_the_cluster(
+    operator: Operator, on_host: OnHost, record_property: Callable[[str, object], None]
+) -> None:
+    """With one that never answers, each question would cost 5 s and more."""
+
+    def state() -> dict[str, Any]:
+        return next(iter(operator.run("status", "--json").json["services"]), {})
+
+    with name_server("silent", on_host) as server:
+        ran = operator.ok("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny")
+        record_property("seconds of serve (silent)", round(ran.seconds, 1))
+        assert on_host("gpu1", "pkill -KILL -f 'VLLM::EngineCore'").returncode == 0
+        took = until(
+            lambda: state().get("restarts", 0) > 0 and state()["state"] == "ready",
+            within=240,
+            what="the service answers again",
+        )
+        record_property("seconds of recovery (silent)", round(took, 1))
+        assert [name for name in server.asked if OF_THE_CLUSTER.search(name)] == []
+        operator.ok("stop", "tiny")
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
