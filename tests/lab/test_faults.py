@@ -97,15 +97,16 @@ def test_a_firewall_that_drops_ports(lab_bench: Bench, ports: str, words: str) -
 
 def test_another_machine_that_has_the_address(lab_bench: Bench) -> None:
     """On the fabric, beside gpu2; whose answer to ARP gpu1 believes is chance."""
+    switch = ["ip", "-n", "lab-switch", "link"]
     inside = ["ip", "netns", "exec", "foreign"]
     for make, mend in (
         (["ip", "netns", "add", "foreign"], ["ip", "netns", "del", "foreign"]),
         (
-            ["ip", "link", "add", "foreign0", "type", "veth", "peer", "name", "eth0",
+            [*switch, "add", "foreign0", "type", "veth", "peer", "name", "eth0",
              "netns", "foreign"],
-            ["ip", "link", "del", "foreign0"],
+            [*switch, "del", "foreign0"],
         ),
-        (["ip", "link", "set", "foreign0", "master", "lab-fabric", "up"], ["true"]),
+        ([*switch, "set", "foreign0", "master", "lab-fabric", "up"], ["true"]),
         ([*inside, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:99", "up"], ["true"]),
         ([*inside, "ip", "addr", "add", "10.78.0.12/24", "dev", "eth0"], ["true"]),
     ):  # fmt: skip
@@ -189,7 +190,12 @@ def test_a_full_disk(lab_bench: Bench) -> None:
 
 
 def test_packets_that_take_the_default_route(lab_bench: Bench) -> None:
-    """The fabric's own route is gone: its packets leave by the default one."""
+    """The fabric's own route is gone: its packets leave by the default one, which on hosts of the
+    lab leads nowhere unless a rule allows it."""
+    allowed = ("to", "10.78.0.0/24", "lookup", "main")
+    lab_bench.break_network(
+        "gpu1", ["ip", "rule", "add", *allowed], ["ip", "rule", "del", *allowed]
+    )
     lab_bench.break_network(
         "gpu1",
         ["ip", "route", "del", "10.78.0.0/24"],

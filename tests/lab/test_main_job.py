@@ -440,8 +440,8 @@ def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHos
     ("fault", "mend", "seen", "checked"),
     [
         (
-            ["ip link set lab-gpu2-f down"],
-            ["ip link set lab-gpu2-f up"],
+            ["ip -n lab-switch link set lab-gpu2-f down"],
+            ["ip -n lab-switch link set lab-gpu2-f up"],
             "gpu2: interface ens3, which carries Gloo and NCCL, is down",
             "gpu2: interface ens3 (nics.nccl, nics.gloo) is down",
         ),
