@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
@@ -24,7 +24,7 @@ from clusterctl.distribution.content import ImageContent
 from clusterctl.distribution.location import LocalImage
 from clusterctl.distribution.manifests import NotAnImage
 from clusterctl.distribution.stored_image import StoredImage
-from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.errors import ConnectionFailed, RequirementsNotMet, StepFailed
 from clusterctl.transport.base import lines
 
 NO_PYTHON = "this host has no python3, 3.6 or newer"
@@ -116,7 +116,8 @@ def _told(
     argv = ["sh", "-c", START, "save", program(), *what]
     with driver.host_open(argv) as channel, in_time("docker save", driver.host):
         channel.settimeout(image_stream.silence_limit(image.size))
-        channel.send("\n".join(["*"] if keep is None else keep).encode())
+        with suppress(ConnectionFailed):  # it ended at once: its last words say why
+            channel.send("\n".join(["*"] if keep is None else keep).encode())
         channel.close_stdin()
         told = []
         for line in lines(channel):

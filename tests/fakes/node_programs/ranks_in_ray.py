@@ -19,6 +19,9 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 
+HEAD = "127.0.0.2"
+
+
 class Worker:
     def wait(self) -> None:
         threading.Event().wait()
@@ -46,7 +49,9 @@ class Handler(BaseHTTPRequestHandler):
 port, ranks = int(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
-group = placement_group([{"GPU": 1}] * ranks)
+# The first rank sits beside its driver, as vLLM asks for it.
+beside = {f"node:{HEAD}": 0.001}
+group = placement_group([{"GPU": 1, **(beside if rank == 0 else {})} for rank in range(ranks)])
 ray.get(group.ready())
 remote: Any = ray.remote(num_gpus=1, num_cpus=0)(Worker)
 workers = [
@@ -57,7 +62,7 @@ workers = [
     for rank in range(ranks)
 ]
 runs = [worker.wait.remote() for worker in workers]
-server = ThreadingHTTPServer(("127.0.0.2", port), Handler)
+server = ThreadingHTTPServer((HEAD, port), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 ray.wait(runs, num_returns=1)
 print("EngineDeadError: a worker died", flush=True)
