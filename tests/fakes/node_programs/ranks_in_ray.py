@@ -18,7 +18,6 @@ import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-
 HEAD = "127.0.0.2"
 
 
