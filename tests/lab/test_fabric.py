@@ -95,14 +95,16 @@ def test_a_firewall_that_drops_ephemeral_ports_is_named_with_nic_and_port(
 def test_an_interface_that_cannot_reach_the_others_is_named_on_both_ends(
     operator: Operator, inventory: str, on_host: OnHost
 ) -> None:
+    """Before the gate: the other address is news for the nodes' hosts files, and so hosts are
+    tried in pairs first."""
     on_host("gpu2", "ip addr add 10.98.0.12/24 dev ens3; ip addr del 10.78.0.12/24 dev ens3")
     try:
         ran = operator.within(30, "bootstrap", inventory)
     finally:
         on_host("gpu2", "ip addr add 10.78.0.12/24 dev ens3; ip addr del 10.98.0.12/24 dev ens3")
     assert ran.status == 5, ran.text
-    assert "gpu2: gpu1 cannot reach its ens3" in ran.stderr
-    assert "10.98.0.12" in ran.stderr
+    assert re.search(r"gpu2: its [\w ]+ interface ens3 is in 10\.98\.0\.0/24", ran.stderr), ran.text
+    assert "they do not reach each other directly" in ran.stderr
 
 
 def test_an_mtu_black_hole_is_named(operator: Operator, inventory: str, on_host: OnHost) -> None:
