@@ -20,7 +20,7 @@ from clusterctl.reporting.text import line_width
 def agreement(
     progress: Progress, *, yes: bool, as_json: bool, agreed: Callable[[], object] = lambda: None
 ) -> Callable[[Plan], None]:
-    """What a workflow calls with its plan; it raises to stop there. `agreed` is called once
+    """What a command calls with its plan; it raises to stop there. `agreed` is called once
     nothing is left to ask. With `as_json` nobody is asked: a program reads the answer."""
 
     def agree(plan: Plan) -> None:

@@ -15,7 +15,7 @@ from clusterctl.cli.guard import guarded
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.workflows.bootstrap import Bootstrapped
+    from clusterctl.commands.bootstrap import Bootstrapped
 
 AcceptNew = Annotated[
     bool,
@@ -54,7 +54,7 @@ def bootstrap(
         _plan("bootstrap", path, limit=limit, as_json=as_json, accept_new=accept_new)
     from clusterctl.cli.agreement import agreement
     from clusterctl.cli.session import session
-    from clusterctl.workflows.bootstrap import run
+    from clusterctl.commands.bootstrap import run
 
     with session("bootstrap", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         # Not before: a file whose hosts never answered must not become the next `down`'s.
@@ -90,8 +90,8 @@ def _driver(wanted: str, file: Path, flags: _Run) -> None:
     """The driver first. In a dry run that would install it, that is all that can be told."""
     from clusterctl.cli.agreement import agreement, show_plan
     from clusterctl.cli.session import session
+    from clusterctl.commands.install_driver import make_plan, run
     from clusterctl.steps.nvidia_driver import driver_source
-    from clusterctl.workflows.install_driver import make_plan, run
 
     source, as_json = driver_source(wanted), flags.as_json
     with session(
@@ -147,7 +147,7 @@ def _plan(
 ) -> None:
     from clusterctl.cli.agreement import show_plan
     from clusterctl.cli.session import session
-    from clusterctl.workflows.bootstrap import make_plan
+    from clusterctl.commands.bootstrap import make_plan
 
     with session(command, file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         found = make_plan(opened.inventory, opened.hosts, opened.credentials, sink=opened.progress)
@@ -172,10 +172,10 @@ def check(
     """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
     from clusterctl.cli.check_view import check_document, check_lines
     from clusterctl.cli.session import session
+    from clusterctl.commands.check import run
+    from clusterctl.commands.fabric_check import with_fabric
     from clusterctl.errors import raise_all
     from clusterctl.reporting.text import line_width
-    from clusterctl.workflows.check import run
-    from clusterctl.workflows.fabric_check import with_fabric
 
     path = options.named_inventory(context, file, inventory)
     with session("check", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from clusterctl.commands.check import Report
 from clusterctl.errors import Problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.pairs.model import Way
 from clusterctl.reporting.error_view import error_document
 from clusterctl.reporting.text import columns, count, each_below_itself, size
-from clusterctl.workflows.check import Report
 
 
 def check_lines(report: Report, *, width: int | None = None) -> list[str]:

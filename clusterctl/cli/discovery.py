@@ -8,6 +8,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from clusterctl.cli.session import confirm, credentials, logged
+from clusterctl.commands.host_words import named_hosts
+from clusterctl.commands.init import Found, Wishes, run
+from clusterctl.commands.inventory_text import inventory_text
 from clusterctl.engine.events import Note
 from clusterctl.errors import UsageError
 from clusterctl.inventory.load import load
@@ -15,9 +18,6 @@ from clusterctl.ray_cluster.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
 from clusterctl.reporting.text import columns, count, each_below_itself, line_width
 from clusterctl.transport.offered_key import OfferedKey
-from clusterctl.workflows.host_words import named_hosts
-from clusterctl.workflows.init import Found, Wishes, run
-from clusterctl.workflows.inventory_text import inventory_text
 
 STDOUT = Path("-")
 

@@ -31,8 +31,8 @@ def down(
     """Stop services and Ray, remove containers and node files. What --purge names stays."""
     from clusterctl.cli.agreement import agreement
     from clusterctl.cli.session import session
+    from clusterctl.commands.down import run
     from clusterctl.reporting.text import count
-    from clusterctl.workflows.down import run
 
     if dry_run:
         _plan(inventory, purge=purge, limit=limit, as_json=as_json)
@@ -53,7 +53,7 @@ def _plan(inventory: Path | None, *, purge: bool, limit: str | None, as_json: bo
     """Show what would go; takes no lock, so that it can look on while another run is on."""
     from clusterctl.cli.agreement import show_plan
     from clusterctl.cli.session import session
-    from clusterctl.workflows.down import make_plan
+    from clusterctl.commands.down import make_plan
 
     with session("down", inventory, limit=limit, quiet=as_json) as opened:
         planned = make_plan(opened.inventory, opened.hosts, opened.credentials, purge=purge)

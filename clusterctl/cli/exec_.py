@@ -37,7 +37,7 @@ def exec_(
 ) -> None:
     """Run COMMAND on every host at once. Exit 6 when it failed on one of them."""
     from clusterctl.cli.session import session
-    from clusterctl.workflows.exec_ import run
+    from clusterctl.commands.exec_ import run
 
     with session("exec", inventory, limit=limit, quiet=True) as opened:
         outcomes = run(

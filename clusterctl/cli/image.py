@@ -17,8 +17,8 @@ from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
     from clusterctl.cli.session import Session
-    from clusterctl.workflows.image_bundle import Bundled
-    from clusterctl.workflows.image_push import Pushed
+    from clusterctl.commands.image_bundle import Bundled
+    from clusterctl.commands.image_push import Pushed
 
 app = Commands("Bring container images to hosts, or into files.")
 
@@ -48,7 +48,7 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Bring an image to every host, once over your link. A second run moves nothing."""
-    from clusterctl.workflows.image_push import Push, make_plan, run
+    from clusterctl.commands.image_push import Push, make_plan, run
 
     rate = options.rate_of(limit_rate)
 
@@ -94,9 +94,9 @@ def bundle(
 ) -> None:
     """Write images to one file, for hosts that reach no registry. Needs no cluster."""
     from clusterctl.cli.session import credentials, load_inventory
+    from clusterctl.commands.image_bundle import Bundle, run
     from clusterctl.engine.events import StepProgress
     from clusterctl.reporting.console import Progress
-    from clusterctl.workflows.image_bundle import Bundle, run
 
     wanted = Bundle(tuple(dict.fromkeys(images)), output, source, platform)
     with Progress(sys.stderr, quiet=as_json) as progress:

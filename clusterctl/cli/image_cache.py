@@ -11,7 +11,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
-    from clusterctl.distribution.layer_cache import LayerCache
+    from clusterctl.transfer.layer_cache import LayerCache
 
 
 @guarded
@@ -22,8 +22,8 @@ def cache(
     as_json: options.Json = False,
 ) -> None:
     """Show what image layers take up on this machine, and where. Needs no cluster."""
-    from clusterctl.distribution import layer_cache
-    from clusterctl.distribution.blob_store import BlobStore
+    from clusterctl.transfer import layer_cache
+    from clusterctl.transfer.blob_store import BlobStore
 
     store = BlobStore()
     found = layer_cache.look(store)

@@ -36,7 +36,7 @@ def logs(
 ) -> None:
     """Print logs of all hosts, each line with its host's name."""
     from clusterctl.cli.session import session
-    from clusterctl.workflows.logs import read
+    from clusterctl.commands.logs import read
 
     told: list[ClusterctlError] = []
 

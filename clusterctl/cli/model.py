@@ -19,9 +19,9 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cli.session import Session
+    from clusterctl.commands.model_list import Listed
+    from clusterctl.commands.model_push import Pushed
     from clusterctl.inventory.model import Inventory
-    from clusterctl.workflows.model_list import Listed
-    from clusterctl.workflows.model_push import Pushed
 
 app = Commands("Bring models to hosts, and see which host has which.")
 
@@ -57,8 +57,8 @@ def ls(
 def _listed(inventory: Path | None, limit: str | None) -> Listed | None:
     """What hosts have; None where no inventory is named or remembered."""
     from clusterctl.cli.session import session
+    from clusterctl.commands.model_list import run
     from clusterctl.inventory.current import current
-    from clusterctl.workflows.model_list import run
 
     try:
         current(inventory)
@@ -95,8 +95,8 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Bring a model's directory to every host. A second run moves nothing."""
-    from clusterctl.workflows.model_push import Push, make_plan, run
-    from clusterctl.workflows.model_source import holder_named, supplying
+    from clusterctl.commands.model_push import Push, make_plan, run
+    from clusterctl.commands.model_source import holder_named, supplying
 
     rate = options.rate_of(limit_rate)
 
@@ -158,8 +158,8 @@ def pull(
     as_json: options.Json = False,
 ) -> None:
     """Get a model from a hub and bring it to every host. A second run moves nothing."""
-    from clusterctl.workflows import model_pull, model_pull_on
-    from clusterctl.workflows.model_push import Push
+    from clusterctl.commands import model_pull, model_pull_on
+    from clusterctl.commands.model_push import Push
 
     rate = options.rate_of(limit_rate)
 

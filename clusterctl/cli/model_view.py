@@ -9,8 +9,8 @@ from clusterctl.models.catalogue import CATALOGUE, by_directory, by_hub_id
 from clusterctl.reporting.text import columns, size
 
 if TYPE_CHECKING:
-    from clusterctl.distribution.weights.holdings import Holding
-    from clusterctl.workflows.model_list import Listed
+    from clusterctl.commands.model_list import Listed
+    from clusterctl.transfer.weights.holdings import Holding
 
 
 def catalogue_lines() -> list[str]:

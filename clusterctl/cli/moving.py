@@ -19,7 +19,7 @@ _Moved = TypeVar("_Moved", covariant=True)
 
 
 class Runs(Protocol[_Moved]):
-    """A workflow, given all that it moves."""
+    """A command, given all that it moves."""
 
     def __call__(
         self, credentials: Credentials, /, *, agree: Callable[[Plan], None], sink: EventSink
@@ -28,7 +28,7 @@ class Runs(Protocol[_Moved]):
 
 @dataclass(frozen=True)
 class Move(Generic[Done]):
-    """A workflow's two ways to go."""
+    """A command's two ways to go."""
 
     make_plan: Callable[[Credentials], Plan]
     """Shows what would move; changes nothing."""

@@ -15,8 +15,8 @@ from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Command
 
 if TYPE_CHECKING:
+    from clusterctl.commands.serve import Changes, Served
     from clusterctl.serving.endpoint import Answer
-    from clusterctl.workflows.serve import Changes, Served
 
 
 class ServeCommand(Command):
@@ -87,9 +87,9 @@ def serve(
 ) -> None:
     """Serve MODEL with vLLM and prove that it answers. Serving the same twice changes nothing."""
     from clusterctl.cli.session import confirm, session
+    from clusterctl.commands.serve import Asked, run
     from clusterctl.errors import CHANGES_PENDING, UsageError
     from clusterctl.serving.request import Options
-    from clusterctl.workflows.serve import Asked, run
 
     asked = Asked(Options(model, tp, pp, name, port, stall_timeout), config, tuple(arguments or ()))
     asked.request()  # what is wrong with the request itself needs no host to tell

@@ -16,8 +16,8 @@ from clusterctl.errors import DEGRADED, Interrupted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clusterctl.commands.cluster_status import ClusterStatus
     from clusterctl.inventory.model import Inventory
-    from clusterctl.workflows.cluster_status import ClusterStatus
 
 WATCH_EVERY = 2.0
 """Seconds between two looks with --watch."""
@@ -38,7 +38,7 @@ def status(
     if watch:
         _watch(loaded, as_json=as_json)
         return
-    from clusterctl.workflows.status import read
+    from clusterctl.commands.status import read
 
     with read(loaded, credentials()) as look:
         found = look()
@@ -60,7 +60,7 @@ def _print(found: ClusterStatus, *, as_json: bool, indent: int | None) -> None:
 def _watch(loaded: Inventory, *, as_json: bool) -> None:
     """Look again and again over the same connections; Ctrl-C is its ordinary end."""
     from clusterctl.cli.session import credentials
-    from clusterctl.workflows.status import read
+    from clusterctl.commands.status import read
 
     try:
         with read(loaded, credentials()) as look:

@@ -19,7 +19,7 @@ def stop(
 ) -> None:
     """Stop one service: running requests get 60 s to finish. The cluster stays."""
     from clusterctl.cli.session import session
-    from clusterctl.workflows.stop import run
+    from clusterctl.commands.stop import run
 
     with session("stop", inventory, quiet=as_json) as opened:
         run(opened.inventory, name, opened.credentials, opened.progress)

@@ -30,7 +30,7 @@ def tunnel(
 ) -> None:
     """Reach Ray's dashboard or a service at 127.0.0.1, until Ctrl-C."""
     from clusterctl.cli.session import session
-    from clusterctl.workflows.tunnel import opened_tunnel, wait
+    from clusterctl.commands.tunnel import opened_tunnel, wait
 
     with (
         session("tunnel", inventory, quiet=True) as opened,

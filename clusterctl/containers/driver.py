@@ -184,7 +184,7 @@ class ContainerDriver(Protocol):
         given; arguments may follow."""
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
-        """Says what the engine has of images: lines that `distribution.engine_stock` reads."""
+        """Says what the engine has of images: lines that `transfer.engine_stock` reads."""
 
     def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.distribution.chain_link import Link, Progress
-from clusterctl.distribution.content import BlobSource, ImageContent
 from clusterctl.errors import ClusterctlError
+from clusterctl.transfer.chain_link import Link, Progress
+from clusterctl.transfer.content import BlobSource, ImageContent
 from tests.fakes.container_engine import FakeEngine
 from tests.fakes.loaded_image import image_of
 

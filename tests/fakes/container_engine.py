@@ -231,7 +231,7 @@ class FakeDriver:
 
 
 def _stock(engine: FakeEngine) -> str:
-    """What distribution/engine_stock.sh says of such an engine."""
+    """What transfer/engine_stock.sh says of such an engine."""
     told = {"version": "20.10.24", "os": "linux", "machine": "x86_64", "driver": [], "security": []}
     images = [
         {"id": i.id, "tags": i.tags, "layers": i.layers, "size": i.size,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from clusterctl.commands.fit import load_shape
 from clusterctl.planning.placement import Site
 from clusterctl.planning.planner import FitReport, Hardware, PlanRequest, plan, sites_of
 from clusterctl.planning.speed import NETWORK, LinkSpeed
 from clusterctl.serving.vllm_flags import parse_arguments
-from clusterctl.workflows.fit import load_shape
 
 
 def fit_request(

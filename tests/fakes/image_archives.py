@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.containers.reference import parse
-from clusterctl.distribution.content import Blob
-from clusterctl.distribution.manifests import (
+from clusterctl.transfer.content import Blob
+from clusterctl.transfer.manifests import (
     OCI_CONFIG,
     OCI_INDEX,
     OCI_LAYER,

@@ -10,7 +10,7 @@ from clusterctl.containers.driver import Image
 
 
 def loaded_image(archive: bytes) -> Image:
-    """What an engine makes of the archive that distribution/load_archive.py writes."""
+    """What an engine makes of the archive that transfer/load_archive.py writes."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         (listed,) = json.load(tar.extractfile("manifest.json") or io.BytesIO())
         config = (tar.extractfile(listed["Config"]) or io.BytesIO()).read()

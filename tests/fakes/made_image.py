@@ -10,8 +10,8 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from clusterctl.distribution.content import CHUNK, Blob, ImageContent
-from clusterctl.distribution.location import Location
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent
+from clusterctl.transfer.location import Location
 
 REFERENCE = "clusterctl-test/layered:1"
 PLAIN = "application/vnd.oci.image.layer.v1.tar"

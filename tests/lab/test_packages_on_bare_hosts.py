@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clusterctl.commands.engine_stages import engine_stages
+from clusterctl.commands.prepared import views
+from clusterctl.commands.reach import look_at_all, reach
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.planner import plan as plan_stages
@@ -22,9 +25,6 @@ from clusterctl.lab import lifecycle
 from clusterctl.lab.layout import CONTROL
 from clusterctl.lab.paths import LabPaths
 from clusterctl.transport.credentials import Credentials
-from clusterctl.workflows.engine_stages import engine_stages
-from clusterctl.workflows.prepared import views
-from clusterctl.workflows.reach import look_at_all, reach
 from tests.fakes.nvidia_packages import CALLS, build_packages, build_repository, served
 from tests.lab.cluster import Operator, quiet
 from tests.lab.conftest import OnHost

@@ -10,8 +10,8 @@ import pytest
 from clusterctl.containers.diff import Keep, compare
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
-from clusterctl.distribution.engine_stock import take_stock
 from clusterctl.errors import StepFailed
+from clusterctl.transfer.engine_stock import take_stock
 from tests.contract.containers.dockerd import Engine
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.distribution.archive_image import archive_image
-from clusterctl.distribution.blob_store import BlobStore
-from clusterctl.distribution.bundle import write_bundle
-from clusterctl.distribution.codec import Codec
-from clusterctl.distribution.location import LocalImage
-from clusterctl.distribution.recompressed import recompressed
+from clusterctl.transfer.archive_image import archive_image
+from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.bundle import write_bundle
+from clusterctl.transfer.codec import Codec
+from clusterctl.transfer.location import LocalImage
+from clusterctl.transfer.recompressed import recompressed
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.image_archives import MadeImage, layer_tar, sha256

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.containers.driver import Image
-from clusterctl.distribution.archive_image import archive_image
-from clusterctl.distribution.blob_store import BlobStore
-from clusterctl.distribution.engine_image import engine_image, program, save_on_host
 from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.transfer.archive_image import archive_image
+from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.engine_image import engine_image, program, save_on_host
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 

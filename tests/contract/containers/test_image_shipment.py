@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.distribution.engine_stock import take_stock
-from clusterctl.distribution.image_origin import HostOrigin, LocalOrigin, Origin
-from clusterctl.distribution.image_plan import Way, choose_delivery
-from clusterctl.distribution.sending import Terms
-from clusterctl.distribution.shipment import Shipment, Stocks
 from clusterctl.engine.events import Event, StepProgress
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.engine.step import Change, HostView
+from clusterctl.transfer.engine_stock import take_stock
+from clusterctl.transfer.image_origin import HostOrigin, LocalOrigin, Origin
+from clusterctl.transfer.image_plan import Way, choose_delivery
+from clusterctl.transfer.sending import Terms
+from clusterctl.transfer.shipment import Shipment, Stocks
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.host_facts import host_facts

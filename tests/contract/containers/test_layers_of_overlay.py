@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.distribution.engine_stock import take_stock
-from clusterctl.distribution.image_load import load_by_stream
-from clusterctl.distribution.overlay_image import overlay_image
+from clusterctl.transfer.engine_stock import take_stock
+from clusterctl.transfer.image_load import load_by_stream
+from clusterctl.transfer.overlay_image import overlay_image
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image

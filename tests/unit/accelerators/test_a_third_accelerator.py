@@ -11,6 +11,14 @@ import pytest
 
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.commands import down
+from clusterctl.commands.bootstrap import node_stages
+from clusterctl.commands.cluster_images import ClusterImages
+from clusterctl.commands.engine_stages import engine_stages
+from clusterctl.commands.init import Found, Wishes
+from clusterctl.commands.inventory_text import inventory_text
+from clusterctl.commands.lacking import requirements
+from clusterctl.commands.prepared import Cluster
 from clusterctl.errors import InventoryError
 from clusterctl.facts.gather import probe_script
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
@@ -27,14 +35,6 @@ from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_do
 from clusterctl.ray_cluster.topology import resolve
 from clusterctl.serving.arguments import batch_limits
 from clusterctl.steps.engines import Engines
-from clusterctl.workflows import down
-from clusterctl.workflows.bootstrap import node_stages
-from clusterctl.workflows.cluster_images import ClusterImages
-from clusterctl.workflows.engine_stages import engine_stages
-from clusterctl.workflows.init import Found, Wishes
-from clusterctl.workflows.inventory_text import inventory_text
-from clusterctl.workflows.lacking import requirements
-from clusterctl.workflows.prepared import Cluster
 from tests.fakes.abacus import GIB, LISTING, Nothing
 from tests.fakes.container_engine import image
 from tests.fakes.host import FakeHost, fake_driver, fake_view

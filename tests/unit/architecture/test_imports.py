@@ -44,17 +44,17 @@ ALLOWED = {
         "serving", "models", "ray_cluster", "accelerators", "node", "containers", "facts",
         "transport", "inventory", "errors",
     },
-    "distribution": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "transfer": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "packages": {"inventory", "errors"},
     "steps": {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
-    "workflows": {
+    "commands": {
         "planning", "serving", "models", "ray_cluster", "accelerators", "steps", "packages",
-        "distribution", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+        "transfer", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     # `cluster_status` is plain data; the screens draw it.
-    "reporting": {"engine", "errors", "workflows.cluster_status"},
+    "reporting": {"engine", "errors", "commands.cluster_status"},
     "lab": {"errors"},
 }  # fmt: skip
 """Package: what it may import of clusterctl, itself aside. `cli` may import everything."""
@@ -139,8 +139,8 @@ ON_HOSTS = (
     "node/",
     "lab/",
     "facts/pairs/host_",
-    "distribution/relay/",
-    "distribution/weights/fetcher/",
+    "transfer/relay/",
+    "transfer/weights/fetcher/",
 )
 """What runs there by itself, and the lab, which is no part of a run."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.distribution.blob_store import BlobStore
+from clusterctl.transfer.blob_store import BlobStore
 from tests.unit.cli.conftest import Run
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.model import pushed_document, pushed_sentence
-from clusterctl.distribution.weights.manifest import Manifest, WeightFile
-from clusterctl.workflows.model_push import Pushed
+from clusterctl.commands.model_push import Pushed
+from clusterctl.transfer.weights.manifest import Manifest, WeightFile
 from tests.unit.cli.conftest import Run
 
 MODEL = Manifest("Tiny-1B", (WeightFile("model.safetensors", 3 << 30, 0o644, "a" * 64),))

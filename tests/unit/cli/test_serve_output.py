@@ -7,8 +7,8 @@ import json
 import pytest
 
 from clusterctl.cli.serve import _answer, _show_plan
+from clusterctl.commands.serve import Changes
 from clusterctl.serving.endpoint import Answer
-from clusterctl.workflows.serve import Changes
 from tests.fakes.fit_requests import fit_request
 
 REPORT = fit_request("qwen2.5-1.5b", gpus="H200", hosts=2, tp=2, vllm="0.25.1")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.commands.fit import FitArguments
+from clusterctl.commands.fit_cluster import config_on_hosts, hardware_for_fit
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
@@ -24,8 +26,6 @@ from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import Hardware
 from clusterctl.ray_cluster.topology import resolve
-from clusterctl.workflows.fit import FitArguments
-from clusterctl.workflows.fit_cluster import config_on_hosts, hardware_for_fit
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 from tests.fakes.host_facts import host_facts
 from tests.fakes.transport import FakeTransport

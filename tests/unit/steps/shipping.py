@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from clusterctl.distribution.image_origin import LocalOrigin
-from clusterctl.distribution.sending import Terms
-from clusterctl.distribution.shipment import Find, Shipment
 from clusterctl.engine.step import HostView
 from clusterctl.steps.image_marks import mark
+from clusterctl.transfer.image_origin import LocalOrigin
+from clusterctl.transfer.sending import Terms
+from clusterctl.transfer.shipment import Find, Shipment
 from tests.fakes.chain import FakeChains
 from tests.fakes.host import FakeHost, fake_driver
 from tests.fakes.loaded_image import image_of

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
-from clusterctl.distribution.shipment import Shipment
 from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
 from clusterctl.node.documents import ServiceDocument, UnreadableDocument, to_json
@@ -25,6 +24,7 @@ from clusterctl.steps.node_image import BASE_LABEL, RAY_LABEL, REFERENCE_LABEL, 
 from clusterctl.steps.paths_absent import PathsAbsent
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
+from clusterctl.transfer.shipment import Shipment
 from tests.fakes.chain import RELAY, FakeChains
 from tests.fakes.container_engine import foreign, image
 from tests.fakes.host import DOCKER_PACKAGES, FakeHost, fake_driver, fake_view

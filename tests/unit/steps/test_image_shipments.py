@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from clusterctl.distribution.shipment import Find, Shipment
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.errors import ConnectionFailed, Problems, RequirementsNotMet, StepFailed
+from clusterctl.transfer.shipment import Find, Shipment
 from tests.fakes.chain import FakeChains
 from tests.fakes.made_image import made_image
 from tests.unit.steps.shipping import BASE, IMAGE, NEWER, REFERENCE, from_archive, give_image, ship

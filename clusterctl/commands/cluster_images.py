@@ -1,0 +1,121 @@
+"""The images of a cluster's hosts: the inventory's image on all of them, and the node image, made
+from it on the head. Both travel by a chain: every byte leaves its source once."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Self
+
+from clusterctl.commands.image_source import ImageSource, operators_engine
+from clusterctl.commands.prepared import Cluster
+from clusterctl.containers.driver import EngineUnavailable
+from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.plan import Stage
+from clusterctl.engine.step import Unknown
+from clusterctl.steps.derived_image import RayInImage
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.image_marks import mark
+from clusterctl.steps.image_pulled import ImagePulled
+from clusterctl.steps.node_image import NodeImage, node_tag
+from clusterctl.transfer.image_origin import HostOrigin, Origin
+from clusterctl.transfer.sending import Terms
+from clusterctl.transfer.shipment import Shipment, Stocks
+from clusterctl.transport.closing import Closing
+
+
+def _silent(_: object) -> None:
+    return None
+
+
+class ClusterImages(Closing):
+    """A context manager: when left, nothing of a sending goes on.
+
+    `names` are the hosts that are to have the images; `engines` those of the run, each of which
+    keeps a channel of its host; `sink` is told what a user should know.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        names: tuple[str, ...],
+        engines: Engines,
+        sink: EventSink = _silent,
+    ) -> None:
+        self._cluster, self._sink = cluster, sink
+        self.names, self.engines = names, engines
+        self._head = cluster.inventory.head.name
+        self._workers = tuple(name for name in names if name != self._head)
+        self._drivers = {name: engines(view) for name, view in cluster.views.items()}
+        self.node = NodeImage(cluster.inventory.image, self.engines, cluster.head)
+        self._base = Shipment(self._source().find, self._drivers, names, self._terms(marks=True))
+        self._made = Shipment(self._find_made, self._drivers, self._workers, self._terms())
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(self._base)
+        self._open.enter_context(self._made)
+        return self
+
+    def close(self) -> None:
+        self._open.close()
+
+    def stages(self) -> tuple[Stage, ...]:
+        """In order. Raises when the image exists nowhere."""
+        heads = (self._head,) if self._head in self.names else ()
+        return (
+            *self._pulled(),
+            Stage("Image", self.names, (self._base,)),
+            Stage("Node image", heads, (self._with_ray(),)),
+            Stage("Node image on workers", self._workers, (self._made,)),
+        )
+
+    def _pulled(self) -> tuple[Stage, ...]:
+        """What goes before, when only a host can get the image."""
+        origin, reference = self._base.origin(), self._cluster.inventory.image
+        if not isinstance(origin, Unknown):
+            return ()
+        step = ImagePulled(reference, self.engines, origin.reason, marked=True)
+        return (Stage("Image from its registry", self.names[:1], (step,)),)
+
+    def _source(self) -> ImageSource:
+        inventory = self._cluster.inventory
+        others = (name for name in self._drivers if name != self._head)
+        return ImageSource(
+            inventory.image,
+            self._drivers,
+            (self._head, *others),
+            archive=inventory.image_archive,
+            operator=operators_engine(),
+            say=lambda text: self._sink(Note(text)),
+        )
+
+    def _terms(self, *, marks: bool = False) -> Terms:
+        views, topology = self._cluster.views, self._cluster.topology
+        return Terms(
+            {name: view.transport for name, view in views.items()},
+            lambda name: topology.node(name).node_ip,
+            speed=lambda name: topology.node(name).speed,
+            before=lambda view: mark(view, self._cluster.inventory.image) if marks else None,
+            say=lambda host, text: self._sink(Note(text, host)),
+        )
+
+    def _find_made(self, stocks: Stocks) -> Origin | Unknown:
+        """The head's node image, as it is now."""
+        try:
+            made = self.node.known()
+        except EngineUnavailable as error:
+            return Unknown(f"{self._head} gets the image first: {error.summary}")
+        tag = node_tag(made) if made else ""
+        held = stocks[self._head].tagged(tag) if self._head in stocks else None
+        if held is None:
+            return Unknown(f"{self._head} gets the image first")
+        return HostOrigin(self._drivers[self._head], stocks[self._head], held, tag)
+
+    def _with_ray(self) -> RayInImage:
+        inventory = self._cluster.inventory
+        return RayInImage(
+            self.node,
+            self.engines,
+            pip_index=inventory.packages.pip_index,
+            allow_unauthenticated=inventory.allow_unauthenticated_ray,
+        )

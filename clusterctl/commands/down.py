@@ -1,0 +1,130 @@
+"""`down`: take the cluster down, and leave hosts as they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from clusterctl.accelerators.names import MODULES
+from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.commands.held_run import execute_held
+from clusterctl.commands.prepared import views
+from clusterctl.commands.reach import look, node_files, reach
+from clusterctl.commands.strangers import strangers
+from clusterctl.containers.drivers import driver_for
+from clusterctl.engine.events import EventSink, HostSetAside, Note
+from clusterctl.engine.plan import OnFailure, Plan, Stage
+from clusterctl.engine.planner import Planned, plan_apart
+from clusterctl.engine.step import HostView
+from clusterctl.errors import raise_all
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.node.documents import config_dir, log_dir, run_dir
+from clusterctl.node.package import ROOT
+from clusterctl.ray_cluster.environment import CACHE_DIR
+from clusterctl.steps.engine_absent import EngineAbsent
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.images_absent import ImagesAbsent
+from clusterctl.steps.node_container import ContainersAbsent
+from clusterctl.steps.paths_absent import PathsAbsent
+from clusterctl.transfer.weights.on_host import KEPT
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import failures, values
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A cluster that is down."""
+
+    changed: int
+
+
+def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tuple[Stage, ...]:
+    """What goes, in order. The head comes first: with its container go the services and what
+    starts them anew, and workers without a head start nothing."""
+    head = inventory.head.name
+    engines = Engines(driver_for)
+    containers = (ContainersAbsent(inventory.cluster, engines),)
+    aside = OnFailure.SET_HOST_ASIDE
+    own = config_dir(inventory.cluster)
+    files = PathsAbsent("node files", (own, run_dir(inventory.cluster)))
+    common = (
+        Stage("Services and Ray", (head,) if head in names else (), containers, aside),
+        Stage("Workers", tuple(name for name in names if name != head), containers, aside),
+        Stage("Files", names, (files,), aside),
+    )
+    if not purge:
+        return common
+    logs = PathsAbsent("logs", (log_dir(inventory.cluster),))
+    shared = PathsAbsent("caches and programs", (CACHE_DIR, KEPT, ROOT), last_of=own)
+    image = ImagesAbsent(inventory.image, engines, own)
+    # Of all accelerators: the inventory may have named another one before.
+    brought = (step for name in MODULES for step in accelerator_named(name).purge_steps())
+    return (
+        *common,
+        Stage("Image, logs, caches", names, (image, logs, shared), aside),
+        Stage("Container engine", names, (*brought, EngineAbsent(inventory.cluster)), aside),
+    )
+
+
+def make_plan(
+    inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, purge: bool
+) -> Planned:
+    """What `run` would change, and what keeps hosts from being looked at. Changes nothing."""
+    hosts = tuple(hosts)
+    with reach(hosts, credentials) as transports:
+        found = look(inventory, transports)
+        ready = views(inventory, transports, values(found))
+        planned = plan_apart(stages(inventory, tuple(ready), purge=purge), ready)
+    silent = {error.host or "": error for error in failures(found)}
+    return Planned(planned.plan, {**silent, **planned.set_aside})
+
+
+def run(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    *,
+    purge: bool,
+    agree: Callable[[Plan], None],
+    sink: EventSink,
+) -> Taken:
+    """Take it down on `hosts`; hosts that do not answer do not keep the others up.
+
+    The head is reached in any case, for the cluster's lock. Raises the errors of all hosts
+    together, after the others are done.
+    """
+    limited = {host.name for host in hosts}
+    with reach(inventory.with_head(limited), credentials) as transports:
+        found = look(inventory, transports, files=node_files(inventory.cluster))
+        ready = views(inventory, transports, values(found))
+        for stranger in strangers(inventory, values(found).get(inventory.head.name)):
+            sink(Note(f"{stranger.summary}; it is left as it is", stranger.host))
+        mine = {name: view for name, view in ready.items() if name in limited}
+        with _locked(inventory, ready, sink) as ensure_held:
+            planned = plan_apart(stages(inventory, tuple(mine), purge=purge), mine)
+            for name, error in planned.set_aside.items():
+                sink(HostSetAside(name, error.summary))
+            agree(planned.plan)
+            fit = tuple(name for name in mine if name not in planned.set_aside)
+            ordered = stages(inventory, fit, purge=purge) if planned.plan.changes else ()
+            outcome = execute_held(ordered, mine, sink, ensure_held)
+    silent = [error for error in failures(found) if error.host in limited]
+    raise_all([*silent, *planned.set_aside.values(), *outcome.set_aside.values()])
+    return Taken(outcome.changed)
+
+
+@contextmanager
+def _locked(
+    inventory: Inventory, ready: Mapping[str, HostView], sink: EventSink
+) -> Iterator[Callable[[], None]]:
+    """Hold the cluster's lock; yields what raises once it is lost. There is none to be had, and
+    that is said, where the head does not answer: what is left must come down all the same."""
+    head = ready.get(inventory.head.name)
+    if head is None:
+        sink(Note("does not answer: going on without the cluster's lock", inventory.head.name))
+        yield lambda: None
+        return
+    with ClusterLock(head.transport, inventory.cluster, "down") as lock:
+        yield lock.ensure_held

@@ -1,0 +1,120 @@
+"""Waiting until Ray holds what the inventory promises; when it does not, who is missing and why."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Container
+from dataclasses import dataclass, replace
+
+from clusterctl import deadlines
+from clusterctl.commands.declared import read_head_state
+from clusterctl.commands.prepared import Cluster
+from clusterctl.engine.events import EventSink, Note, StageStarted
+from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
+from clusterctl.node.documents import NodeState
+from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.contract import Wait, await_formed
+from clusterctl.ray_cluster.nodes import expected_nodes
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import fan_out, values
+
+TITLE = "Ray holds every host"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """The cluster as Ray sees it."""
+
+    nodes: int
+    gpus: float
+    ray_version: str
+    vllm_version: str
+
+
+def await_formation(
+    cluster: Cluster, *, since: float | None, sink: EventSink, cancelled: threading.Event
+) -> Formed:
+    """Wait for the Ray contract, of the hosts that --limit left and the head.
+
+    `since`: Unix seconds on the head's clock; a state written before says nothing, as it may be
+    the former container's. Raises RayNotFormed for every host that is not as promised, with what
+    its supervisor says and the last lines of its log.
+    """
+    started = time.monotonic()
+    head = cluster.inventory.head.name
+    sink(StageStarted(TITLE, cluster.held))
+
+    def read() -> NodeState | None:
+        if cancelled.is_set():
+            raise Interrupted("stopped on request while waiting for Ray")
+        state = read_head_state(cluster.inventory, cluster.views[head].transport)
+        if state is None or (since is not None and state.time <= since):
+            return None
+        return _without(state, cluster.left_out)
+
+    expected = [node for node in expected_nodes(cluster.topology) if node.host in cluster.held]
+    wait = Wait(say=lambda text: sink(Note(text)))
+    try:
+        state = await_formed(expected, read, deadlines.FORMATION, wait)
+    except (RayNotFormed, Problems) as error:
+        raise_all(_with_causes(cluster, error))
+        raise
+    seconds = time.monotonic() - started
+    formed = _formed(state)
+    seen = f"{formed.nodes} nodes, {formed.gpus:g} GPUs, Ray {formed.ray_version}"
+    sink(Note(f"Ray reports {seen}, after {seconds:.0f} s", head))
+    return formed
+
+
+def _without(state: NodeState, left_out: Container[str]) -> NodeState:
+    """Nothing is asked of hosts that were left out, whether they are in Ray or not."""
+    return replace(state, nodes=[node for node in state.nodes if node.name not in left_out])
+
+
+def _formed(state: NodeState) -> Formed:
+    alive = [node for node in state.nodes if node.alive]
+    return Formed(
+        nodes=len(alive),
+        gpus=sum(node.gpus for node in alive),
+        ray_version=state.ray_version,
+        vllm_version=state.vllm_version,
+    )
+
+
+def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlError]:
+    """The same errors; those of a host tell what its own supervisor says, and the end of its Ray
+    log, both fetched now."""
+    errors = error.errors if isinstance(error, Problems) else (error,)
+    named = {single.host for single in errors if single.host in cluster.views}
+    hosts = {name: cluster.views[name].transport for name in named if name}
+    logs = values(fan_out(hosts, lambda transport: _ray_log(cluster, transport)))
+    states = values(fan_out(hosts, lambda each: read_head_state(cluster.inventory, each)))
+    for single in errors:
+        state = states.get(single.host or "")
+        single.summary = told_by(single.summary, state)
+        single.detail = single.detail or logs.get(single.host or "")
+    return list(errors)
+
+
+def told_by(summary: str, state: NodeState | None) -> str:
+    """What was waited for until the deadline, and what the host's supervisor said last."""
+    waited = f"{summary} (waited {deadlines.FORMATION:.0f} s)"
+    if state is None:
+        return f"{waited}; its supervisor has reported nothing"
+    detail = f": {state.ray_detail}" if state.ray_detail else ""
+    return f"{waited}; its supervisor says that Ray there is {state.ray}{detail}"
+
+
+def _ray_log(cluster: Cluster, transport: Transport) -> str | None:
+    file = str(NodePaths(cluster.inventory.cluster).log("ray"))
+    text = transport.run(
+        ["tail", "-n", "15", file], sudo=True, timeout=deadlines.SMALL_FILE
+    ).stdout.strip()
+    return f"the end of {file}:\n{text}" if text else None
+
+
+def clock_of(transport: Transport) -> float | None:
+    """Unix seconds on the host's clock, in whole seconds."""
+    text = transport.run(["date", "+%s"]).stdout.strip()
+    return float(text) if text.isdigit() else None

@@ -1,0 +1,63 @@
+"""`bootstrap --install-driver`: the driver first, since nothing else can be judged without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from clusterctl.commands.held_run import execute_held
+from clusterctl.commands.prepared import views
+from clusterctl.commands.reach import look_at_all, reach
+from clusterctl.engine.events import EventSink
+from clusterctl.engine.plan import Plan, Stage
+from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.step import HostView
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.steps.nvidia_driver import DriverSource, NvidiaDriver
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+
+
+def make_plan(
+    inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, source: DriverSource
+) -> Plan:
+    """What `run` would change. Changes nothing."""
+    limited = tuple(hosts)
+    with _seen(inventory, limited, credentials) as found:
+        return plan_stages(_stages(limited, source), found)
+
+
+def run(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    source: DriverSource,
+    *,
+    agree: Callable[[Plan], None],
+    sink: EventSink,
+) -> int:
+    """Install it on `hosts` where it is not; how many hosts changed. Raises the errors of all."""
+    limited = tuple(hosts)
+    with _seen(inventory, limited, credentials) as found:
+        head = found[inventory.head.name].transport
+        with ClusterLock(head, inventory.cluster, "bootstrap") as lock:
+            stages = _stages(limited, source)
+            plan = plan_stages(stages, found)
+            agree(plan)
+            done = execute_held(stages, found, sink, lock.ensure_held)
+    return done.changed
+
+
+def _stages(hosts: Iterable[Host], source: DriverSource) -> tuple[Stage, ...]:
+    return (Stage("NVIDIA driver", tuple(h.name for h in hosts), (NvidiaDriver(source),)),)
+
+
+@contextmanager
+def _seen(
+    inventory: Inventory, hosts: tuple[Host, ...], credentials: Credentials
+) -> Iterator[dict[str, HostView]]:
+    """Views of `hosts` and the head, which holds the cluster's lock."""
+    names = {host.name for host in hosts} | {inventory.head.name}
+    involved = tuple(host for host in inventory.hosts if host.name in names)
+    with reach(involved, credentials) as transports:
+        yield views(inventory, transports, look_at_all(inventory, transports))

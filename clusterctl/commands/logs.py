@@ -1,0 +1,148 @@
+"""`logs`: files that supervisors write on hosts, merged as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from clusterctl import deadlines
+from clusterctl.commands.reach import reach
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandFailed,
+    ConnectionFailed,
+    RequirementsNotMet,
+    UsageError,
+    raise_all,
+)
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.node.paths import NodePaths
+from clusterctl.transport.base import Channel, Transport
+from clusterctl.transport.base import lines as lines_of
+from clusterctl.transport.credentials import Credentials
+
+# The name of the log is data: it reaches the script as a parameter only.
+_TAIL = """\
+[ ! -e "$2" ] || exec tail -n "$1" $3 "$2"
+cd "$4" 2>/dev/null && for log in *.log; do [ ! -e "$log" ] || echo "${log%.log}" >&2; done
+exit 66
+"""
+_MISSING = 66
+"""EX_NOINPUT of sysexits.h."""
+
+_Item: TypeAlias = str | ClusterctlError | None
+_Arriving: TypeAlias = "queue.SimpleQueue[tuple[str, _Item]]"
+Tell: TypeAlias = Callable[[ClusterctlError], None]
+
+
+class _NoSuchLog(RequirementsNotMet):
+    """One host has no such log; `there` names those it has."""
+
+    def __init__(self, log: str, host: str, there: tuple[str, ...]) -> None:
+        super().__init__(f"there is no {log} there", host=host, hint="clusterctl status")
+        self.there = there
+
+
+def log_file(inventory: Inventory, name: str | None) -> str:
+    """Where the log called `name` is on a host. Raises UsageError for a name that is a path."""
+    paths = NodePaths(inventory.cluster)
+    if name is None:
+        return str(paths.journal)
+    if "/" in name or name.startswith("."):
+        raise UsageError(f"{name} is not the name of a service", hint="clusterctl status")
+    return str(paths.log(name))
+
+
+def read(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    name: str | None,
+    *,
+    lines: int,
+    follow: bool,
+    tell: Tell,
+) -> Iterator[tuple[str, str]]:
+    """(host, line) pairs: each host's last `lines`, then, with `follow`, what comes.
+
+    A service's log is on the head alone. `tell` gets a host's error when it happens: with
+    `follow` the end may never come. Raises the errors of all hosts at the end, and UsageError
+    that lists the logs there are when no host has this one.
+    """
+    file = log_file(inventory, name)
+    if name not in {None, "ray"}:
+        hosts = (inventory.head,)
+    directory = str(NodePaths(inventory.cluster).logs)
+    argv = ["sh", "-c", _TAIL, "logs", str(lines), file, "-F" if follow else "", directory]
+    failed: list[ClusterctlError] = []
+    with reach(hosts, credentials) as transports:
+        for host, item in _merged(transports, argv, name):
+            if isinstance(item, str):
+                yield host, item
+            elif item is not None:
+                failed.append(item)
+                tell(item)
+    _raise(name, failed, asked=len(transports))
+
+
+def _raise(name: str | None, failed: list[ClusterctlError], *, asked: int) -> None:
+    missing = [error for error in failed if isinstance(error, _NoSuchLog)]
+    if name is not None and len(missing) == asked:
+        there = ", ".join(sorted({log for error in missing for log in error.there})) or "none"
+        raise UsageError(f"no log is called {name}; there are: {there}", hint="clusterctl status")
+    raise_all(failed)
+
+
+def _merged(
+    transports: dict[str, Transport], argv: list[str], name: str | None
+) -> Iterator[tuple[str, _Item]]:
+    """Lines and errors of all hosts as they arrive, until each has ended."""
+    arriving: _Arriving = queue.SimpleQueue()
+    for host, transport in transports.items():
+        arguments = (host, transport, argv, name, arriving)
+        threading.Thread(target=_pump, args=arguments, name=f"logs-{host}", daemon=True).start()
+    running = len(transports)
+    while running:
+        host, item = arriving.get()
+        running -= item is None
+        yield host, item
+
+
+def _pump(
+    host: str, transport: Transport, argv: list[str], name: str | None, arriving: _Arriving
+) -> None:
+    try:
+        with transport.open_channel(argv, sudo=True) as channel:
+            for line in lines_of(channel):
+                arriving.put((host, line))
+            if error := _error(host, channel, name):
+                arriving.put((host, error))
+    except ClusterctlError as error:
+        error.host = error.host or host
+        arriving.put((host, error))
+    finally:
+        arriving.put((host, None))
+
+
+def _error(host: str, channel: Channel, name: str | None) -> ClusterctlError | None:
+    """What the end of `tail` means; None when it read all there was."""
+    status = -1
+    with contextlib.suppress(TimeoutError):
+        status = channel.wait(deadlines.LOGS_STATUS)
+    said = channel.stderr_tail().strip()
+    if status == 0:
+        return None
+    if status == _MISSING:
+        log = "journal" if name is None else f"log {name}"
+        return _NoSuchLog(log, host, tuple(said.splitlines()))
+    if status == -1:
+        return ConnectionFailed("the connection was lost", host=host, hint="clusterctl status")
+    return CommandFailed(
+        f"tail ended with status {status}",
+        host=host,
+        hint="clusterctl status",
+        detail=said or None,
+    )

@@ -1,0 +1,182 @@
+"""Where `model push` finds a model: a directory here, or one on a host that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+
+from clusterctl.containers.meter import Meter
+from clusterctl.engine.events import EventSink, StepFinished, StepProgress
+from clusterctl.engine.step import HostView
+from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
+from clusterctl.inventory.model import Inventory
+from clusterctl.models.name import resolve
+from clusterctl.models.probe import look_for
+from clusterctl.transfer.chain_link import PIECE
+from clusterctl.transfer.weights.files_source import FilesSource
+from clusterctl.transfer.weights.hashing import HashCache, manifest_of, unhashed
+from clusterctl.transfer.weights.host_hashes import hashes
+from clusterctl.transfer.weights.manifest import (
+    Manifest,
+    WeightFile,
+    WeightLink,
+    dump,
+    in_order,
+)
+from clusterctl.transfer.weights.on_host import (
+    HostTree,
+    look_at_models,
+    manifest_path,
+)
+from clusterctl.transfer.weights.supply import Holder, Supply
+from clusterctl.transfer.weights.tree import faults, is_passed_over, read_tree
+
+_GIB = 2**30
+
+MOST_PARTS = 2
+"""Of a name: ORGANISATION/NAME."""
+
+
+def holder_named(source: str | None, inventory: Inventory) -> str | None:
+    """The host that `--from host:NAME` names; None without one. Raises UsageError."""
+    if source is None:
+        return None
+    kind, _, name = source.partition(":")
+    known = [host.name for host in inventory.hosts]
+    if kind != "host" or name not in known:
+        raise UsageError(
+            f"--from {source} is no host of the inventory",
+            hint=f"--from host:{known[0]}; a directory of this machine needs no --from",
+        )
+    return name
+
+
+def supplying(
+    asked: str, name: str | None, holder: str | None, models: str, sink: EventSink
+) -> Callable[[Mapping[str, HostView]], Supply]:
+    """How to find what is asked for. A directory of this machine is read and hashed at once, so
+    that what is wrong with it is said before any host is asked."""
+    if name is not None:
+        require_name(name)
+    if holder is not None:
+        return of_host(asked, models, holder, name, sink)
+    found = of_directory(Path(asked), name, sink)
+    return lambda _: found
+
+
+def require_name(name: str) -> None:
+    """It becomes a directory below the models directory, and no other. Raises UsageError."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith(("/", ".")) or ".." in parts or len(parts) > MOST_PARTS:
+        raise UsageError(
+            f"--name {name!r} is no name of a model directory",
+            hint="NAME or ORGANISATION/NAME, as `serve` is to be told",
+        )
+
+
+def of_directory(directory: Path, name: str | None, sink: EventSink) -> Supply:
+    """A directory of this machine, hashed as far as it has changed since it was last.
+
+    Raises UsageError and RequirementsNotMet with all that keeps it from being a model.
+    """
+    tree = read_tree(directory, name)
+    raise_all(faults(tree))
+    cache = HashCache()
+    meter = Meter(
+        lambda far: sink(StepProgress("here", "hash", f"{tree.name}: {far} hashed")),
+        unhashed(tree, cache),
+    )
+    manifest = manifest_of(tree, cache=cache, say=meter.reached)
+    sink(StepFinished("here", "hash", "unchanged", 0.0))
+    source = FilesSource(tree, manifest)
+    return Supply(manifest, "here", source, trouble=source.changes)
+
+
+def of_host(
+    asked: str, models: str, holder: str, name: str | None, sink: EventSink
+) -> Callable[[Mapping[str, HostView]], Supply]:
+    """A model that the host `holder` has: `asked` is its directory's name, a path, or a name of
+    the catalogue. Its hashes are taken there, once, and kept beside it."""
+
+    def supply(views: Mapping[str, HostView]) -> Supply:
+        view = views[holder]
+        directory, tree = _find(asked, models, view)
+        manifest = tree.manifest
+        if manifest is None or tree.lacking:
+            text = f"hashing {tree.path} there: {tree.size / _GIB:.1f} GiB"
+            sink(StepProgress(holder, "hash", text))
+            manifest = _hashed(view, directory, tree, sink)
+            sink(StepFinished(holder, "hash", "unchanged", 0.0))
+        paths = {
+            file.blob.digest: f"{directory}/{tree.path}/{file.path}" for file in manifest.files
+        }
+        wanted = Manifest(name or manifest.name, manifest.files, manifest.links, manifest.origin)
+        return Supply(wanted, holder, holder=Holder(view, paths))
+
+    return supply
+
+
+def _find(asked: str, models: str, view: HostView) -> tuple[str, HostTree]:
+    """The models directory it is in, and the model. Raises RequirementsNotMet."""
+    for path in _candidates(asked, models):
+        directory, below = _parts(path, models)
+        tree = look_at_models(view.transport, directory).tree(below)
+        if tree is not None:
+            return directory, tree
+    raise RequirementsNotMet(
+        f"{asked} is not on {view.host.name}", hint="clusterctl model ls", host=view.host.name
+    )
+
+
+def _candidates(asked: str, models: str) -> tuple[str, ...]:
+    here = f"{models}/{asked}"
+    try:
+        return (here, *resolve(asked, models).candidates)
+    except UsageError:  # any directory may be named
+        return (here,)
+
+
+def _parts(path: str, models: str) -> tuple[str, str]:
+    if PurePosixPath(path).is_relative_to(models):
+        return models, str(PurePosixPath(path).relative_to(models))
+    return str(PurePosixPath(path).parent), PurePosixPath(path).name
+
+
+def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> Manifest:
+    """The tree's manifest, taken and written down on the host. Raises RequirementsNotMet for
+    what is no whole model, StepFailed for a file that changes meanwhile."""
+    path = f"{directory}/{tree.path}"
+    _require_whole(view, path)
+    kept = {p: seen for p, seen in tree.files.items() if not is_passed_over(p)}
+    found = hashes(
+        view.transport,
+        [f"{path}/{p}" for p in kept],
+        sum(seen.size for seen in kept.values()),
+        piece_size=PIECE,
+        say=lambda far: sink(StepProgress(view.host.name, "hash", f"{tree.path}: {far}")),
+    )
+    again = look_at_models(view.transport, directory).tree(tree.path)
+    files = []
+    for p, seen in kept.items():
+        hashed = found.get(f"{path}/{p}")
+        if hashed is None or again is None or again.files.get(p) != seen:
+            raise StepFailed(
+                f"{path}/{p} changed while it was read",
+                host=view.host.name,
+                hint="let what writes it come to its end, then run the same command again",
+            )
+        files.append(WeightFile(p, seen.size, 0o644, hashed.sha256, hashed.chunks))
+    links = tuple(WeightLink(p, target) for p, target in sorted(tree.links.items()))
+    manifest = Manifest(tree.path, in_order(files), links)
+    where = manifest_path(directory, tree.path)
+    view.transport.put(dump(manifest).encode(), where, sudo=True)
+    return manifest
+
+
+def _require_whole(view: HostView, path: str) -> None:
+    found = next(iter(look_for(view.transport, [path])), None)
+    if found is None or not (found.complete or found.random_weights):
+        lacking = ", ".join(found.missing[:3]) if found and found.missing else "weights"
+        raise RequirementsNotMet(
+            f"{path} is no whole model: it lacks {lacking}", host=view.host.name
+        )

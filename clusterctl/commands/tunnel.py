@@ -1,0 +1,55 @@
+"""`tunnel`: a port of this machine that leads to the dashboard or a service on the head."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from clusterctl.commands.declared import look_at_head, require_service
+from clusterctl.commands.reach import reach
+from clusterctl.errors import ConnectionFailed
+from clusterctl.inventory.model import Inventory
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.tunnel import Tunnel
+
+DASHBOARD = "dashboard"
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at whether connections are carried."""
+
+
+@contextmanager
+def opened_tunnel(
+    inventory: Inventory, credentials: Credentials, target: str, local_port: int | None
+) -> Iterator[Tunnel]:
+    """A tunnel from this machine to `target` for the time of the block; by default its port has
+    the same number as over there.
+
+    Raises UsageError for an unknown service and for a taken port; ConnectionFailed when the head
+    cannot be reached, or nothing answers there.
+    """
+    with reach((inventory.head,), credentials) as transports:
+        head = transports[inventory.head.name]
+        if target == DASHBOARD:
+            address, port = "127.0.0.1", inventory.ray_ports.dashboard
+        else:
+            _, declared = look_at_head(inventory, head)
+            document = require_service(target, declared)
+            address, port = document.host, document.port
+        # Before a URL is shown: that it leads somewhere.
+        head.open_tcp(address, port).close()
+        wanted = port if local_port is None else local_port
+        with Tunnel(head, address, port, local_port=wanted) as tunnel:
+            yield tunnel
+
+
+def wait(tunnel: Tunnel, tell: Callable[[ConnectionFailed], None]) -> NoReturn:
+    """Keep the tunnel open; each connection that cannot be carried is told once. Until Ctrl-C."""
+    told: ConnectionFailed | None = None
+    while True:
+        time.sleep(LOOK_EVERY)
+        if tunnel.last_error is not None and tunnel.last_error is not told:
+            told = tunnel.last_error
+            tell(told)

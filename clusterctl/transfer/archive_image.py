@@ -1,0 +1,151 @@
+"""An image in a file or directory: OCI layout, or docker archive, as `docker save` writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clusterctl.containers.driver import Say
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.transfer.archives.compressed import unpacked
+from clusterctl.transfer.archives.contents import Found, read_archive
+from clusterctl.transfer.archives.file_record import FileRecord
+from clusterctl.transfer.archives.members import (
+    FileMembers,
+    Members,
+    directory_places,
+    tar_places,
+)
+from clusterctl.transfer.archives.split import PLAIN, codec
+from clusterctl.transfer.archives.tar_stream import Broken
+from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.content import Blob, ImageContent
+from clusterctl.transfer.location import LocalImage, Location
+from clusterctl.transfer.manifests import NotAnImage
+
+HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
+
+OTHER_CODECS = {b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
+"""First bytes, and the program that unpacks what begins so."""
+
+
+def archive_image(
+    path: Path, store: BlobStore, *, reference: str | None, platform: str | None, say: Say
+) -> LocalImage:
+    """The image `reference` of what `path` holds; its only one where that is None, or where the
+    archive says no names. `platform` (linux/amd64) chooses among several; None takes the only.
+
+    Layers are read where they lie; a compressed tar is unpacked into `store` once. A blob's
+    bytes are checked when they are read from the start. Raises RequirementsNotMet for what is
+    no image, StepFailed naming the blob that is truncated, corrupt, or changed meanwhile.
+    """
+    with _named(path):
+        records = _Records(store)
+        members = _members(path, store, records, say)
+        return ArchivedImage(path, read_archive(members, reference, platform), members, records)
+
+
+class ArchivedImage:
+    """An image whose blobs lie in files of this machine."""
+
+    def __init__(self, path: Path, found: Found, members: Members, records: _Records) -> None:
+        self._path, self._found, self._members, self._records = path, found, members, records
+
+    @property
+    def content(self) -> ImageContent:
+        return self._found.content
+
+    def location(self, blob: Blob) -> Location | None:
+        place = self._place(blob)
+        if place:
+            self._records.of(place).insist_unchanged()
+        return place
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        place = self._place(blob)
+        if place is None:
+            raise StepFailed(f"{self._path} has no {blob.digest}")
+        record = self._records.of(place)
+        if offset or record.known(place) == blob.digest:
+            yield from record.read(place, offset)
+        else:
+            yield from self._checked(blob, place, record)
+
+    def _checked(self, blob: Blob, place: Location, record: FileRecord) -> Iterator[bytes]:
+        """Its bytes, the last of them only when all are the blob's."""
+        hashed, held = hashlib.sha256(), b""
+        for chunk in record.read(place, 0):
+            if held:
+                yield held
+            hashed.update(chunk)
+            held = chunk
+        if hashed.hexdigest() != blob.hex:
+            raise StepFailed(
+                f"{self._path} is corrupt: the bytes of {self._found.files[blob.digest]} "
+                f"are not those of {blob.digest}",
+                hint="copy or make the file again",
+            )
+        record.note(place, blob.digest)
+        yield held
+
+    def _place(self, blob: Blob) -> Location | None:
+        name = self._found.files.get(blob.digest)
+        return self._members.location(name) if name else None
+
+
+class _Records:
+    """One record for each file that is read."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._records: dict[Path, FileRecord] = {}
+
+    def of(self, place: Location) -> FileRecord:
+        if place.path not in self._records:
+            self._records[place.path] = FileRecord(place.path, self._store)
+        return self._records[place.path]
+
+    def digest(self, place: Location) -> str:
+        return self.of(place).digest(place)
+
+
+def _members(path: Path, store: BlobStore, records: _Records, say: Say) -> Members:
+    if path.is_dir():
+        return FileMembers(directory_places(path), records.digest)
+    with path.open("rb") as file:
+        start = file.read(8)
+    for magic, program in OTHER_CODECS.items():
+        if start.startswith(magic):
+            raise RequirementsNotMet(
+                f"{path} is compressed in a way that is not read here", hint=f"{program} {path}"
+            )
+    record = records.of(Location(path, 0, 0))
+    if (kind := codec(start)) != PLAIN:
+        members = unpacked(path, kind, record, store, say)
+        record.insist_unchanged()
+        return members
+    places = tar_places(path)
+    record.insist_unchanged()
+    return FileMembers(places, records.digest)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What goes wrong while an archive is looked into, as words about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RequirementsNotMet(
+            f"the image archive cannot be read: {error.strerror}: {path}", hint=f"ls -l {path}"
+        ) from error
+    except (NotAnImage, Broken, tarfile.TarError) as error:
+        raise RequirementsNotMet(
+            f"this is not a whole image archive: {path}: {error}", hint=HOW
+        ) from error
+    except RequirementsNotMet as error:
+        if str(path) not in error.summary:
+            error.summary = f"{path}: {error.summary}"
+        raise

@@ -1,0 +1,205 @@
+"""The files of an archive, wherever they lie: in a tar, in a directory, or split off a stream."""
+
+from __future__ import annotations
+
+import base64
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from clusterctl.transfer.archives import split
+from clusterctl.transfer.archives.tar_stream import normal
+from clusterctl.transfer.location import Location
+from clusterctl.transfer.manifests import LARGEST_DOCUMENT, NotAnImage
+
+START = 8
+"""First bytes that tell how a file is compressed."""
+
+
+class Members(Protocol):
+    """Files by their normal paths: no leading `./`, links followed."""
+
+    def has(self, name: str) -> bool: ...
+
+    def read(self, name: str) -> bytes:
+        """A document: a manifest, a config. Raises NotAnImage when it is missing or huge."""
+
+    def size(self, name: str) -> int:
+        """Bytes. Raises NotAnImage when there is no such file."""
+
+    def digest(self, name: str) -> str:
+        """Of its bytes; may have to read them all."""
+
+    def codec(self, name: str) -> str:
+        """How it is compressed: gzip, zstd, or `-`."""
+
+    def location(self, name: str) -> Location | None:
+        """Where the bytes are on this machine; None when they were not kept."""
+
+
+Hashed = Callable[[Location], str]
+"""The digest of what lies there."""
+
+
+class FileMembers:
+    """Files that lie on this machine, by their place."""
+
+    def __init__(self, places: Mapping[str, Location], hashed: Hashed) -> None:
+        self._places, self._hashed = places, hashed
+
+    def has(self, name: str) -> bool:
+        return name in self._places
+
+    def read(self, name: str) -> bytes:
+        place = self._place(name)
+        if place.size > LARGEST_DOCUMENT:
+            raise NotAnImage(f"{name} is too large for what it should be: {place.size} bytes")
+        return self._bytes(place, place.size)
+
+    def size(self, name: str) -> int:
+        return self._place(name).size
+
+    def digest(self, name: str) -> str:
+        return self._hashed(self._place(name))
+
+    def codec(self, name: str) -> str:
+        place = self._place(name)
+        return split.codec(self._bytes(place, min(place.size, START)))
+
+    def location(self, name: str) -> Location | None:
+        return self._place(name)
+
+    def _place(self, name: str) -> Location:
+        try:
+            return self._places[name]
+        except KeyError as error:
+            raise NotAnImage(f"{name} is missing") from error
+
+    def _bytes(self, place: Location, count: int) -> bytes:
+        with place.path.open("rb") as file:
+            file.seek(place.offset)
+            return file.read(count)
+
+
+def tar_places(path: Path) -> dict[str, Location]:
+    """Where each file of a tar lies in it; nothing is unpacked. Raises NotAnImage."""
+    places: dict[str, Location] = {}
+    links: dict[str, str] = {}
+    with tarfile.open(path, "r:") as tar:
+        try:
+            for member in tar:
+                name = normal(member.name)
+                if member.isreg():
+                    places[name] = Location(path, member.offset_data, member.size)
+                elif member.issym():
+                    links[name] = normal(f"{Path(name).parent}/{member.linkname}")
+                elif member.islnk():
+                    links[name] = normal(member.linkname)
+        except tarfile.TarError as error:
+            last = next(reversed(places), "its first header")
+            raise NotAnImage(f"it is truncated or damaged at or after {last}") from error
+    _insist_complete(path, places)
+    return with_links(places, links)
+
+
+def _insist_complete(path: Path, places: Mapping[str, Location]) -> None:
+    size = path.stat().st_size
+    for name, place in places.items():
+        if place.offset + place.size > size:
+            raise NotAnImage(f"it is truncated: it ends within {name}")
+
+
+def with_links(places: Mapping[str, Location], links: Mapping[str, str]) -> dict[str, Location]:
+    found = dict(places)
+    for name in links:
+        target = followed(name, links)
+        if target in places:
+            found[name] = places[target]
+    return found
+
+
+def followed(name: str, links: Mapping[str, str]) -> str:
+    """Where a chain of links leads; links that lead in a circle lead nowhere."""
+    for _ in range(len(links) + 1):
+        if name not in links:
+            return name
+        name = links[name]
+    return ""
+
+
+def directory_places(directory: Path) -> dict[str, Location]:
+    """Every file below `directory`."""
+    return {
+        str(path.relative_to(directory)): Location(path, 0, path.stat().st_size)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@dataclass(frozen=True)
+class SplitFile:
+    """What `split` told of a file."""
+
+    size: int
+    digest: str
+    kept: bool
+    codec: str = split.PLAIN
+    text: bytes | None = None
+    """What is in it, for small JSON files."""
+
+
+class SplitMembers:
+    """Files of a stream that `split` wrote into `directory`, which may be on another host."""
+
+    def __init__(self, told: str, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, SplitFile] = {}
+        links: dict[str, str] = {}
+        for line in told.splitlines():
+            kind, *words = line.split("\t")
+            if kind in ("file", "text"):
+                self._files[words[3]] = _split_file(kind, *words)
+            elif kind == "link":
+                links[words[0]] = words[1]
+        for name in links:
+            if (target := followed(name, links)) in self._files:
+                self._files[name] = self._files[target]
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str) -> bytes:
+        text = self._file(name).text
+        if text is None:
+            raise NotAnImage(f"{name} is not JSON")
+        return text
+
+    def size(self, name: str) -> int:
+        return self._file(name).size
+
+    def digest(self, name: str) -> str:
+        return self._file(name).digest
+
+    def codec(self, name: str) -> str:
+        return self._file(name).codec
+
+    def location(self, name: str) -> Location | None:
+        file = self._file(name)
+        path = self._directory / file.digest.removeprefix("sha256:")
+        return Location(path, 0, file.size) if file.kept else None
+
+    def _file(self, name: str) -> SplitFile:
+        try:
+            return self._files[name]
+        except KeyError as error:
+            raise NotAnImage(f"{name} is missing") from error
+
+
+def _split_file(kind: str, size: str, digits: str, kept: str, name: str, more: str) -> SplitFile:
+    del name
+    file = SplitFile(int(size), f"sha256:{digits}", kept == "1")
+    if kind == "text":
+        return replace(file, text=base64.b64decode(more))
+    return replace(file, codec=more)

@@ -1,0 +1,170 @@
+"""A relay that runs on a host, seen from the control side: frames over its channel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterctl import deadlines
+from clusterctl.errors import ConnectionFailed, StepFailed
+from clusterctl.transfer import chain_program
+from clusterctl.transfer.chain_link import PIECE, Link
+from clusterctl.transfer.content import Blob
+from clusterctl.transfer.relay import frames
+from clusterctl.transport.base import Channel
+
+LEFT_BEHIND = 7 * 24 * 3600
+"""Seconds after which nobody goes on with what a broken-off run left in a cache."""
+
+LAST_WORDS = 15.0
+"""Seconds for a relay to tidy up once it was told to end."""
+
+
+class RelayNotStarted(StepFailed):
+    """No relay runs on the host; `detail` has what its Python said."""
+
+
+class NoPython(RelayNotStarted):
+    """The host has no Python that could run a relay."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where a relay listens."""
+
+    engine: int
+    """On 127.0.0.1, for the host's own engine."""
+    peer: int
+    """On the link's address, for the next relays."""
+
+
+NO_PORTS = Ports(0, 0)
+
+
+class Silent(Exception):
+    """A relay ended before it said where it listens."""
+
+
+class Relay:
+    """One process. Made by `start`; `frames` must be read until its end."""
+
+    def __init__(self, channel: Channel, host: str) -> None:
+        self._channel = channel
+        self._host = host
+        self._sending = threading.Lock()
+        self._pending = b""
+        self._early: list[frames.Frame] = []
+
+    def command(self, *rows: str) -> None:
+        """Each row is made by `frames.fields`. Raises ConnectionFailed."""
+        self.send(frames.COMMAND, 0, frames.lines(rows))
+
+    def send(self, kind: bytes, stream: int, payload: bytes) -> None:
+        """Raises ConnectionFailed when the relay is gone."""
+        with self._sending:
+            self._channel.send(frames.pack(kind, stream, payload))
+
+    def receive(self, timeout: float | None = None) -> frames.Frame | None:
+        """The next frame; None at the end. Raises TimeoutError."""
+        self._channel.settimeout(timeout)
+        header = self._exactly(frames.HEADER.size)
+        if header is None:
+            return None
+        kind, stream, length = frames.HEADER.unpack(header)
+        payload = self._exactly(length) if length <= frames.LARGEST else None
+        return None if payload is None else (kind, stream, payload)
+
+    def frames(self) -> Iterator[frames.Frame]:
+        yield from self._early
+        while frame := self.receive():
+            yield frame
+
+    def await_ports(self) -> Ports:
+        """Until it listens; what else it says is kept. Raises Silent, TimeoutError."""
+        while frame := self.receive(deadlines.RELAY_START):
+            name, *values = frames.parse(frame[2])[0]
+            if (frame[0], name) == (frames.EVENT, "ports"):
+                return Ports(*map(int, values))
+            self._early.append(frame)
+        raise Silent
+
+    def last_words(self) -> str:
+        return self._channel.stderr_tail().strip()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _exactly(self, size: int) -> bytes | None:
+        while len(self._pending) < size:
+            data = self._channel.recv(65536)
+            if not data:
+                return None
+            self._pending += data
+        found, self._pending = self._pending[:size], self._pending[size:]
+        return found
+
+
+def start(
+    link: Link, rows: Sequence[str], token: str, stall: float, ports: Ports
+) -> tuple[Relay, Ports]:
+    """Start the relay of `link`, with the `ports` of its predecessor if they are free. It
+    answers nobody before it has obeyed `rows`.
+
+    Raises NoPython, RelayNotStarted, and what `Transport.open_channel` does.
+    """
+    channel = link.transport.open_channel(chain_program.argv(link.python), sudo=True)
+    relay = Relay(channel, link.host)
+    try:
+        channel.send(chain_program.program())
+        relay.command(
+            *rows, frames.fields("start", token, stall, link.address, ports.engine, ports.peer)
+        )
+        return relay, relay.await_ports()
+    except (ConnectionFailed, TimeoutError, Silent):
+        error = _not_started(link, channel)
+        relay.close()
+        raise error from None
+    except BaseException:
+        relay.close()
+        raise
+
+
+def _not_started(link: Link, channel: Channel) -> RelayNotStarted:
+    try:
+        status = channel.wait(timeout=deadlines.RELAY_END)
+    except TimeoutError:
+        status = None
+    said = channel.stderr_tail().strip()
+    if status == 127:
+        return NoPython(
+            "there is no Python 3.6 or later to run the relay",
+            host=link.host,
+            hint="install python3 there, as with: "
+            f"clusterctl exec --limit {link.host} -- apt-get install -y python3-minimal",
+            detail=said or None,
+        )
+    return RelayNotStarted(
+        f"the relay did not start at {link.address}",
+        host=link.host,
+        hint=f"clusterctl exec --limit {link.host} -- ip -brief address",
+        detail=said or None,
+    )
+
+
+def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
+    """The commands that tell a relay of all blobs: where each is, or is to be."""
+    sweep = frames.fields("sweep", link.cache, LEFT_BEHIND)
+    return [sweep, *(_holding(link, blob) for blob in blobs.values())]
+
+
+def _holding(link: Link, blob: Blob) -> str:
+    cached = f"{link.cache}/{blob.hex}"
+    if blob.digest in link.origin:
+        return frames.fields("origin", blob.hex, blob.size, link.origin[blob.digest], cached)
+    place = link.places.get(blob.digest)
+    if place is None:
+        return frames.fields("blob", blob.hex, blob.size, cached)
+    return frames.fields(
+        "place", blob.hex, blob.size, place.path, f"{place.mode:o}", PIECE, *place.pieces
+    )

@@ -1,0 +1,138 @@
+"""What a host's engine has of images and what it can take in, asked in one round trip."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl import deadlines
+from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.failures import engine_error
+from clusterctl.transfer.chain_link import CACHE
+
+CONTAINERD = "io.containerd.snapshotter.v1"
+"""What `docker info` names in its DriverStatus where images live in containerd."""
+
+PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The kernel's word for a processor to that of image configurations."""
+
+INHERITED = (
+    "Entrypoint", "Cmd", "Env", "WorkingDir", "User", "Labels",
+    "ExposedPorts", "Volumes", "StopSignal",
+)  # fmt: skip
+"""What containers get from their image: keys of `config` in the image's configuration."""
+
+
+@dataclass(frozen=True)
+class HeldImage:
+    """One image of an engine."""
+
+    id: str
+    """The config's digest, or the manifest's where images live in containerd."""
+    tags: tuple[str, ...]
+    layers: tuple[str, ...]
+    """diff IDs, the base first."""
+    size: int
+    """Bytes, unpacked."""
+    settings: str
+    """What containers inherit, in one form that both stores give alike."""
+
+
+@dataclass(frozen=True)
+class EngineStock:
+    """What one host's engine has, and can take."""
+
+    version: str
+    containerd: bool
+    """Images live in containerd, not in overlay2 (or another graph driver)."""
+    rootless: bool
+    """Its 127.0.0.1 is not the host's: it reaches no relay there."""
+    platform: str
+    """linux/amd64."""
+    root: str
+    python: str | None
+    """3.6 or later; None where there is none."""
+    images: tuple[HeldImage, ...]
+    digests: frozenset[str]
+    """Compressed layers whose content the engine knows from an earlier pull (overlay2 only):
+    it does not fetch these again. `sha256:...`."""
+    free: int
+    """Bytes, where the engine keeps images."""
+    cache_free: int
+    """Bytes, where blobs wait until the engine has taken them."""
+    one_disk: bool
+    """Both are the same file system."""
+
+    def tagged(self, reference: str) -> HeldImage | None:
+        """The image that goes by that name, with its tag."""
+        return next((image for image in self.images if reference in image.tags), None)
+
+    def common(self, layers: Sequence[str]) -> int:
+        """How many of `layers`, from the base on, are here below the same ones."""
+        return max((_prefix(image.layers, layers) for image in self.images), default=0)
+
+
+def take_stock(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineStock:
+    """Ask the host. `cache`: the directory where blobs wait there; `reference`: a name that is
+    looked up even if the engine does not list it.
+
+    Raises EngineUnavailable, ConnectionFailed, CommandTimedOut.
+    """
+    result = driver.host_run(driver.stock_argv(cache, reference), timeout=deadlines.ENGINE_STOCK)
+    if not result.ok:
+        raise engine_error(result.last_lines() or "nothing", driver.host, unavailable=True)
+    return parse_stock(result.stdout)
+
+
+def parse_stock(text: str) -> EngineStock:
+    """Read the script's lines: a word, a tab, a value."""
+    told: dict[str, list[str]] = defaultdict(list)
+    for line in text.splitlines():
+        word, tab, value = line.partition("\t")
+        if tab:
+            told[word].append(value)
+    engine = json.loads(told["engine"][0])
+    disks = [line.split("\t") for line in told["disk"]]
+    frees = [int(free) * 1024 for free, _ in disks] or [0]
+    return EngineStock(
+        version=engine["version"],
+        containerd=CONTAINERD in json.dumps(engine["driver"] or ()),
+        rootless="name=rootless" in (engine["security"] or ()),
+        platform=f"{engine['os']}/{PROCESSORS.get(engine['machine'], engine['machine'])}",
+        root=told["root"][0],
+        python=next(iter(told["python"]), None),
+        images=tuple(dict.fromkeys(_image(json.loads(line)) for line in told["image"])),
+        digests=frozenset(f"sha256:{digits}" for digits in told["digest"]),
+        free=frees[0],
+        cache_free=frees[-1],
+        one_disk=len({device for _, device in disks}) == 1,
+    )
+
+
+def settings(config: Mapping[str, Any] | None) -> str:
+    """What containers inherit of an image's `config`, canonically: what is empty is left out, as
+    engines differ in whether they say it."""
+    kept = {key: (config or {}).get(key) for key in INHERITED}
+    return json.dumps({key: value for key, value in kept.items() if value}, sort_keys=True)
+
+
+def _image(document: Mapping[str, Any]) -> HeldImage:
+    return HeldImage(
+        id=document["id"],
+        tags=tuple(document["tags"] or ()),
+        layers=tuple(document["layers"] or ()),
+        size=int(document["size"] or 0),
+        settings=settings(document["config"]),
+    )
+
+
+def _prefix(have: Iterable[str], wanted: Sequence[str]) -> int:
+    count = 0
+    for mine, theirs in zip(have, wanted, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count

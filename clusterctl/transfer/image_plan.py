@@ -1,0 +1,172 @@
+"""How an image reaches one host, decided from what the host has. Pure.
+
+dockerd fetches only layers that it lacks, but with overlay2 it recognizes a layer that it has
+only when it got it by a pull: after `docker load` it would fetch all of it again (moby #46664).
+Then a partial `docker load`, of the layers that lack and no others, moves less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.transfer.amounts import gib
+from clusterctl.transfer.codec import ZSTD_SINCE, major
+from clusterctl.transfer.content import Blob, ImageContent
+from clusterctl.transfer.engine_stock import EngineStock, HeldImage
+from clusterctl.transfer.manifests import fits
+
+EXPANSION = 3.0
+"""Unpacked bytes to a byte of compressed layer. CUDA images come to 2.4 (vllm #22377: 28.6 GB
+of 12); text and Python more."""
+
+SLACK = 256 * 1024**2
+"""Bytes that the engine needs for itself."""
+
+SMALL = 1024**2
+"""Bytes for which no other way is gone than the plain one."""
+
+PARTIAL_SINCE = 25
+"""The first Docker whose containerd store loads an archive that lacks layers (moby
+daemon/containerd/image_exporter.go: WithSkipMissing)."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The image that hosts are to have."""
+
+    reference: str
+    """The name it goes by there, with its tag."""
+    layers: tuple[str, ...]
+    """diff IDs."""
+    ids: frozenset[str]
+    """Digests of its config and manifest, as far as they are known."""
+    settings: str
+    """As `engine_stock.settings` gives them."""
+
+
+class Way(StrEnum):
+    """How the image comes to a host."""
+
+    PULL = "pull"
+    """`docker pull` from the relay on the host."""
+    LOAD = "load"
+    """`docker load` of the layers that lack, which the relay on the host fetches."""
+    STREAM = "stream"
+    """`docker load` of the layers that lack, sent over SSH: for a host where no relay can run.
+    Each such host takes its bytes from the operator's link anew."""
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Way.PULL: "docker pull",
+    Way.LOAD: "docker load",
+    Way.STREAM: "docker load over SSH",
+}
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What has to be moved to a host, and how."""
+
+    way: Way
+    layers: tuple[Blob, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(layer.size for layer in self.layers)
+
+
+def is_wanted(image: HeldImage, wanted: Wanted) -> bool:
+    """Whether containers from `image` are those that they would be from the wanted one. IDs
+    differ between stores for the same image."""
+    same_settings = image.id in wanted.ids or image.settings == wanted.settings
+    return image.layers == wanted.layers and same_settings
+
+
+def same_image(stock: EngineStock, wanted: Wanted) -> HeldImage | None:
+    """The wanted image, by whatever name it is there."""
+    found = [image for image in stock.images if is_wanted(image, wanted)]
+    named = [image for image in found if wanted.reference in image.tags]
+    return next(iter(named or found), None)
+
+
+def choose_delivery(stock: EngineStock, content: ImageContent) -> Delivery:
+    """The way that moves least, for a host that has not got the image."""
+    lacking = content.layers[stock.common(content.diff_ids) :]
+    if stock.python is None or stock.rootless:
+        return Delivery(Way.STREAM, lacking if _takes_partial(stock) else content.layers)
+    pulled = content.layers[_recognized(stock, content) :]
+    surplus = sum(blob.size for blob in pulled) - sum(blob.size for blob in lacking)
+    if surplus > SMALL and _takes_partial(stock):
+        return Delivery(Way.LOAD, lacking)
+    return Delivery(Way.PULL, pulled)
+
+
+def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[RequirementsNotMet]:
+    """Why the host cannot take the image."""
+    if content.platform and not fits(content.platform, stock.platform):
+        yield RequirementsNotMet(
+            f"{content.reference} is made for {content.platform}, and the host is {stock.platform}",
+            host=host,
+            hint=f"name an image for {stock.platform}, or leave the host out: --limit '!{host}'",
+        )
+    zstd = any("zstd" in layer.media_type for layer in content.layers)
+    if zstd and not stock.containerd and major(stock.version) < ZSTD_SINCE:
+        yield RequirementsNotMet(
+            f"{content.reference} has zstd layers, which Docker {stock.version} cannot unpack",
+            host=host,
+            hint=f"update Docker there to {ZSTD_SINCE} or later, or push it from a docker archive",
+        )
+    yield from _room_problems(host, stock, choose_delivery(stock, content))
+
+
+def _room_problems(
+    host: str, stock: EngineStock, delivery: Delivery
+) -> Iterator[RequirementsNotMet]:
+    cached = 0 if delivery.way is Way.STREAM else delivery.size
+    shared = cached if stock.one_disk else 0
+    needed = delivery.size + sum(map(unpacked, delivery.layers)) + shared + SLACK
+    hint = (
+        f"make room there: clusterctl exec --limit {host} -- docker system df; docker image prune"
+    )
+    if delivery.layers and stock.free < needed:
+        yield RequirementsNotMet(
+            f"the image needs {gib(needed)} at {stock.root} while it comes, packed and "
+            f"unpacked, and {gib(stock.free)} are free",
+            host=host,
+            hint=hint,
+        )
+    if not stock.one_disk and stock.cache_free < cached:
+        yield RequirementsNotMet(
+            f"{gib(cached)} of layers pass through /var/cache, and "
+            f"{gib(stock.cache_free)} are free",
+            host=host,
+            hint="make room there: df -h /var/cache",
+        )
+
+
+def unpacked(layer: Blob) -> int:
+    """About the bytes that a layer takes once unpacked."""
+    packed = "gzip" in layer.media_type or "zstd" in layer.media_type
+    return round(layer.size * EXPANSION) if packed else layer.size
+
+
+def _recognized(stock: EngineStock, content: ImageContent) -> int:
+    """How many layers a pull does not fetch (moby distribution/xfer/download.go: up to the first
+    whose compressed digest is unknown, or whose chain is not there)."""
+    common = stock.common(content.diff_ids)
+    if stock.containerd:  # it looks for unpacked snapshots by chain ID
+        return common
+    known = [layer.digest in stock.digests for layer in content.layers[:common]]
+    return known.index(False) if False in known else common
+
+
+def _takes_partial(stock: EngineStock) -> bool:
+    return not stock.containerd or major(stock.version) >= PARTIAL_SINCE

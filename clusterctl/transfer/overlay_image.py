@@ -1,0 +1,90 @@
+"""An image of an overlay2 engine, layer by layer out of the engine's own directories."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Iterator
+from importlib import resources
+
+from clusterctl import deadlines
+from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.image_stream import silence_limit
+from clusterctl.containers.in_time import DISK, in_time
+from clusterctl.containers.meter import MIB
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.transfer.content import Blob
+from clusterctl.transfer.engine_image import HostImage
+from clusterctl.transfer.engine_stock import EngineStock, HeldImage
+from clusterctl.transfer.manifests import (
+    OCI_LAYER,
+    OCI_MANIFEST,
+    digest_of,
+    image_content,
+    made_manifest,
+)
+from clusterctl.transport.base import Channel, lines
+
+
+def overlay_image(
+    driver: ContainerDriver,
+    stock: EngineStock,
+    held: HeldImage,
+    reference: str,
+    directory: str,
+    keep: Collection[str],
+    say: Say,
+) -> HostImage | None:
+    """`held` with the layers of `keep` (diff IDs) in files of its host, below `directory`.
+
+    None where that cannot be done, and `docker save` is to be asked: another store, no root, a
+    layout that is not known. Raises RequirementsNotMet when there is no room, CommandTimedOut.
+    """
+    if stock.containerd or stock.python is None:
+        return None
+    argv = [stock.python, "-c", program(), stock.root, held.id, directory]
+    reading = in_time("reading the image's layers", driver.host, DISK)
+    with driver.host_open(argv) as channel, reading:
+        channel.settimeout(silence_limit(held.size))
+        channel.send("\n".join(keep).encode())
+        channel.close_stdin()
+        told = list(_told(channel, say))
+        if channel.wait(timeout=deadlines.STREAM_END) != 0:
+            _insist_on_room(channel.stderr_tail(), driver.host)
+            return None
+    return _image(told, f"{stock.root}/image/overlay2/imagedb/content/sha256", reference)
+
+
+def program() -> str:
+    package = resources.files("clusterctl.transfer")
+    return package.joinpath("overlay_layers.py").read_text("utf-8")
+
+
+def _told(channel: Channel, say: Say) -> Iterator[list[str]]:
+    for line in lines(channel):
+        words = line.split("\t")
+        if words[0] == "at":
+            say(f"reading layers: {int(words[1]) / MIB:.0f} MiB")
+        else:
+            yield words
+
+
+def _insist_on_room(words: str, host: str) -> None:
+    if "not enough free space" in words:
+        raise RequirementsNotMet(
+            "there is no room for the layers that other hosts lack",
+            host=host,
+            hint="make room: df -h /var/cache",
+            detail=words.strip(),
+        )
+
+
+def _image(told: list[list[str]], configs: str, reference: str) -> HostImage | None:
+    if ["end"] not in told:
+        return None
+    config = next(base64.b64decode(words[1]) for words in told if words[0] == "config")
+    layers = [words[1:] for words in told if words[0] == "layer"]
+    described = Blob(digest_of(config), len(config))
+    blobs = [Blob(digest, int(size), OCI_LAYER) for digest, size, _ in layers]
+    content = image_content(reference, made_manifest(described, blobs), config, OCI_MANIFEST)
+    paths = {digest: path for digest, _, path in layers if path != "-"}
+    return HostImage(content, {**paths, described.digest: f"{configs}/{described.hex}"})

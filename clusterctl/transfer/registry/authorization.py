@@ -1,0 +1,133 @@
+"""Who asks: tokens and passwords, as the registry demands them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import httpx
+
+from clusterctl.containers.reference import Reference
+from clusterctl.transfer.answer_body import beginning
+from clusterctl.transfer.registry.challenge import Challenge, parse_challenges
+from clusterctl.transfer.registry.failures import RegistryFailed, answered
+from clusterctl.transfer.registry.logins import Login, Logins
+
+_CLIENT = "clusterctl"
+
+
+class Authorization:
+    """Sends requests; one that is answered 401 again, with what was asked for.
+
+    First as a login that a file has, or as nobody; then as one that a person gives.
+    """
+
+    def __init__(self, http: httpx.Client, reference: Reference, logins: Logins) -> None:
+        self._http, self._reference, self._logins = http, reference, logins
+        self._lock = threading.Lock()
+        self._header: str | None = None
+        self._login: Login | None = None
+        self._asked = False
+        self.plain = False
+        """Whether the registry itself is reached without TLS."""
+
+    @property
+    def user(self) -> str | None:
+        """Whom the registry was told; None for nobody."""
+        return self._login.user if self._login else None
+
+    @contextmanager
+    def sent(self, url: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+        """The answer to GET, which may still be a refusal."""
+        response, used = self._send(url, headers)
+        try:
+            for again in (False, True):
+                if response.status_code != 401 or not self._renewed(response, used, again=again):
+                    break
+                response.close()
+                response, used = self._send(url, headers)
+            yield response
+        finally:
+            response.close()
+
+    def _send(self, url: str, headers: dict[str, str]) -> tuple[httpx.Response, str | None]:
+        used = self._header
+        known = {"Authorization": used} if used else {}
+        request = self._http.build_request("GET", url, headers={**headers, **known})
+        return self._http.send(request, stream=True), used
+
+    def _renewed(self, response: httpx.Response, used: str | None, *, again: bool) -> bool:
+        """Get what is asked for; False when there is nothing more to try. `again`: what we have
+        is new, and was refused."""
+        challenge = parse_challenges(response.headers.get_list("WWW-Authenticate"))
+        if challenge is None:
+            return False
+        with self._lock:
+            if self._header != used:
+                return True  # another thread has got it meanwhile
+            if again:
+                return self._ask_a_person(challenge)
+            self._login = self._login or self._logins.find(self._reference.registry)
+            return self._take(challenge) or self._ask_a_person(challenge)
+
+    def _ask_a_person(self, challenge: Challenge) -> bool:
+        """Once for each run."""
+        if self._asked:
+            return False
+        self._asked = True
+        given = self._logins.ask(self._reference.registry)
+        if given is None:
+            return False
+        self._login = given
+        return self._take(challenge)
+
+    def _take(self, challenge: Challenge) -> bool:
+        """Make the header that `challenge` asks for; False where the login does not do."""
+        if challenge.bearer:
+            token = self._token(challenge)
+            self._header = f"Bearer {token}" if token else None
+        elif self._login:
+            pair = f"{self._login.user}:{self._login.password}".encode()
+            self._header = f"Basic {base64.b64encode(pair).decode()}"
+        else:
+            return False
+        return self._header is not None
+
+    def _token(self, challenge: Challenge) -> str | None:
+        """From the realm; None when it refuses who asks."""
+        self._insist_on_tls(challenge)
+        with self._ask_realm(challenge) as response:
+            if response.status_code in (400, 401, 403):
+                return None
+            if response.status_code != 200:
+                raise answered(self._reference.registry, self._reference.name, response)
+            document = beginning(response)
+        try:
+            said = json.loads(document)
+            return str(said.get("token") or said["access_token"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RegistryFailed(f"{challenge.realm} gave no token") from error
+
+    def _ask_realm(self, challenge: Challenge) -> AbstractContextManager[httpx.Response]:
+        scope = challenge.scope or f"repository:{self._reference.path}:pull"
+        fields = {"service": challenge.service, "scope": scope}
+        if self._login and self._login.is_token:
+            grant = {"grant_type": "refresh_token", "refresh_token": self._login.password}
+            form = {**grant, **fields, "client_id": _CLIENT}
+            # A redirect would take the form along, and with it the login, to anybody.
+            return self._http.stream("POST", challenge.realm, data=form, follow_redirects=False)
+        login = (self._login.user, self._login.password) if self._login else None
+        return self._http.stream("GET", challenge.realm, params=fields, auth=login)
+
+    def _insist_on_tls(self, challenge: Challenge) -> None:
+        """A password that TLS keeps from others on its way to the registry stays so."""
+        realm = httpx.URL(challenge.realm)
+        if realm.scheme == "https" or not self._login or self.plain:
+            return
+        raise RegistryFailed(
+            f"{self._reference.registry} wants the password sent in the clear, to {realm.host}",
+            hint="tell who runs the registry: its realm must be https",
+        )

@@ -1,0 +1,194 @@
+"""Reading from a registry: manifests and blobs, with tokens, resumed where a link breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import httpx
+
+from clusterctl import __version__
+from clusterctl.containers.driver import Say
+from clusterctl.containers.reference import Reference
+from clusterctl.transfer.answer_body import leave_unread
+from clusterctl.transfer.content import Blob
+from clusterctl.transfer.manifests import (
+    INDEXES,
+    LARGEST_DOCUMENT,
+    MANIFESTS,
+    NotAnImage,
+    digest_of,
+)
+from clusterctl.transfer.registry.authorization import Authorization
+from clusterctl.transfer.registry.endpoint import Endpoint
+from clusterctl.transfer.registry.failures import (
+    RegistryFailed,
+    answered,
+    refused,
+    unreached,
+)
+from clusterctl.transfer.registry.logins import Logins
+
+TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+"""Seconds without a byte, after which a connection counts as broken."""
+
+ATTEMPTS = 8
+"""In a row without a byte; with the pauses between them about two minutes."""
+
+FIRST_ATTEMPTS = 3
+"""For a manifest: who is not there at all is not waited for that long."""
+
+LONGEST_PAUSE = 30.0
+
+T = TypeVar("T")
+
+
+class RegistryClient:
+    """One repository of one registry. Safe for several threads.
+
+    Raises RequirementsNotMet (login), RegistryFailed.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        endpoint: Endpoint,
+        logins: Logins,
+        *,
+        say: Say,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._reference, self._endpoint = reference, endpoint
+        self._say, self._pause = say, pause
+        self._http = httpx.Client(
+            verify=endpoint.trust(),
+            trust_env=not endpoint.loopback,  # proxies
+            timeout=TIMEOUT,
+            # A connection for each answer: nobody has to close an image, and blobs are large.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            follow_redirects=True,  # without Authorization, once they lead to another host
+            event_hooks={"response": [leave_unread]},
+            headers={"User-Agent": f"clusterctl/{__version__}", "Accept-Encoding": "identity"},
+        )
+        self._authorization = Authorization(self._http, reference, logins)
+        self._url: str | None = None
+        self._finding = threading.Lock()
+
+    def manifest(self, name: str) -> tuple[bytes, str]:
+        """A manifest or index by tag or digest, and its media type."""
+        accept = ", ".join((*INDEXES, *MANIFESTS))
+        data, kind = self._persistently(lambda: self._document(f"manifests/{name}", accept))
+        if name.startswith("sha256:") and digest_of(data) != name:
+            raise NotAnImage(f"{self._reference.registry} sent other bytes than {name}")
+        return data, kind
+
+    def config(self, blob: Blob) -> bytes:
+        return self._persistently(lambda: self._document(f"blobs/{blob.digest}", "*/*"))[0]
+
+    def blob(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        """Its bytes from `offset` on; a connection that breaks is made again, and goes on."""
+        trouble = 0
+        while offset < blob.size:
+            begun = offset
+            try:
+                for chunk in self._part(blob, offset):
+                    offset += len(chunk)
+                    yield chunk
+                self._insist_all(blob, offset)
+            except RegistryFailed as error:
+                trouble = 1 if offset > begun else trouble + 1
+                self._wait_or_raise(error, trouble, ATTEMPTS)
+
+    def _insist_all(self, blob: Blob, count: int) -> None:
+        if count < blob.size:
+            summary = f"{self._reference.registry} ended {blob.digest[:19]} too early"
+            raise RegistryFailed(summary, again=1.0)
+
+    def _document(self, path: str, accept: str) -> tuple[bytes, str]:
+        with self._answer(path, {"Accept": accept}) as response:
+            if response.status_code != 200:
+                raise self._problem(response)
+            data = b""
+            for chunk in response.iter_raw():
+                data += chunk
+                if len(data) > LARGEST_DOCUMENT:
+                    raise NotAnImage(f"{path} is larger than a manifest or config may be")
+            return data, response.headers.get("Content-Type", "").partition(";")[0]
+
+    def _part(self, blob: Blob, offset: int) -> Iterator[bytes]:
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        with self._answer(f"blobs/{blob.digest}", headers) as response:
+            if response.status_code not in (200, 206):
+                raise self._problem(response)
+            skip = offset - _start(response)
+            for chunk in response.iter_raw():
+                if skip < len(chunk):
+                    yield chunk[skip:]
+                skip = max(0, skip - len(chunk))
+
+    @contextmanager
+    def _answer(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+        """What the registry answers, once it knows who asks."""
+        try:
+            url = f"{self._found()}/v2/{self._reference.path}/{path}"
+            with self._authorization.sent(url, headers) as response:
+                yield response
+        except httpx.TransportError as error:
+            raise unreached(self._reference.registry, error) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise RegistryFailed(
+                f"{self._reference.registry} answers what is no registry's answer",
+                detail=str(error),
+            ) from error
+
+    def _found(self) -> str:
+        """The URL that the registry answers at; tried out once."""
+        with self._finding:
+            if self._url is None:
+                *maybe, last = self._endpoint.urls
+                self._url = next(filter(self._answers, maybe), last)
+                self._authorization.plain = self._url.startswith("http:")
+            return self._url
+
+    def _answers(self, url: str) -> bool:
+        try:
+            with self._http.stream("GET", f"{url}/v2/", follow_redirects=False):
+                return True
+        except httpx.TransportError:
+            return False
+
+    def _problem(self, response: httpx.Response) -> Exception:
+        registry, name = self._reference.registry, self._reference.name
+        if response.status_code in (401, 403):
+            return refused(registry, name, response.status_code, tried=self._authorization.user)
+        return answered(registry, name, response)
+
+    def _persistently(self, work: Callable[[], T]) -> T:
+        trouble = 0
+        while True:
+            try:
+                return work()
+            except RegistryFailed as error:
+                trouble += 1
+                self._wait_or_raise(error, trouble, FIRST_ATTEMPTS)
+
+    def _wait_or_raise(self, error: RegistryFailed, trouble: int, attempts: int) -> None:
+        if error.again is None or trouble >= attempts:
+            raise error
+        seconds = max(error.again, min(2.0 ** (trouble - 1), LONGEST_PAUSE))
+        self._say(f"{error.summary}: trying again in {seconds:.0f} s")
+        self._pause(seconds)
+
+
+def _start(response: httpx.Response) -> int:
+    """Where the bytes of an answer begin: registries may send all when asked for a part."""
+    if response.status_code == 200:
+        return 0
+    said = response.headers.get("Content-Range", "")
+    first = said.removeprefix("bytes ").partition("-")[0]
+    if not first.isdigit():
+        raise RegistryFailed(f"a part was asked for, and the answer is of {said!r}")
+    return int(first)

@@ -1,0 +1,132 @@
+"""What a registry's answers and a network's failures mean, and what to do about them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+import httpx
+
+from clusterctl.containers.reference import DOCKER_HUB
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.transfer.answer_body import beginning
+
+ELSEWHERE = (
+    "where there is a way to it: clusterctl image bundle IMAGE -o image.tar; "
+    "here: clusterctl image push --from image.tar"
+)
+
+
+class RegistryFailed(StepFailed):
+    """The registry, or the way to it. `again` after so many seconds may help; None: it will
+    not."""
+
+    def __init__(self, summary: str, *, again: float | None = None, **more: str | None) -> None:
+        super().__init__(summary, hint=more.get("hint"), detail=more.get("detail"))
+        self.again = again
+
+
+def refused(registry: str, reference: str, status: int, *, tried: str | None) -> RequirementsNotMet:
+    """401 or 403. `tried`: the user name that was given."""
+    command = "docker login" if registry == DOCKER_HUB else f"docker login {registry}"
+    if tried:
+        return RequirementsNotMet(
+            f"{registry} refuses {reference} to the user {tried} (HTTP {status})",
+            hint=f"log in as a user who may read it: {command}",
+        )
+    return RequirementsNotMet(
+        f"{registry} asks for a login for {reference}, or has no such image (HTTP {status})",
+        hint=f"check the name; log in with `{command}` (or podman login), and run this again",
+    )
+
+
+def answered(registry: str, reference: str, response: httpx.Response) -> StepFailed:
+    """A status that is not a success, and not about who asks."""
+    status = response.status_code
+    words = beginning(response).decode(errors="replace")[:1000]
+    if status == 404:
+        return RegistryFailed(
+            f"{reference} does not exist: {registry} knows no such name or tag",
+            hint="check name and tag; each of a registry's images has its own tags",
+            detail=words or None,
+        )
+    if status == 429:
+        return _too_many(registry, response.headers, words)
+    again = 1.0 if status >= 500 else None
+    return RegistryFailed(f"{registry} answers HTTP {status}", again=again, detail=words or None)
+
+
+def _too_many(registry: str, headers: Mapping[str, str], words: str) -> RegistryFailed:
+    wait = _seconds_to_wait(headers)
+    when = f"; it admits more in {_spelled(wait)}" if wait else ""
+    command = "docker login" if registry == DOCKER_HUB else f"docker login {registry}"
+    return RegistryFailed(
+        f"{registry} refuses more pulls for now (rate limit){when}",
+        again=wait if wait and wait <= 60 else None,
+        hint=f"wait, or log in for a higher limit: {command}",
+        detail=words or None,
+    )
+
+
+def _seconds_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Retry-After (seconds, a date, or as Docker Hub has it a point in time), RateLimit-Reset,
+    or the window of RateLimit-Limit (`100;w=21600`)."""
+    now = time.time() if now is None else now
+    for name in ("retry-after", "x-retry-after", "ratelimit-reset", "x-ratelimit-reset"):
+        said = headers.get(name, "")
+        if said.isdigit():
+            return float(said) if int(said) < 10**8 else max(float(said) - now, 1.0)
+        if said:
+            try:
+                return max(parsedate_to_datetime(said).timestamp() - now, 1.0)
+            except ValueError:
+                continue
+    window = re.search(r"w=(\d+)", headers.get("ratelimit-limit", ""))
+    return float(window[1]) if window else None
+
+
+def _spelled(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
+    """No answer at all. Passing trouble may be over in a second; a wrong name will not."""
+    words = str(error) or type(error).__name__
+    lowered = words.lower()
+    if "certificate" in lowered:
+        return RegistryFailed(
+            f"the certificate of {registry} is not trusted here",
+            hint=f"put its CA into /etc/docker/certs.d/{registry}/ca.crt, or name a file with it: "
+            "SSL_CERT_FILE=/path/ca.pem clusterctl ...",
+            detail=words,
+        )
+    if "ssl" in lowered or "tls" in lowered:
+        return RegistryFailed(
+            f"{registry} does not speak TLS as it should",
+            hint=f'if it has none: {{"insecure-registries": ["{registry}"]}} in '
+            "/etc/docker/daemon.json",
+            detail=words,
+        )
+    if isinstance(error, httpx.ProxyError):
+        return RegistryFailed(
+            f"the proxy does not let us through to {registry}",
+            hint="see HTTPS_PROXY and NO_PROXY: env | grep -i proxy",
+            detail=words,
+        )
+    summary, again = _no_way(registry, error, lowered)
+    return RegistryFailed(summary, again=again, hint=ELSEWHERE, detail=words)
+
+
+def _no_way(registry: str, error: httpx.TransportError, lowered: str) -> tuple[str, float | None]:
+    if "name or service" in lowered or "name resolution" in lowered or "nodename" in lowered:
+        again = 1.0 if "temporary" in lowered else None
+        return f"the name of {registry} is not known here (DNS)", again
+    if "unreachable" in lowered or "no route" in lowered:
+        return f"this machine has no way to {registry}", 1.0
+    if "refused" in lowered:
+        return f"nothing answers at {registry} (connection refused)", 1.0
+    if isinstance(error, httpx.TimeoutException):
+        return f"{registry} does not answer", 1.0
+    return f"the connection to {registry} broke", 1.0

@@ -1,0 +1,162 @@
+"""An image in a registry, as a source: blobs are fetched when someone asks for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.containers.driver import Say
+from clusterctl.containers.reference import parse
+from clusterctl.errors import ClusterctlError
+from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.content import Blob, ImageContent
+from clusterctl.transfer.location import Location
+from clusterctl.transfer.manifests import (
+    INDEXES,
+    NotAnImage,
+    blob_of,
+    choose,
+    document,
+    fits,
+    image_content,
+    listed,
+    wrong_platform,
+)
+from clusterctl.transfer.registry.arrivals import Arrivals
+from clusterctl.transfer.registry.client import RegistryClient
+from clusterctl.transfer.registry.endpoint import DOCKER, find_endpoint, find_mirrors
+from clusterctl.transfer.registry.failures import RegistryFailed
+from clusterctl.transfer.registry.logins import Logins
+from clusterctl.transport.credentials import Ask, nobody
+
+
+def registry_image(
+    reference: str,
+    platform: str,
+    store: BlobStore,
+    *,
+    say: Say,
+    ask: Ask = nobody,
+    insecure: Collection[str] = (),
+    pause: Callable[[float], None] = time.sleep,
+    docker: Path = DOCKER,
+) -> RegistryImage:
+    """The image that `reference` names, for `platform` (linux/amd64); only the manifest and
+    the config are fetched here.
+
+    A blob is fetched into the store by the first `open` of it, and read as it arrives; at most
+    4 arrive at a time. `ask` gets user name and password where the registry wants a login that
+    no file has. `insecure` names registries (host:port) that are reached without TLS, beside
+    loopback ones and those that Docker on this machine calls so.
+
+    The mirrors of Docker Hub that the engine's configuration names (in `docker`) are asked first.
+
+    Raises StepFailed and RequirementsNotMet (login, platform), with what to do.
+    """
+    named = parse(reference)
+    for mirror in find_mirrors(named.registry, docker):
+        # By its own name, so that it gets its own login and not Docker Hub's.
+        there = replace(named, registry=mirror.registry)
+        client = RegistryClient(there, mirror, Logins(), say=say, pause=pause)
+        try:
+            return _image(client, reference, platform, store)
+        except ClusterctlError as error:
+            say(f"the mirror {mirror.registry} does not help: {error.summary}")
+    endpoint = find_endpoint(named.registry, insecure, docker)
+    client = RegistryClient(named, endpoint, Logins(ask=ask), say=say, pause=pause)
+    return _image(client, reference, platform, store)
+
+
+def _image(
+    client: RegistryClient, reference: str, platform: str, store: BlobStore
+) -> RegistryImage:
+    try:
+        return RegistryImage(_content(client, reference, platform, store), client, store)
+    except NotAnImage as error:
+        raise RegistryFailed(f"{reference} cannot be used: {error}") from error
+
+
+class RegistryImage:
+    """An image whose blobs come from a registry."""
+
+    def __init__(self, content: ImageContent, client: RegistryClient, store: BlobStore) -> None:
+        self._content, self._store = content, store
+        self._arrivals = Arrivals(store, client.blob)
+
+    @property
+    def content(self) -> ImageContent:
+        return self._content
+
+    def location(self, blob: Blob) -> Location | None:
+        return self._store.location(blob)
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        return self._arrivals.open(blob, offset)
+
+    def require_room(self, lacking: Collection[str]) -> None:
+        """Raises RequirementsNotMet when the layers of those diff IDs do not fit here on their
+        way."""
+        content = self.content
+        pairs = zip(content.layers, content.diff_ids, strict=True)
+        self._store.require_room(
+            self._store.missing(layer for layer, diff_id in pairs if diff_id in lacking)
+        )
+
+    def fetch_ahead(self) -> None:
+        """Begin with all blobs, for who needs them all anyway. Raises RequirementsNotMet."""
+        self._store.require_room(self._store.missing(self.content.blobs))
+        for blob in self.content.blobs:
+            if not self._store.holds(blob):
+                self._arrivals.start(blob)
+
+
+def _content(
+    client: RegistryClient, reference: str, platform: str, store: BlobStore
+) -> ImageContent:
+    named = parse(reference)
+    manifest, kind = _document(client, named.digest or named.tag, store)
+    if kind in INDEXES:
+        found = listed(document(manifest, "the index"))
+        chosen = choose(found, platform, reference)
+        manifest, kind = _document(client, chosen.blob.digest, store)
+    config_blob = blob_of(document(manifest, "the manifest").get("config"))
+    config = _kept(store, config_blob) or client.config(config_blob)
+    content = image_content(reference, manifest, config, kind)
+    store.keep(config)
+    if content.platform and not fits(content.platform, platform):
+        raise wrong_platform(reference, platform, (content.platform,))
+    return content
+
+
+def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[bytes, str]:
+    """A manifest, and its media type as it says itself, or as the registry does. What is named
+    by its digest is asked for once."""
+    known = _recalled(store, name)
+    if known is None:
+        data, kind = client.manifest(name)
+        kind = str(document(data, "the manifest").get("mediaType") or kind)
+        _insist_supported(kind)
+        path = store.keep(data)
+        store.remember(f"manifest-{path.name}", kind)
+        return data, kind
+    return known
+
+
+def _recalled(store: BlobStore, name: str) -> tuple[bytes, str] | None:
+    digits = name.removeprefix("sha256:")
+    kind = store.recall(f"manifest-{digits}") if digits != name else None
+    try:
+        return (store.path(name).read_bytes(), kind) if isinstance(kind, str) else None
+    except OSError:
+        return None
+
+
+def _kept(store: BlobStore, blob: Blob) -> bytes | None:
+    return b"".join(store.open(blob)) if store.holds(blob) else None
+
+
+def _insist_supported(kind: str) -> None:
+    if kind.startswith("application/vnd.docker.distribution.manifest.v1"):
+        raise NotAnImage("its manifest is of schema 1, which registries gave up in 2019")

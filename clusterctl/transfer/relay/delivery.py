@@ -1,0 +1,107 @@
+"""Handing a blob on while it arrives: straight from the file, as far as it is there."""
+
+import os
+import select
+import socket
+from typing import Callable
+
+from clusterctl.transfer.relay import http_wire
+from clusterctl.transfer.relay.stored import Restarted, Segment, Stored
+
+TURN = 8 << 20
+"""Bytes handed on at a time."""
+
+SLOWEST = 300.0
+"""Seconds that a reader may take to make room for more."""
+
+SIGN_OF_LIFE = 3.0
+"""Seconds after which a relay that waits is told that we are here."""
+
+Ask = Callable[[Stored, Segment], None]
+"""Sees to it that somebody fetches the segment."""
+
+
+class Hung(Exception):
+    """The reader is gone."""
+
+
+class Delivery:
+    """Bytes [start, end) of a blob into a connection."""
+
+    def __init__(
+        self, connection: socket.socket, blob: Stored, start: int, end: int, ask: Ask
+    ) -> None:
+        self._connection, self._blob, self._ask = connection, blob, ask
+        self._position, self._end = start, end
+        self._file = -1
+        self._turn = 0
+        self._segment = blob.segment_at(start)
+
+    def plain(self) -> None:
+        """As the body of an HTTP answer. Raises OSError, Hung, Restarted, Unavailable."""
+        self._run(lambda _count: None, self._check_alive)
+
+    def framed(self) -> None:
+        """With lengths between, for relays. Raises OSError, Unavailable."""
+        try:
+            self._run(self._announce, lambda: self._send_all(http_wire.LENGTH.pack(0)))
+        except Restarted:
+            self._send_all(http_wire.LENGTH.pack(http_wire.RESTART))
+
+    def _run(self, announce: Callable[[int], None], idle: Callable[[], None]) -> None:
+        try:
+            self._enter(self._segment)
+            while self._position < self._end:
+                count = self._available()
+                if count:
+                    announce(count)
+                    self._send_file(count)
+                else:
+                    idle()
+        finally:
+            if self._file >= 0:
+                os.close(self._file)
+
+    def _enter(self, segment: Segment) -> None:
+        self._segment, self._turn = segment, segment.round
+        self._ask(self._blob, segment)
+
+    def _available(self) -> int:
+        segment = self._blob.segment_at(self._position)
+        if segment is not self._segment:
+            self._enter(segment)
+        count = self._blob.wait(self._position, self._turn, SIGN_OF_LIFE)
+        if count and self._file < 0:
+            self._file = self._blob.open_for_reading(self._segment, self._turn)
+        return min(count, TURN, self._end - self._position)
+
+    def _announce(self, count: int) -> None:
+        self._connection.sendall(http_wire.LENGTH.pack(count), socket.MSG_MORE)
+
+    def _send_all(self, data: bytes) -> None:
+        self._connection.sendall(data)
+
+    def _send_file(self, count: int) -> None:
+        while count:
+            try:
+                sent = os.sendfile(self._connection.fileno(), self._file, self._position, count)
+            except BlockingIOError:
+                self._await_room()
+                continue
+            if not sent:
+                raise OSError("%s is shorter than it was" % self._blob.path)
+            self._position += sent
+            count -= sent
+
+    def _await_room(self) -> None:
+        poller = select.poll()
+        poller.register(self._connection, select.POLLOUT)
+        if not poller.poll(SLOWEST * 1000):
+            raise Hung
+
+    def _check_alive(self) -> None:
+        """An engine sends nothing while it waits for a body: what can be read is its end."""
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN | select.POLLHUP)
+        if poller.poll(0) and not self._connection.recv(1, socket.MSG_PEEK):
+            raise Hung

@@ -1,0 +1,116 @@
+"""All blobs this relay was told of, and who sees to it that they arrive."""
+
+import contextlib
+import os
+import threading
+from typing import Callable, Dict, Iterable, List, Optional, Tuple
+
+from clusterctl.transfer.relay.fetching import Fetch, Say, Waits
+from clusterctl.transfer.relay.parts import PartFile
+from clusterctl.transfer.relay.roster import Roster
+from clusterctl.transfer.relay.stored import Segment, Stored
+
+SIDE_BY_SIDE = 4
+"""Segments that `want` has under way at once."""
+
+
+class Holdings:
+    """Blobs by digest. `say` tells the controller."""
+
+    def __init__(self, roster: Roster, say: Say) -> None:
+        self._roster, self._say = roster, say
+        self._blobs: Dict[str, Stored] = {}
+        self._parts: Dict[str, PartFile] = {}
+        self._queue: List[Stored] = []
+        self._crew = 0
+        self._lock = threading.Lock()
+        self.waits = Waits()
+
+    def add(self, blob: Stored) -> None:
+        """One that is known already stays as it is."""
+        with self._lock:
+            if blob.digest not in self._blobs:
+                self._blobs[blob.digest] = blob
+                self._parts[blob.digest] = PartFile(blob)
+
+    def add_whole(self, digest: str, size: int, path: str) -> None:
+        """A blob that is here already. Raises OSError when it is not, or has another size."""
+        if os.path.getsize(path) != size:
+            raise OSError("%s has not %d bytes" % (path, size))
+        blob = Stored(digest, size, path, placed=True)
+        blob.completed()
+        self.add(blob)
+
+    def find(self, digest: str) -> Optional[Stored]:
+        with self._lock:
+            return self._blobs.get(digest)
+
+    def ask(self, blob: Stored, segment: Segment) -> None:
+        """See to it that the segment is fetched, unless it is here or on its way."""
+        if blob.claim(segment):
+            self._start(lambda: self._fetch(blob, segment))
+
+    def want(self, digests: Iterable[str]) -> None:
+        """Fetch these, in this order, SIDE_BY_SIDE segments at a time."""
+        with self._lock:
+            for digest in digests:
+                blob = self._blobs[digest]
+                blob.wanted = True
+                if blob.complete:
+                    self._say("done", digest, blob.path)
+                elif blob not in self._queue:
+                    self._queue.append(blob)
+            missing = SIDE_BY_SIDE - self._crew
+            self._crew += missing
+        for _ in range(missing):
+            self._start(self._labour)
+
+    def totals(self) -> Tuple[int, int]:
+        """Bytes here, and bytes in all, of what somebody asked for."""
+        with self._lock:
+            wanted = [blob for blob in self._blobs.values() if blob.wanted]
+        return sum(blob.have for blob in wanted), sum(blob.size for blob in wanted)
+
+    def remove_cached(self) -> None:
+        """Take away what was not placed as a file."""
+        with self._lock:
+            blobs = [blob for blob in self._blobs.values() if not blob.placed]
+        for blob in blobs:
+            for path in (blob.path, blob.part, blob.journal):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work)
+        thread.daemon = True
+        thread.start()
+
+    def _labour(self) -> None:
+        while True:
+            with self._lock:
+                taken = self._take()
+                if taken is None:
+                    self._crew -= 1
+                    return
+            self._fetch(*taken)
+
+    def _take(self) -> Optional[Tuple[Stored, Segment]]:
+        for blob in list(self._queue):
+            for segment in blob.segments:
+                if blob.claim(segment):
+                    return blob, segment
+            self._queue.remove(blob)
+        return None
+
+    def _fetch(self, blob: Stored, segment: Segment) -> None:
+        fetch = Fetch(blob, segment, self._parts[blob.digest], self._roster, self._say, self.waits)
+        try:
+            fetch.run()
+        except OSError as error:
+            blob.failed(str(error))
+            self._say("failed", blob.digest, str(error))
+        finally:
+            self.waits.clear(fetch)
+            blob.release(segment)
+        if blob.complete:
+            self._say("done", blob.digest, blob.path)

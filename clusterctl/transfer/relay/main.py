@@ -1,0 +1,185 @@
+"""The relay as a process: commands and bytes of the source on stdin, its state on stdout.
+
+It ends with stdin, and when nothing came for a while: a connection that broke without a word
+must not leave a relay behind that still writes the files of its successor.
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import Any, BinaryIO, Dict, List
+
+from clusterctl.transfer.relay import frames, parts, serving
+from clusterctl.transfer.relay.holdings import Holdings
+from clusterctl.transfer.relay.roster import Roster
+from clusterctl.transfer.relay.stored import Stored
+from clusterctl.transfer.relay.upstream import SOURCE, Peer, Source, Standing, Upstream
+
+STATE_EVERY = 1.0
+FORSAKEN = 40.0
+"""Seconds without a frame after which the controller is gone; it sends one every few."""
+
+
+class Relay:
+    """One run. What it holds comes first, then `start`, then whom to ask and what to fetch."""
+
+    def __init__(self, commands: BinaryIO, told: BinaryIO) -> None:
+        self._commands, self._told = commands, told
+        self._telling = threading.Lock()
+        self._standings: Dict[str, Standing] = {}
+        self._peers: Dict[Any, Upstream] = {}
+        self._heard = time.monotonic()
+        self._token = ""
+        self._roster = Roster(15.0)
+        self._source = Source(self._standing(SOURCE), self.tell)
+        self._holdings = Holdings(self._roster, self.say)
+        self._registry = serving.Registry(self._holdings)
+
+    def run(self) -> None:
+        self._in_background(self._watch)
+        while True:
+            frame = frames.read(self._commands)
+            if frame is None:
+                return
+            # A disk that makes the source wait is no sign that the controller is gone.
+            self._heard = float("inf")
+            if not self._take(*frame):
+                return
+            self._heard = time.monotonic()
+
+    def _take(self, kind: bytes, stream: int, payload: bytes) -> bool:
+        """False when it was the command to end."""
+        if kind == frames.COMMAND:
+            return self._obey(payload)
+        self._source.deliver(kind, stream, payload)
+        return True
+
+    def tell(self, kind: bytes, stream: int, payload: bytes) -> None:
+        with self._telling:
+            self._told.write(frames.pack(kind, stream, payload))
+            self._told.flush()
+
+    def say(self, *values: str) -> None:
+        self.tell(frames.EVENT, 0, frames.fields(*values).encode("utf-8", "surrogateescape"))
+
+    def _obey(self, payload: bytes) -> bool:
+        for name, *rest in frames.parse(payload):
+            if name == "end":
+                return False
+            getattr(self, "_on_" + name)(*rest)
+        return True
+
+    def _on_ping(self) -> None:
+        """Somebody is there."""
+
+    def _on_start(self, token: str, stall: str, address: str, engine: str, peer: str) -> None:
+        """`engine` and `peer` are ports to have again if they are free, 0 for any."""
+        self._token = token
+        self._roster.stall = float(stall)
+        engine_side = serving.listen("127.0.0.1", int(engine))
+        peer_side = serving.listen(address, int(peer))
+        serving.serve(engine_side, self._registry.answer)
+        serving.serve(peer_side, serving.Handover(self._holdings, token).answer)
+        self.say("ports", str(engine_side.getsockname()[1]), str(peer_side.getsockname()[1]))
+        self._in_background(self._report)
+
+    def _on_sweep(self, cache: str, seconds: str) -> None:
+        parts.sweep(cache, time.time() - int(seconds))
+
+    def _on_blob(self, digest: str, size: str, path: str) -> None:
+        self._holdings.add(Stored(digest, int(size), path))
+
+    def _on_place(
+        self, digest: str, size: str, path: str, mode: str, piece_size: str, *pieces: str
+    ) -> None:
+        blob = Stored(
+            digest,
+            int(size),
+            path,
+            pieces=list(pieces),
+            piece_size=int(piece_size),
+            mode=int(mode, 8),
+            placed=True,
+        )
+        self._holdings.add(blob)
+
+    def _on_origin(self, digest: str, size: str, path: str, cached: str) -> None:
+        """A blob that is here at `path`; if it is not, it comes to `cached` like others."""
+        try:
+            self._holdings.add_whole(digest, int(size), path)
+        except OSError as error:
+            self.say("absent", path, str(error))
+            self._on_blob(digest, size, cached)
+
+    def _on_image(self, repository: str, tag: str, media_type: str, manifest: str) -> None:
+        content = manifest.encode("utf-8", "surrogateescape")
+        self._registry.offer(repository, tag, media_type, content)
+
+    def _on_upstreams(self, *words: str) -> None:
+        """Name, address, port and start of each, the first to be asked first; `source` alone."""
+        found: List[Upstream] = []
+        rest = list(words)
+        while rest:
+            name = rest.pop(0)
+            found.append(self._source if name == SOURCE else self._peer(name, *rest[:3]))
+            rest = rest if name == SOURCE else rest[3:]
+        self._roster.set(found)
+
+    def _on_want(self, *digests: str) -> None:
+        self._holdings.want(digests)
+
+    def _on_clean(self) -> None:
+        self._holdings.remove_cached()
+
+    def _peer(self, name: str, address: str, port: str, start: str) -> Upstream:
+        """The same object for the same relay: one that was started again counts as new."""
+        key = (name, address, port, start)
+        if key not in self._peers:
+            standing = self._standing(name)
+            standing.resting_until = 0.0
+            self._peers[key] = Peer(name, standing, address, int(port), self._token)
+        return self._peers[key]
+
+    def _standing(self, name: str) -> Standing:
+        return self._standings.setdefault(name, Standing(name))
+
+    def _report(self) -> None:
+        last = b""
+        while True:
+            state = self._state()
+            if state != last:
+                self.tell(frames.STATE, 0, state)
+                last = state
+            time.sleep(STATE_EVERY)
+
+    def _state(self) -> bytes:
+        done, total = self._holdings.totals()
+        received = sum(each.received for each in self._standings.values())
+        names = ",".join(name for name, each in self._standings.items() if each.streams)
+        text = frames.fields(done, total, received, names, self._holdings.waits.text())
+        return text.encode("utf-8", "surrogateescape")
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._heard < FORSAKEN:
+            time.sleep(1.0)
+        os._exit(3)
+
+    def _in_background(self, work: Any) -> None:
+        thread = threading.Thread(target=work)
+        thread.daemon = True
+        thread.start()
+
+
+def main() -> None:
+    """Runs until stdin ends."""
+    status = 0
+    try:
+        Relay(sys.stdin.buffer, sys.stdout.buffer).run()
+    except BrokenPipeError:
+        pass
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # Threads may be in the middle of a write; what they wrote so far is resumed later.
+    os._exit(status)

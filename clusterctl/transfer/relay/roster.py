@@ -1,0 +1,89 @@
+"""Whom to ask, in which order: the host before, those before it, and the source last."""
+
+import threading
+import time
+from typing import Callable, Collection, Dict, List, Optional
+
+from clusterctl.transfer.relay.upstream import SOURCE, Upstream
+
+REST = 1.0
+LONG_REST = 30.0
+"""Seconds that an upstream which failed is left alone: at first, and when it fails for longer
+than a stall time."""
+
+
+class Roster:
+    """The upstreams of this relay. `stall` in seconds."""
+
+    def __init__(self, stall: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stall = stall
+        self._clock = clock
+        self._upstreams: List[Upstream] = []
+        self._since: Dict[str, float] = {}
+        self._failed_at: Dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._told_of_detour = False
+
+    def set(self, upstreams: List[Upstream]) -> None:
+        """The first is asked first. One that is the same object as before keeps its standing."""
+        with self._lock:
+            before, self._upstreams = self._upstreams, upstreams
+            for upstream in upstreams:
+                if upstream not in before:
+                    self._since[upstream.name] = self._clock()
+                    self._failed_at.pop(upstream.name, None)
+
+    def all(self) -> List[Upstream]:
+        with self._lock:
+            return list(self._upstreams)
+
+    def choose(self, without: Collection[str]) -> Optional[Upstream]:
+        """The first one that is not in `without`, nor rests. None: wait, then ask again.
+
+        The source is asked for what a host would have passed on only after that host has been
+        gone for a stall time: a relay that was killed is back sooner, and a byte that leaves the
+        source twice costs more than the wait.
+        """
+        with self._lock:
+            now = self._clock()
+            for upstream in self._upstreams:
+                if upstream.name == SOURCE and self._may_come_back(now):
+                    return None
+                if upstream.name not in without and upstream.standing.resting_until <= now:
+                    return upstream
+            return None
+
+    def failed(self, upstream: Upstream, for_now: bool) -> None:
+        """`for_now`: it broke a moment ago and may be back soon."""
+        with self._lock:
+            now = self._clock()
+            if for_now:
+                self._failed_at.setdefault(upstream.name, now)
+            long_gone = now - self._failed_at.get(upstream.name, now - self.stall) >= self.stall
+            if upstream.name != SOURCE:
+                upstream.standing.resting_until = now + (LONG_REST if long_gone else REST)
+
+    def works(self, upstream: Upstream) -> None:
+        """It delivered."""
+        with self._lock:
+            self._failed_at.pop(upstream.name, None)
+
+    def is_first_detour(self) -> bool:
+        """True the first time it is asked: once is enough to tell a user."""
+        with self._lock:
+            first, self._told_of_detour = not self._told_of_detour, True
+            return first
+
+    def has_better(self, upstream: Upstream, joined: float) -> bool:
+        """Whether one before `upstream` was announced after `joined`."""
+        with self._lock:
+            for other in self._upstreams:
+                if other is upstream:
+                    return False
+                if self._since.get(other.name, 0.0) > joined:
+                    return True
+            return False
+
+    def _may_come_back(self, now: float) -> bool:
+        times = [self._failed_at.get(each.name) for each in self._upstreams if each.name != SOURCE]
+        return any(at is not None and now - at < self.stall for at in times)

@@ -1,0 +1,273 @@
+"""Where bytes come from: a relay on another host, or the source at the other end of stdin."""
+
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
+
+from clusterctl.transfer.relay import frames, http_wire
+
+READ = 1 << 20
+AT_ONCE = 128 << 10
+"""Bytes of a body that are waited for before they are taken. A reader that is woken for every
+packet, and wakes all who wait for its bytes, keeps a core busy with nothing but that."""
+
+BUFFERED = 8 << 20
+"""Bytes of a stream of the source that wait for the disk before stdin is read no further."""
+
+SOURCE = "source"
+"""What a chain calls the operator's machine among the hosts."""
+
+CONNECT_LIMIT = 5.0
+"""Seconds."""
+
+
+class Broken(Exception):
+    """The upstream cannot deliver; the text says why. `for_now`: it may be back in a moment."""
+
+    def __init__(self, reason: str, for_now: bool = True) -> None:
+        super().__init__(reason)
+        self.for_now = for_now
+
+
+class WrongSoFar(Exception):
+    """The upstream noticed that what it passed on was wrong, and starts again."""
+
+
+class Standing:
+    """How an upstream does, over all its streams. Times from time.monotonic."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.streams = 0
+        self.received = 0
+        self.resting_until = 0.0
+        self._clock = clock
+        self._heard = self._moved = clock()
+        self._lock = threading.Lock()
+
+    def began(self) -> None:
+        with self._lock:
+            if not self.streams:
+                self._heard = self._moved = self._clock()
+            self.streams += 1
+
+    def ended(self) -> None:
+        with self._lock:
+            self.streams -= 1
+
+    def heard(self, count: int = 0) -> None:
+        with self._lock:
+            self._heard = self._clock()
+            self._moved = self._heard if count else self._moved
+            self.received += count
+
+    def silence(self) -> float:
+        """Seconds since anything came, in any stream."""
+        return self._clock() - self._heard
+
+    def standstill(self) -> float:
+        """Seconds since bytes came, in any stream."""
+        return self._clock() - self._moved
+
+
+class Upstream:
+    """Reads ranges of blobs. `name` is the host's, or `source`."""
+
+    def __init__(self, name: str, standing: Standing) -> None:
+        self.name = name
+        self.standing = standing
+
+    def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
+        """The bytes, as they come; an empty one at least every `tick` seconds of silence, so
+        that the reader can decide to leave. Raises Broken, WrongSoFar."""
+        raise NotImplementedError
+
+
+class Peer(Upstream):
+    """A relay on another host."""
+
+    def __init__(self, name: str, standing: Standing, address: str, port: int, token: str) -> None:
+        super().__init__(name, standing)
+        self.address, self.port = address, port
+        self._token = token
+
+    def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
+        try:
+            with socket.create_connection((self.address, self.port), CONNECT_LIMIT) as stream:
+                stream.settimeout(tick)
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._ask(stream, digest, start, size)
+                for piece in self._frames(stream, size):
+                    yield piece
+        except OSError as error:
+            raise Broken(str(error) or type(error).__name__) from error
+
+    def _ask(self, stream: socket.socket, digest: str, start: int, size: int) -> None:
+        headers = [
+            ("Authorization", "Bearer " + self._token),
+            ("Range", "bytes=%d-%d" % (start, start + size - 1)),
+        ]
+        stream.sendall(http_wire.request("GET", "/blobs/sha256:" + digest, headers))
+
+    def _frames(self, stream: socket.socket, size: int) -> Iterator[Any]:
+        reader = _Patient(stream)
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = reader.read(1)
+            head += byte
+            if not byte:
+                yield b""
+        status = http_wire.status_of(head)
+        if status != 206:
+            raise Broken("it answers %d" % status, for_now=False)
+        for piece in _unframed(reader, size):
+            yield piece
+
+
+class _Patient:
+    """Reads a socket; b"" when nothing came within its timeout. Raises Broken at its end."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._buffer = bytearray(READ)
+        self._bite = AT_ONCE
+        self._least = 1
+
+    def read(self, size: int) -> bytes:
+        return bytes(self.view(size))
+
+    def view(self, size: int) -> memoryview:
+        """At most `size` bytes, good until the next call."""
+        view = memoryview(self._buffer)[: min(size, READ)]
+        self._wake_for(min(size, self._bite))
+        try:
+            count = self._stream.recv_into(view)
+        except socket.timeout:
+            return self._what_there_is(view)
+        if not count:
+            raise Broken("it closed the connection")
+        return view[:count]
+
+    def _what_there_is(self, view: memoryview) -> memoryview:
+        """Less than was waited for may have come: the network is slow, or the kernel's buffer is
+        smaller than that (before Linux 4.18 it does not grow for it). Then that is given up."""
+        self._wake_for(1)
+        tick = self._stream.gettimeout()
+        self._stream.settimeout(0.0)
+        try:
+            count = self._stream.recv_into(view)
+            self._bite = 1 if count else self._bite
+            return view[:count]
+        except BlockingIOError:
+            return view[:0]
+        finally:
+            self._stream.settimeout(tick)
+
+    def _wake_for(self, count: int) -> None:
+        if count == self._least:
+            return
+        try:
+            self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._least = count
+        except OSError:  # a kernel that is not quite Linux
+            self._bite = self._least = 1
+
+
+def _unframed(reader: _Patient, size: int) -> Iterator[Any]:
+    while size > 0:
+        header = b""
+        while len(header) < http_wire.LENGTH.size:
+            some = reader.read(http_wire.LENGTH.size - len(header))
+            header += some
+            if not some:
+                yield b""
+        length = http_wire.LENGTH.unpack(header)[0]
+        if length == http_wire.RESTART:
+            raise WrongSoFar
+        if length > size:
+            raise Broken("it sends more than it was asked for")
+        size -= length
+        yield http_wire.STILL_THERE if not length else b""
+        while length:
+            piece = reader.view(length)
+            length -= len(piece)
+            yield piece
+
+
+class _Stream:
+    """One range on its way from the source."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.changed = threading.Condition(lock)
+        """Of its own, so that a piece wakes only who waits for it."""
+        self.arrived: Deque[bytes] = deque()
+        self.waiting = 0
+        self.failure = ""
+        self.ended = False
+
+
+class Source(Upstream):
+    """The controller's source, through stdin and stdout. `tell` writes a frame."""
+
+    def __init__(self, standing: Standing, tell: Callable[[bytes, int, bytes], None]) -> None:
+        super().__init__(SOURCE, standing)
+        self._tell = tell
+        self._streams: Dict[int, _Stream] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
+        number, stream = self._opened()
+        try:
+            self._tell(frames.WANT, number, frames.fields(digest, start, size).encode())
+            while size > 0:
+                piece = self._next(stream, tick)
+                size -= len(piece or b"") if piece is not http_wire.STILL_THERE else 0
+                yield piece if piece is not None else b""
+        finally:
+            with self._lock:
+                del self._streams[number]
+                stream.changed.notify_all()
+            if size > 0:
+                self._tell(frames.ENOUGH, number, b"")
+
+    def deliver(self, kind: bytes, number: int, payload: bytes) -> None:
+        """A frame for a stream; waits while its reader is far behind."""
+        with self._lock:
+            stream = self._streams.get(number)
+            if stream is None:
+                return
+            stream.changed.wait_for(lambda: self._has_room(number))
+            if kind == frames.DATA:
+                stream.arrived.append(payload)
+                stream.waiting += len(payload)
+            elif kind == frames.ALIVE:
+                stream.arrived.append(http_wire.STILL_THERE)
+            else:
+                stream.failure = payload.decode("utf-8", "replace") if kind == frames.FAILED else ""
+                stream.ended = True
+            stream.changed.notify_all()
+
+    def _has_room(self, number: int) -> bool:
+        stream = self._streams.get(number)
+        return stream is None or stream.waiting < BUFFERED
+
+    def _opened(self) -> Tuple[int, _Stream]:
+        with self._lock:
+            self._count += 1
+            self._streams[self._count] = _Stream(self._lock)
+            return self._count, self._streams[self._count]
+
+    def _next(self, stream: _Stream, tick: float) -> Optional[bytes]:
+        with stream.changed:
+            stream.changed.wait_for(lambda: bool(stream.arrived) or stream.ended, tick)
+            if stream.arrived:
+                piece = stream.arrived.popleft()
+                stream.waiting -= len(piece) if piece is not http_wire.STILL_THERE else 0
+                stream.changed.notify_all()
+                return piece
+            if stream.ended:
+                raise Broken(stream.failure or "it ended too early")
+            return None

@@ -1,0 +1,126 @@
+"""`docker pull` on a host from the relay beside its engine, watched while it goes on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from clusterctl import deadlines
+from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.failures import engine_error
+from clusterctl.containers.in_time import in_time
+from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
+from clusterctl.transfer.chain_link import Progress
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks at the chain while the engine says nothing."""
+
+TRIES = 4
+"""Pulls in a row that fail without a byte between."""
+
+PULL = """\
+exec 3<&0
+"$@" & pull=$!
+{ cat <&3; kill "$pull"; } >/dev/null 2>&1 & watch=$!
+wait "$pull"; status=$?
+kill "$watch" 2>/dev/null
+exit "$status"
+"""
+# The pull must end with the connection. One that outlived it would ask a relay that is gone, again
+# and again for over a minute, and a new pull of the same layers would only join it.
+
+_RELAY_NAME = re.compile(r"127\.0\.0\.1:\d+/[0-9a-f]{32}/")
+"""What images are pulled as: chain.Chain.pull_reference."""
+
+
+class Carrier(Protocol):
+    """As much of a chain as a pull needs."""
+
+    def pull_reference(self, host: str) -> str: ...
+
+    def problem(self, host: str) -> ClusterctlError | None: ...
+
+    def progress(self) -> Mapping[str, Progress]: ...
+
+
+def pull(
+    driver: ContainerDriver,
+    chain: Carrier,
+    say: Say,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> str:
+    """Pull the chain's image on the driver's host; the name it has there now.
+
+    An engine whose relay is started again loses its connections, and is told to go on. Raises
+    StepFailed with the engine's words, the chain's own problem where that is the cause,
+    CommandTimedOut.
+    """
+    failures, before = 0, -1
+    while True:
+        reference = chain.pull_reference(driver.host)
+        try:
+            _pull_once(driver, chain, reference)
+        except StepFailed as error:
+            received = chain.progress()[driver.host].received
+            failures = 1 if received > before else failures + 1
+            before = received
+            if chain.problem(driver.host) or failures >= TRIES or isinstance(error, _Final):
+                raise chain.problem(driver.host) or error from error
+            say(f"going on after: {error.summary}")
+            pause(1.0)
+        else:
+            return reference
+
+
+def is_relay_name(tag: str) -> bool:
+    """Whether a tag is one that an image was pulled as, and that was to be removed."""
+    return bool(_RELAY_NAME.match(tag))
+
+
+class _Final(CommandTimedOut):
+    """To pull again would not help."""
+
+
+def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
+    watch = _Watch(chain, driver.host)
+    with driver.host_open(["sh", "-c", PULL, "pull", *driver.pull_argv(reference)]) as channel:
+        channel.settimeout(LOOK_EVERY)
+        while True:
+            try:
+                if not channel.recv(65536):
+                    break
+            except TimeoutError:
+                watch.look()
+        with in_time("docker pull", driver.host):
+            if channel.wait(timeout=deadlines.STREAM_END) == 0:
+                return
+        error = engine_error(channel.stderr_tail() or "docker pull failed", driver.host)
+    if error.hint is None or "registry" in error.summary:
+        error.summary = "the engine could not pull from the relay beside it"
+        error.hint = "run the same command again: it goes on where it stopped"
+    raise error
+
+
+class _Watch:
+    """Ends a pull that nothing comes of any more."""
+
+    def __init__(self, chain: Carrier, host: str) -> None:
+        self._chain, self._host = chain, host
+        self._received, self._since = -1, time.monotonic()
+
+    def look(self) -> None:
+        problem = self._chain.problem(self._host)
+        if problem is not None:
+            raise problem
+        received = self._chain.progress()[self._host].received
+        if received != self._received:
+            self._received, self._since = received, time.monotonic()
+        elif time.monotonic() - self._since > deadlines.RELAYED_PULL_SILENCE:
+            raise _Final(
+                f"docker pull did nothing for {deadlines.RELAYED_PULL_SILENCE:.0f} s",
+                host=self._host,
+                hint="look at the engine there: journalctl -u docker -n 50",
+            )

@@ -1,0 +1,210 @@
+"""What hosts hold of one model, byte for byte: ranks that load unlike weights answer nonsense.
+
+The hash of a file is known from the manifest that a push left, or from an earlier look, as long as
+neither the file's content nor its inode was written to since. What is known is kept on the host.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from clusterctl import deadlines
+from clusterctl.containers.driver import Say
+from clusterctl.errors import CommandFailed
+from clusterctl.transfer.content import is_digest
+from clusterctl.transfer.weights.host_hashes import hashes, sums
+from clusterctl.transfer.weights.manifest import parse
+from clusterctl.transfer.weights.on_host import KEPT
+from clusterctl.transport.base import Transport
+
+
+@dataclass(frozen=True)
+class HeldFile:
+    """A file of a model's directory."""
+
+    size: int
+    """Bytes."""
+    stamp: str
+    """Inode, size, time of the last write and of the last change: another one after any change."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model's directory on one host. Paths are below it."""
+
+    files: Mapping[str, HeldFile]
+    known: Mapping[str, str]
+    """sha256 of the files that are as they were when it was taken."""
+    promised: Mapping[str, str]
+    """sha256 that the manifest names, whatever the file's bytes are now."""
+
+    @property
+    def unknown(self) -> dict[str, HeldFile]:
+        return {path: file for path, file in self.files.items() if path not in self.known}
+
+    def learned(self, found: Mapping[str, str]) -> Held:
+        """The same with further hashes, by path."""
+        return Held(self.files, {**self.known, **found}, self.promised)
+
+
+def kept_file(path: str, directory: str = KEPT) -> str:
+    """Where the hashes of the model in the directory `path` are kept on a host."""
+    return f"{directory}/{path.strip('/').replace('/', '@')}"
+
+
+def look_at(
+    transport: Transport, path: str, *, kept: str = KEPT, timeout: float = deadlines.HELD_LOOK
+) -> Held:
+    """What the host holds in the directory `path`. Changes nothing, and reads no weights.
+
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
+    """
+    argv = ("sh", "-c", _script("held.sh"), "held", path, _root(path), kept_file(path, kept))
+    result = transport.run(argv, sudo=True, timeout=timeout)
+    if not result.ok:
+        raise CommandFailed(
+            f"{path} could not be read", host=transport.host.name, detail=result.last_lines()
+        )
+    return read_answer(result.stdout, path)
+
+
+def hash_now(
+    transport: Transport, path: str, files: Mapping[str, HeldFile], say: Say
+) -> dict[str, str]:
+    """The sha256 of `files` of the directory `path`, by path; those that cannot be read are left
+    out. Raises as `hashes`."""
+    absolute = {f"{path}/{name}": name for name in files}
+    size = sum(file.size for file in files.values())
+    found = sums(hashes(transport, list(absolute), size, say=say))
+    return {absolute[name]: digest for name, digest in found.items()}
+
+
+def keep(
+    transport: Transport, path: str, held: Held, *, hash_rest: bool = False, kept: str = KEPT
+) -> None:
+    """Keep what is known on the host. `hash_rest`: what is not gets hashed there in the
+    background, and is known to later runs. Raises as `look_at`."""
+    lines = [
+        f"kept\t{digest}\t{held.files[name].stamp}\t{name}" for name, digest in held.known.items()
+    ]
+    if hash_rest:
+        lines += [f"hash\t{file.stamp}\t{name}" for name, file in held.unknown.items()]
+    text = "".join(f"{line}\n" for line in lines)
+    argv = ("sh", "-c", _script("keep.sh"), "keep", kept_file(path, kept), path)
+    result = transport.run(argv, stdin=text.encode(), sudo=True, timeout=deadlines.HELD_KEEP)
+    if not result.ok:
+        raise CommandFailed(
+            f"{kept_file(path, kept)} could not be written",
+            host=transport.host.name,
+            detail=result.last_lines(),
+        )
+
+
+def read_answer(text: str, path: str) -> Held:
+    """The answer of held.sh for the directory `path`; a line cut short is left out. Pure."""
+    files: dict[str, HeldFile] = {}
+    changed: dict[str, str] = {}
+    kept: dict[str, str] = {}
+    sealed, manifest = "", []
+    for line in text.splitlines():
+        match line.split("\t"):
+            case ["file", stamp, later, size, name] if size.isdigit():
+                files[name], changed[name] = HeldFile(int(size), stamp), later
+            case ["sealed", moment]:
+                sealed = moment
+            case ["kept", digest, stamp, name] if is_digest(digest):
+                if name in files and files[name].stamp == stamp:
+                    kept[name] = digest
+            case [first, *_] if first.startswith("|"):
+                manifest.append(line[1:])
+    promised = _promised("\n".join(manifest), posixpath.relpath(path, _root(path)))
+    # Both are times of one host's clock, in UTC and to the nanosecond: they compare as text.
+    proven = {
+        name: promised[name] for name in files if name in promised and changed[name] <= sealed
+    }
+    return Held(
+        files, {**proven, **kept}, {name: promised[name] for name in files if name in promised}
+    )
+
+
+def _root(path: str) -> str:
+    """Where the manifest is: of a snapshot in a Hugging Face cache, in the model's own entry."""
+    return path.partition("/snapshots/")[0]
+
+
+def _script(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _promised(text: str, below: str) -> dict[str, str]:
+    """sha256 by path below the directory `below` of the manifest's, links followed; nothing where
+    there is no manifest that this version reads."""
+    try:
+        manifest = parse(text) if text else None
+    except ValueError:
+        return {}
+    if manifest is None:
+        return {}
+    found = {file.path: file.sha256 for file in manifest.files}
+    for link in manifest.links:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), link.target))
+        if target in found:
+            found[link.path] = found[target]
+    if below == ".":
+        return found
+    start = f"{below}/"
+    return {path[len(start) :]: found[path] for path in found if path.startswith(start)}
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A file of a host that is another than on `other`."""
+
+    host: str
+    path: str
+    other: str
+    recorded: bool
+    """A manifest says which of them is right; else it is only known that they differ."""
+
+
+def unlike(hosts: Mapping[str, Held], head: str) -> list[Unlike]:
+    """Every file that two hosts have with other bytes, told of the host that is wrong: where no
+    manifest knows, of the fewer, and of two of the one that is not `head`. Files that only some
+    hosts have are left to those who know which ones a model needs. Pure."""
+    found: list[Unlike] = []
+    for path in sorted({path for held in hosts.values() for path in held.files}):
+        those = {name: held for name, held in hosts.items() if path in held.files}
+        right = _right(path, those, head)
+        found += [
+            Unlike(name, path, right, those[right].known.get(path) == _promise(path, those, right))
+            for name, held in those.items()
+            if _differs(held, those[right], path)
+        ]
+    return found
+
+
+def _differs(one: Held, other: Held, path: str) -> bool:
+    if one.files[path].size != other.files[path].size:
+        return True
+    known = (one.known.get(path), other.known.get(path))
+    return None not in known and known[0] != known[1]
+
+
+def _promise(path: str, hosts: Mapping[str, Held], first: str) -> str | None:
+    """What a manifest says of it: that of the host `first`, else any."""
+    every = [hosts[first], *hosts.values()]
+    return next((held.promised[path] for held in every if path in held.promised), None)
+
+
+def _right(path: str, hosts: Mapping[str, Held], head: str) -> str:
+    """The host whose file the others are held against."""
+    known = {name: held.known[path] for name, held in hosts.items() if path in held.known}
+    as_promised = [name for name in known if hosts[name].promised.get(path) == known[name]]
+    among = as_promised or list(known) or list(hosts)
+    content = {name: (hosts[name].files[path].size, known.get(name)) for name in among}
+    common = Counter(content.values())
+    return max(among, key=lambda name: (common[content[name]], name == head))

@@ -1,0 +1,144 @@
+"""What a model's directory holds, file by file, with the hashes that prove it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+
+from clusterctl.transfer.chain_link import PIECE
+from clusterctl.transfer.content import Blob, is_digest
+
+FORMAT = 1
+"""Of the manifest's text; another one is not read."""
+
+FILE_NAME = ".clusterctl-model.json"
+"""Beside the weights on a host: the tree was whole and right when this was written."""
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """One regular file."""
+
+    path: str
+    """Below the model's directory, with `/`."""
+    size: int
+    """Bytes."""
+    mode: int
+    """Permission bits."""
+    sha256: str
+    """Of the whole file, 64 hexadecimal digits."""
+    chunks: tuple[str, ...] = ()
+    """sha256 of every PIECE bytes in order; empty when it is not known."""
+
+    @property
+    def blob(self) -> Blob:
+        return Blob(f"sha256:{self.sha256}", self.size)
+
+
+@dataclass(frozen=True)
+class WeightLink:
+    """A symbolic link, as a Hugging Face cache has them from snapshots to blobs."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A model's directory. Files stand in the order in which they are brought."""
+
+    name: str
+    """Of the directory, below the hosts' models path: Qwen2.5-1.5B-Instruct."""
+    files: tuple[WeightFile, ...]
+    links: tuple[WeightLink, ...] = ()
+    origin: str = ""
+    """Where it was first got: hf:Qwen/Qwen2.5-1.5B-Instruct@<commit>; empty for a directory."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files; those with equal content are counted each."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def identity(self) -> str:
+        """sha256 over what the tree holds: equal trees have equal ones, whatever their names."""
+        lines = [f"{file.path}\0{file.sha256}\n" for file in self.files]
+        lines += [f"{link.path}\0-> {link.target}\n" for link in self.links]
+        return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """What has to be brought, each content once, in the order of the files."""
+        return tuple({file.sha256: file.blob for file in self.files}.values())
+
+
+def in_order(files: Iterable[WeightFile]) -> tuple[WeightFile, ...]:
+    """Small files (config, tokenizer) first, by path; then the large ones, by path."""
+    return tuple(sorted(files, key=lambda file: (file.size > PIECE, file.path)))
+
+
+def dump(manifest: Manifest) -> str:
+    """The manifest as JSON, a line a file, so that it can be read and compared by eye."""
+    head = {"format": FORMAT, "name": manifest.name, "origin": manifest.origin}
+    files = ",\n".join(f"  {json.dumps(asdict(file))}" for file in manifest.files)
+    links = ",\n".join(f"  {json.dumps(asdict(link))}" for link in manifest.links)
+    return (
+        f'{json.dumps(head)[:-1]}, "identity": "{manifest.identity}",\n'
+        f'"files": [\n{files}\n],\n"links": [\n{links}\n]}}\n'
+    )
+
+
+def parse(text: str) -> Manifest:
+    """The manifest that `dump` wrote. Raises ValueError for anything else: another format,
+    a path that leads out of the directory, or content that does not fit its own identity."""
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']}")
+        manifest = Manifest(
+            inside(document["name"]),
+            tuple(_file(entry) for entry in document["files"]),
+            tuple(WeightLink(inside(link["path"]), link["target"]) for link in document["links"]),
+            document["origin"],
+        )
+        identity = document["identity"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a manifest of a model: {error!r}") from error
+    if identity != manifest.identity:
+        raise ValueError("the manifest was cut short or changed by hand")
+    return manifest
+
+
+def _file(entry: dict[str, object]) -> WeightFile:
+    return WeightFile(
+        path=inside(str(entry["path"])),
+        size=int(str(entry["size"])),
+        mode=int(str(entry["mode"])),
+        sha256=_digest(entry["sha256"]),
+        chunks=tuple(_digest(chunk) for chunk in _list(entry["chunks"])),
+    )
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
+
+
+def _digest(value: object) -> str:
+    """Files are named by it on other hosts."""
+    if not is_digest(str(value)):
+        raise ValueError(f"{value!r} is no sha256")
+    return str(value)
+
+
+def inside(path: str) -> str:
+    """The path, if it stays below its directory: manifests come from hosts, listings from hubs.
+    Raises ValueError."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or any(ord(c) < 32 for c in path):
+        raise ValueError(f"{path!r} is no path below the model's directory")
+    return path

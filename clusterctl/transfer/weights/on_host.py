@@ -1,0 +1,186 @@
+"""What hosts hold of models: one round trip a host, and the reading of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+
+from clusterctl import deadlines
+from clusterctl.errors import CommandFailed
+from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, WeightFile, parse
+from clusterctl.transport.base import Transport
+
+IDLE_AFTER = 60
+"""Minutes without a write, after which what is on its way counts as left behind. Runs of one
+cluster exclude each other anyway; one of another cluster on the same host writes all the time."""
+
+SHARED_FROM = 2**20
+"""Bytes from which equal files of two models are one on disk."""
+
+KEPT = "/var/lib/clusterctl/weights"
+"""Directory on a host, root's alone and in no container: a file with hashes for each model."""
+
+INCOMING = ".clusterctl-incoming"
+"""Below the models directory: trees on their way. On its file system, so that the finished one
+only has to be renamed, and where neither vLLM nor a user looks for a model."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A file as the host tells of it: size in bytes, time of its last change in Unix seconds."""
+
+    size: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class HostTree:
+    """One model directory of a host."""
+
+    path: str
+    """Below the models directory."""
+    files: Mapping[str, Seen]
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Symbolic links of a Hugging Face cache entry: path to target."""
+    manifest: Manifest | None = None
+    sealed: int = 0
+    """When the manifest was written, in Unix seconds: after all files."""
+    hashed: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of files that were hashed on the host and did not change since."""
+
+    @property
+    def size(self) -> int:
+        return sum(seen.size for seen in self.files.values())
+
+    @property
+    def intact(self) -> bool:
+        """All is there as the manifest says, and was not written to since."""
+        return self.manifest is not None and not self.lacking
+
+    @cached_property
+    def lacking(self) -> tuple[str, ...]:
+        """Paths of the manifest that are gone or changed."""
+        if self.manifest is None:
+            return ()
+        files = [file.path for file in self.manifest.files if not self.holds(file)]
+        links = [each for each in self.manifest.links if self.links.get(each.path) != each.target]
+        return (*files, *(link.path for link in links))
+
+    def holds(self, file: WeightFile) -> bool:
+        """Whether that file of its own manifest is still what it was: not written to since, and
+        not found to have other bytes, which a write that sets the time back leaves."""
+        seen = self.files.get(file.path)
+        if seen is None or seen.size != file.size or seen.changed > self.sealed:
+            return False
+        return self.hashed.get(file.path, file.sha256) == file.sha256
+
+
+@dataclass(frozen=True)
+class HostModels:
+    """The models directory of one host."""
+
+    directory: str
+    """Absolute."""
+    free: int
+    """Bytes that can be written."""
+    trees: tuple[HostTree, ...] = ()
+    incoming: Mapping[str, int] = field(default_factory=dict)
+    """Trees on their way: the name of each below INCOMING, and the bytes that it takes up."""
+    idle: frozenset[str] = frozenset()
+    """Those of them that nobody has written to for IDLE_AFTER."""
+    read_only: str | None = None
+    """The directory that cannot be written to."""
+
+    def tree(self, path: str) -> HostTree | None:
+        return next((tree for tree in self.trees if tree.path == path), None)
+
+    def contents(self, name: str) -> Mapping[str, str]:
+        """sha256 of what manifests vouch for: its absolute path. All of the model `name`, and
+        the large files of the others: small ones are edited in place, which a hard link would
+        carry over to the other model."""
+        return {
+            file.sha256: f"{self.directory}/{tree.path}/{file.path}"
+            for tree in sorted(self.trees, key=lambda each: each.path == name)
+            if tree.manifest is not None
+            for file in tree.manifest.files
+            if tree.holds(file) and (tree.path == name or file.size >= SHARED_FROM)
+        }
+
+
+def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
+    """What is under `directory`, as root. Changes nothing.
+
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
+    """
+    script = resources.files(__package__).joinpath("look.sh").read_text(encoding="utf-8")
+    argv = ["sh", "-c", script, "look-at-models", directory, str(IDLE_AFTER), kept]
+    result = transport.run(argv, sudo=True, timeout=deadlines.MODELS_LOOK)
+    if not result.ok:
+        raise CommandFailed(
+            f"{directory} could not be read",
+            host=transport.host.name,
+            detail=result.last_lines(),
+        )
+    return read_answer(result.stdout, directory)
+
+
+def read_answer(text: str, directory: str) -> HostModels:
+    """The records of look.sh; one that was cut short is left out."""
+    free, read_only, trees, incoming, idle = 0, None, [], {}, set()
+    record: list[str] = []
+    for line in text.splitlines():
+        word, _, rest = line.partition("\t")
+        if record:
+            record.append(line)
+            if line == "end":
+                trees.append(_tree(record))
+                record = []
+        elif word == "tree":
+            record = [line]
+        elif word == "free":
+            free = int(rest) * 1024
+        elif word == "readonly":
+            read_only = rest
+        elif word == "incoming":
+            name, used, state = rest.split("\t")
+            incoming[name] = int(used) * 1024
+            if state == "idle":
+                idle.add(name)
+    return HostModels(directory, free, tuple(trees), incoming, frozenset(idle), read_only)
+
+
+def _tree(record: Sequence[str]) -> HostTree:
+    files: dict[str, Seen] = {}
+    links: dict[str, str] = {}
+    hashed: dict[str, str] = {}
+    sealed = 0
+    for line in record:
+        word, _, rest = line.partition("\t")
+        if word == "file":
+            size, changed, path = rest.split("\t", 2)
+            files[path.removeprefix("./")] = Seen(int(size), int(changed))
+        elif word == "link":
+            path, _, target = rest.partition("\t")
+            links[path.removeprefix("./")] = target
+        elif word == "hashed":
+            digest, _, path = rest.partition("\t")
+            hashed[path] = digest
+        elif word == "sealed":
+            sealed = int(rest)
+    return HostTree(record[0].partition("\t")[2], files, links, _sealed(record), sealed, hashed)
+
+
+def _sealed(record: Sequence[str]) -> Manifest | None:
+    """The manifest; None when there is none that this version reads."""
+    text = "\n".join(line[1:] for line in record if line.startswith("|"))
+    try:
+        return parse(text) if text else None
+    except ValueError:
+        return None
+
+
+def manifest_path(directory: str, name: str) -> str:
+    """Where the manifest of the model `name` is on a host."""
+    return f"{directory}/{name}/{FILE_NAME}"

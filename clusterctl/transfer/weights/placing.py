@@ -1,0 +1,123 @@
+"""A model's tree on a host: begun beside the others, filled, and renamed once it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from pathlib import PurePosixPath
+
+from clusterctl import deadlines
+from clusterctl.errors import CommandFailed
+from clusterctl.transfer.chain_link import Place
+from clusterctl.transfer.weights.manifest import Manifest, WeightFile, dump
+from clusterctl.transfer.weights.need import Need, staging_path
+from clusterctl.transfer.weights.on_host import INCOMING, SHARED_FROM
+from clusterctl.transport.base import Transport
+
+WRITTEN_PER_SECOND = 50e6
+"""Bytes; slower than any disk in use, for the time limits of copying and syncing."""
+
+
+def places(manifest: Manifest, directory: str) -> dict[str, Place]:
+    """Where each content becomes a file, by digest: its first path in the staging directory."""
+    staged = staging_path(manifest, directory)
+    return {
+        file.blob.digest: Place(f"{staged}/{file.path}", file.chunks, file.mode)
+        for file in _firsts(manifest).values()
+    }
+
+
+def settled(manifest: Manifest, directory: str) -> dict[str, str]:
+    """Where each content is once the tree is in place, by digest."""
+    final = f"{directory}/{manifest.name}"
+    return {file.blob.digest: f"{final}/{file.path}" for file in manifest.files}
+
+
+def origin(found: Need) -> dict[str, str]:
+    """What the host has already and passes on, by digest."""
+    return {f"sha256:{digest}": path for digest, path in found.linked.items()}
+
+
+def prepare(transport: Transport, manifest: Manifest, found: Need, directory: str) -> None:
+    """Make the staging directory, with what the host has already. Safe to do again."""
+    lines = [f"dir\t{path}" for path in _directories(manifest)]
+    firsts = _firsts(manifest)
+    for digest, path in found.linked.items():
+        word = "take" if firsts[digest].size >= SHARED_FROM else "copy"
+        lines.append(f"{word}\t{path}\t{firsts[digest].path}")
+    argv = ("sh", "-c", _script("prepare.sh"), "prepare", staging_path(manifest, directory))
+    # A link costs nothing; where there can be none, all of it is copied.
+    size = sum(firsts[digest].size for digest in found.linked)
+    _run(transport, argv, lines, doing=f"beginning {manifest.name}", size=size)
+
+
+def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
+    """Make the staged tree the model's directory. Raises CommandFailed when a file is not
+    all there; what was there by that name before goes only after the new tree is in place."""
+    final = f"{directory}/{manifest.name}"
+    argv = ("sh", "-c", _script("settle.sh"), "settle", staging_path(manifest, directory), final)
+    text = dump(manifest)
+    lines = [*_contents(manifest), "manifest", *text.splitlines()]
+    _run(transport, argv, lines, doing=f"finishing {manifest.name}", size=manifest.size)
+
+
+def clear(transport: Transport, found: Need, directory: str) -> None:
+    """Remove what ended runs left of the model."""
+    paths = [f"{directory}/{INCOMING}/{name}" for name in found.leftovers]
+    size = sum(found.leftovers.values())
+    _run(transport, ("rm", "-rf", "--", *paths), (), doing="removing what was left", size=size)
+
+
+MOVE = """\
+set -e
+[ "$1" = "$2" ] && exit 0
+rm -rf "$2"
+mv "$1" "$2"
+"""
+
+
+def rename_staged(transport: Transport, staged: str, manifest: Manifest, directory: str) -> None:
+    """The directory `staged` becomes the one in which `manifest` is staged."""
+    argv = ("sh", "-c", MOVE, "rename", staged, staging_path(manifest, directory))
+    _run(transport, argv, (), doing=f"beginning {manifest.name}", size=0)
+
+
+def _firsts(manifest: Manifest) -> dict[str, WeightFile]:
+    """The first file of each content, by sha256."""
+    firsts: dict[str, WeightFile] = {}
+    for file in manifest.files:
+        firsts.setdefault(file.sha256, file)
+    return firsts
+
+
+def _directories(manifest: Manifest) -> list[str]:
+    parents = {str(PurePosixPath(file.path).parent) for file in manifest.files}
+    return sorted(parents - {"."})
+
+
+def _contents(manifest: Manifest) -> Iterator[str]:
+    firsts = _firsts(manifest)
+    for file in manifest.files:
+        if firsts[file.sha256] is not file:
+            yield f"same\t{firsts[file.sha256].path}\t{file.path}"
+    for link in manifest.links:
+        yield f"link\t{link.target}\t{link.path}"
+    for file in manifest.files:
+        yield f"file\t{file.size}\t{file.path}"
+
+
+def _script(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _run(
+    transport: Transport, argv: Sequence[str], lines: Iterable[str], *, doing: str, size: int
+) -> str:
+    text = "".join(f"{line}\n" for line in lines)
+    limit = deadlines.PLACING + size / WRITTEN_PER_SECOND
+    result = transport.run(argv, stdin=text.encode(), sudo=True, timeout=limit)
+    if not result.ok:
+        last = result.last_lines()
+        why = last.splitlines()[-1] if last else f"status {result.status}"
+        raise CommandFailed(f"{doing} failed: {why}", host=transport.host.name, detail=last)
+    return result.stdout

@@ -1,0 +1,234 @@
+"""A model's directory on this machine: which files it has, and whether they make a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
+from clusterctl.transfer.weights.manifest import WeightLink
+from clusterctl.transfer.weights.safetensors import shortfall
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
+NOT_WEIGHTS = frozenset({"training_args.bin"})
+RANDOM_WEIGHTS = "RANDOM_WEIGHTS"
+"""A file of this name says that weights are left out on purpose."""
+
+LEFT_OUT = frozenset({".git", ".cache", "__pycache__", "._____temp", ".mv", ".msc", ".DS_Store"})
+"""What tools leave in a downloaded directory: git, hf, modelscope. vLLM reads none of it."""
+
+_UNFINISHED = (".part", ".incomplete", ".aria2", ".lock")
+_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """One file to send: `path` below the directory, and where its bytes are here."""
+
+    path: str
+    source: Path
+    size: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A directory as it was found, before anything of it was hashed."""
+
+    name: str
+    files: tuple[TreeFile, ...]
+    links: tuple[WeightLink, ...] = ()
+    origin: str = ""
+
+
+def read_tree(directory: Path, name: str | None = None) -> Tree:
+    """The files of a plain directory, or of the newest snapshot of a Hugging Face cache entry.
+
+    Links in a plain directory are followed; a cache entry keeps its own (snapshots to blobs).
+    `name` is what hosts are to call it; without one, as it is called here. Raises UsageError
+    when there is no such directory, and everything that is wrong with it, all at once.
+    """
+    directory = directory.expanduser()
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise UsageError(f"{directory} {what}", hint="clusterctl model push DIRECTORY")
+    directory = directory.resolve()
+    if (directory / "snapshots").is_dir():
+        return _cache_entry(directory, name)
+    if directory.parent.name == "snapshots" and not name:
+        name = directory.parent.parent.name.rpartition("--")[2]
+    return Tree(name or directory.name, tuple(_files(directory)))
+
+
+def _cache_entry(entry: Path, name: str | None) -> Tree:
+    """`models--ORG--NAME`: the snapshot that refs/main names, else the newest, and its blobs.
+
+    Layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+    """
+    snapshot = _snapshot(entry)
+    found = list(_files(snapshot))
+    links = [
+        WeightLink(f"snapshots/{snapshot.name}/{file.path}", _target(snapshot / file.path))
+        for file in found
+        if (snapshot / file.path).is_symlink()
+    ]
+    files = {path: file for file in found if (path := _below(entry, snapshot, file))}
+    main = entry / "refs" / "main"
+    if main.is_file():
+        files["refs/main"] = _tree_file("refs/main", main)
+    named = [
+        TreeFile(path, file.source, file.size, file.mode) for path, file in sorted(files.items())
+    ]
+    origin = "hf:" + "/".join(entry.name.split("--")[1:]) + f"@{snapshot.name}"
+    return Tree(name or entry.name, tuple(named), tuple(links), origin)
+
+
+def _target(link: Path) -> str:
+    """From the link to its file, through other links, so that it leads there on any host."""
+    return os.path.relpath(link.resolve(), link.parent)
+
+
+def _snapshot(entry: Path) -> Path:
+    main = entry / "refs" / "main"
+    if main.is_file() and (named := entry / "snapshots" / main.read_text().strip()).is_dir():
+        return named
+    found = [path for path in (entry / "snapshots").iterdir() if path.is_dir()]
+    if not found:
+        raise UsageError(f"{entry} has no snapshot: nothing was downloaded into it")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def _below(entry: Path, snapshot: Path, file: TreeFile) -> str:
+    """Where in the cache entry the bytes are: a blob, or a file that is no link."""
+    real = (snapshot / file.path).resolve()
+    if not real.is_relative_to(entry):
+        raise UsageError(f"{snapshot / file.path} leads out of {entry}")
+    return str(real.relative_to(entry))
+
+
+def _files(
+    directory: Path, below: str = "", within: frozenset[Path] = frozenset()
+) -> Iterator[TreeFile]:
+    """`within`: the directories that we are in, by their real paths."""
+    within |= {(directory / below).resolve()}
+    for entry in _entries(directory / below):
+        path = f"{below}{entry.name}"
+        if _passed_over(entry.name):
+            continue
+        if entry.is_dir():
+            if (directory / path).resolve() in within:
+                raise UsageError(f"{directory / path} leads back to a directory that it is in")
+            yield from _files(directory, f"{path}/", within)
+        else:
+            yield _tree_file(path, directory / path)
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}") from error
+
+
+def is_passed_over(path: str) -> bool:
+    """Whether a file is no part of the model, by its name alone."""
+    return any(_passed_over(part) for part in path.split("/"))
+
+
+def _passed_over(name: str) -> bool:
+    return name in LEFT_OUT or name.startswith(".clusterctl-") or name.endswith(_UNFINISHED)
+
+
+def _tree_file(path: str, source: Path) -> TreeFile:
+    """Raises UsageError for what cannot be sent."""
+    if any(ord(character) < 32 for character in path):
+        raise UsageError(f"{path!r} has a control character in its name", hint="rename it")
+    try:
+        found = source.stat()
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{source} is neither a file nor a directory", hint="move it away")
+    if not os.access(source, os.R_OK):
+        raise UsageError(f"{source} may not be read by you", hint=f"chmod u+r {source}")
+    return TreeFile(path, source.resolve(), found.st_size, stat.S_IMODE(found.st_mode))
+
+
+def faults(tree: Tree) -> list[ClusterctlError]:
+    """Why the tree is no model that vLLM could load; empty when it is one. Reads heads of files."""
+    model = _as_vllm_sees(tree)
+    problems: list[ClusterctlError] = []
+    if "config.json" not in model:
+        problems.append(_fault(tree, "has no config.json", "name the directory that holds it"))
+    weights = {path: file for path, file in model.items() if _is_weight(path)}
+    if not weights and RANDOM_WEIGHTS not in model:
+        problems.append(_fault(tree, "has no weights", f"download it: {_pull(tree)}"))
+    problems += [fault for path, file in weights.items() if (fault := _broken(tree, path, file))]
+    if missing := _missing_shards(model):
+        text = f"lacks {len(missing)} of its weight files: {', '.join(missing[:3])}"
+        problems.append(_fault(tree, text, f"download it whole: {_pull(tree)}"))
+    return problems
+
+
+def _as_vllm_sees(tree: Tree) -> dict[str, TreeFile]:
+    """Files by their path in the model's directory, through the links of a snapshot."""
+    if not tree.links:
+        return {file.path: file for file in tree.files}
+    blobs = {file.path.rpartition("/")[2]: file for file in tree.files}
+    found = {
+        file.path.split("/", 2)[2]: file
+        for file in tree.files
+        if file.path.startswith("snapshots/")
+    }
+    for link in tree.links:
+        found[link.path.split("/", 2)[2]] = blobs[link.target.rpartition("/")[2]]
+    return found
+
+
+def _is_weight(path: str) -> bool:
+    return "/" not in path and path.endswith(WEIGHT_SUFFIXES) and path not in NOT_WEIGHTS
+
+
+def _broken(tree: Tree, path: str, file: TreeFile) -> RequirementsNotMet | None:
+    with file.source.open("rb") as opened:
+        if opened.read(len(_POINTER)) == _POINTER:
+            return _fault(tree, f"has a git-lfs pointer in place of {path}", "git lfs pull")
+    if not path.endswith(".safetensors"):
+        return None
+    try:
+        lacking = shortfall(file.source)
+    except ValueError as error:
+        return _fault(tree, f"has a broken {path}: {error}", f"download it: {_pull(tree)}")
+    if not lacking:
+        return None
+    text = f"has a {path} that lacks its last {lacking} bytes"
+    return _fault(tree, text, f"download it whole: {_pull(tree)}")
+
+
+def _missing_shards(model: dict[str, TreeFile]) -> list[str]:
+    """Shards that an index names and the directory lacks."""
+    wanted: set[str] = set()
+    for path, file in model.items():
+        if path.endswith(".index.json") and "/" not in path:
+            wanted.update(_shards(file.source))
+    return sorted(wanted - model.keys())
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        return {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set()
+
+
+def _pull(tree: Tree) -> str:
+    return f"clusterctl model pull {tree.name}"
+
+
+def _fault(tree: Tree, text: str, hint: str) -> RequirementsNotMet:
+    return RequirementsNotMet(f"{tree.name} {text}", hint=hint)

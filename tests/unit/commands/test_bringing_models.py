@@ -1,0 +1,81 @@
+"""What bringing a model decides before anything moves, and what it says meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.commands.model_pull import Telling, wanted
+from clusterctl.commands.model_push import python_on
+from clusterctl.containers.drivers import driver_for
+from clusterctl.engine.events import Event, StepProgress
+from clusterctl.errors import UsageError
+from clusterctl.facts.model import ImageFacts
+from clusterctl.facts.parse import Probe
+from clusterctl.transfer.chain_link import Progress
+from clusterctl.transfer.weights.bringing import bringing_text
+from clusterctl.transfer.weights.hub import HubFile, Listing
+from tests.fakes.host_facts import host_facts
+from tests.fakes.transport import FakeTransport
+
+IMAGE = ImageFacts("sha256:1", (), (), (), 1, "amd64", {})
+GIB = 2**30
+DRIVER = driver_for(FakeTransport())
+
+
+def test_the_relay_runs_in_the_node_image_where_the_host_has_no_python() -> None:
+    answer = Probe(host_facts(), {}, (), (), IMAGE)
+    assert python_on(answer, "/data/models", DRIVER) == ()
+    without = replace(answer, facts=host_facts(python3=None))
+    argv = python_on(without, "/data/models", DRIVER)
+    assert argv[:4] == ("docker", "run", "--rm", "-i")
+    assert argv[-3:] == ("--entrypoint", "python3", "sha256:1")
+    assert "/data/models:/data/models" in argv
+    assert python_on(replace(without, image=None), "/data/models", DRIVER) == ()
+
+
+def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
+    short = wanted("qwen2.5-1.5b", "/data/models", "hf", None, None)
+    assert (short.model_id, short.name) == ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen2.5-1.5B-Instruct")
+    other = wanted("org/name", "/data/models", "modelscope", "v1", "mine")
+    assert (other.hub, other.model_id, other.name, other.revision) == (
+        "modelscope", "org/name", "mine", "v1",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="no model of a hub"):
+        wanted("/data/models/x", "/data/models", "hf", None, None)
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (
+            Progress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("gpu1",)),
+            "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from gpu1",
+        ),
+        (
+            Progress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("source",)),
+            "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from this machine",
+        ),
+        (Progress("a", 0, 0, 0, 0.0, (), "gpu1: timed out"), "0.0 of 4.0 GiB, gpu1: timed out"),
+        (Progress("a", 9 * GIB, 9 * GIB, 0, 1.0, ()), "4.0 of 4.0 GiB"),
+    ],
+)
+def test_one_line_says_how_far_a_host_is(progress: Progress, text: str) -> None:
+    assert bringing_text(progress, 4 * GIB) == text
+
+
+def test_what_was_got_and_is_read_once_more_is_said_too() -> None:
+    listing, told = Listing("hf", "Org/Tiny", "c", (HubFile("w", 4 * GIB, "u"),)), list[Event]()
+    Telling(listing, "hf", told.append).came(2 * GIB)
+    Telling(listing, "hf", told.append).hashed(GIB)
+    came, hashed = (event.text for event in told if isinstance(event, StepProgress))
+    assert came.startswith("2.00 of 4.00 GiB here, ")
+    assert "hashed" not in came
+    assert hashed == "0.00 of 4.00 GiB here, 0.0 MiB/s, 1.00 GiB hashed"
+
+
+def test_a_name_that_leads_out_of_the_models_directory_is_refused() -> None:
+    for name in ("../elsewhere", "/etc", "a/../..", ".hidden"):
+        with pytest.raises(UsageError, match="is no name of a model directory"):
+            wanted("Qwen/Qwen2.5-1.5B-Instruct", "/data/models", "hf", None, name)

@@ -1,0 +1,262 @@
+"""What status makes of hosts' reports: states in, a screen, sentences and a verdict out."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from clusterctl.commands.cluster_status import ClusterStatus, HostReport, assess
+from clusterctl.commands.status import weights_apart
+from clusterctl.facts.model import HostFacts
+from clusterctl.facts.parse import Probe, parse_probe
+from clusterctl.facts.sections import split_sections
+from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.node.documents import (
+    BrokenNic,
+    NodeState,
+    Rank,
+    RayNode,
+    ServiceDocument,
+    ServiceState,
+    UnreadableDocument,
+    to_json,
+)
+from clusterctl.reporting.status_view import status_document, status_screen
+from clusterctl.transfer.weights.held import kept_file
+from tests.fakes.transport import FakeTransport
+
+INVENTORY = Inventory(
+    cluster="demo",
+    image="vllm/vllm-openai:v0.33.0",
+    hosts=(
+        Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),
+        Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
+    ),
+)
+LOGS = "/var/log/clusterctl/demo"
+NVML = "Failed to initialize NVML: Unknown Error"
+SERVICE = ServiceDocument(
+    name="tiny", model="/data/models/tiny", served_name="tiny", argv=[], env={}, host="10.0.0.1",
+    port=8000, tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="f",
+)  # fmt: skip
+
+
+@pytest.fixture
+def facts() -> HostFacts:
+    captures = Path(__file__).parents[1] / "facts" / "captures"
+    text = (captures / "debian-12-docker-20.10.txt").read_text()
+
+    facts = parse_probe(split_sections(text, "MARK"), sudo_error=None, received=0.0).facts
+    return replace(facts, clock=1000.0, engine=replace(facts.engine, running=True))
+
+
+def ray(name: str, *, alive: bool = True, gpus: float = 1, used: float = 1) -> RayNode:
+    return RayNode(name, f"10.0.0.{name[-1]}", name, alive, name == "gpu1", gpus, used, 8.0)
+
+
+def state(host: str, **more: object) -> NodeState:
+    role = "head" if host == "gpu1" else "worker"
+    made = NodeState(host, role, 999.0, "0.1.0", "up", 0.0, 0, ray_version="2.60.0")
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def healthy(facts: HostFacts) -> dict[str, HostReport]:
+    ranks = [Rank(0, 0, 0, "gpu1", "10.0.0.1", 7), Rank(1, 1, 0, "gpu2", "10.0.0.2", 8)]
+    ready = ServiceState("tiny", "ready", 0.0, "f", running=3, tokens_per_second=41.5, ranks=ranks)
+    head = state("gpu1", nodes=[ray("gpu1"), ray("gpu2")], services=[ready])
+    return {
+        "gpu1": HostReport(INVENTORY.hosts[0], facts, head, "running", services=(SERVICE,)),
+        "gpu2": HostReport(INVENTORY.hosts[1], facts, state("gpu2"), "running"),
+    }
+
+
+def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: HostFacts) -> None:
+    """Once the hosts have hashed them in the background; before, nobody asks."""
+    service = replace(SERVICE, argv=["vllm", "serve", "/data/models/tiny"])
+    reports = healthy(facts)
+    reports["gpu1"] = replace(reports["gpu1"], services=(service,))
+    transports = {}
+    for name, sha in (("gpu1", "a"), ("gpu2", "b")):
+        transports[name] = FakeTransport(Host(name=name, address="192.0.2.1"))
+        transports[name].on(
+            lambda argv: argv[3:4] == ("held",),
+            stdout=f"file\ts\t2026\t9\tmodel.safetensors\nkept\t{sha * 64}\ts\tmodel.safetensors",
+        )
+    answers = {name: Probe(facts, {}, (), (), None) for name in transports}
+    assert weights_apart(INVENTORY, reports, answers, transports) == {}
+    answers["gpu2"] = replace(answers["gpu2"], files={kept_file("/data/models/tiny"): b""})
+    apart = weights_apart(INVENTORY, reports, answers, transports)
+    status = assess(INVENTORY, reports, apart)
+    assert status.problems == (
+        "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has; which of them "
+        "is right, no manifest says",
+    )
+
+
+def with_service(reports: dict[str, HostReport], **more: object) -> dict[str, HostReport]:
+    """The same, with its one service as it is now said to be."""
+    head = reports["gpu1"]
+    assert head.state
+    service = replace(head.state.services[0], **more)  # type: ignore[arg-type]
+    return {**reports, "gpu1": replace(head, state=replace(head.state, services=[service]))}
+
+
+def screen(status: ClusterStatus) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(status_screen(status))
+    return out.getvalue()
+
+
+def test_a_healthy_cluster_reads_so(facts: HostFacts) -> None:
+    status = assess(INVENTORY, healthy(facts))
+    assert status.healthy
+    text = screen(status)
+    for words in ("healthy", "Ray 2.60.0", "0 on gpu1, 1 on gpu2", "41.5 tokens/s", "1 of 1"):
+        assert words in text
+    document = json.loads(json.dumps(status_document(status)))
+    assert document["services"][0]["endpoint"] == "http://10.0.0.1:8000/v1"
+    assert document["services"][0]["last_failure_seconds_ago"] is None
+
+
+def test_an_engine_that_shows_no_sign_of_life_is_a_problem_at_once(facts: HostFacts) -> None:
+    silence = "no token for 15 s (3 requests running, 0 waiting)"
+    status = assess(INVENTORY, with_service(healthy(facts), silence=silence))
+    assert status.problems == (f"service tiny: {silence}",)
+    assert f"silent     {silence}" in screen(status)
+    assert status_document(status)["services"][0]["silence"] == silence
+
+
+def test_a_service_that_is_ready_again_still_says_why_it_was_restarted(facts: HostFacts) -> None:
+    failure = "stalled: no token for 50 s (3 requests running, 0 waiting)"
+    status = assess(
+        INVENTORY,
+        with_service(healthy(facts), restarts=1, last_failure=failure, last_failure_time=277.0),
+    )
+    assert status.healthy
+    assert f"restarts   1 · last failure 12 min 3 s ago: {failure}" in screen(status)
+    service = status_document(status)["services"][0]
+    assert (service["last_failure"], service["last_failure_seconds_ago"]) == (failure, 723.0)
+
+
+@pytest.mark.parametrize("listens_on", ["0.0.0.0", "::"])
+def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
+    facts: HostFacts, listens_on: str
+) -> None:
+    reports = healthy(facts)
+    everywhere = replace(SERVICE, host=listens_on)
+    reports["gpu1"] = replace(reports["gpu1"], services=(everywhere,))
+    assert assess(INVENTORY, reports).services[0].endpoint == "http://10.0.0.1:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("host", "change", "sentence"),
+    [
+        ("gpu2", {"facts": None, "state": None, "problem": "timed out"}, "gpu2: timed out"),
+        ("gpu2", {"container": "exited"}, "gpu2: the node container is exited"),
+        ("gpu2", {"container": "missing", "state": None}, "gpu2: the node container is missing"),
+        ("gpu2", {"state": state("gpu2", time=900.0)}, "gpu2: the supervisor last wrote 100 s ago"),
+        ("gpu2", {"state": None}, "gpu2: the supervisor has written no state yet"),
+        ("gpu2", {"drift": ("node.json differs",)}, "gpu2: node.json differs"),
+        ("gpu1", {"state": state("gpu1", nodes=[ray("gpu1")])}, "gpu2: not in Ray"),
+        (
+            "gpu1",
+            {"state": state("gpu1", nodes=[ray("gpu1"), ray("gpu2", gpus=0)])},
+            "gpu2: Ray has 0 of 1 GPUs",
+        ),
+        (
+            "gpu2",
+            {"state": state("gpu2", broken_nics=[BrokenNic("ens3", "gloo, nccl", "down")])},
+            "gpu2: interface ens3, which carries Gloo and NCCL, is down: it lost its link, or was "
+            "switched off",
+        ),
+        (
+            "gpu2",
+            {"state": state("gpu2", broken_nics=[BrokenNic("ens3", "nccl", "missing")])},
+            "gpu2: interface ens3, which carries NCCL, is not there: it was renamed or removed",
+        ),
+        (
+            "gpu2",
+            {"state": state("gpu2", broken_nics=[BrokenNic("", "control", "missing")])},
+            "gpu2: no interface has the node IP, which carries Ray",
+        ),
+        ("gpu2", {"state": state("gpu2", gpus_visible=0)}, "gpu2: the container sees 0 of 1 GPUs"),
+        (
+            "gpu2",
+            {"state": state("gpu2", gpus_visible=0, gpus_said=NVML)},
+            "gpu2: a daemon-reload took the container's GPUs (NVML: Unknown Error): it sees 0 of 1",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_first_cause(
+    facts: HostFacts, host: str, change: dict[str, object], sentence: str
+) -> None:
+    reports = healthy(facts)
+    reports[host] = replace(reports[host], **change)  # type: ignore[arg-type]
+    status = assess(INVENTORY, reports)
+    of_hosts = [text for text in status.problems if text.startswith("gpu2")]
+    assert of_hosts == [sentence]
+    assert not status.healthy
+    assert sentence in screen(status)
+
+
+def test_a_service_that_is_not_ready_degrades_the_cluster(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    head = reports["gpu1"].state
+    assert head is not None
+    waiting = ServiceState("tiny", "waiting", 0.0, "f", detail="gpu2 has not joined Ray")
+    reports["gpu1"] = replace(reports["gpu1"], state=replace(head, services=[waiting]))
+    status = assess(INVENTORY, reports)
+    assert status.problems == ("service tiny: waiting (gpu2 has not joined Ray)",)
+
+
+def test_all_hosts_dead_is_still_an_answer() -> None:
+    dead = {host.name: HostReport(host, problem="timed out") for host in INVENTORY.hosts}
+    status = assess(INVENTORY, dead)
+    assert len(status.problems) == 2
+    assert "no answer" in screen(status)
+
+
+def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
+    facts: HostFacts,
+) -> None:
+    reports = healthy(facts)
+    cut = UnreadableDocument("services/tiny.json", "Unterminated string", to_json(SERVICE))
+    new = UnreadableDocument("services/new.json", "no JSON")
+    reports["gpu1"] = replace(reports["gpu1"], unreadable=(cut, new))
+    status = assess(INVENTORY, reports)
+    assert status.problems == (
+        "gpu1: services/tiny.json cannot be read (Unterminated string); the supervisor follows "
+        "what it held before",
+        "gpu1: services/new.json cannot be read (no JSON); the supervisor follows nothing",
+    )
+    assert status.hints == ("clusterctl bootstrap .",)
+    assert "service tiny · ready" in screen(status)
+
+
+def test_a_full_file_system_of_logs_is_named_and_nothing_else(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    full = state("gpu2", logs_problem=f"{LOGS} is on a file system that is full")
+    reports["gpu2"] = replace(reports["gpu2"], state=full)
+    status = assess(INVENTORY, reports)
+    assert status.problems == (
+        f"gpu2: {LOGS} is on a file system that is full: logs and journal are not written",
+    )
+    assert status.hints == ("clusterctl exec --limit gpu2 -- df -h /var/log/clusterctl",)
+
+
+def test_a_host_that_left_the_inventory_and_still_runs_is_named(facts: HostFacts) -> None:
+    without = INVENTORY.model_copy(update={"hosts": INVENTORY.hosts[:1]})
+    status = assess(without, {"gpu1": healthy(facts)["gpu1"]})
+    (problem,) = status.problems
+    assert problem == (
+        "gpu2: is not in the inventory, and its container still runs in this cluster at 10.0.0.2, "
+        "with rank 1 of tiny"
+    )
+    (hint,) = status.hints
+    assert "clusterctl down --limit gpu2" in hint
+    assert problem in " ".join(screen(status).split())

@@ -1,0 +1,147 @@
+"""From a request and what hosts say to a service document, memory planned on the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.commands.launch import Prepared, prepare
+from clusterctl.errors import DoesNotFit
+from clusterctl.facts.model import Address, GpuReport, NicFacts
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.models.name import resolve
+from clusterctl.node.documents import NodeState, RayNode, ServiceDocument
+from clusterctl.serving.request import Options, read_request
+from clusterctl.serving.vllm_flags import parse_arguments
+from tests.fakes.catalogue import config_of
+from tests.fakes.host_facts import gpus, host_facts
+from tests.fakes.transport import FakeTransport, starts
+
+CONFIG = json.dumps(config_of("Qwen/Qwen2.5-1.5B-Instruct"))
+RECORD = f"directory /data/models/qwen\nweights 1 3000000000 0\ntokenizer\n|{CONFIG}\nend\n"
+
+
+class Cluster:
+    """Two hosts with one device each, their answers ready."""
+
+    def __init__(self, accelerator: str) -> None:
+        on_gpus = accelerator == "nvidia"
+        self.inventory = Inventory(
+            cluster="demo",
+            image="vllm:v0.32.0",
+            accelerator="nvidia" if on_gpus else "cpu",
+            env={} if on_gpus else {"VLLM_CPU_KVCACHE_SPACE": "1"},
+            hosts=(
+                Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),
+                Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
+            ),
+        )
+        report = gpus(1) if on_gpus else GpuReport((), None)
+        self.answers = {f"gpu{n}": _probe(f"10.0.0.{n}", report) for n in (1, 2)}
+        self.transports = {f"gpu{n}": FakeTransport() for n in (1, 2)}
+        for transport in self.transports.values():
+            transport.on(starts("sh", "-c"), stdout=RECORD)
+        nodes = [RayNode(f"n{n}", f"10.0.0.{n}", f"gpu{n}", True, n == 1, 1, 0, 8) for n in (1, 2)]
+        version = "0.32.0" if on_gpus else "0.32.0+cpu"
+        self.state = NodeState(
+            "gpu1", "head", 0.0, "0.1", "up", 0.0, 0, vllm_version=version, nodes=nodes
+        )
+
+    def prepare(
+        self,
+        *args: str,
+        tp: int | None = None,
+        own: ServiceDocument | None = None,
+        other: ServiceDocument | None = None,
+    ) -> Prepared:
+        request = read_request(
+            Options("/data/models/qwen", tp, name="qwen"), (), parse_arguments(args)
+        )
+        model = resolve(request.model, self.inventory.models)
+        declared = {document.name: document for document in (own, other) if document}
+        return prepare(
+            self.inventory, request, model, self.transports, self.answers, self.state, declared
+        )
+
+
+def _probe(ip: str, report: GpuReport) -> Probe:
+    address = (Address(ip, 24, "global"),)
+    nic = NicFacts("eth0", "02:00:00:00:00:01", 1500, "up", 25_000, "physical", None, address)
+    return Probe(host_facts(nic, gpus=report), {}, (), (), None)
+
+
+def flag(document: ServiceDocument, name: str) -> str:
+    return document.argv[document.argv.index(name) + 1]
+
+
+@pytest.mark.parametrize(("tp", "tokens"), [(1, 37_376), (2, 74_880)])
+def test_on_cpus_the_image_tells_the_cache_and_the_tokens_are_those_vllm_prints(
+    tp: int, tokens: int
+) -> None:
+    prepared = Cluster("cpu").prepare(tp=tp)
+    assert prepared.fit is not None
+    assert prepared.fit.plan.kv_cache_tokens == tokens
+    assert flag(prepared.document, "--tensor-parallel-size") == str(tp)
+    assert any(f"{tokens:,} tokens" in note for note in prepared.notes)
+    assert "VLLM_PP_LAYER_PARTITION" not in prepared.document.env
+
+
+def test_serving_again_gives_the_same_document() -> None:
+    cluster = Cluster("nvidia")
+    first = cluster.prepare()
+    assert first.layout.ranks == 1
+    assert cluster.prepare(own=first.document).document == first.document
+
+
+def test_a_declared_service_that_is_not_up_yet_is_named_where_it_leaves_too_few_gpus() -> None:
+    cluster = Cluster("nvidia")
+    other = replace(cluster.prepare(tp=1).document, name="big", port=8001)
+    with pytest.raises(DoesNotFit, match="1 free") as caught:
+        cluster.prepare(tp=2, other=other)
+    assert caught.value.detail == "service big (declared) holds 1 GPU"
+    assert cluster.prepare(tp=1, other=other).layout.hosts == ("gpu2",)
+
+
+def test_a_gpu_cluster_pays_no_further_round_trip() -> None:
+    cluster = Cluster("nvidia")
+    cluster.prepare(tp=2)
+    assert [len(transport.calls) for transport in cluster.transports.values()] == [1, 1]
+
+
+def test_tensor_parallel_over_25_gbit_is_done_and_its_cost_is_said() -> None:
+    notes = " ".join(Cluster("nvidia").prepare(tp=2).notes)
+    assert "--data-parallel-size 2 would give" in notes
+
+
+def test_what_cannot_work_is_refused_before_anything_is_written() -> None:
+    cluster = Cluster("nvidia")
+    with pytest.raises(DoesNotFit, match="max_position_embeddings=32768") as caught:
+        cluster.prepare("--max-model-len", "64K", tp=1)
+    words = "clusterctl serve /data/models/qwen --tp 1 -- --max-model-len 32768"
+    assert caught.value.hint == words
+    assert not any(transport.files for transport in cluster.transports.values())
+
+
+def test_a_config_that_no_one_understands_is_served_all_the_same() -> None:
+    cluster = Cluster("nvidia")
+    strange: dict[str, Any] = {
+        "architectures": ["X"],
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+    }
+    record = RECORD.replace(CONFIG, json.dumps(strange))
+    for transport in cluster.transports.values():
+        transport.on(starts("sh", "-c"), stdout=record)
+    prepared = cluster.prepare(tp=1)
+    assert prepared.fit is None
+    assert any("memory is not planned" in note for note in prepared.notes)
+
+
+def test_a_service_on_all_addresses_is_told_where_clients_reach_it() -> None:
+    prepared = Cluster("cpu").prepare("--host", "0.0.0.0")
+    assert flag(prepared.document, "--host") == "0.0.0.0"
+    assert prepared.endpoint.url == "http://10.0.0.1:8000"

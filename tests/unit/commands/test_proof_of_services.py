@@ -1,0 +1,98 @@
+"""A service is proved by a request of the kind that the supervisor found it to serve."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterctl.commands import proof
+from clusterctl.commands.launch import Prepared
+from clusterctl.commands.proof import Proof, prove
+from clusterctl.engine.events import Event
+from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.serving.layout import Layout
+from tests.fakes.transport import FakeTransport, starts
+
+INVENTORY = Inventory(
+    cluster="demo",
+    image="i",
+    hosts=(Host(name="gpu1", address="gpu1", role="head", gpus=(Gpu(),)),),
+)
+DOCUMENT = ServiceDocument(
+    "m", "m", "m", ["vllm", "serve", "/m"], {}, "10.0.0.1", 8000, 1, 1, 1, "f"
+)
+CHAT: dict[str, Any] = {
+    "choices": [{"message": {"content": "Hello!"}}],
+    "usage": {"completion_tokens": 3},
+}
+EMBEDDING: dict[str, Any] = {"data": [{"embedding": [0.5, 0.25]}]}
+ANSWERS = {"/v1/chat/completions": CHAT, "/v1/embeddings": EMBEDDING}
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server that has both kinds of answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            said = json.dumps(ANSWERS[self.path]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def proved(port: int, task: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
+    """As a supervisor says that the service serves `task`."""
+    monkeypatch.setattr(proof, "Tunnel", lambda *_: nullcontext(SimpleNamespace(port=port)))
+    head = FakeTransport(Host(name="gpu1", address="gpu1")).on(starts("cat"), stdout="key\n")
+    layout = Layout(1, 1, ("gpu1",), 1, keeps_tp_in_host=True, reason="")
+    node = RayNode("n1", "10.0.0.1", "gpu1", True, True, 1, 1, 8)
+    rank = Rank(0, 0, 0, "gpu1", "10.0.0.1", 7)
+    service = ServiceState("m", "ready", 0.0, "f", task=task, ranks=[rank], ready_seconds=9.0)
+    state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, nodes=[node], services=[service])
+    events: list[Event] = []
+    prepared = Prepared(DOCUMENT, layout, None, ())
+    return prove(INVENTORY, head, prepared, lambda: state, events.append)
+
+
+def test_an_embedding_model_is_asked_for_an_embedding(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = proved(port, "embeddings", monkeypatch)
+
+    assert (found.answer.task, found.answer.text) == ("embeddings", "2 numbers")
+    assert found.task.path == "/v1/embeddings"
+    assert found.ready_seconds == 9.0
+
+
+@pytest.mark.parametrize("task", ["completions", ""])
+def test_a_model_that_generates_is_asked_for_a_completion(
+    port: int, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = proved(port, task, monkeypatch)
+
+    assert (found.answer.task, found.answer.text, found.answer.tokens) == (
+        "completions",
+        "Hello!",
+        3,
+    )

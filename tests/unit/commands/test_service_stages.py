@@ -1,0 +1,128 @@
+"""Following a service: states in, events and errors out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+
+from clusterctl.commands.service_watch import OutOfSight, PatientLook, StageEvents, await_ready
+from clusterctl.engine.events import Event, StepFinished, StepProgress, StepStarted
+from clusterctl.errors import (
+    AuthenticationRejected,
+    CommandTimedOut,
+    RayNotFormed,
+    StepFailed,
+    Unreachable,
+)
+from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.ray_cluster.contract import Wait
+
+DOCUMENT = ServiceDocument(
+    name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
+    host="10.0.0.1", port=8000, tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="new",
+)  # fmt: skip
+
+
+def node(state: str, *, fingerprint: str = "new", **more: object) -> NodeState:
+    service = ServiceState("tiny", state, 0.0, fingerprint, **more)  # type: ignore[arg-type]
+    return NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, services=[service])
+
+
+def reader(states: list[NodeState | None]) -> Callable[[], NodeState | None]:
+    remaining: Iterator[NodeState | None] = iter(states)
+    return lambda: next(remaining)
+
+
+def follow(
+    states: list[NodeState | None], seconds_per_look: int = 1
+) -> tuple[ServiceState, list[Event]]:
+    events: list[Event] = []
+    clock = count(0, seconds_per_look)
+    wait = Wait(clock=lambda: float(next(clock)), sleep=lambda _: None)
+    found = await_ready(DOCUMENT, reader(states), StageEvents("gpu1", events.append), wait)
+    return found, events
+
+
+def test_stages_are_told_once_each_in_order() -> None:
+    found, events = follow(
+        [
+            None,
+            node("ready", fingerprint="old"),
+            node("waiting", detail="gpu2 has not joined Ray"),
+            node("starting"),
+            node("loading", stage="weights"),
+            node("loading", stage="weights"),
+            node("loading", stage="kv-cache"),
+            node("ready", ready_seconds=12.0),
+        ]
+    )
+    assert found.ready_seconds == 12.0
+    begun = [event.step for event in events if isinstance(event, StepStarted)]
+    assert begun == ["wait for Ray", "start vLLM", "load weights", "size the KV cache"]
+    ended = [event.step for event in events if isinstance(event, StepFinished)]
+    assert ended == begun
+    assert any(isinstance(e, StepProgress) and "gpu2" in e.text for e in events)
+
+
+def test_a_failed_attempt_is_told_by_its_cause() -> None:
+    log = ["ValueError: No available memory for the cache blocks."]
+    with pytest.raises(StepFailed) as failed:
+        follow([node("starting"), node("backing-off", last_error=log)])
+    assert failed.value.host == "gpu1"
+    assert failed.value.hint
+
+
+def test_a_wait_for_ray_ends() -> None:
+    with pytest.raises(RayNotFormed, match="gpu2 is gone"):
+        follow([node("waiting", detail="gpu2 is gone")] * 20, seconds_per_look=50)
+
+
+def test_a_supervisor_that_takes_no_notice_is_named() -> None:
+    with pytest.raises(StepFailed, match="took no notice of tiny within 30 s; it reports nothing"):
+        follow([None] * 20, seconds_per_look=50)
+
+
+def test_a_service_that_is_never_ready_tells_what_was_seen_last() -> None:
+    with pytest.raises(StepFailed, match=r"within 1800 s; last seen: load weights: shard 3 of 9"):
+        follow([node("loading", stage="weights", detail="shard 3 of 9")] * 90, seconds_per_look=50)
+
+
+def looks(outcomes: list[NodeState | Exception], clock: Iterator[int]) -> PatientLook:
+    remaining = iter(outcomes)
+
+    def read() -> NodeState:
+        found = next(remaining)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return PatientLook(read, Wait(clock=lambda: float(next(clock)), sleep=lambda _: None))
+
+
+def test_a_way_that_fails_for_a_while_is_borne() -> None:
+    blinks = [Unreachable("no route"), CommandTimedOut("cat took 20 s")]
+    look = looks([*blinks, node("loading"), *blinks], count(0, 40))
+
+    assert [look() is None for _ in range(3)] == [True, True, False]
+    assert [look() for _ in range(2)] == [None, None]  # its time begins anew
+
+
+def test_a_way_that_stays_broken_is_no_verdict_on_the_service() -> None:
+    look = looks([Unreachable("no route", host="gpu1")] * 5, count(0, 31))
+
+    with pytest.raises(OutOfSight, match="goes on loading, out of sight: no route") as caught:
+        [look() for _ in range(5)]
+    assert (caught.value.host, caught.value.exit_code) == ("gpu1", 4)
+    assert caught.value.hint == "clusterctl status"
+
+
+def test_a_refused_key_is_not_tried_again() -> None:
+    with pytest.raises(OutOfSight):
+        looks([AuthenticationRejected("no")], count())()
+
+
+def test_one_look_without_a_state_late_in_the_start_is_no_end() -> None:
+    found, _ = follow([*[node("loading")] * 200, None, node("ready")])
+    assert found.state == "ready"

@@ -1,0 +1,65 @@
+"""Documents on the head that are cut short or garbage: named, and what is known of them kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from clusterctl.commands.declared import services_in, unreadable_in
+from clusterctl.facts.parse import Probe
+from clusterctl.node.documents import (
+    NodeState,
+    ServiceDocument,
+    UnreadableDocument,
+    to_json,
+)
+from tests.fakes.host_facts import host_facts, nic
+
+TINY = ServiceDocument(
+    name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
+    host="10.0.0.1", port=8000, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="f",
+)  # fmt: skip
+ETC = "/etc/clusterctl/demo"
+STATE = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0)
+
+
+def answer(state: NodeState, files: Mapping[str, bytes]) -> Probe:
+    known = {"/run/clusterctl/demo/state.json": to_json(state).encode()}
+    return Probe(host_facts(nic("eth0", "10.0.0.1")), {**known, **files}, (), (), None)
+
+
+def test_nothing_is_said_of_documents_that_are_fine() -> None:
+    seen = answer(STATE, {f"{ETC}/services/tiny.json": to_json(TINY).encode()})
+    assert services_in("demo", seen) == {"tiny": TINY}
+    assert unreadable_in("demo", seen) == []
+
+
+def test_of_one_cut_short_the_supervisors_last_version_counts() -> None:
+    cut = to_json(TINY).encode()[:50]
+    known = UnreadableDocument("services/tiny.json", "cut", to_json(TINY))
+    node = UnreadableDocument("node.json", "cut", '{"cluster": "demo"}')
+    files = {f"{ETC}/services/tiny.json": cut, f"{ETC}/node.json": b"{"}
+    seen = answer(replace(STATE, unreadable=[known, node]), files)
+    assert services_in("demo", seen) == {"tiny": TINY}
+    _, named = unreadable_in("demo", seen)
+    assert (named.file, named.last_good) == ("services/tiny.json", to_json(TINY))
+
+
+def test_of_garbage_that_nobody_ever_read_there_is_no_service() -> None:
+    files = {
+        f"{ETC}/services/tiny.json": b"\x80garbage",
+        f"{ETC}/node.json": b"{",
+    }
+    seen = answer(STATE, files)
+    assert services_in("demo", seen) == {}
+    assert [each.file for each in unreadable_in("demo", seen)] == [
+        "node.json",
+        "services/tiny.json",
+    ]
+
+
+def test_one_that_was_mended_counts_before_the_supervisor_has_seen_it() -> None:
+    old = replace(TINY, port=9000)
+    known = UnreadableDocument("services/tiny.json", "cut", to_json(old))
+    file = {f"{ETC}/services/tiny.json": to_json(TINY).encode()}
+    assert services_in("demo", answer(replace(STATE, unreadable=[known]), file)) == {"tiny": TINY}

@@ -1,0 +1,140 @@
+"""Plain layers are compressed where that is worth it, once, and nothing else is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import StepFailed
+from clusterctl.transfer.archive_image import archive_image
+from clusterctl.transfer.archives.split import clean
+from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.codec import Codec, choose_codec
+from clusterctl.transfer.location import LocalImage
+from clusterctl.transfer.recompressed import plain_size, recompressed
+from tests.fakes.image_archives import MadeImage, sha256, tar_of
+
+
+@pytest.mark.parametrize(
+    ("link", "engines", "zstd", "chosen"),
+    [
+        (100.0, ["20.10.24+dfsg1", "26.1.5"], True, Codec.GZIP),
+        (100.0, ["26.1.5", "23.0.0"], True, Codec.ZSTD),
+        (100.0, ["26.1.5"], False, Codec.GZIP),
+        (100.0, ["unknown"], True, Codec.GZIP),
+        (1000.0, ["20.10.24"], True, Codec.PLAIN),
+        (None, ["20.10.24"], True, Codec.PLAIN),
+    ],
+)
+def test_the_choice(link: float | None, engines: list[str], zstd: bool, chosen: Codec) -> None:
+    assert choose_codec(link, engines, zstd_at_hand=zstd) is chosen
+
+
+@pytest.fixture
+def plain(image: MadeImage, tmp_path: Path, store: BlobStore) -> LocalImage:
+    path = tmp_path / "image.tar"
+    path.write_bytes(image.legacy())
+    return archive_image(path, store, reference=None, platform=None, say=print)
+
+
+def unpacked(data: bytes, codec: Codec) -> bytes:
+    if codec is Codec.GZIP:
+        return gzip.decompress(data)
+    return subprocess.run(["zstd", "-dqc"], input=data, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD])
+def test_layers_are_the_same_once_unpacked(
+    plain: LocalImage, image: MadeImage, store: BlobStore, codec: Codec
+) -> None:
+    if codec is Codec.ZSTD and not shutil.which("zstd"):
+        pytest.skip("zstd is not installed")
+    found = recompressed(plain, codec, store, say=print)
+    assert found.content.config.digest == plain.content.config.digest
+    assert found.content.diff_ids == plain.content.diff_ids
+    for layer, original in zip(found.content.layers, image.layers, strict=True):
+        data = b"".join(found.open(layer))
+        assert sha256(data) == layer.digest
+        assert len(data) == layer.size < len(original)
+        assert layer.media_type.endswith(f"+{codec}")
+        assert unpacked(data, codec) == original
+        assert found.location(layer)
+    listed = json.loads(found.content.manifest)["layers"]
+    assert [one["digest"] for one in listed] == [layer.digest for layer in found.content.layers]
+    assert b"".join(found.open(found.content.config)) == image.config
+
+
+def test_the_second_time_it_is_all_there(
+    plain: LocalImage, image: MadeImage, store: BlobStore, tmp_path: Path
+) -> None:
+    first = recompressed(plain, Codec.GZIP, store, say=print)
+    (tmp_path / "image.tar").write_bytes(b"gone")
+    assert recompressed(plain, Codec.GZIP, store, say=print).content == first.content
+
+
+def test_without_the_cache_it_comes_out_the_same(plain: LocalImage, tmp_path: Path) -> None:
+    made = [
+        recompressed(plain, Codec.GZIP, BlobStore(tmp_path / name), say=print).content
+        for name in ("one", "two")
+    ]
+    assert made[0] == made[1]
+
+
+def test_only_what_travels_is_compressed(
+    plain: LocalImage, image: MadeImage, store: BlobStore
+) -> None:
+    """What was compressed for an earlier push keeps the digest that engines know it by."""
+    last = plain.content.diff_ids[1]
+    found = recompressed(plain, Codec.GZIP, store, say=print, lacking=[last])
+    assert [layer.media_type.endswith("gzip") for layer in found.content.layers] == [
+        False, True, False,
+    ]  # fmt: skip
+    assert b"".join(found.open(found.content.layers[0])) == image.layers[0]
+    assert plain_size(plain, [last]) == len(image.layers[1])
+    whole = recompressed(plain, Codec.GZIP, store, say=print)
+    assert recompressed(plain, Codec.GZIP, store, say=print, lacking=[]).content == whole.content
+
+
+def test_plain_stays_plain(plain: LocalImage, store: BlobStore) -> None:
+    assert recompressed(plain, Codec.PLAIN, store, say=print) is plain
+
+
+def test_compressed_layers_are_left_alone(
+    image: MadeImage, tmp_path: Path, store: BlobStore
+) -> None:
+    packed = gzip.compress(image.layers[0], mtime=0)
+    mixed = MadeImage(image.name, image.layers[:2])
+    entry = {"Config": "config", "RepoTags": [image.name], "Layers": ["0", "1"]}
+    files = {"config": mixed.config, "0": packed, "1": image.layers[1]}
+    path = tmp_path / "image.tar"
+    path.write_bytes(tar_of({"manifest.json": json.dumps([entry]).encode(), **files}))
+    source = archive_image(path, store, reference=None, platform=None, say=print)
+    found = recompressed(source, Codec.GZIP, store, say=print)
+    assert found.content.layers[0] == source.content.layers[0]
+    assert b"".join(found.open(found.content.layers[0])) == packed
+    assert gzip.decompress(b"".join(found.open(found.content.layers[1]))) == image.layers[1]
+
+
+def test_a_source_that_fails_leaves_nothing(
+    plain: LocalImage, store: BlobStore, tmp_path: Path
+) -> None:
+    (tmp_path / "image.tar").write_bytes(b"changed meanwhile")
+    store.blobs.mkdir(parents=True)
+    (store.blobs / "save-999999999-abc.part").write_bytes(b"of a killed run")
+    with pytest.raises(StepFailed):
+        recompressed(plain, Codec.GZIP, store, say=print)
+    assert not list(store.blobs.iterdir())
+
+
+def test_what_killed_runs_left_is_removed_by_several_at_once(tmp_path: Path) -> None:
+    for count in range(2000):
+        (tmp_path / f"save-999999999-{count}.part").touch()
+    with ThreadPoolExecutor(8) as crew:
+        list(crew.map(clean, [str(tmp_path)] * 8))
+    assert not list(tmp_path.iterdir())

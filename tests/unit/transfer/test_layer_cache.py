@@ -1,0 +1,148 @@
+"""Layers on the operator's machine: what they take up, how they go, and whether they fit at all."""
+
+from __future__ import annotations
+
+import gzip
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.commands.image_source import ImageSource
+from clusterctl.errors import LockHeld, RequirementsNotMet
+from clusterctl.transfer.archive_image import archive_image
+from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.codec import Codec
+from clusterctl.transfer.content import Blob
+from clusterctl.transfer.image_origin import LocalOrigin
+from clusterctl.transfer.layer_cache import clear, look
+from clusterctl.transfer.local_disk import SPARE
+from clusterctl.transfer.recompressed import recompressed
+from clusterctl.transfer.registry_image import RegistryImage
+from tests.fakes.image_archives import MadeImage, sha256
+from tests.fakes.registry_server import RegistryServer
+
+Usage = namedtuple("Usage", ("total", "used", "free"))
+Free = Callable[[int], None]
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Free:
+    """Says how many bytes are free on this machine's disk."""
+
+    def say(count: int) -> None:
+        usage = Usage(1 << 40, (1 << 40) - count, count)
+        name = "clusterctl.transfer.local_disk.shutil.disk_usage"
+        monkeypatch.setattr(name, lambda _: usage)
+
+    return say
+
+
+def keep_some(store: BlobStore) -> None:
+    store.keep(bytes(1000))
+    store.part(sha256(b"another")).write_bytes(bytes(500))
+    store.remember("gzip-abc", {"size": 3})
+
+
+def test_it_is_looked_at_and_cleared(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    model = directory / "models" / "half"
+    model.mkdir(parents=True)
+    store = BlobStore(directory)
+    keep_some(store)
+    found = look(BlobStore(directory))
+    assert (found.directory, found.size) == (directory, 1500)
+    assert found.free > 0
+    del store
+    clear(BlobStore(directory))
+    assert look(BlobStore(directory)).size == 0
+    assert BlobStore(directory).recall("gzip-abc") is None
+    assert model.exists()
+
+
+def test_where_nothing_is_nothing_is_made(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "cache")
+    assert look(store).size == 0
+    clear(store)
+    assert not store.directory.exists()
+
+
+def test_what_a_run_uses_stays(tmp_path: Path) -> None:
+    running = BlobStore(tmp_path / "cache")
+    assert running.recall("anything") is None
+    keep_some(running)
+    with pytest.raises(LockHeld, match="another clusterctl uses") as raised:
+        clear(BlobStore(running.directory))
+    assert str(raised.value.hint).endswith(f"fuser -v {running.use}")
+    assert look(running).size == 1500
+
+
+def test_layers_that_do_not_fit_are_not_begun(
+    server: RegistryServer,
+    image: MadeImage,
+    pulled: Callable[..., RegistryImage],
+    store: BlobStore,
+    free: Free,
+) -> None:
+    found = pulled(server.add("acme/vllm:1", image))
+    base, ray = found.content.diff_ids[:2]
+    layer = found.content.layers[1]
+    free(SPARE + layer.size)
+    found.require_room({ray})
+    with pytest.raises(RequirementsNotMet, match="image layers are to come into") as raised:
+        found.require_room({base, ray})
+    assert "clusterctl image cache --clear" in str(raised.value.hint)
+    with pytest.raises(RequirementsNotMet):
+        found.fetch_ahead()
+    assert not server.blob_requests(image.layers[0])
+    free(0)
+    found.require_room(set())
+
+
+def test_a_registrys_image_is_not_sent_where_it_does_not_fit(
+    server: RegistryServer, image: MadeImage, home: Path, store: BlobStore, free: Free
+) -> None:
+    reference = server.add("acme/vllm:1", image)
+    origin = ImageSource(reference, {}, (), chosen="registry", store=store).find({})
+    assert isinstance(origin, LocalOrigin)
+    free(0)
+    with pytest.raises(RequirementsNotMet, match="image layers are to come into"):
+        origin.supply(origin.wanted.layers, print)
+    assert origin.supply((), print).content.layers
+
+
+def test_what_came_before_needs_no_room(store: BlobStore) -> None:
+    whole, half = Blob(sha256(b"x" * 9), 9), Blob(sha256(b"y" * 9), 9)
+    store.keep(b"x" * 9)
+    store.part(half.digest).write_bytes(b"yyyy")
+    assert store.missing([whole, half, half]) == 5
+
+
+def test_a_packed_archive_that_does_not_fit_is_not_unpacked(
+    image: MadeImage, store: BlobStore, tmp_path: Path, free: Free
+) -> None:
+    path = tmp_path / "image.tar.gz"
+    path.write_bytes(gzip.compress(image.legacy(), 1))
+    free(SPARE + path.stat().st_size - 1)
+    with pytest.raises(RequirementsNotMet, match=r"image.tar.gz: .* are to come into"):
+        archive_image(path, store, reference=None, platform=None, say=print)
+    assert not store.blobs.exists()
+
+
+def test_without_room_to_compress_layers_they_travel_as_they_are(
+    image: MadeImage, store: BlobStore, tmp_path: Path, free: Free, said: list[str]
+) -> None:
+    path = tmp_path / "image.tar"
+    path.write_bytes(image.legacy())
+    source = archive_image(path, store, reference=None, platform=None, say=said.append)
+    first = {source.content.diff_ids[0]}
+    free(SPARE)
+    assert recompressed(source, Codec.GZIP, store, say=said.append, lacking=first) is source
+    assert said[-1].startswith("no room here to compress 0.0 GiB of layers: they travel as")
+    free(SPARE + source.content.size)
+    packed = recompressed(source, Codec.GZIP, store, say=said.append, lacking=first)
+    assert packed.content.layers[0] != source.content.layers[0]
+    free(0)
+    again = recompressed(source, Codec.GZIP, store, say=said.append, lacking=first)
+    assert again.content == packed.content

@@ -1,0 +1,144 @@
+"""Whom a relay asks, and when it asks somebody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.transfer.relay.roster import LONG_REST, REST, Roster
+from clusterctl.transfer.relay.upstream import SOURCE, Standing, Upstream
+
+STALL = 15.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def before(clock: Clock) -> Upstream:
+    return Upstream("gpu2", Standing("gpu2", clock))
+
+
+@pytest.fixture
+def first(clock: Clock) -> Upstream:
+    return Upstream("gpu1", Standing("gpu1", clock))
+
+
+@pytest.fixture
+def source(clock: Clock) -> Upstream:
+    return Upstream(SOURCE, Standing(SOURCE, clock))
+
+
+@pytest.fixture
+def roster(clock: Clock, before: Upstream, first: Upstream, source: Upstream) -> Roster:
+    found = Roster(STALL, clock)
+    found.set([before, first, source])
+    return found
+
+
+def test_the_host_before_is_asked_first(roster: Roster, before: Upstream) -> None:
+    assert roster.choose(()) is before
+
+
+def test_one_that_broke_rests_and_the_next_host_is_asked(
+    roster: Roster, clock: Clock, before: Upstream, first: Upstream
+) -> None:
+    roster.failed(before, for_now=True)
+
+    assert roster.choose(()) is first
+    clock.now += REST
+    assert roster.choose(()) is before
+
+
+def test_the_source_waits_until_a_broken_host_had_time_to_come_back(
+    clock: Clock, before: Upstream, source: Upstream
+) -> None:
+    roster = Roster(STALL, clock)
+    roster.set([before, source])
+    roster.failed(before, for_now=True)
+
+    assert roster.choose({"gpu2"}) is None
+    clock.now += STALL
+    assert roster.choose({"gpu2"}) is source
+
+
+def test_one_that_fell_silent_or_refuses_is_not_waited_for(
+    clock: Clock, before: Upstream, source: Upstream
+) -> None:
+    roster = Roster(STALL, clock)
+    roster.set([before, source])
+    roster.failed(before, for_now=False)
+
+    assert roster.choose({"gpu2"}) is source
+
+
+def test_a_host_that_stays_away_rests_longer(
+    clock: Clock, before: Upstream, source: Upstream
+) -> None:
+    roster = Roster(STALL, clock)
+    roster.set([before, source])
+    roster.failed(before, for_now=True)
+    clock.now += STALL
+    roster.failed(before, for_now=True)
+
+    clock.now += LONG_REST - 1
+    assert roster.choose(()) is source
+    clock.now += 1
+    assert roster.choose(()) is before
+
+
+def test_after_it_worked_again_a_failure_counts_anew(
+    clock: Clock, before: Upstream, source: Upstream
+) -> None:
+    roster = Roster(STALL, clock)
+    roster.set([before, source])
+    roster.failed(before, for_now=True)
+    clock.now += STALL + 1
+    roster.works(before)
+    roster.failed(before, for_now=True)
+
+    assert roster.choose({"gpu2"}) is None
+
+
+def test_wrong_bytes_are_not_asked_for_again(roster: Roster, source: Upstream) -> None:
+    assert roster.choose({"gpu1", "gpu2"}) is source
+
+
+def test_a_host_that_came_back_is_better_than_the_source(
+    roster: Roster, clock: Clock, before: Upstream, first: Upstream, source: Upstream
+) -> None:
+    joined = clock.now
+    assert not roster.has_better(source, joined)
+
+    clock.now += 5
+    again = Upstream("gpu2", Standing("gpu2", clock))
+    roster.set([again, first, source])
+
+    assert roster.has_better(source, joined)
+    assert not roster.has_better(again, joined)
+    assert not roster.has_better(source, clock.now)
+
+
+def test_silence_is_that_of_all_streams_together(clock: Clock) -> None:
+    standing = Standing("gpu1", clock)
+    standing.began()
+    clock.now += 10
+    standing.began()
+    assert standing.silence() == 10
+    standing.heard(5)
+    clock.now += 3
+    assert (standing.silence(), standing.received) == (3, 5)
+    standing.ended()
+    standing.ended()
+    clock.now += 100
+    standing.began()
+    assert standing.silence() == 0

@@ -1,0 +1,139 @@
+"""The splitter of `docker save` streams: every kind of tar header, and what a host runs."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.transfer.archives.members import SplitMembers
+from clusterctl.transfer.archives.split import Splitter, still_true
+from clusterctl.transfer.archives.tar_stream import Broken, Stream, members, number, parsed
+from clusterctl.transfer.engine_image import program
+from tests.fakes.image_archives import MadeImage, sha256
+
+LONG = "/".join(["directory" * 5] * 6)
+
+
+def archive(form: int) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=form) as tar:
+        for name in (f"{LONG}/layer.tar", "short", "./dotted/../plain"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(name)
+            tar.addfile(entry, io.BytesIO(name.encode()))
+        directory = tarfile.TarInfo("empty")
+        directory.type = tarfile.DIRTYPE
+        tar.addfile(directory)
+        link = tarfile.TarInfo("deep/link")
+        link.type, link.linkname = tarfile.SYMTYPE, f"../{LONG}/layer.tar"
+        tar.addfile(link)
+        hard = tarfile.TarInfo("hard")
+        hard.type, hard.linkname = tarfile.LNKTYPE, "short"
+        tar.addfile(hard)
+    return packed.getvalue()
+
+
+def split(data: bytes, directory: Path, keep: set[str] | None = None) -> str:
+    told: list[str] = []
+    Splitter(str(directory), keep, told.append).split(io.BytesIO(data).read)
+    return "\n".join(told)
+
+
+def pax(records: bytes) -> bytes:
+    """A file behind a pax header of these records."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, len(records)
+    padding = bytes(-len(records) % 512)
+    return header.tobuf() + records + padding + tarfile.TarInfo("file").tobuf() + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    "records", [b"11 size=-5\n", b"11 size=ab\n", b"0 size=5\n", b"x path=a\n", b"11 path=a\tb\n",
+                b"10 path=\xc2\x85\n"],
+)  # fmt: skip
+def test_headers_that_no_one_would_write_are_refused(tmp_path: Path, records: bytes) -> None:
+    with pytest.raises(Broken):
+        split(pax(records), tmp_path)
+    assert "file\t0\t" in split(pax(b"10 path=a\n"), tmp_path)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_kind_of_header(tmp_path: Path, form: int) -> None:
+    found = SplitMembers(split(archive(form), tmp_path), tmp_path)
+    for name, content in (
+        (f"{LONG}/layer.tar", f"{LONG}/layer.tar"),
+        ("short", "short"),
+        ("plain", "./dotted/../plain"),
+        ("deep/link", f"{LONG}/layer.tar"),
+        ("hard", "short"),
+    ):
+        place = found.location(name)
+        assert place
+        assert place.path.read_text() == content
+        assert found.digest(name) == sha256(content.encode())
+    assert not found.has("empty")
+
+
+def test_sizes_beyond_eight_gibibytes() -> None:
+    """No octal digits are left for them: GNU writes them in base 256, pax as text."""
+    entry = tarfile.TarInfo("layer.tar")
+    entry.size = 30 << 30
+    assert parsed(entry.tobuf(tarfile.GNU_FORMAT)).size == 30 << 30
+    packed = entry.tobuf(tarfile.PAX_FORMAT)
+    stream = Stream(io.BytesIO(packed).read, lambda _: None)
+    assert next(members(stream)).size == 30 << 30
+    assert number(b"0000644\0") == 0o644
+
+
+@pytest.mark.parametrize("cut", [100, 700, 1024])
+def test_a_stream_that_ends_early(tmp_path: Path, cut: int) -> None:
+    data = archive(tarfile.GNU_FORMAT)
+    with pytest.raises(Broken, match="too early"):
+        split(data[:cut], tmp_path)
+    assert not list(tmp_path.glob("save-*"))
+
+
+def test_a_damaged_header(tmp_path: Path) -> None:
+    data = bytearray(archive(tarfile.GNU_FORMAT))
+    data[3] ^= 1
+    with pytest.raises(Broken, match="damaged"):
+        split(bytes(data), tmp_path)
+
+
+def test_what_was_told_is_true_while_the_files_are_there(tmp_path: Path, image: MadeImage) -> None:
+    told = split(image.legacy(), tmp_path)
+    assert still_true(told, str(tmp_path), None)
+    assert not still_true(told.removesuffix("end"), str(tmp_path), None)
+    (tmp_path / sha256(image.layers[0])[7:]).unlink()
+    assert not still_true(told, str(tmp_path), None)
+    assert still_true(split(image.legacy(), tmp_path, set()), str(tmp_path), set())
+
+
+def oldest_python() -> Iterator[str]:
+    for minor in range(6, 11):
+        path = Path(sys.base_prefix).parent
+        yield from map(str, sorted(path.glob(f"3.{minor}.*/bin/python3")))
+    yield "/usr/bin/python3"
+
+
+def test_a_host_runs_it_with_the_oldest_python_here(tmp_path: Path, image: MadeImage) -> None:
+    (tmp_path / "saved.tar").write_bytes(image.legacy())
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\n[ "$*" = "save sha256:abc" ] && cat {tmp_path}/saved.tar\n')
+    docker.chmod(0o755)
+    python = next(filter(lambda one: Path(one).exists(), oldest_python()))
+    kept = tmp_path / "kept"
+    saving = [str(docker), "save", "sha256:abc"]
+    argv = [python, "-I", "-c", program(), "sha256:abc", str(kept), "1000", *saving]
+    done = subprocess.run(argv, input=b"*", capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert (kept / sha256(image.layers[1])[7:]).read_bytes() == image.layers[1]
+    docker.unlink()
+    again = subprocess.run(argv, input=sha256(image.layers[0]).encode(), capture_output=True)
+    assert again.stdout == done.stdout, "not saved again"
