@@ -29,11 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-DEGRADED = 8
-"""Exit code of `status` when something is not as the inventory promises."""
+DEGRADED = 8  # Exit code of `status` when something is not as the inventory promises
 
-CHANGES_PENDING = 10
-"""Exit code of a dry run that found changes."""
+CHANGES_PENDING = 10  # Exit code of a dry run that found changes
 
 
 class ClusterctlError(Exception):

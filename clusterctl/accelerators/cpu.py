@@ -21,17 +21,15 @@ from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engines import Engines
 
+# What a plan knows by the name CPU.
 DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
-"""What a plan knows by the name CPU."""
 
 
 class Cpu:
     counted = False
-    gpu_probe = NVIDIA
-    """GPUs that are there all the same are shown, and not used."""
+    gpu_probe = NVIDIA  # GPUs that are there all the same are shown, and not used
     inventory_note = "One CPU stands for one device: for trying things out."
-    usual_image = 6 * 2**30
-    """The lab's unpacks to 2.6 GB, and its base comes beside it."""
+    usual_image = 6 * 2**30  # The lab's unpacks to 2.6 GB, and its base comes beside it
     environment: Mapping[str, str] = MappingProxyType({})
     gpu_listing = GpuListing()
     gpu_backend = GpuBackend()

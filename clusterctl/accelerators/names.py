@@ -5,10 +5,10 @@ Imports nothing, so that the inventory, which stands below, can tell a name from
 
 from __future__ import annotations
 
+# Name in the inventory: the module whose `ACCELERATOR` knows all about it.
 MODULES = {
     "nvidia": "clusterctl.accelerators.nvidia",
     "cpu": "clusterctl.accelerators.cpu",
 }
-"""Name in the inventory: the module whose `ACCELERATOR` knows all about it."""
 
 DEFAULT = "nvidia"

@@ -30,8 +30,7 @@ class Nvidia:
     counted = True
     gpu_probe = NVIDIA
     inventory_note = ""
-    usual_image = 28 * 2**30
-    """vLLM's own unpacks to 28.6 GB (vllm #22377), 26.6 GiB."""
+    usual_image = 28 * 2**30  # vLLM's own unpacks to 28.6 GB (vllm #22377), 26.6 GiB
     environment: Mapping[str, str] = MappingProxyType(
         {
             # It ends workers when the host's memory is nearly full, which the page cache of a

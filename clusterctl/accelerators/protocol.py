@@ -24,12 +24,9 @@ from clusterctl.steps.engines import Engines
 class DeviceAccess:
     """What a container asks the engine for, to have a host's devices; nothing by default."""
 
-    cdi: tuple[str, ...] = ()
-    """CDI names, such as `nvidia.com/gpu=all`."""
-    all_gpus: bool = False
-    """The engine's own flag for all GPUs."""
-    nodes: tuple[str, ...] = ()
-    """Device nodes, by their paths."""
+    cdi: tuple[str, ...] = ()  # CDI names, such as `nvidia.com/gpu=all`
+    all_gpus: bool = False  # The engine's own flag for all GPUs
+    nodes: tuple[str, ...] = ()  # Device nodes, by their paths
 
 
 class Accelerator(DeviceRequirements, Protocol):

@@ -19,8 +19,8 @@ from clusterctl.errors import ClusterctlError, ConnectionFailed
 from clusterctl.transport.base import Channel
 
 OpenChannel = Callable[[], Channel]
+# Makes the error for a channel that ended before it said anything.
 HungUp = Callable[[Channel], Exception]
-"""Makes the error for a channel that ended before it said anything."""
 
 
 class ChannelAdapter(HTTPAdapter):

@@ -18,26 +18,22 @@ class EngineUnavailable(StepFailed):
 @dataclass(frozen=True)
 class EngineVersion:
     version: str
-    api: str
-    """The newest API that both sides speak, such as `1.41`."""
+    api: str  # The newest API that both sides speak, such as `1.41`
 
 
 @dataclass(frozen=True)
 class Image:
     """An image as the engine has it."""
 
+    # The config's digest, or the manifest's where containerd stores images: the same image may
+    # have different IDs on two hosts.
     id: str
-    """The config's digest, or the manifest's where containerd stores images: the same image
-    may have different IDs on two hosts."""
-    layers: tuple[str, ...]
-    """diff IDs of RootFS: equal wherever the image is."""
-    size: int
-    """Bytes, unpacked."""
+    layers: tuple[str, ...]  # diff IDs of RootFS: equal wherever the image is
+    size: int  # Bytes, unpacked
     tags: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    architecture: str = ""
-    """As Go says it: amd64, arm64."""
+    architecture: str = ""  # As Go says it: amd64, arm64
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,11 @@ class Container:
 
     id: str
     name: str
-    image: str
-    """Image ID."""
-    status: str
-    """created | running | paused | restarting | removing | exited | dead."""
+    image: str  # Image ID
+    status: str  # created | running | paused | restarting | removing | exited | dead
     exit_code: int
-    error: str
-    """The engine's own words for why it did not start."""
-    command: tuple[str, ...]
-    """Entry point and arguments."""
+    error: str  # The engine's own words for why it did not start
+    command: tuple[str, ...]  # Entry point and arguments
     env: Mapping[str, str]
     image_env: Mapping[str, str]
     mounts: tuple[Mount, ...]
@@ -67,13 +59,10 @@ class Container:
     stop_timeout: int
     network: str
     ipc: str
-    restart: str
-    """Name of the restart policy."""
+    restart: str  # Name of the restart policy
     init: bool
-    started_at: str = ""
-    """RFC 3339; changes with every start."""
-    restarts: int = 0
-    """Starts by the restart policy."""
+    started_at: str = ""  # RFC 3339; changes with every start
+    restarts: int = 0  # Starts by the restart policy
 
     @property
     def running(self) -> bool:
@@ -89,8 +78,7 @@ class Container:
         return self.labels.get(FINGERPRINT_LABEL)
 
 
-Say = Callable[[str], None]
-"""Takes one short line of progress at a time."""
+Say = Callable[[str], None]  # Takes one short line of progress at a time
 
 
 class ContainerDriver(Protocol):

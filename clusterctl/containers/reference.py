@@ -11,14 +11,10 @@ DOCKER_HUB = "docker.io"
 class Reference:
     """A reference taken apart, with what Docker takes for granted filled in."""
 
-    registry: str
-    """Host and port: docker.io, registry:5000."""
-    path: str
-    """library/ubuntu, vllm/vllm-openai."""
-    tag: str
-    """`latest` where none is said."""
-    digest: str | None
-    """Of the manifest or index; it wins over the tag."""
+    registry: str  # Host and port: docker.io, registry:5000
+    path: str  # library/ubuntu, vllm/vllm-openai
+    tag: str  # `latest` where none is said
+    digest: str | None  # Of the manifest or index; it wins over the tag
 
     @property
     def name(self) -> str:

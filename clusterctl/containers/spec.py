@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 FINGERPRINT_LABEL = "clusterctl.fingerprint"
 CLUSTER_LABEL = "clusterctl.cluster"
 
+# Of the json-file log driver, whose default keeps everything for ever.
 LOG_OPTIONS = {"max-size": "50m", "max-file": "3"}
-"""Of the json-file log driver, whose default keeps everything for ever."""
 
 
 def container_name(cluster: str) -> str:
@@ -42,22 +42,17 @@ class ContainerSpec:
 
     name: str
     image: str
+    # Takes the place of the image's entry point and arguments; empty keeps both.
     command: tuple[str, ...]
-    """Takes the place of the image's entry point and arguments; empty keeps both."""
     env: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
-    ulimits: Mapping[str, int] = field(default_factory=dict)
-    """Soft and hard alike; -1 is unlimited."""
-    cdi_devices: tuple[str, ...] = ()
-    """Such as `nvidia.com/gpu=all`."""
-    all_gpus: bool = False
-    """`--gpus all`, where the toolkit offers no CDI."""
-    devices: tuple[str, ...] = ()
-    """Device paths, such as /dev/infiniband/uverbs0."""
+    ulimits: Mapping[str, int] = field(default_factory=dict)  # Soft and hard alike; -1 is unlimited
+    cdi_devices: tuple[str, ...] = ()  # Such as `nvidia.com/gpu=all`
+    all_gpus: bool = False  # `--gpus all`, where the toolkit offers no CDI
+    devices: tuple[str, ...] = ()  # Device paths, such as /dev/infiniband/uverbs0
     capabilities: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    stop_timeout: int = 90
-    """Seconds between SIGTERM and SIGKILL."""
+    stop_timeout: int = 90  # Seconds between SIGTERM and SIGKILL
 
     def fingerprint(self) -> str:
         """sha256 over the canonical spec; kept as a label on the container."""

@@ -35,18 +35,15 @@ class Cancelled(Protocol):
 class RunOutcome:
     """How a run went that came to its end."""
 
-    changed: int
-    """Changes made, over all hosts."""
-    set_aside: Mapping[str, ClusterctlError]
-    """Hosts dropped on the way, and why."""
+    changed: int  # Changes made, over all hosts
+    set_aside: Mapping[str, ClusterctlError]  # Hosts dropped on the way, and why
 
 
 @dataclass(frozen=True)
 class _HostResult:
     changed: int
     error: ClusterctlError | None = None
-    stopped_before: str | None = None
-    """The step that was not begun, because the user asked to stop."""
+    stopped_before: str | None = None  # The step that was not begun, because the user asked to stop
 
 
 def execute(

@@ -19,8 +19,7 @@ from clusterctl.errors import Interrupted
 FIRST = "finishing what is under way; press Ctrl-C again to leave at once"
 
 
-SHOW_CURSOR = "\x1b[?25h"
-"""DECTCEM set: what `tput cnorm` prints on today's terminals."""
+SHOW_CURSOR = "\x1b[?25h"  # DECTCEM set: what `tput cnorm` prints on today's terminals
 
 _kept: list[tuple[int, list[Any]]] = []
 

@@ -17,8 +17,7 @@ class _HostPlan:
 
     found: Mapping[tuple[int, int], Change | Unknown]
     error: ClusterctlError | None
-    stage: Stage | None = None
-    """Where the look was stopped."""
+    stage: Stage | None = None  # Where the look was stopped
 
     @property
     def sets_aside(self) -> bool:

@@ -29,8 +29,8 @@ class HostView:
     host: Host
     facts: HostFacts
     transport: Transport
+    # Report progress of a long apply, one short line at a time.
     say: Callable[[str], None] = field(default=_silent)
-    """Report progress of a long apply, one short line at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Change:
     summary: str
     before: str | None = None
     after: str | None = None
-    disruptive: bool = False
-    """It stops or restarts something that serves."""
+    disruptive: bool = False  # It stops or restarts something that serves
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+# The keys and indexes that lead to a value: ("hosts", "gpu1", "gpus", 0).
 Trail = tuple[str | int, ...]
-"""The keys and indexes that lead to a value: ("hosts", "gpu1", "gpus", 0)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -33,8 +33,8 @@ class Document:
     data: object = None
     keys: dict[Trail, Position] = field(default_factory=dict)
     values: dict[Trail, Position] = field(default_factory=dict)
+    # Numbers and booleans as they are written: 1.10, not 1.1.
     texts: dict[Trail, str] = field(default_factory=dict)
-    """Numbers and booleans as they are written: 1.10, not 1.1."""
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, trail: Trail) -> Position:

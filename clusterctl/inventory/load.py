@@ -20,12 +20,11 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.shape import validate
 from clusterctl.inventory.wording import yaml_problem
 
+# Bytes; 2000 hosts written out in full. PyYAML reads about 250 KiB a second.
 LARGEST_FILE = 512 * 1024
-"""Bytes; 2000 hosts written out in full. PyYAML reads about 250 KiB a second."""
+# Values after aliases are followed: a file of nested aliases can stand for billions.
 MOST_VALUES = 100_000
-"""Values after aliases are followed: a file of nested aliases can stand for billions."""
-DEEPEST = 20
-"""Levels; an inventory has 5."""
+DEEPEST = 20  # Levels; an inventory has 5
 
 _CORE = "tag:yaml.org,2002:"
 _MERGE = _CORE + "merge"

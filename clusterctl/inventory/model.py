@@ -56,8 +56,7 @@ AcceleratorName = Annotated[
     WithJsonSchema({"enum": list(MODULES), "type": "string"}),
 ]
 
-MOST_GPUS = 64
-"""More GPUs than any host has; a count above it is a slip of the pen."""
+MOST_GPUS = 64  # More GPUs than any host has; a count above it is a slip of the pen
 
 
 class Ssh(_Model):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+# No value that starts so is a number; a colon needs a blank after it to have a meaning.
 _PLAIN = re.compile(r"[A-Za-z_/~](?:[\w./@~+-]|:(?=[\w/])| (?=[\w(]))*|\d+(?:\.\d+){3}(?:/\d+)?")
-"""No value that starts so is a number; a colon needs a blank after it to have a meaning."""
 
+# What YAML 1.2, and the readers of YAML 1.1 that editors have, take for something else.
 _WORDS = frozenset({"null", "true", "false", "~", "yes", "no", "on", "off", "y", "n"})
-"""What YAML 1.2, and the readers of YAML 1.1 that editors have, take for something else."""
 
 
 def scalar(value: str) -> str:

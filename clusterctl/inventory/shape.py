@@ -20,8 +20,7 @@ from clusterctl.inventory.model import Host, Inventory, Packages, PackageSource,
 from clusterctl.inventory.values import did_you_mean
 from clusterctl.inventory.wording import shown, value_problem
 
-EXTENSION = "x-"
-"""Top-level keys with this prefix are the user's: a place for anchors."""
+EXTENSION = "x-"  # Top-level keys with this prefix are the user's: a place for anchors
 _TEXT_MAPS = ("env", "labels")
 
 

@@ -51,6 +51,7 @@ def _parse_memory(value: object) -> int:
     return size
 
 
+# Bytes; written with or without a unit.
 Memory = Annotated[
     int,
     BeforeValidator(_parse_memory),
@@ -63,4 +64,3 @@ Memory = Annotated[
         }
     ),
 ]
-"""Bytes; written with or without a unit."""

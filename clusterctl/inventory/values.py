@@ -27,11 +27,11 @@ PACKAGE_VERSION = r"^[0-9]+(\.[0-9]+)+-[0-9]+$"
 INDEX_URL = r"^https?://[^\s@/]+(/\S*)?$"
 _PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
+# [registry[:port]/]path[:tag][@digest], the grammar of the OCI distribution project.
 IMAGE = (
     rf"^(?:{_REGISTRY}/)?{_PATH_PART}(?:/{_PATH_PART})*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$"
 )
-"""[registry[:port]/]path[:tag][@digest], the grammar of the OCI distribution project."""
 
 PATTERN_MEANS = {
     NAME: "must be lower case letters, digits and dashes, at most 63, no dash at either end",
@@ -134,12 +134,12 @@ def did_you_mean(word: str, known: tuple[str, ...]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+# A host or cluster name: lower case letters, digits and dashes, as in DNS labels.
 Name = Annotated[str, Field(pattern=NAME)]
-"""A host or cluster name: lower case letters, digits and dashes, as in DNS labels."""
 
+# A Linux interface name: at most 15 bytes (IFNAMSIZ), and none of the characters that
+# NCCL_SOCKET_IFNAME gives a meaning.
 NicName = Annotated[str, Field(pattern=NIC)]
-"""A Linux interface name: at most 15 bytes (IFNAMSIZ), and none of the characters that
-NCCL_SOCKET_IFNAME gives a meaning."""
 
 RdmaDevice = Annotated[str, Field(pattern=RDMA_DEVICE)]
 AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH)]
@@ -154,9 +154,9 @@ IndexUrl = Annotated[str, Field(pattern=INDEX_URL)]
 PackageVersion = Annotated[str, Field(pattern=PACKAGE_VERSION)]
 ImageReference = Annotated[str, Field(pattern=IMAGE)]
 
+# Above the privileged ports and below 32768, where Linux begins to hand out ports by itself
+# (net.ipv4.ip_local_port_range).
 FixedPort = Annotated[int, Field(ge=1024, le=32767)]
-"""Above the privileged ports and below 32768, where Linux begins to hand out ports by itself
-(net.ipv4.ip_local_port_range)."""
 
 Subnet = Annotated[
     IPv4Network | IPv6Network,

@@ -29,8 +29,7 @@ class ModelFlag:
 
     tokens: tuple[str, ...]
     since: Version = (0, 0, 0)
-    until: Version | None = None
-    """The first release without them."""
+    until: Version | None = None  # The first release without them
 
     def known_to(self, version: Version | None) -> bool:
         """Whether that release takes them; an unknown version counts as the newest."""
@@ -45,10 +44,9 @@ class CatalogueEntry:
 
     alias: str
     hub_id: str
-    config: Config
-    """Its config.json, as far as it decides memory."""
+    config: Config  # Its config.json, as far as it decides memory
+    # Further aliases; they are also directory names that people give such a model.
     other_names: tuple[str, ...] = ()
-    """Further aliases; they are also directory names that people give such a model."""
     flags: tuple[ModelFlag, ...] = ()
     note: str = ""
 
@@ -77,11 +75,11 @@ class CatalogueEntry:
 
 _HERMES_TOOLS = ModelFlag(("--enable-auto-tool-choice", "--tool-call-parser", "hermes"))
 
+# Below 0.9 a reasoning parser did nothing without --enable-reasoning (vllm#17452).
 _R1_REASONING = (
     ModelFlag(("--enable-reasoning",), until=(0, 9, 0)),
     ModelFlag(("--reasoning-parser", "deepseek_r1")),
 )
-"""Below 0.9 a reasoning parser did nothing without --enable-reasoning (vllm#17452)."""
 
 _QWEN3_REASONING = ModelFlag(("--reasoning-parser", "qwen3"), since=(0, 9, 0))
 
@@ -90,10 +88,10 @@ _GEMMA4 = ModelFlag(
     since=(0, 19, 0),
 )
 
+# The reasoning parser (openai_gptoss) is set by vLLM itself for this architecture.
 _GPT_OSS_TOOLS = ModelFlag(
     ("--enable-auto-tool-choice", "--tool-call-parser", "openai"), since=(0, 10, 2)
 )
-"""The reasoning parser (openai_gptoss) is set by vLLM itself for this architecture."""
 
 _GEMMA4_NOTE = (
     "the model without -it has no chat template of its own: add "

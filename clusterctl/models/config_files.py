@@ -12,8 +12,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 
 _HEADER_LENGTH = struct.Struct("<Q")
-_LONGEST_HEADER = 100_000_000
-"""The safetensors format's own limit."""
+_LONGEST_HEADER = 100_000_000  # The safetensors format's own limit
 
 _FETCH = "complete the directory: copy the model again"
 

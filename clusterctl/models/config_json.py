@@ -24,6 +24,7 @@ Config = Mapping[str, Any]
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+# Keys that may be absent; when there, they count something.
 _COUNTS = (
     "head_dim",
     "num_key_value_heads",
@@ -44,7 +45,6 @@ _COUNTS = (
     "interleave_moe_layer_step",
     "hidden_size_per_layer_input",
 )
-"""Keys that may be absent; when there, they count something."""
 
 _OWN_CONFIG = "copy the model's own config.json from the Hub beside its weights"
 
@@ -71,6 +71,8 @@ _QWEN2 = Family(qkv_bias=True)
 _QWEN3 = Family(qk_norm=True)
 _GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
 
+# Each was read in vllm/model_executor/models/<file>.py of vLLM 0.32. An architecture that is not
+# here is treated as a Llama with a wider margin of error, and the plan says so.
 _FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
@@ -94,8 +96,6 @@ _FAMILIES: dict[str, Family] = {
     "Gemma4ForConditionalGeneration": _GEMMA,
     "GptOssForCausalLM": Family(qkv_bias=True, out_bias=True, sinks=True, experts_bias=True),
 }
-"""Each was read in vllm/model_executor/models/<file>.py of vLLM 0.32. An architecture that is not
-here is treated as a Llama with a wider margin of error, and the plan says so."""
 
 
 def describe(config: Config, name: str = "") -> ModelShape:
@@ -153,9 +153,9 @@ def architecture_of(config: Config) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
+# What the class names of BERT and its kin hold in vLLM: XLMRobertaModel, NomicBertModel,
+# SnowflakeGteNewModel.
 _ENCODERS = ("bert", "gtemodel", "gtenew")
-"""What the class names of BERT and its kin hold in vLLM: XLMRobertaModel, NomicBertModel,
-SnowflakeGteNewModel."""
 
 
 def _is_encoder(config: Config) -> bool:
@@ -172,13 +172,13 @@ def _reads_both_ways(config: Config, text: Config) -> bool:
     return made_so or _is_encoder(config)
 
 
+# What GPT-2 and nomic-embed, and DistilBERT, call the same.
 _OTHER_KEYS = {
     "hidden_size": ("n_embd", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
     "intermediate_size": ("n_inner", "hidden_dim"),
 }
-"""What GPT-2 and nomic-embed, and DistilBERT, call the same."""
 
 
 def _text_part(config: Config) -> dict[str, Any]:
@@ -387,6 +387,7 @@ def _tower(config: Config) -> Tower | None:
     )
 
 
+# In the order in which vLLM looks (vllm/transformers_utils/model_arch_config_convertor.py).
 _LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -397,14 +398,11 @@ _LENGTH_KEYS = (
     "max_seq_length",
     "seq_len",
 )
-"""In the order in which vLLM looks (vllm/transformers_utils/model_arch_config_convertor.py)."""
 
-_NO_KEY_LENGTH = 2048
-"""What vLLM takes when config.json has none of the keys (config/model.py)."""
+_NO_KEY_LENGTH = 2048  # What vLLM takes when config.json has none of the keys (config/model.py)
 
+# Rope types whose factor does not lengthen the context, as in vLLM's `_get_and_verify_max_len`.
 _UNSCALED = frozenset({"su", "longrope", "llama3", "mrope", "default", "proportional"})
-"""Rope types whose factor does not lengthen the context, as in vLLM's
-`_get_and_verify_max_len`."""
 
 
 def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:

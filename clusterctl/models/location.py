@@ -15,8 +15,8 @@ from clusterctl.models.name import Model
 from clusterctl.models.probe import ModelDirectory
 from clusterctl.models.shape import ModelShape
 
+# Host name: the model directories found there, the likeliest first.
 Findings = Mapping[str, Sequence[ModelDirectory]]
-"""Host name: the model directories found there, the likeliest first."""
 
 RANDOM_WEIGHTS = "random weights: the model's real shape and sizes, and answers without meaning"
 
@@ -26,16 +26,12 @@ class ModelLocation:
     """A model that every host has under one path."""
 
     path: str
-    shape: ModelShape | None
-    """None where config.json says too little."""
-    weight_bytes: int
-    """On disk; 0 with random weights."""
-    random_weights: bool
-    """To be served with `--load-format dummy`."""
+    shape: ModelShape | None  # None where config.json says too little
+    weight_bytes: int  # On disk; 0 with random weights
+    random_weights: bool  # To be served with `--load-format dummy`
     chat_template: bool
     tokenizer: bool
-    config: str | None = None
-    """Text of config.json."""
+    config: str | None = None  # Text of config.json
 
     @property
     def note(self) -> str:

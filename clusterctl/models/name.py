@@ -19,12 +19,9 @@ LIST_COMMAND = "clusterctl model ls"
 class Model:
     """A model by name; whether hosts have it is `location`'s question."""
 
-    asked: str
-    """As the user typed it."""
-    served_name: str
-    """The `model` of API requests, unless the user names another."""
-    candidates: tuple[str, ...]
-    """Absolute paths on a host where it may be, the likeliest first."""
+    asked: str  # As the user typed it
+    served_name: str  # The `model` of API requests, unless the user names another
+    candidates: tuple[str, ...]  # Absolute paths on a host where it may be, the likeliest first
     hub_id: str | None = None
     entry: CatalogueEntry | None = None
 

@@ -19,18 +19,16 @@ class ModelDirectory:
     """One directory of a host, as the probe found it."""
 
     path: str
-    config: str | None = None
-    """Text of config.json."""
+    config: str | None = None  # Text of config.json
     weight_files: int = 0
     weight_bytes: int = 0
-    pointers: int = 0
-    """Files that git-lfs left in place of weights."""
+    pointers: int = 0  # Files that git-lfs left in place of weights
+    # Shards that the index names and the directory lacks: an interrupted copy.
     missing: tuple[str, ...] = ()
-    """Shards that the index names and the directory lacks: an interrupted copy."""
     tokenizer: bool = False
     chat_template: bool = False
+    # A file RANDOM_WEIGHTS says that weights are left out on purpose (the lab).
     random_weights: bool = False
-    """A file RANDOM_WEIGHTS says that weights are left out on purpose (the lab)."""
     unreadable: tuple[str, ...] = ()
 
     @property

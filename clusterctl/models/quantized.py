@@ -7,9 +7,9 @@ from typing import Any
 
 from clusterctl.models.shape import Quantization
 
+# Compute capability x 10 below which vLLM refuses the method (`get_min_capability` in
+# vllm/model_executor/layers/quantization).
 NEEDS_CAPABILITY: dict[str, int] = {"fp8": 75, "mxfp4": 80, "awq": 75, "gptq": 75}
-"""Compute capability x 10 below which vLLM refuses the method
-(`get_min_capability` in vllm/model_executor/layers/quantization)."""
 
 KNOWN_METHODS = frozenset({"fp8", "mxfp4", "awq", "gptq", "bitsandbytes"})
 

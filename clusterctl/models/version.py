@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+# Major, minor, patch. What follows (post1, +cpu, rc2) decides no flag.
 Version = tuple[int, int, int]
-"""Major, minor, patch. What follows (post1, +cpu, rc2) decides no flag."""
 
 _NUMBERS = re.compile(r"^v?(\d+)\.(\d+)(?:\.(\d+))?")
 

@@ -19,8 +19,8 @@ from clusterctl.node.paths import NodePaths
 from clusterctl.node.supervisor import Supervisor
 from clusterctl.node.timing import Timing
 
+# Seconds to wait for node.json; then the container ends, and Docker starts it again.
 DOCUMENT_TIMEOUT = 60.0
-"""Seconds to wait for node.json; then the container ends, and Docker starts it again."""
 
 _FABRIC = {"fabric": fabric_ray.main, "fabric-rank": fabric_rank.main}
 

@@ -18,10 +18,8 @@ class Ground:
     """What a service stands on, at one moment."""
 
     expected: Sequence[ExpectedNode]
-    snapshot: Optional[Snapshot]
-    """None when Ray's last report is too old to prove anything."""
-    ray_up: bool
-    """On this host."""
+    snapshot: Optional[Snapshot]  # None when Ray's last report is too old to prove anything
+    ray_up: bool  # On this host
     env: Mapping[str, str]
 
 

@@ -15,11 +15,10 @@ from clusterctl.node.paths import NodePaths
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.timing import Timing
 
-ARGPARSE_STATUS = 2
-"""What argparse, and so `vllm serve`, ends with when it refuses its arguments."""
+ARGPARSE_STATUS = 2  # What argparse, and so `vllm serve`, ends with when it refuses its arguments
 
+# Seconds for its words on that. Nothing else is running yet that could hold its output open.
 REFUSAL_LIMIT = 10.0
-"""Seconds for its words on that. Nothing else is running yet that could hold its output open."""
 
 
 class Attempt:

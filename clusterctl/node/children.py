@@ -15,14 +15,14 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Callable, Deque, List, Mapping, Optional, Sequence
 
+# Bytes after which NAME.log is moved to NAME.log.1; the older one is dropped.
 LOG_LIMIT = 50 * 2**20
-"""Bytes after which NAME.log is moved to NAME.log.1; the older one is dropped."""
 
 _TAIL_LINES = 40
 
 _KILL_ROUNDS = 20
+# Seconds. More than one round, since a process may fork between the look and the signal.
 _KILL_PAUSE = 0.05
-"""Seconds. More than one round, since a process may fork between the look and the signal."""
 
 
 class Child:

@@ -19,8 +19,7 @@ class Breach:
 
     host: str
     summary: str
-    missing: bool = False
-    """The node is not there at all."""
+    missing: bool = False  # The node is not there at all
 
 
 def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List[Breach]:

@@ -24,9 +24,9 @@ from typing import Any, Dict, List, Type, TypeVar
 T = TypeVar("T")
 
 
+# Seconds. With the time between two looks, a service that hangs is known within 60. Far more than
+# one step of an engine takes, and every step is a sign of life: a long prompt is read in many.
 STALL_TIMEOUT = 50.0
-"""Seconds. With the time between two looks, a service that hangs is known within 60. Far more than
-one step of an engine takes, and every step is a sign of life: a long prompt is read in many."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,8 @@ class ExpectedNode:
 class GpuListing:
     """The command that lists the GPUs which the container sees, one of its lines for each."""
 
-    argv: List[str] = field(default_factory=list)
-    """Empty: there are none to count."""
-    begins: str = ""
-    """How the line of a GPU begins."""
+    argv: List[str] = field(default_factory=list)  # Empty: there are none to count
+    begins: str = ""  # How the line of a GPU begins
 
 
 @dataclass(frozen=True)
@@ -54,18 +52,13 @@ class NodeDocument:
 
     cluster: str
     host: str
-    role: str
-    """`head` or `worker`."""
+    role: str  # `head` or `worker`
     node_ip: str
     head_ip: str
-    ray_argv: List[str]
-    """`ray start --block ...`, complete."""
-    env: Dict[str, str]
-    """Per-node environment, the same that the container has."""
-    expected: List[ExpectedNode]
-    """Every node of the cluster, on every node."""
-    gcs_port: int = 6379
-    """Where the head's GCS listens; a worker watches it."""
+    ray_argv: List[str]  # `ray start --block ...`, complete
+    env: Dict[str, str]  # Per-node environment, the same that the container has
+    expected: List[ExpectedNode]  # Every node of the cluster, on every node
+    gcs_port: int = 6379  # Where the head's GCS listens; a worker watches it
     gpu_listing: GpuListing = field(default_factory=GpuListing)
 
 
@@ -74,28 +67,21 @@ class ServiceDocument:
     """A model to keep serving. Lives on the head."""
 
     name: str
-    model: str
-    """What the user asked for, for display."""
-    served_name: str
-    """The `model` of API requests."""
-    argv: List[str]
-    """`vllm serve ...`, complete."""
+    model: str  # What the user asked for, for display
+    served_name: str  # The `model` of API requests
+    argv: List[str]  # `vllm serve ...`, complete
     env: Dict[str, str]
-    host: str
-    """Address that the API listens on."""
+    host: str  # Address that the API listens on
     port: int
     tensor_parallel: int
     pipeline_parallel: int
-    gpus: int
-    """Ranks in all."""
-    fingerprint: str
-    """Changes whenever the service must be restarted to follow this document."""
+    gpus: int  # Ranks in all
+    fingerprint: str  # Changes whenever the service must be restarted to follow this document
+    # Seconds from start to the first answer before an attempt counts as failed.
     ready_timeout: float = 1800.0
-    """Seconds from start to the first answer before an attempt counts as failed."""
-    shutdown_timeout: float = 60.0
-    """Seconds that running requests get when the service stops."""
+    shutdown_timeout: float = 60.0  # Seconds that running requests get when the service stops
+    # Seconds without a sign of life, while something is asked of it, until it is restarted.
     stall_timeout: float = STALL_TIMEOUT
-    """Seconds without a sign of life, while something is asked of it, until it is restarted."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +90,7 @@ class RayNode:
 
     node_id: str
     node_ip: str
-    name: str
-    """--node-name: the inventory's host name."""
+    name: str  # --node-name: the inventory's host name
     alive: bool
     head: bool
     gpus: float
@@ -138,60 +123,50 @@ class ServiceState:
 
     name: str
     state: str
-    since: float
-    """Unix seconds."""
+    since: float  # Unix seconds
     fingerprint: str = ""
-    detail: str = ""
-    """One sentence: why it waits, why it failed."""
+    detail: str = ""  # One sentence: why it waits, why it failed
     pid: int = 0
-    attempts: int = 0
-    """Starts since the last time it was ready."""
+    attempts: int = 0  # Starts since the last time it was ready
     restarts: int = 0
+    # While it loads: ray | weights | kv-cache | graphs | warm-up | listening, from vLLM's log;
+    # `detail` then has the line that says so.
     stage: str = ""
-    """While it loads: ray | weights | kv-cache | graphs | warm-up | listening, from vLLM's
-    log; `detail` then has the line that says so."""
-    ready_seconds: float = 0.0
-    """From the start of the process to its first answer."""
+    ready_seconds: float = 0.0  # From the start of the process to its first answer
+    # What it was seen to answer, once it is ready (`tasks`): completions | embeddings | ...
     task: str = ""
-    """What it was seen to answer, once it is ready (`tasks`): completions | embeddings | ..."""
     running: float = 0.0
     waiting: float = 0.0
     tokens_per_second: float = 0.0
-    kv_cache_use: float = 0.0
-    """0 to 1."""
+    kv_cache_use: float = 0.0  # 0 to 1
+    # What sign of life is missing, and for how long: `no token for 15 s (3 requests running, 0
+    # waiting)`; nothing while all is well.
     silence: str = ""
-    """What sign of life is missing, and for how long: `no token for 15 s (3 requests running,
-    0 waiting)`; nothing while all is well."""
     ranks: List[Rank] = field(default_factory=list)
+    # The last lines of the log of an attempt that failed.
     last_error: List[str] = field(default_factory=list)
-    """The last lines of the log of an attempt that failed."""
+    # Why it was last ended or ended by itself, in one sentence; kept once it is ready again.
     last_failure: str = ""
-    """Why it was last ended or ended by itself, in one sentence; kept once it is ready again."""
-    last_failure_time: float = 0.0
-    """Unix seconds."""
+    last_failure_time: float = 0.0  # Unix seconds
 
 
 @dataclass(frozen=True)
 class UnreadableDocument:
     """A document that the supervisor cannot read, as it was found or after it was changed."""
 
-    file: str
-    """`node.json`, `services/NAME.json`."""
+    file: str  # `node.json`, `services/NAME.json`
     why: str
+    # The text that was read there last, which the supervisor goes on with; empty: none was.
     last_good: str = ""
-    """The text that was read there last, which the supervisor goes on with; empty: none was."""
 
 
 @dataclass(frozen=True)
 class BrokenNic:
     """A NIC of this node that carries nothing now."""
 
-    name: str
-    """Empty where no NIC has the node IP any more."""
-    purposes: str
-    """`gloo, nccl`: what it is to carry."""
-    problem: str
-    """missing | down (by order, or without a link) | no address."""
+    name: str  # Empty where no NIC has the node IP any more
+    purposes: str  # `gloo, nccl`: what it is to carry
+    problem: str  # missing | down (by order, or without a link) | no address
 
 
 @dataclass(frozen=True)
@@ -200,31 +175,28 @@ class NodeState:
 
     host: str
     role: str
-    time: float
-    """Unix seconds of writing: an old one means that the supervisor hangs or is gone."""
+    time: float  # Unix seconds of writing: an old one means that the supervisor hangs or is gone
     version: str
-    ray: str
-    """waiting (a worker, for its head) | starting | up | down | backing-off."""
+    ray: str  # waiting (a worker, for its head) | starting | up | down | backing-off
     ray_since: float
     ray_restarts: int
     ray_detail: str = ""
     ray_version: str = ""
     python_version: str = ""
     vllm_version: str = ""
+    # GPUs that the container sees now (NodeDocument.gpu_listing); -1: not looked, or none to
+    # count.
     gpus_visible: int = -1
-    """GPUs that the container sees now (NodeDocument.gpu_listing); -1: not looked, or none to
-    count."""
-    gpus_said: str = ""
-    """The words of the command that lists them, when it shows none."""
+    gpus_said: str = ""  # The words of the command that lists them, when it shows none
     broken_nics: List[BrokenNic] = field(default_factory=list)
+    # Head only: the GCS's own list, dead ones included.
     nodes: List[RayNode] = field(default_factory=list)
-    """Head only: the GCS's own list, dead ones included."""
     nodes_time: float = 0.0
     services: List[ServiceState] = field(default_factory=list)
     unreadable: List[UnreadableDocument] = field(default_factory=list)
+    # Why logs and journal are not written, as `DIRECTORY is on a file system that is full`;
+    # empty: they are.
     logs_problem: str = ""
-    """Why logs and journal are not written, as `DIRECTORY is on a file system that is full`;
-    empty: they are."""
 
 
 def config_dir(cluster: str) -> str:

@@ -14,8 +14,8 @@ PROBE_TOKENS = 4
 
 PROBE_TEXT = "Hello"
 
+# The second is the gauge's name in old releases, 0.7 and 0.8 among them.
 KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""The second is the gauge's name in old releases, 0.7 and 0.8 among them."""
 
 
 class EndpointError(Exception):
@@ -36,12 +36,10 @@ class Metrics:
 
     running: float
     waiting: float
-    kv_cache_use: float
-    """0 to 1; the fullest engine's."""
-    tokens: float
-    """Generated since the start; read, where the model generates none."""
+    kv_cache_use: float  # 0 to 1; the fullest engine's
+    tokens: float  # Generated since the start; read, where the model generates none
+    # Whatever moves while the engine works: tokens made and read, KV cache in use.
     signs: Tuple[float, ...] = ()
-    """Whatever moves while the engine works: tokens made and read, KV cache in use."""
 
 
 class Endpoint:

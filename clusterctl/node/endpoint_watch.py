@@ -20,22 +20,17 @@ class Reading:
     """What is known now. Replaced whole, so that another thread may read it at any time."""
 
     ready: bool = False
-    stage: str = ""
-    """`listening` or `warm-up`, once the endpoint itself tells."""
+    stage: str = ""  # `listening` or `warm-up`, once the endpoint itself tells
     running: float = 0.0
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0
+    # Set while it owes a sign of life; how long is too long, the service decides.
     silence: Optional[Silence] = None
-    """Set while it owes a sign of life; how long is too long, the service decides."""
-    error: str = ""
-    """What the last check that failed said."""
-    task: str = ""
-    """What the model serves: `embeddings`; known once it is ready."""
-    answer: str = ""
-    """The proof of it, in words: `1024 numbers`."""
-    unprovable: str = ""
-    """It works, and nothing that it serves is known here; what it said."""
+    error: str = ""  # What the last check that failed said
+    task: str = ""  # What the model serves: `embeddings`; known once it is ready
+    answer: str = ""  # The proof of it, in words: `1024 numbers`
+    unprovable: str = ""  # It works, and nothing that it serves is known here; what it said
 
 
 class EndpointWatch:

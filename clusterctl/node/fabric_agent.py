@@ -24,13 +24,13 @@ from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
 
 _TAIL = 30
 _LOG_LINES = 200
+# What is kept of NCCL's log: which interfaces and transports it found and took, and complaints.
 _TELLING = ("NET/", "NET plugin", "Using network", " via ", "NVL[", "WARN", "NCCL version")
-"""What is kept of NCCL's log: which interfaces and transports it found and took, and complaints."""
 
 _GPU_MASK = "CUDA_VISIBLE_DEVICES"
 
+# The graph is where NCCL writes whether GPUs of a host are joined by NVLink.
 _NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
-"""The graph is where NCCL writes whether GPUs of a host are joined by NVLink."""
 
 
 @dataclass

@@ -16,8 +16,8 @@ from typing import List, Sequence
 
 from clusterctl.node.fabric_documents import Crossing
 
+# Seconds for a connection and its answer: TCP repeats a lost SYN after one and after three.
 WITHIN = 3.0
-"""Seconds for a connection and its answer: TCP repeats a lost SYN after one and after three."""
 
 _ROUNDS = 10
 _PING = b"."

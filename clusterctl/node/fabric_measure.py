@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any, Dict
 
+# Values 0 to 250, prime, so that a shifted or repeated chunk does not fit. Sums of them over
+# 60,000 ranks are exact in float32.
 PATTERN = 251
-"""Values 0 to 250, prime, so that a shifted or repeated chunk does not fit. Sums of them over
-60,000 ranks are exact in float32."""
 
-_CHECKED = 2**20
-"""Elements whose sum is compared, 4 MiB."""
+_CHECKED = 2**20  # Elements whose sum is compared, 4 MiB
 _SMALL_ROUNDS = 50
-_WARM_UP = 20
-"""NCCL loads the kernel for small messages with the first of them."""
+_WARM_UP = 20  # NCCL loads the kernel for small messages with the first of them
 _FIRST = 2**18
-_LARGEST = 2**28
-"""Bytes: 256 KiB to 256 MiB."""
+_LARGEST = 2**28  # Bytes: 256 KiB to 256 MiB
+# Seconds of one all-reduce at which the tensor grows no more: then what a queue on the way holds
+# (a token bucket's burst, a socket's buffer) no longer shows in the rate.
 _LONG_ENOUGH = 0.15
-"""Seconds of one all-reduce at which the tensor grows no more: then what a queue on the way holds
-(a token bucket's burst, a socket's buffer) no longer shows in the rate."""
 _MEASURED = 2.0
 _ROUNDS = (3, 40)
 

@@ -15,8 +15,8 @@ from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clusterctl.node.fabric_documents import Place
 
+# Prefixes of the variables that choose interfaces and transports; none of them is a secret.
 TELLING = ("NCCL_", "GLOO_")
-"""Prefixes of the variables that choose interfaces and transports; none of them is a secret."""
 
 _SIOCGIFFLAGS = 0x8913
 _UP = 0x1
@@ -27,16 +27,14 @@ _REQUEST_DUMP = 0x301
 _DONE = 3
 _IFA_ADDRESS = 1
 _IFA_LOCAL = 2
-_LINK_SCOPE = 253
-"""From linux/rtnetlink.h and linux/if_addr.h."""
+_LINK_SCOPE = 253  # From linux/rtnetlink.h and linux/if_addr.h
 
 
 @dataclass(frozen=True)
 class Interface:
     name: str
     addresses: Tuple[str, ...]
-    running: bool
-    """Up, and with a carrier."""
+    running: bool  # Up, and with a carrier
 
 
 def interfaces() -> List[Interface]:

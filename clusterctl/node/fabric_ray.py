@@ -52,8 +52,7 @@ def _end_with_stdin() -> None:
 class _Limit:
     """Ends this process with a report of what is known by then."""
 
-    gate: Optional[Gate] = None
-    """None while Ray is joined."""
+    gate: Optional[Gate] = None  # None while Ray is joined
 
     def keep(self) -> None:
         time.sleep(timing.GATE)

@@ -13,8 +13,7 @@ from clusterctl.node.documents import GpuListing
 from clusterctl.node.timing import Timing
 
 NOT_LOOKED = -1
-LONGEST = 200
-"""Characters of the command's words that are kept."""
+LONGEST = 200  # Characters of the command's words that are kept
 
 
 class GpuCount:

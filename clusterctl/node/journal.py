@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-LIMIT = 5 * 2**20
-"""Bytes after which the journal is moved to journal.jsonl.1."""
+LIMIT = 5 * 2**20  # Bytes after which the journal is moved to journal.jsonl.1
 
+# Bytes free below which a file system counts as full: the next lines may not fit whole.
 LEAST_FREE = 2**20
-"""Bytes free below which a file system counts as full: the next lines may not fit whole."""
 
 
 def why_not_written(directory: Path) -> str:

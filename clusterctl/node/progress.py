@@ -18,10 +18,8 @@ class Silence:
     """No sign of life since `since` (monotonic seconds), while something was asked."""
 
     since: float
-    what: str
-    """What is missing: `no token`, `no answer`."""
-    asked: str
-    """What was asked: the requests there, or the check that failed and how."""
+    what: str  # What is missing: `no token`, `no answer`
+    asked: str  # What was asked: the requests there, or the check that failed and how
 
     def told(self, now: float) -> str:
         return f"{self.what} for {now - self.since:.0f} s ({self.asked})"

@@ -11,14 +11,14 @@ from typing import Dict, FrozenSet
 
 from clusterctl.node.children import session_members
 
+# Each part's name, and how a word of its command line ends: the agents change theirs. Without one
+# of these a node is of no use, as it is not for want of Ray's monitor, log monitor or dashboard.
 VITAL = {
     "gcs_server": ("/gcs_server",),
     "raylet": ("/raylet",),
     "dashboard agent": ("ray::DashboardAgent", "dashboard/agent.py"),
     "runtime_env agent": ("ray::RuntimeEnvAgent", "runtime_env/agent/main.py"),
 }
-"""Each part's name, and how a word of its command line ends: the agents change theirs. Without one
-of these a node is of no use, as it is not for want of Ray's monitor, log monitor or dashboard."""
 
 
 class RayParts:

@@ -21,8 +21,8 @@ from clusterctl.node.paths import NodePaths
 from clusterctl.node.ray_parts import RayParts
 from clusterctl.node.timing import Timing
 
+# `ray start` prints it once its processes run and the node has joined.
 STARTED_MARK = "Ray runtime started"
-"""`ray start` prints it once its processes run and the node has joined."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TELLING = re.compile(r"PANIC|[Ee]rror")

@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Mapping
 
 from clusterctl.node.documents import RayNode
 
+# Labels that `ray start` gets from the supervisor: the GCS itself keeps no version per node.
 VERSION_LABELS = ("ray-version", "python-version")
-"""Labels that `ray start` gets from the supervisor: the GCS itself keeps no version per node."""
 
 WORKER_PREFIX = "vllm_Worker_"
 
@@ -31,16 +31,14 @@ class WorkerActor:
     node_id: str
     node_ip: str
     pid: int
-    driver_pid: int
-    """The process on the head that owns it."""
+    driver_pid: int  # The process on the head that owns it
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """What the GCS said at one moment."""
 
-    time: float
-    """Unix seconds."""
+    time: float  # Unix seconds
     nodes: List[RayNode] = field(default_factory=list)
     workers: List[WorkerActor] = field(default_factory=list)
     error: str = ""

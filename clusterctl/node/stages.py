@@ -7,6 +7,7 @@ from typing import Optional, Tuple
 
 STAGES = ("ray", "weights", "kv-cache", "graphs", "warm-up", "listening")
 
+# Substrings of log lines of vLLM 0.7 to 0.33, where they agree.
 _MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("ray", ("Connecting to existing Ray cluster", "Connected to Ray cluster", "placement group")),
     ("weights", ("Starting to load model", "Loading safetensors", "Loading weights took",
@@ -17,10 +18,9 @@ _MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("warm-up", ("init engine (profile", "Compile and warming up", "Warming up", "warm up")),
     ("listening", ("Starting vLLM", "Uvicorn running on", "Application startup complete")),
 )  # fmt: skip
-"""Substrings of log lines of vLLM 0.7 to 0.33, where they agree."""
 
+# Lines about settings that name things which then do not happen.
 _MISLEADING = ("Enforce eager set",)
-"""Lines about settings that name things which then do not happen."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Dict
 
+# Statuses that a server has for a task which is none of its own.
 NOT_SERVED = frozenset({400, 404, 405, 501})
-"""Statuses that a server has for a task which is none of its own."""
 
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 
+# A request without `model`, from a text and the most tokens to generate.
 Body = Callable[[str, int], Dict[str, Any]]
-"""A request without `model`, from a text and the most tokens to generate."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,12 @@ class Task:
     """A kind of request. `read` says in words what came, if there is more to say than that, and
     raises what dictionaries, lists and numbers raise when it is no answer."""
 
-    name: str
-    """What the server answers: `embeddings`."""
+    name: str  # What the server answers: `embeddings`
     path: str
     body: Body
     read: Callable[[Any], str]
+    # What moves in the metrics while it works: a pooling model generates no token.
     counter: str = PROMPT_TOKENS
-    """What moves in the metrics while it works: a pooling model generates no token."""
 
     def answer(self, content: Any) -> str:
         """As `read`, for whatever came. Raises ValueError."""
@@ -95,6 +94,8 @@ COMPLETIONS = Task(
     counter="vllm:generation_tokens_total",
 )
 
+# In the order in which they are tried, the most telling first: what embeds can score as well, and
+# what scores can classify.
 TASKS = (
     COMPLETIONS,
     Task("embeddings", "/v1/embeddings", _input, _read_embedding),
@@ -102,8 +103,6 @@ TASKS = (
     Task("classes", "/classify", _input, _read_classes),
     Task("pooling", "/pooling", _input, _read_pooled),
 )
-"""In the order in which they are tried, the most telling first: what embeds can score as well, and
-what scores can classify."""
 
 
 def task_of(name: str) -> Task:

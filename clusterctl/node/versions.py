@@ -9,8 +9,7 @@ from typing import List, Tuple
 
 from clusterctl.node.ray_watch import VERSION_LABELS
 
-FIRST_WITH_PLAIN_LABELS = (2, 49)
-"""Before it, `ray start --labels` wanted JSON, or was not there."""
+FIRST_WITH_PLAIN_LABELS = (2, 49)  # Before it, `ray start --labels` wanted JSON, or was not there
 
 
 @dataclass(frozen=True)

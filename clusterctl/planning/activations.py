@@ -15,28 +15,27 @@ from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.rules import Rules, Sampler
 from clusterctl.planning.weights import PipelineStage, vocabulary_rows
 
+# Copies of float32[requests, vocabulary] alive while PyTorch sorts the logits: the bf16 logits
+# (1/2), their float32 copy (1), sorted values (1) with int64 indices (2), and in ATen's
+# segmented_sort_pairs_by_full_sort (Sort.cu) two arrays of int2 pairs (2 + 2) and the sorted keys
+# (1). Logs of vLLM 0.7.1 and 0.7.2 print 1.40 and 1.39 GiB, which are 9.55 copies each.
 _SORTED_COPIES = 9.5
-"""Copies of float32[requests, vocabulary] alive while PyTorch sorts the logits: the bf16 logits
-(1/2), their float32 copy (1), sorted values (1) with int64 indices (2), and in ATen's
-segmented_sort_pairs_by_full_sort (Sort.cu) two arrays of int2 pairs (2 + 2) and the sorted keys
-(1). Logs of vLLM 0.7.1 and 0.7.2 print 1.40 and 1.39 GiB, which
-are 9.55 copies each."""
 
+# With top-k/top-p by pivots: bf16 logits (1/2), float32 logits (1), probabilities (1) and the
+# exponential noise that samples from them (1).
 _PIVOT_COPIES = 3.5
-"""With top-k/top-p by pivots: bf16 logits (1/2), float32 logits (1), probabilities (1) and the
-exponential noise that samples from them (1)."""
 
 
 _GUMBEL_COPIES = 1.5
 _GUMBEL_BLOCK = 1024
+# The second runner, which profiles sampling without top-k and top-p: bf16 logits (1/2) and their
+# float32 copy (1); noise is drawn inside the kernel, which leaves an int64 and a float32 for
+# every 1024 logits (v1/worker/gpu/sample/gumbel.py). 0.26, and 0.28 to 0.32 for requests without
+# parameters of their own, do without the copy: one too many is counted for them.
 _GUMBEL_BLOCK_BYTES = 12
-"""The second runner, which profiles sampling without top-k and top-p: bf16 logits (1/2) and their
-float32 copy (1); noise is drawn inside the kernel, which leaves an int64 and a float32 for every
-1024 logits (v1/worker/gpu/sample/gumbel.py). 0.26, and 0.28 to 0.32 for requests without
-parameters of their own, do without the copy: one too many is counted for them."""
 
+# Compute capability x 10 from which vLLM prefers Triton to Marlin for mxfp4 experts.
 _TRITON_MXFP4 = 90
-"""Compute capability x 10 from which vLLM prefers Triton to Marlin for mxfp4 experts."""
 
 
 @dataclass(frozen=True, slots=True)

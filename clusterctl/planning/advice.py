@@ -17,8 +17,7 @@ from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.rules import Rules
 
 _ROUND_TO = 1024
-_SHORTEST = 512
-"""A context shorter than this serves nobody: no advice."""
+_SHORTEST = 512  # A context shorter than this serves nobody: no advice
 
 _HIGHEST_UTILIZATION = 0.95
 _FEWER_REQUESTS = 64

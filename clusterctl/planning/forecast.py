@@ -49,12 +49,9 @@ class MemoryForecast:
     """The layout that a service gets, and what is known of its memory."""
 
     layout: Layout
-    report: FitReport | None = None
-    """None where nothing could be planned."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What vLLM needs for it."""
-    notes: tuple[str, ...] = ()
-    """What a user should hear of it, a sentence each."""
+    report: FitReport | None = None  # None where nothing could be planned
+    env: Mapping[str, str] = field(default_factory=dict)  # What vLLM needs for it
+    notes: tuple[str, ...] = ()  # What a user should hear of it, a sentence each
 
 
 def forecast_memory(

@@ -12,9 +12,9 @@ from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.topology import Topology
 
+# States in which a service may hold GPUs that none of its ranks is seen on yet: vLLM reserves
+# them all before the first rank starts.
 _WITH_PROCESS = frozenset({"starting", "loading", "ready", "stalled", "stopping"})
-"""States in which a service may hold GPUs that none of its ranks is seen on yet: vLLM reserves
-them all before the first rank starts."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from difflib import get_close_matches
 
 from clusterctl.errors import UsageError
 
+# PyTorch's total over nvidia-smi's, for a GPU that is not in the catalogue. The catalogue's own
+# GPUs lie between 0.972 (T4) and 0.993 (H100).
 REPORTED_SHARE = 0.985
-"""PyTorch's total over nvidia-smi's, for a GPU that is not in the catalogue. The catalogue's own
-GPUs lie between 0.972 (T4) and 0.993 (H100)."""
 
+# PyTorch's GiB over the vendor's GB, for a name that says the size and nothing else does.
 _MARKETING_SHARE = 0.93
-"""PyTorch's GiB over the vendor's GB, for a name that says the size and nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ _OTHER_NAMES = {
     "2080ti": "RTX 2080 Ti",
 }
 
+# vLLM on a CPU; VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes says how much it may use.
 CPU = GpuModel("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has the size it is told")
-"""vLLM on a CPU; VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes says how much it may use."""
 
 _ITEM = re.compile(r"^(?:(\d{1,3})\s*[x*]\s*)?(.+)$", re.IGNORECASE)
 _SIZED = re.compile(r"^(.*):\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|g)?$", re.IGNORECASE)

@@ -19,8 +19,7 @@ from clusterctl.planning.planner import PARTITION
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.vllm_flags import Argument, render, without
 
-NOTABLE = 0.01
-"""A larger difference is said."""
+NOTABLE = 0.01  # A larger difference is said
 
 _DECIDED = ("max-model-len", "tensor-parallel-size", "pipeline-parallel-size", "model", "tokenizer",
             "data-parallel-size", "distributed-executor-backend", "load-format")  # fmt: skip
@@ -58,13 +57,11 @@ class ProbeAnswer:
     """What one host's vLLM said. Sizes in GiB, one for each pipeline stage."""
 
     vllm: str
-    memory_gib: float | None
-    """Of its GPU, as PyTorch counts; None on CPUs."""
+    memory_gib: float | None  # Of its GPU, as PyTorch counts; None on CPUs
     weights_gib: tuple[float, ...]
     block_gib: tuple[float, ...]
     blocks: int
-    concurrency: float
-    """Requests of full length at once in so many blocks."""
+    concurrency: float  # Requests of full length at once in so many blocks
 
 
 def read_answer(text: str) -> ProbeAnswer:
@@ -128,8 +125,7 @@ class ProbeResult:
     """The plan as the image's vLLM counts it."""
 
     vllm: str
-    hosts: tuple[str, ...]
-    """Those that were asked, one for each type of GPU."""
+    hosts: tuple[str, ...]  # Those that were asked, one for each type of GPU
     kv_cache_tokens: int
     max_concurrency: float
     ranks: tuple[ProbedRank, ...]

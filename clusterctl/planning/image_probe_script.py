@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+# Bytes of the KV cache that is cut for the answer: the larger, the less rounding hides.
 POOL = 1 << 40
-"""Bytes of the KV cache that is cut for the answer: the larger, the less rounding hides."""
 
 
 def main() -> None:

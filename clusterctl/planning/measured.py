@@ -17,17 +17,16 @@ from clusterctl.planning.reported import WANTED, Comparison, Reported, compare, 
 from clusterctl.planning.rules import rules_for
 from clusterctl.transport.base import Transport
 
-LOG_TAIL = 4_000_000
-"""Bytes of a service's log that are looked through, on the host."""
+LOG_TAIL = 4_000_000  # Bytes of a service's log that are looked through, on the host
 
 _READ = 'tail -c "$1" "$2" | grep -aE "$3" | cut -c1-400 | tail -n 400'
 
+# GiB by which a measured overhead may differ from the usual one. What differs by more is a GPU
+# that something else used during the start, and would spoil every later plan.
 _PLAUSIBLE = 2.0
-"""GiB by which a measured overhead may differ from the usual one. What differs by more is a GPU
-that something else used during the start, and would spoil every later plan."""
 
+# By host and GPU: what earlier starts reported, by TP size.
 Learned = dict[tuple[str, str], tuple[tuple[int, Measured], ...]]
-"""By host and GPU: what earlier starts reported, by TP size."""
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,7 @@ class FitPlan:
 _UNTOLD_CPU_CACHE = 4 * GIB
 _UNTOLD_CPU_NOTE = "VLLM_CPU_KVCACHE_SPACE is not set: a KV cache of 4 GiB is assumed on CPUs"
 
-_ASSUMED_MEMORY_SHARE = 0.02
-"""How far a GPU's memory may be off that was not read from PyTorch."""
+_ASSUMED_MEMORY_SHARE = 0.02  # How far a GPU's memory may be off that was not read from PyTorch
 
 
 @dataclass(frozen=True, slots=True)

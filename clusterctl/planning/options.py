@@ -16,8 +16,7 @@ class UnknownValue(UsageError):
     """A value that is not known here; a newer vLLM may know it."""
 
 
-AUTO_LENGTH = -1
-"""--max-model-len auto: vLLM takes the longest context that fits."""
+AUTO_LENGTH = -1  # --max-model-len auto: vLLM takes the longest context that fits
 
 
 @dataclass(frozen=True, slots=True)

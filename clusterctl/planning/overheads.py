@@ -11,8 +11,8 @@ from typing import Literal
 
 from clusterctl.planning.rules import Rules
 
+# What connects the ranks of a tensor parallel group; `none` for a single rank.
 Fabric = Literal["none", "nvlink", "pcie", "network"]
-"""What connects the ranks of a tensor parallel group; `none` for a single rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +24,27 @@ class Measured:
 
 
 _V0_ALONE = 0.09
-_V0_JOINED = 0.40
-"""`non_torch_memory` in logs of vLLM 0.7.1 on one V100 and 0.7.2 on two RTX 3090."""
+_V0_JOINED = 0.40  # `non_torch_memory` in logs of vLLM 0.7.1 on one V100 and 0.7.2 on two RTX 3090
 
+# CUDA modules, cuBLAS workspaces and buffers of the model runner: 0.24 to 0.27 GiB outside
+# PyTorch in 40 starts of vLLM 0.19 on an H100 (llm-d-planner, accuracy/results/v0.19.0; Granite
+# took 0.46), and 0.05 of PyTorch's own beyond the activations.
 _ALONE = 0.30
-"""CUDA modules, cuBLAS workspaces and buffers of the model runner: 0.24 to 0.27 GiB outside
-PyTorch in 40 starts of vLLM 0.19 on an H100 (llm-d-planner, accuracy/results/v0.19.0; Granite
-took 0.46), and 0.05 of PyTorch's own beyond the activations."""
 
+# With NCCL: 0.40 over PCIe (two RTX 3090, vLLM 0.7.2); 2.06 to 2.10 with TP 2 and NVLink in the
+# same H100 starts, and the 0.05. Over sockets less was measured than over NVLink, how much less
+# is not recorded.
 _JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "nvlink": 2.12}
-"""With NCCL: 0.40 over PCIe (two RTX 3090, vLLM 0.7.2); 2.06 to 2.10 with TP 2 and NVLink in the
-same H100 starts, and the 0.05. Over sockets less was measured than over NVLink, how much less is
-not recorded."""
 
-_NVLINK_MORE = 0.10
-"""TP 4 and NVLink: 2.13 to 2.21 in the same starts."""
+_NVLINK_MORE = 0.10  # TP 4 and NVLink: 2.13 to 2.21 in the same starts
 
+# How far starts of the same kind lay from these figures.
 _SPREAD: dict[Fabric, float] = {"none": 0.15, "pcie": 0.4, "network": 0.8, "nvlink": 0.8}
-"""How far starts of the same kind lay from these figures."""
 
 _GRAPHS_ALONE = 0.9
+# vLLM 0.18 and 0.19 print 0.42, 0.86, 0.93 and 1.11 GiB as their own estimate on one GPU; 0.7.2
+# and 0.8.5 took 0.85 and 1.99 with TP 2: the middle of each.
 _GRAPHS_JOINED = 1.6
-"""vLLM 0.18 and 0.19 print 0.42, 0.86, 0.93 and 1.11 GiB as their own estimate on one GPU; 0.7.2
-and 0.8.5 took 0.85 and 1.99 with TP 2: the middle of each."""
 
 _GRAPHS_SPREAD = 0.5
 

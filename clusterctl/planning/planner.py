@@ -33,9 +33,9 @@ from clusterctl.serving.vllm_flags import Argument, last_value
 
 GIB = 2**30
 
+# Bytes/s from which TP across hosts is proposed unasked: RDMA at 200 Gbit/s and more. Over a 4
+# GB/s link TP 2 reached a seventh of one GPU's throughput.
 FAST_NETWORK = 20e9
-"""Bytes/s from which TP across hosts is proposed unasked: RDMA at 200 Gbit/s and more. Over a
-4 GB/s link TP 2 reached a seventh of one GPU's throughput."""
 
 _MOST_STAGES = 16
 _OFFERED_PER_TP = 2
@@ -55,13 +55,11 @@ class Hardware:
     defaults: EngineDefaults = ON_GPUS
     env: Mapping[str, str] = field(default_factory=dict)
     vllm: str | None = None
+    # How many GPUs of each host are free, also where nothing else is known of them; () for those
+    # of `sites`.
     gpus: tuple[HostGpus, ...] = ()
-    """How many GPUs of each host are free, also where nothing else is known of them; () for those
-    of `sites`."""
-    held: tuple[str, ...] = ()
-    """Who has the GPUs that are not free, a line each."""
-    as_if_free: bool = False
-    """Those are planned for too, since no others are there."""
+    held: tuple[str, ...] = ()  # Who has the GPUs that are not free, a line each
+    as_if_free: bool = False  # Those are planned for too, since no others are there
 
     @property
     def free(self) -> tuple[HostGpus, ...]:
@@ -151,8 +149,7 @@ class FitReport:
     proposals: tuple[Proposal, ...] = ()
     faster: Proposal | None = None
     doubts: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What `serve` makes of it, where that needs saying."""
+    notes: tuple[str, ...] = ()  # What `serve` makes of it, where that needs saying
 
     @property
     def refused(self) -> bool:

@@ -19,8 +19,8 @@ from clusterctl.planning.rules import Rules
 from clusterctl.serving.release_flags import removed_flags
 from clusterctl.serving.vllm_flags import Argument
 
+# Names of what more memory would cure.
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
-"""Names of what more memory would cure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.rules import Rules
 
-WORTH_SAYING = 0.01
-"""A share by which prediction and report differ from which on a user is told."""
+WORTH_SAYING = 0.01  # A share by which prediction and report differ from which on a user is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +77,15 @@ def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Mea
     return Measured(runtime_gib=runtime if runtime > 0 else None, graphs_gib=reported.graphs_gib)
 
 
+# A line with one of these begins every start; older starts are in the same file.
 START_MARKS = r"non-default args|args: Namespace\(|API server version"
-"""A line with one of these begins every start; older starts are in the same file."""
 
+# For `grep -E`: the lines that are read here.
 WANTED = (
     rf"{START_MARKS}|[Mm]odel (loading|weights) took|memory for cache|KV cache (memory|size)"
     r"|# CPU blocks|Maximum concurrency for|CUDA graph memory|Graph capturing finished"
     r"|model weights take"
 )
-"""For `grep -E`: the lines that are read here."""
 
 _WEIGHTS = re.compile(r"(?:Model loading took|[Mm]odel weights took) ([\d.]+) ?Gi?B")
 _CACHE = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
@@ -98,8 +97,7 @@ _CONTEXT = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request")
 _GRAPHS_CHARGED = re.compile(r"Estimated CUDA graph memory: ([\d.]+) GiB")
 _GRAPHS_TAKEN = re.compile(r"Graph capturing finished in .*took ([\d.]+) GiB")
 
-_SAME = 0.02
-"""Ranks whose weights differ by more hold different layers: no one figure is theirs."""
+_SAME = 0.02  # Ranks whose weights differ by more hold different layers: no one figure is theirs
 
 
 def read_reported(text: str) -> Reported:

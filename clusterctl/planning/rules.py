@@ -17,8 +17,7 @@ from clusterctl.serving.release_flags import BITSANDBYTES_ABSENT_FROM
 
 Sampler = Literal["sort", "pivot", "gumbel"]
 
-NEWEST: Version = (0, 33, 0)
-"""The newest version whose source was read for this."""
+NEWEST: Version = (0, 33, 0)  # The newest version whose source was read for this
 
 _OLDEST: Version = (0, 7, 0)
 
@@ -28,36 +27,29 @@ class Rules:
     """How one version counts. `notes`: what a reader of the plan should know about the choice."""
 
     version: Version
+    # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
     engine_v0: bool
-    """The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only."""
-    utilization: float
-    """Default of --gpu-memory-utilization."""
+    utilization: float  # Default of --gpu-memory-utilization
+    # Top-k/top-p by sorting the vocabulary, or by pivots (v1/sample/ops/topk_topp_triton.py).
     sampler: Sampler
-    """Top-k/top-p by sorting the vocabulary, or by pivots (v1/sample/ops/topk_topp_triton.py)."""
+    # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
     keeps_workspace: bool
-    """Buffers of fused experts stay allocated after a step (v1/worker/workspace.py)."""
-    graphs_charged: bool
-    """CUDA graphs are estimated and taken from the KV cache's share."""
+    graphs_charged: bool  # CUDA graphs are estimated and taken from the KV cache's share
+    # So does the second runner (`profile_cudagraph_memory` in v1/worker/gpu/).
     second_charges_graphs: bool
-    """So does the second runner (`profile_cudagraph_memory` in v1/worker/gpu/)."""
+    # The second runner profiles sampling without top-k and top-p (`_dummy_sampler_run`).
     second_samples_plainly: bool
-    """The second runner profiles sampling without top-k and top-p (`_dummy_sampler_run`)."""
-    tunes_kernels: bool
-    """Compiled kernels are tuned on arguments made up for it (activations.py)."""
+    tunes_kernels: bool  # Compiled kernels are tuned on arguments made up for it (activations.py)
+    # Weights are loaded with max_split_size_mb:20 (v1/worker/gpu_worker.py, `load_model`).
     unsplit_weights: bool
-    """Weights are loaded with max_split_size_mb:20 (v1/worker/gpu_worker.py, `load_model`)."""
-    triton_mxfp4: bool
-    """On Hopper mxfp4 experts are not padded, only their scales (weights.py)."""
+    triton_mxfp4: bool  # On Hopper mxfp4 experts are not padded, only their scales (weights.py)
+    # "KV cache size" is concurrency x max_model_len (hybrid models: differs from before).
     tokens_from_concurrency: bool
-    """"KV cache size" is concurrency x max_model_len (hybrid models: differs from before)."""
+    # Sliding windows reserve for every batch in flight: 2 with asynchronous scheduling.
     in_flight_batches: bool
-    """Sliding windows reserve for every batch in flight: 2 with asynchronous scheduling."""
-    null_block_held: bool
-    """The start check plans with one block less than the pool has."""
-    spares_a100: bool
-    """A100 gets the small defaults of batch size (vllm#17885)."""
-    widest_from_160_gib: bool
-    """GPUs of 160 GiB and more get 16384 batched tokens."""
+    null_block_held: bool  # The start check plans with one block less than the pool has
+    spares_a100: bool  # A100 gets the small defaults of batch size (vllm#17885)
+    widest_from_160_gib: bool  # GPUs of 160 GiB and more get 16384 batched tokens
     has_bitsandbytes: bool
     notes: tuple[str, ...] = ()
 
@@ -126,6 +118,7 @@ _FROM = (0, 22, 0)
 _FOR_DENSE_FROM = (0, 25, 0)
 _FOR_ALL_FROM = (0, 29, 0)
 
+# DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES, newest first; in 0.22 and 0.23 unquantised only.
 _LISTED: tuple[tuple[Version, frozenset[str]], ...] = (
     (
         (0, 24, 0),
@@ -143,10 +136,9 @@ _LISTED: tuple[tuple[Version, frozenset[str]], ...] = (
     ((0, 23, 0), frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})),
     (_FROM, frozenset({"Qwen3ForCausalLM"})),
 )
-"""DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES, newest first; in 0.22 and 0.23 unquantised only."""
 
+# Mixtures of experts that 0.25 to 0.28 run on it beside all dense models.
 _WITH_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"})
-"""Mixtures of experts that 0.25 to 0.28 run on it beside all dense models."""
 
 
 def has_second_runner(shape: ModelShape, version: Version, *, quantized: bool) -> bool:

@@ -28,8 +28,8 @@ from clusterctl.models.shape import (
 from clusterctl.planning.allocator import GIB, allocated_bytes, round_up
 
 _BITSANDBYTES_BLOCK = 64
+# nf4 keeps one byte of scale for 64 weights and one float32 for 256 of these scales.
 _BITSANDBYTES_OUTER_BLOCK = 256
-"""nf4 keeps one byte of scale for 64 weights and one float32 for 256 of these scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ def _grouped(elements: int, columns: int, storage: Quantization) -> Iterator[Ten
         yield Tensor(groups * storage.bits // 8)
 
 
-VOCABULARY_STEP = 64
-"""DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.py."""
+VOCABULARY_STEP = 64  # DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +307,8 @@ def _tower(tower: Tower, text_hidden: int) -> Iterator[Tensor]:
     yield Tensor(tower.hidden * text_hidden * 2)
 
 
+# A checkpoint that differs more from the count of config.json has parts unknown here.
 _CHECKPOINT_TOLERANCE = 0.02
-"""A checkpoint that differs more from the count of config.json has parts unknown here."""
 
 
 def compared_with_files(shape: ModelShape, stored: int | None) -> ModelShape:
@@ -329,14 +328,13 @@ def compared_with_files(shape: ModelShape, stored: int | None) -> ModelShape:
 
 
 _MARLIN_WIDTH_STEP = 128
-_MARLIN_HIDDEN_STEP = 256
-"""Padding of mxfp4 experts for Marlin kernels (fused_moe/oracle/mxfp4.py)."""
+_MARLIN_HIDDEN_STEP = 256  # Padding of mxfp4 experts for Marlin kernels (fused_moe/oracle/mxfp4.py)
 
 _TRITON_WIDTH_STEP = 64
+# For Triton on Hopper the width alone is padded, and rows of scales to 32 times 8 warps
+# (HopperMXScaleLayout in third_party/triton_kernels). The allocator's blocks after a start of
+# gpt-oss-20b on an H200 (vLLM 0.25.1) have exactly these sizes.
 _TRITON_SCALE_ROWS = 256
-"""For Triton on Hopper the width alone is padded, and rows of scales to 32 times 8 warps
-(HopperMXScaleLayout in third_party/triton_kernels). The allocator's blocks after a start of
-gpt-oss-20b on an H200 (vLLM 0.25.1) have exactly these sizes."""
 
 
 def expert_tensors(
