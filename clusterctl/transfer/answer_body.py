@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-MOST_WORDS = 64 << 10
-"""Bytes that are read of an answer which only explains itself."""
+MOST_WORDS = 64 << 10  # Bytes that are read of an answer which only explains itself
 
 
 def beginning(answer: httpx.Response, most: int = MOST_WORDS) -> bytes:

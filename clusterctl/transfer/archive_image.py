@@ -28,8 +28,8 @@ from clusterctl.transfer.manifests import NotAnImage
 
 HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
 
+# First bytes, and the program that unpacks what begins so.
 OTHER_CODECS = {b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
-"""First bytes, and the program that unpacks what begins so."""
 
 
 def archive_image(

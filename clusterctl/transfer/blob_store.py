@@ -31,14 +31,13 @@ from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_sp
 from clusterctl.transfer.location import Location
 from clusterctl.transfer.manifests import digest_of
 
-Fetch = Callable[[int], Iterator[bytes]]
-"""The blob's bytes from an offset on."""
+Fetch = Callable[[int], Iterator[bytes]]  # The blob's bytes from an offset on
 
+# Told how many bytes of the blob are there, each time that more are.
 Arrived = Callable[[int], None]
-"""Told how many bytes of the blob are there, each time that more are."""
 
+# Seconds after which another process that writes a blob, and makes no progress, is given up.
 WRITER_SILENCE = 120.0
-"""Seconds after which another process that writes a blob, and makes no progress, is given up."""
 
 LOOK_EVERY = 0.1
 
@@ -54,8 +53,8 @@ class BlobStore:
         self.directory = directory or cache_directory()
         self._in_use = False
         self._elsewhere: Path | None = None
+        # Small blobs that the directory did not take, by digest: files in `_elsewhere`.
         self._beside: dict[str, Path] = {}
-        """Small blobs that the directory did not take, by digest: files in `_elsewhere`."""
 
     @property
     def use(self) -> Path:

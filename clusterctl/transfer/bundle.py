@@ -26,8 +26,7 @@ from clusterctl.transfer.local_disk import free_space
 from clusterctl.transfer.manifests import descriptor
 
 _END = bytes(1024)
-_HEADER = 1024
-"""Bytes of a header and of padding behind a file, at most."""
+_HEADER = 1024  # Bytes of a header and of padding behind a file, at most
 
 
 def write_bundle(images: Sequence[ImageSource], path: Path, *, say: Say) -> int:

@@ -28,9 +28,9 @@ from clusterctl.transfer.relay import frames
 from clusterctl.transfer.relay.upstream import SOURCE
 from clusterctl.transport.fanout import fan_out
 
+# Seconds without a byte from one upstream, in any stream, after which the next one is asked. 3 s
+# are too few: over a saturated uplink bytes are sent twice then.
 STALL = 15.0
-"""Seconds without a byte from one upstream, in any stream, after which the next one is asked.
-3 s are too few: over a saturated uplink bytes are sent twice then."""
 
 REPORT_EVERY = 1.0
 

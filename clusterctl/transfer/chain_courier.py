@@ -10,8 +10,7 @@ from clusterctl.errors import ConnectionFailed
 from clusterctl.transfer.chain_line import FeedLine, RelayGone
 from clusterctl.transfer.chain_relay import Relay
 
-PING_EVERY = 5.0
-"""Seconds: a relay that hears nothing for longer believes that we are gone."""
+PING_EVERY = 5.0  # Seconds: a relay that hears nothing for longer believes that we are gone
 
 
 class Courier:

@@ -11,18 +11,15 @@ from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.transfer.content import Blob, BlobSource
 from clusterctl.transfer.relay.upstream import SOURCE
 
+# Bytes sent at a time: what a relay must get within a stall time, on the slowest link.
 PIECE = 256 * 1024
-"""Bytes sent at a time: what a relay must get within a stall time, on the slowest link."""
 
-LIMITED_PIECE = 32 * 1024
-"""The same under a rate limit, which is to be even."""
+LIMITED_PIECE = 32 * 1024  # The same under a rate limit, which is to be even
 
 TRIES = 3
-TRYING = 5.0
-"""A source that gave nothing this many times, and for so many seconds, has failed."""
+TRYING = 5.0  # A source that gave nothing this many times, and for so many seconds, has failed
 
-LIES = 2
-"""Wrong blobs under one digest: the second time it was no accident on the way."""
+LIES = 2  # Wrong blobs under one digest: the second time it was no accident on the way
 
 
 class Throttle:
@@ -74,8 +71,7 @@ class Feed:
         self._failing: tuple[float, int] | None = None
         self._failure: ClusterctlError | None = None
         self._blamed: Counter[str] = Counter()
-        self.sent = 0
-        """Bytes, to all relays together."""
+        self.sent = 0  # Bytes, to all relays together
 
     @property
     def problem(self) -> ClusterctlError | None:

@@ -18,8 +18,8 @@ from clusterctl.transfer.chain_tally import Tally
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.relay import frames
 
+# Seconds before each attempt to start a relay again; after the last one its host is lost.
 BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 8.0)
-"""Seconds before each attempt to start a relay again; after the last one its host is lost."""
 
 Say = Callable[[str, str], None]
 

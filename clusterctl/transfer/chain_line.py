@@ -18,20 +18,18 @@ from clusterctl.errors import ConnectionFailed
 from clusterctl.transfer.chain_feed import Feed
 from clusterctl.transfer.relay import frames
 
+# Pieces read before the channel has room for them, of each stream: a source of several connections
+# is then asked for all of them at once.
 AHEAD = 4
-"""Pieces read before the channel has room for them, of each stream: a source of several
-connections is then asked for all of them at once."""
 
+# Seconds after which a stream gets one piece, whatever is before it. Whoever waits, relays and
+# engines, sees that it goes on.
 NEGLECTED = 2.0
-"""Seconds after which a stream gets one piece, whatever is before it. Whoever waits, relays and
-engines, sees that it goes on."""
 
 
-IN_ORDER = 8
-"""Pieces between two such: over a slow link they all take long, and order counts most."""
+IN_ORDER = 8  # Pieces between two such: over a slow link they all take long, and order counts most
 
-OVERDUE = 15.0
-"""Seconds after which it gets one all the same."""
+OVERDUE = 15.0  # Seconds after which it gets one all the same
 
 
 class Outlet(Protocol):
@@ -51,12 +49,11 @@ class _Stream:
 
     def __init__(self, number: int, rank: tuple[int, int], lock: threading.Lock) -> None:
         self.number, self.rank = number, rank
-        self.since = 0.0
-        """When the first piece in `ready` began to wait."""
+        self.since = 0.0  # When the first piece in `ready` began to wait
+        # Of its own, so that a piece that is sent wakes only who reads the next one.
         self.room_for_more = threading.Condition(lock)
-        """Of its own, so that a piece that is sent wakes only who reads the next one."""
+        # Pieces, and how it ended: None when all was read, else why it was not.
         self.ready: deque[bytes | Exception | None] = deque()
-        """Pieces, and how it ended: None when all was read, else why it was not."""
 
 
 class FeedLine:

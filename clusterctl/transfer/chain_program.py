@@ -8,6 +8,7 @@ from importlib import resources
 
 PACKAGE = "clusterctl.transfer.relay"
 
+# Each imports only those before it.
 MODULES = (
     "frames",
     "http_wire",
@@ -21,7 +22,6 @@ MODULES = (
     "serving",
     "main",
 )
-"""Each imports only those before it."""
 
 LOADER = """\
 import io, sys, types, zlib

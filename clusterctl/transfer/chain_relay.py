@@ -14,11 +14,10 @@ from clusterctl.transfer.content import Blob
 from clusterctl.transfer.relay import frames
 from clusterctl.transport.base import Channel
 
+# Seconds after which nobody goes on with what a broken-off run left in a cache.
 LEFT_BEHIND = 7 * 24 * 3600
-"""Seconds after which nobody goes on with what a broken-off run left in a cache."""
 
-LAST_WORDS = 15.0
-"""Seconds for a relay to tidy up once it was told to end."""
+LAST_WORDS = 15.0  # Seconds for a relay to tidy up once it was told to end
 
 
 class RelayNotStarted(StepFailed):
@@ -33,10 +32,8 @@ class NoPython(RelayNotStarted):
 class Ports:
     """Where a relay listens."""
 
-    engine: int
-    """On 127.0.0.1, for the host's own engine."""
-    peer: int
-    """On the link's address, for the next relays."""
+    engine: int  # On 127.0.0.1, for the host's own engine
+    peer: int  # On the link's address, for the next relays
 
 
 NO_PORTS = Ports(0, 0)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from clusterctl.transfer.chain_link import Progress
 
-WINDOW = 5.0
-"""Seconds over which a rate is taken."""
+WINDOW = 5.0  # Seconds over which a rate is taken
 
 
 class Tally:

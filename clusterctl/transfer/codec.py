@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
+# Mbit/s from which plain layers are there before they would be compressed: level 1 packs some 60 to
+# 100 MB/s on a core, and a link of that speed takes 60 MB/s.
 FAST_LINK = 500.0
-"""Mbit/s from which plain layers are there before they would be compressed: level 1 packs some
-60 to 100 MB/s on a core, and a link of that speed takes 60 MB/s."""
 
+# First major version of Docker whose overlay2 unpacks zstd layers (moby, pkg/archive).
 ZSTD_SINCE = 23
-"""First major version of Docker whose overlay2 unpacks zstd layers (moby, pkg/archive)."""
 
 
 class Codec(StrEnum):

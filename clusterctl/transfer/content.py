@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-CHUNK = 1 << 20
-"""Bytes that are read, hashed and passed on at a time."""
+CHUNK = 1 << 20  # Bytes that are read, hashed and passed on at a time
 
 
 def is_digest(text: str) -> bool:
@@ -23,10 +22,8 @@ def is_digest(text: str) -> bool:
 class Blob:
     """One run of bytes."""
 
-    digest: str
-    """`sha256:` and 64 hexadecimal digits."""
-    size: int
-    """Bytes."""
+    digest: str  # `sha256:` and 64 hexadecimal digits
+    size: int  # Bytes
     media_type: str = "application/octet-stream"
 
     @property
@@ -38,18 +35,14 @@ class Blob:
 class ImageContent:
     """An image for one platform: the manifest, byte for byte, and what it names."""
 
-    reference: str
-    """What users call it: vllm/vllm-openai:v0.33.0."""
+    reference: str  # What users call it: vllm/vllm-openai:v0.33.0
     manifest: bytes
-    media_type: str
-    """Of the manifest."""
+    media_type: str  # Of the manifest
     config: Blob
-    layers: tuple[Blob, ...]
-    """As the manifest lists them, the base first."""
+    layers: tuple[Blob, ...]  # As the manifest lists them, the base first
+    # Digests of the unpacked layers, in the same order: RootFS.Layers on every host.
     diff_ids: tuple[str, ...]
-    """Digests of the unpacked layers, in the same order: RootFS.Layers on every host."""
-    platform: str
-    """As the image config says it: linux/amd64."""
+    platform: str  # As the image config says it: linux/amd64
 
     @property
     def blobs(self) -> tuple[Blob, ...]:

@@ -13,32 +13,28 @@ from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.failures import engine_error
 from clusterctl.transfer.chain_link import CACHE
 
+# What `docker info` names in its DriverStatus where images live in containerd.
 CONTAINERD = "io.containerd.snapshotter.v1"
-"""What `docker info` names in its DriverStatus where images live in containerd."""
 
+# The kernel's word for a processor to that of image configurations.
 PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
-"""The kernel's word for a processor to that of image configurations."""
 
+# What containers get from their image: keys of `config` in the image's configuration.
 INHERITED = (
     "Entrypoint", "Cmd", "Env", "WorkingDir", "User", "Labels",
     "ExposedPorts", "Volumes", "StopSignal",
 )  # fmt: skip
-"""What containers get from their image: keys of `config` in the image's configuration."""
 
 
 @dataclass(frozen=True)
 class HeldImage:
     """One image of an engine."""
 
-    id: str
-    """The config's digest, or the manifest's where images live in containerd."""
+    id: str  # The config's digest, or the manifest's where images live in containerd
     tags: tuple[str, ...]
-    layers: tuple[str, ...]
-    """diff IDs, the base first."""
-    size: int
-    """Bytes, unpacked."""
-    settings: str
-    """What containers inherit, in one form that both stores give alike."""
+    layers: tuple[str, ...]  # diff IDs, the base first
+    size: int  # Bytes, unpacked
+    settings: str  # What containers inherit, in one form that both stores give alike
 
 
 @dataclass(frozen=True)
@@ -46,25 +42,18 @@ class EngineStock:
     """What one host's engine has, and can take."""
 
     version: str
-    containerd: bool
-    """Images live in containerd, not in overlay2 (or another graph driver)."""
-    rootless: bool
-    """Its 127.0.0.1 is not the host's: it reaches no relay there."""
-    platform: str
-    """linux/amd64."""
+    containerd: bool  # Images live in containerd, not in overlay2 (or another graph driver)
+    rootless: bool  # Its 127.0.0.1 is not the host's: it reaches no relay there
+    platform: str  # linux/amd64
     root: str
-    python: str | None
-    """3.6 or later; None where there is none."""
+    python: str | None  # 3.6 or later; None where there is none
     images: tuple[HeldImage, ...]
+    # Compressed layers whose content the engine knows from an earlier pull (overlay2 only): it does
+    # not fetch these again. `sha256:...`.
     digests: frozenset[str]
-    """Compressed layers whose content the engine knows from an earlier pull (overlay2 only):
-    it does not fetch these again. `sha256:...`."""
-    free: int
-    """Bytes, where the engine keeps images."""
-    cache_free: int
-    """Bytes, where blobs wait until the engine has taken them."""
-    one_disk: bool
-    """Both are the same file system."""
+    free: int  # Bytes, where the engine keeps images
+    cache_free: int  # Bytes, where blobs wait until the engine has taken them
+    one_disk: bool  # Both are the same file system
 
     def tagged(self, reference: str) -> HeldImage | None:
         """The image that goes by that name, with its tag."""

@@ -19,8 +19,8 @@ from clusterctl.transfer.load_archive import manifest_digest
 from clusterctl.transfer.location import LocalImage
 from clusterctl.transfer.overlay_image import overlay_image
 
+# Where a host that heads a chain keeps the layers that others lack, for as long as it takes.
 SAVED = "/var/cache/clusterctl/saved"
-"""Where a host that heads a chain keeps the layers that others lack, for as long as it takes."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,10 @@ class Supply:
     """An image that is ready to be sent."""
 
     content: ImageContent
-    blobs: BlobSource
-    """What is lacking, to be read here."""
+    blobs: BlobSource  # What is lacking, to be read here
+    # The host that heads the chain, when it is not this machine that does.
     holder: str | None = None
-    """The host that heads the chain, when it is not this machine that does."""
-    paths: Mapping[str, str] = field(default_factory=dict)
-    """By digest: files on the holder."""
+    paths: Mapping[str, str] = field(default_factory=dict)  # By digest: files on the holder
 
 
 class Origin(Protocol):
@@ -71,9 +69,9 @@ def wanted_from(content: ImageContent, config: bytes, reference: str) -> Wanted:
     )
 
 
+# Gives an image as it will travel: with those of its plain layers compressed that hosts lack (by
+# diff ID), where that is worth it. Raises RequirementsNotMet where this machine has no room.
 Coded = Callable[[LocalImage, Collection[str], Say], LocalImage]
-"""Gives an image as it will travel: with those of its plain layers compressed that hosts lack (by
-diff ID), where that is worth it. Raises RequirementsNotMet where this machine has no room."""
 
 
 def as_it_is(image: LocalImage, lacking: Collection[str], say: Say) -> LocalImage:

@@ -18,45 +18,37 @@ from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.engine_stock import EngineStock, HeldImage
 from clusterctl.transfer.manifests import fits
 
+# Unpacked bytes to a byte of compressed layer. CUDA images come to 2.4 (vllm #22377: 28.6 GB of
+# 12); text and Python more.
 EXPANSION = 3.0
-"""Unpacked bytes to a byte of compressed layer. CUDA images come to 2.4 (vllm #22377: 28.6 GB
-of 12); text and Python more."""
 
-SLACK = 256 * 1024**2
-"""Bytes that the engine needs for itself."""
+SLACK = 256 * 1024**2  # Bytes that the engine needs for itself
 
-SMALL = 1024**2
-"""Bytes for which no other way is gone than the plain one."""
+SMALL = 1024**2  # Bytes for which no other way is gone than the plain one
 
+# The first Docker whose containerd store loads an archive that lacks layers (moby
+# daemon/containerd/image_exporter.go: WithSkipMissing).
 PARTIAL_SINCE = 25
-"""The first Docker whose containerd store loads an archive that lacks layers (moby
-daemon/containerd/image_exporter.go: WithSkipMissing)."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The image that hosts are to have."""
 
-    reference: str
-    """The name it goes by there, with its tag."""
-    layers: tuple[str, ...]
-    """diff IDs."""
-    ids: frozenset[str]
-    """Digests of its config and manifest, as far as they are known."""
-    settings: str
-    """As `engine_stock.settings` gives them."""
+    reference: str  # The name it goes by there, with its tag
+    layers: tuple[str, ...]  # diff IDs
+    ids: frozenset[str]  # Digests of its config and manifest, as far as they are known
+    settings: str  # As `engine_stock.settings` gives them
 
 
 class Way(StrEnum):
     """How the image comes to a host."""
 
-    PULL = "pull"
-    """`docker pull` from the relay on the host."""
-    LOAD = "load"
-    """`docker load` of the layers that lack, which the relay on the host fetches."""
+    PULL = "pull"  # `docker pull` from the relay on the host
+    LOAD = "load"  # `docker load` of the layers that lack, which the relay on the host fetches
+    # `docker load` of the layers that lack, sent over SSH: for a host where no relay can run. Each
+    # such host takes its bytes from the operator's link anew.
     STREAM = "stream"
-    """`docker load` of the layers that lack, sent over SSH: for a host where no relay can run.
-    Each such host takes its bytes from the operator's link anew."""
 
     @property
     def words(self) -> str:

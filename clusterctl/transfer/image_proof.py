@@ -9,9 +9,9 @@ from clusterctl.errors import StepFailed
 from clusterctl.transfer.content import ImageContent
 from clusterctl.transfer.load_archive import manifest_digest
 
+# The engine's own init, which it mounts into the container: static, so that it starts in any image,
+# one without a shell too; and only from a root that all layers were unpacked into.
 START = ("/sbin/docker-init", "--version")
-"""The engine's own init, which it mounts into the container: static, so that it starts in any
-image, one without a shell too; and only from a root that all layers were unpacked into."""
 
 
 def image_id(content: ImageContent, *, containerd: bool) -> str:

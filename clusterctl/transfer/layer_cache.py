@@ -16,10 +16,8 @@ class LayerCache:
     """Sizes in bytes."""
 
     directory: Path
-    size: int
-    """Of its layers, those that came in part included."""
-    free: int
-    """Left on its disk."""
+    size: int  # Of its layers, those that came in part included
+    free: int  # Left on its disk
 
 
 def look(store: BlobStore) -> LayerCache:

@@ -6,14 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
-SPARE = 256 << 20
-"""Bytes to be left free on it."""
+SPARE = 256 << 20  # Bytes to be left free on it
 
+# What to do when it is full.
 ROOM = (
     "make room (clusterctl image cache --clear), or set XDG_CACHE_HOME to a directory on a larger "
     "disk"
 )
-"""What to do when it is full."""
 
 
 def cache_directory() -> Path:

@@ -26,8 +26,8 @@ INDEXES = (OCI_INDEX, DOCKER_INDEX)
 MANIFESTS = (OCI_MANIFEST, DOCKER_MANIFEST)
 PLAIN_LAYERS = (OCI_LAYER, DOCKER_LAYER)
 
+# Bytes of a manifest or config that are read; registries refuse manifests over 4 MiB.
 LARGEST_DOCUMENT = 8 << 20
-"""Bytes of a manifest or config that are read; registries refuse manifests over 4 MiB."""
 
 
 class NotAnImage(ValueError):
@@ -39,8 +39,7 @@ class PlatformManifest:
     """A manifest that an index names."""
 
     blob: Blob
-    platform: str
-    """linux/amd64, linux/arm64/v8; empty where the index does not say."""
+    platform: str  # linux/amd64, linux/arm64/v8; empty where the index does not say
 
 
 def digest_of(data: bytes) -> str:

@@ -33,8 +33,7 @@ from clusterctl.transfer.manifests import (
     made_manifest,
 )
 
-AT_ONCE = 4
-"""Layers that are compressed at a time, and no more than there are processors."""
+AT_ONCE = 4  # Layers that are compressed at a time, and no more than there are processors
 
 DOCKER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 

@@ -14,11 +14,9 @@ from clusterctl.containers.in_time import in_time
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
 from clusterctl.transfer.chain_link import Progress
 
-LOOK_EVERY = 2.0
-"""Seconds between two looks at the chain while the engine says nothing."""
+LOOK_EVERY = 2.0  # Seconds between two looks at the chain while the engine says nothing
 
-TRIES = 4
-"""Pulls in a row that fail without a byte between."""
+TRIES = 4  # Pulls in a row that fail without a byte between
 
 PULL = """\
 exec 3<&0
@@ -31,8 +29,8 @@ exit "$status"
 # The pull must end with the connection. One that outlived it would ask a relay that is gone, again
 # and again for over a minute, and a new pull of the same layers would only join it.
 
+# What images are pulled as: chain.Chain.pull_reference.
 _RELAY_NAME = re.compile(r"127\.0\.0\.1:\d+/[0-9a-f]{32}/")
-"""What images are pulled as: chain.Chain.pull_reference."""
 
 
 class Carrier(Protocol):

@@ -26,20 +26,16 @@ class Terms:
     """How an image is sent."""
 
     transports: Mapping[str, Transport]
-    address: Callable[[str], str]
-    """By a host's name: the address that the others reach it at."""
-    limit_rate: int | None = None
-    """Bytes a second that leave the source, in all."""
+    address: Callable[[str], str]  # By a host's name: the address that the others reach it at
+    limit_rate: int | None = None  # Bytes a second that leave the source, in all
+    # By a host's name: Mbit/s of the network of that address, if known.
     speed: Callable[[str], int | None] = lambda _: None
-    """By a host's name: Mbit/s of the network of that address, if known."""
-    cache: Callable[[str], str] = lambda _: CACHE
-    """By a host's name: where blobs wait there."""
+    cache: Callable[[str], str] = lambda _: CACHE  # By a host's name: where blobs wait there
+    # Called before an image comes to a host that has none of that name.
     before: Callable[[HostView], None] = lambda _: None
-    """Called before an image comes to a host that has none of that name."""
+    # What a user should know: host, sentence.
     say: Callable[[str, str], None] = lambda _host, _text: None
-    """What a user should know: host, sentence."""
-    chain: Callable[..., Chain] = Chain
-    """Makes the chain."""
+    chain: Callable[..., Chain] = Chain  # Makes the chain
 
 
 class Sending:

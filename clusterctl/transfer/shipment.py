@@ -25,33 +25,30 @@ from clusterctl.transfer.shared_failure import share_of
 from clusterctl.transport.closing import Closing
 from clusterctl.transport.fanout import fan_out, values
 
+# Seconds for which what a host said of its images is taken for true: a plan, its agreement and its
+# first stage are one look. What is changed here is looked at again at once.
 FRESH = 15.0
-"""Seconds for which what a host said of its images is taken for true: a plan, its agreement and
-its first stage are one look. What is changed here is looked at again at once."""
 
 Stocks = Mapping[str, EngineStock]
+# Chooses where the image comes from, by what the hosts that answered have.
 Find = Callable[[Stocks], "Origin | Unknown"]
-"""Chooses where the image comes from, by what the hosts that answered have."""
 
 
 @dataclass(frozen=True)
 class Moved:
     """Bytes that were moved."""
 
-    sent: int = 0
-    """From the operator's machine, to all hosts together."""
-    received: Mapping[str, int] = field(default_factory=dict)
-    """By host."""
+    sent: int = 0  # From the operator's machine, to all hosts together
+    received: Mapping[str, int] = field(default_factory=dict)  # By host
 
 
 @dataclass
 class _State:
     origin: Origin | None = None
+    # When, and what a host had.
     seen: dict[str, tuple[float, EngineStock]] = field(default_factory=dict)
-    """When, and what a host had."""
     sending: Sending | None = None
-    failure: ClusterctlError | None = None
-    """Why nothing can be sent."""
+    failure: ClusterctlError | None = None  # Why nothing can be sent
 
 
 class Shipment(Closing):

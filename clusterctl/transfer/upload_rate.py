@@ -10,17 +10,13 @@ from clusterctl.containers.driver import ContainerDriver
 from clusterctl.errors import ConnectionFailed
 from clusterctl.transfer.codec import FAST_LINK
 
-SAMPLE = 4 << 20
-"""Bytes: a third of a second at 100 Mbit/s."""
+SAMPLE = 4 << 20  # Bytes: a third of a second at 100 Mbit/s
 
-ROUNDS = 3
-"""Of which the best counts: a processor that is busy for a moment is not a slow link."""
+ROUNDS = 3  # Of which the best counts: a processor that is busy for a moment is not a slow link
 
-ALIKE = 0.8
-"""Two slow rounds that differ by less than this factor say how fast the link is."""
+ALIKE = 0.8  # Two slow rounds that differ by less than this factor say how fast the link is
 
-LIMIT = 30.0
-"""Seconds for one round; a link that takes longer is slow, however slow it is."""
+LIMIT = 30.0  # Seconds for one round; a link that takes longer is slow, however slow it is
 
 
 def busy() -> bool:

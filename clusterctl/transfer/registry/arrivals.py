@@ -10,11 +10,9 @@ from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.transfer.blob_store import BlobStore, WrongBytes
 from clusterctl.transfer.content import CHUNK, Blob
 
-AT_ONCE = 4
-"""Downloads at a time: one stream seldom fills a fast line, and registries count them."""
+AT_ONCE = 4  # Downloads at a time: one stream seldom fills a fast line, and registries count them
 
-Fetch = Callable[[Blob, int], Iterator[bytes]]
-"""A blob's bytes from an offset on."""
+Fetch = Callable[[Blob, int], Iterator[bytes]]  # A blob's bytes from an offset on
 
 
 class Arrival:

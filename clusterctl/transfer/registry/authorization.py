@@ -31,8 +31,7 @@ class Authorization:
         self._header: str | None = None
         self._login: Login | None = None
         self._asked = False
-        self.plain = False
-        """Whether the registry itself is reached without TLS."""
+        self.plain = False  # Whether the registry itself is reached without TLS
 
     @property
     def user(self) -> str | None:

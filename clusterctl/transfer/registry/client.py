@@ -32,14 +32,12 @@ from clusterctl.transfer.registry.failures import (
 )
 from clusterctl.transfer.registry.logins import Logins
 
+# Seconds without a byte, after which a connection counts as broken.
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-"""Seconds without a byte, after which a connection counts as broken."""
 
-ATTEMPTS = 8
-"""In a row without a byte; with the pauses between them about two minutes."""
+ATTEMPTS = 8  # In a row without a byte; with the pauses between them about two minutes
 
-FIRST_ATTEMPTS = 3
-"""For a manifest: who is not there at all is not waited for that long."""
+FIRST_ATTEMPTS = 3  # For a manifest: who is not there at all is not waited for that long
 
 LONGEST_PAUSE = 30.0
 

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from clusterctl.containers.reference import DOCKER_HUB
 from clusterctl.errors import RequirementsNotMet
 
-DOCKER = Path("/etc/docker")
-"""Where an engine of this machine has its daemon.json and certs.d."""
+DOCKER = Path("/etc/docker")  # Where an engine of this machine has its daemon.json and certs.d
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
@@ -27,11 +26,10 @@ _HUB_HOST = "registry-1.docker.io"
 class Endpoint:
     """A registry: `insecure` ones may speak plain HTTP, or have a certificate of nobody."""
 
-    registry: str
-    """As in references: docker.io, registry:5000."""
+    registry: str  # As in references: docker.io, registry:5000
     insecure: bool
+    # A directory with CA files (*.crt), client.cert and client.key, as Docker has it.
     certificates: Path | None = None
-    """A directory with CA files (*.crt), client.cert and client.key, as Docker has it."""
 
     @property
     def loopback(self) -> bool:

@@ -30,27 +30,24 @@ from clusterctl.transport.fanout import Failed, failures, fan_out, values
 class Terms:
     """How models are sent."""
 
-    directory: str
-    """The models directory, the same on every host."""
-    address: Callable[[HostView], str]
-    """The address of a host that the others reach it at."""
-    limit_rate: int | None = None
-    """Bytes a second that leave this machine, in all."""
+    directory: str  # The models directory, the same on every host
+    address: Callable[[HostView], str]  # The address of a host that the others reach it at
+    limit_rate: int | None = None  # Bytes a second that leave this machine, in all
+    # argv that starts a Python on a host that has none of its own: Link.python.
     python: Callable[[HostView], tuple[str, ...]] = lambda _: ()
-    """argv that starts a Python on a host that has none of its own: Link.python."""
+    # What a user should know: host, sentence.
     say: Callable[[str, str], None] = lambda _host, _text: None
-    """What a user should know: host, sentence."""
+    # Mbit/s of the network of that address, if known.
     speed: Callable[[HostView], int | None] = lambda _: None
-    """Mbit/s of the network of that address, if known."""
 
 
 @dataclass
 class _State:
     bringing: Bringing | None = None
+    # Hosts that could not be made ready, and why.
     failures: dict[str, ClusterctlError] = field(default_factory=dict)
-    """Hosts that could not be made ready, and why."""
+    # Of the hosts whose own turn has come.
     says: dict[str, Callable[[str], None]] = field(default_factory=dict)
-    """Of the hosts whose own turn has come."""
     left: set[str] = field(default_factory=set)
     sent: int = 0
 

@@ -19,8 +19,8 @@ from clusterctl.transfer.local_disk import cache_directory
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.transfer.weights.tree import Tree, TreeFile
 
+# Is told the bytes hashed so far, over all files; nothing of files whose hash is known.
 Say = Callable[[int], None]
-"""Is told the bytes hashed so far, over all files; nothing of files whose hash is known."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Hashed:
     """What a file's bytes come to."""
 
     sha256: str
-    chunks: tuple[str, ...]
-    """Of every PIECE bytes; of an empty file, none."""
+    chunks: tuple[str, ...]  # Of every PIECE bytes; of an empty file, none
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,9 @@ from clusterctl.transport.base import Transport
 class HeldFile:
     """A file of a model's directory."""
 
-    size: int
-    """Bytes."""
+    size: int  # Bytes
+    # Inode, size, time of the last write and of the last change: another one after any change.
     stamp: str
-    """Inode, size, time of the last write and of the last change: another one after any change."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,8 @@ class Held:
     """A model's directory on one host. Paths are below it."""
 
     files: Mapping[str, HeldFile]
-    known: Mapping[str, str]
-    """sha256 of the files that are as they were when it was taken."""
-    promised: Mapping[str, str]
-    """sha256 that the manifest names, whatever the file's bytes are now."""
+    known: Mapping[str, str]  # sha256 of the files that are as they were when it was taken
+    promised: Mapping[str, str]  # sha256 that the manifest names, whatever the file's bytes are now
 
     @property
     def unknown(self) -> dict[str, HeldFile]:
@@ -167,8 +164,7 @@ class Unlike:
     host: str
     path: str
     other: str
-    recorded: bool
-    """A manifest says which of them is right; else it is only known that they differ."""
+    recorded: bool  # A manifest says which of them is right; else it is only known that they differ
 
 
 def unlike(hosts: Mapping[str, Held], head: str) -> list[Unlike]:

@@ -10,24 +10,20 @@ from typing import Literal
 from clusterctl.transfer.weights.need import model_staged_in
 from clusterctl.transfer.weights.on_host import HostModels, HostTree
 
+# complete: every file is as its manifest says. unproven: it was put there by something else, and
+# has no manifest. partial: files of its manifest are gone or were written to since. differs:
+# complete, and another version than most hosts have. coming: on its way, or left half way.
 State = Literal["complete", "unproven", "partial", "differs", "coming", "absent"]
-"""complete: every file is as its manifest says. unproven: it was put there by something else,
-and has no manifest. partial: files of its manifest are gone or were written to since. differs:
-complete, and another version than most hosts have. coming: on its way, or left half way."""
 
 
 @dataclass(frozen=True)
 class Holding:
     """One model over all hosts."""
 
-    name: str
-    """Of the directory, below the models directory."""
-    size: int
-    """Bytes, of the largest."""
-    origin: str
-    """Where it came from, such as hf:Qwen/Qwen3-8B@<commit>; empty when nobody knows."""
-    hosts: Mapping[str, State]
-    """By name, every host that answered."""
+    name: str  # Of the directory, below the models directory
+    size: int  # Bytes, of the largest
+    origin: str  # Where it came from, such as hf:Qwen/Qwen3-8B@<commit>; empty when nobody knows
+    hosts: Mapping[str, State]  # By name, every host that answered
 
 
 def holdings(hosts: Mapping[str, HostModels]) -> list[Holding]:

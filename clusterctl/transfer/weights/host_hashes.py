@@ -15,8 +15,7 @@ from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.transfer.weights.hashing import Hashed
 from clusterctl.transport.base import Channel, Transport, lines
 
-EVERY = 2.0
-"""Seconds between two words of the host."""
+EVERY = 2.0  # Seconds between two words of the host
 
 
 def hashes(

@@ -11,27 +11,21 @@ from pathlib import PurePosixPath
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import Blob, is_digest
 
-FORMAT = 1
-"""Of the manifest's text; another one is not read."""
+FORMAT = 1  # Of the manifest's text; another one is not read
 
+# Beside the weights on a host: the tree was whole and right when this was written.
 FILE_NAME = ".clusterctl-model.json"
-"""Beside the weights on a host: the tree was whole and right when this was written."""
 
 
 @dataclass(frozen=True)
 class WeightFile:
     """One regular file."""
 
-    path: str
-    """Below the model's directory, with `/`."""
-    size: int
-    """Bytes."""
-    mode: int
-    """Permission bits."""
-    sha256: str
-    """Of the whole file, 64 hexadecimal digits."""
-    chunks: tuple[str, ...] = ()
-    """sha256 of every PIECE bytes in order; empty when it is not known."""
+    path: str  # Below the model's directory, with `/`
+    size: int  # Bytes
+    mode: int  # Permission bits
+    sha256: str  # Of the whole file, 64 hexadecimal digits
+    chunks: tuple[str, ...] = ()  # sha256 of every PIECE bytes in order; empty when it is not known
 
     @property
     def blob(self) -> Blob:
@@ -50,12 +44,11 @@ class WeightLink:
 class Manifest:
     """A model's directory. Files stand in the order in which they are brought."""
 
-    name: str
-    """Of the directory, below the hosts' models path: Qwen2.5-1.5B-Instruct."""
+    name: str  # Of the directory, below the hosts' models path: Qwen2.5-1.5B-Instruct
     files: tuple[WeightFile, ...]
     links: tuple[WeightLink, ...] = ()
+    # Where it was first got: hf:Qwen/Qwen2.5-1.5B-Instruct@<commit>; empty for a directory.
     origin: str = ""
-    """Where it was first got: hf:Qwen/Qwen2.5-1.5B-Instruct@<commit>; empty for a directory."""
 
     @property
     def size(self) -> int:

@@ -12,16 +12,15 @@ from clusterctl.transfer.content import Blob
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile
 from clusterctl.transfer.weights.on_host import INCOMING, HostModels, HostTree
 
+# complete: every file is there as the manifest says. partial: the same model, and files of it are
+# gone or changed. unproven: files are there without a manifest. differs: another model or version
+# by that name.
 State = Literal["complete", "absent", "partial", "unproven", "differs"]
-"""complete: every file is there as the manifest says. partial: the same model, and files of it
-are gone or changed. unproven: files are there without a manifest. differs: another model or
-version by that name."""
 
-SLASH = "@"
-"""Stands for `/` in the name of a staging directory; no hub allows it in a model's name."""
+SLASH = "@"  # Stands for `/` in the name of a staging directory; no hub allows it in a model's name
 
+# Bytes to be left free on a host's disk: directories, manifests, the host's own logs.
 HEADROOM = 64 << 20
-"""Bytes to be left free on a host's disk: directories, manifests, the host's own logs."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,16 @@ class Need:
     """For one host and one manifest."""
 
     state: State
+    # sha256 of what the host has in some model already: its absolute path.
     linked: Mapping[str, str]
-    """sha256 of what the host has in some model already: its absolute path."""
+    # Absolute path of a file without a hash, of the size that is wanted: the sha256 that it has if
+    # it is the one.
     unproven: Mapping[str, str]
-    """Absolute path of a file without a hash, of the size that is wanted: the sha256 that it
-    has if it is the one."""
+    # All else, each content once. Less, if `unproven` turn out to be right.
     brought: tuple[Blob, ...]
-    """All else, each content once. Less, if `unproven` turn out to be right."""
+    # What ended runs left of a model that is complete: names of staging directories, and bytes. Of
+    # others, the run that makes them complete takes it away.
     leftovers: Mapping[str, int] = field(default_factory=dict)
-    """What ended runs left of a model that is complete: names of staging directories, and bytes.
-    Of others, the run that makes them complete takes it away."""
 
     @property
     def bytes(self) -> int:

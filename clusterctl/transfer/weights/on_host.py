@@ -12,19 +12,18 @@ from clusterctl.errors import CommandFailed
 from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, WeightFile, parse
 from clusterctl.transport.base import Transport
 
+# Minutes without a write, after which what is on its way counts as left behind. Runs of one cluster
+# exclude each other anyway; one of another cluster on the same host writes all the time.
 IDLE_AFTER = 60
-"""Minutes without a write, after which what is on its way counts as left behind. Runs of one
-cluster exclude each other anyway; one of another cluster on the same host writes all the time."""
 
-SHARED_FROM = 2**20
-"""Bytes from which equal files of two models are one on disk."""
+SHARED_FROM = 2**20  # Bytes from which equal files of two models are one on disk
 
+# Directory on a host, root's alone and in no container: a file with hashes for each model.
 KEPT = "/var/lib/clusterctl/weights"
-"""Directory on a host, root's alone and in no container: a file with hashes for each model."""
 
+# Below the models directory: trees on their way. On its file system, so that the finished one only
+# has to be renamed, and where neither vLLM nor a user looks for a model.
 INCOMING = ".clusterctl-incoming"
-"""Below the models directory: trees on their way. On its file system, so that the finished one
-only has to be renamed, and where neither vLLM nor a user looks for a model."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,14 @@ class Seen:
 class HostTree:
     """One model directory of a host."""
 
-    path: str
-    """Below the models directory."""
+    path: str  # Below the models directory
     files: Mapping[str, Seen]
+    # Symbolic links of a Hugging Face cache entry: path to target.
     links: Mapping[str, str] = field(default_factory=dict)
-    """Symbolic links of a Hugging Face cache entry: path to target."""
     manifest: Manifest | None = None
-    sealed: int = 0
-    """When the manifest was written, in Unix seconds: after all files."""
+    sealed: int = 0  # When the manifest was written, in Unix seconds: after all files
+    # sha256 of files that were hashed on the host and did not change since.
     hashed: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of files that were hashed on the host and did not change since."""
 
     @property
     def size(self) -> int:
@@ -81,17 +78,13 @@ class HostTree:
 class HostModels:
     """The models directory of one host."""
 
-    directory: str
-    """Absolute."""
-    free: int
-    """Bytes that can be written."""
+    directory: str  # Absolute
+    free: int  # Bytes that can be written
     trees: tuple[HostTree, ...] = ()
+    # Trees on their way: the name of each below INCOMING, and the bytes that it takes up.
     incoming: Mapping[str, int] = field(default_factory=dict)
-    """Trees on their way: the name of each below INCOMING, and the bytes that it takes up."""
-    idle: frozenset[str] = frozenset()
-    """Those of them that nobody has written to for IDLE_AFTER."""
-    read_only: str | None = None
-    """The directory that cannot be written to."""
+    idle: frozenset[str] = frozenset()  # Those of them that nobody has written to for IDLE_AFTER
+    read_only: str | None = None  # The directory that cannot be written to
 
     def tree(self, path: str) -> HostTree | None:
         return next((tree for tree in self.trees if tree.path == path), None)

@@ -14,8 +14,8 @@ from clusterctl.transfer.weights.need import Need, staging_path
 from clusterctl.transfer.weights.on_host import INCOMING, SHARED_FROM
 from clusterctl.transport.base import Transport
 
+# Bytes; slower than any disk in use, for the time limits of copying and syncing.
 WRITTEN_PER_SECOND = 50e6
-"""Bytes; slower than any disk in use, for the time limits of copying and syncing."""
 
 
 def places(manifest: Manifest, directory: str) -> dict[str, Place]:

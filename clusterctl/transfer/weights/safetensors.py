@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-MOST_HEADER = 100_000_000
-"""Bytes of header that the safetensors library itself reads at most."""
+MOST_HEADER = 100_000_000  # Bytes of header that the safetensors library itself reads at most
 
 
 def shortfall(path: Path) -> int:

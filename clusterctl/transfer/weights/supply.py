@@ -27,8 +27,7 @@ class Holder:
     """A host that has the model and heads the chain."""
 
     view: HostView
-    paths: dict[str, str]
-    """By digest, absolute."""
+    paths: dict[str, str]  # By digest, absolute
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,12 @@ class Supply:
     """A model and where its bytes are."""
 
     manifest: Manifest
-    name: str
-    """Of the place, for people: `here`, `gpu1`, `hf`."""
-    source: BlobSource | None = None
-    """What this machine can give."""
+    name: str  # Of the place, for people: `here`, `gpu1`, `hf`
+    source: BlobSource | None = None  # What this machine can give
     holder: Holder | None = None
     trouble: Trouble = field(default=_none)
+    # The manifest with all hashes, once every byte has come; the same where it is None.
     complete: Callable[[], Manifest] | None = None
-    """The manifest with all hashes, once every byte has come; the same where it is None."""
 
     @property
     def final(self) -> Manifest:

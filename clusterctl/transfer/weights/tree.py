@@ -15,11 +15,10 @@ from clusterctl.transfer.weights.safetensors import shortfall
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 NOT_WEIGHTS = frozenset({"training_args.bin"})
-RANDOM_WEIGHTS = "RANDOM_WEIGHTS"
-"""A file of this name says that weights are left out on purpose."""
+RANDOM_WEIGHTS = "RANDOM_WEIGHTS"  # A file of this name says that weights are left out on purpose
 
+# What tools leave in a downloaded directory: git, hf, modelscope. vLLM reads none of it.
 LEFT_OUT = frozenset({".git", ".cache", "__pycache__", "._____temp", ".mv", ".msc", ".DS_Store"})
-"""What tools leave in a downloaded directory: git, hf, modelscope. vLLM reads none of it."""
 
 _UNFINISHED = (".part", ".incomplete", ".aria2", ".lock")
 _POINTER = b"version https://git-lfs"
