@@ -8,7 +8,7 @@ from typing import Any
 from clusterctl.commands.check import Report
 from clusterctl.errors import Problems
 from clusterctl.facts.model import HostFacts
-from clusterctl.facts.pairs.model import Way
+from clusterctl.network.pairs.model import Way
 from clusterctl.reporting.error_view import error_document
 from clusterctl.reporting.text import columns, count, each_below_itself, size
 

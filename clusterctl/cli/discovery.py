@@ -14,7 +14,7 @@ from clusterctl.commands.inventory_text import inventory_text
 from clusterctl.engine.events import Note
 from clusterctl.errors import UsageError
 from clusterctl.inventory.load import load
-from clusterctl.ray_cluster.fabric_choice import Option, Undecided
+from clusterctl.network.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
 from clusterctl.reporting.text import columns, count, each_below_itself, line_width
 from clusterctl.transport.offered_key import OfferedKey

@@ -10,11 +10,9 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.commands.cluster_images import ClusterImages
 from clusterctl.commands.declared import unreadable_in
 from clusterctl.commands.engine_stages import engine_stages
-from clusterctl.commands.fabric import ensure_proven, ground_of
 from clusterctl.commands.formation import Formed, await_formation, clock_of
 from clusterctl.commands.lacking import running
-from clusterctl.commands.pairwise import IN_USE, prove, ray_ports
-from clusterctl.commands.prepared import Cluster, look_and_require
+from clusterctl.commands.prepared import Cluster, ground_of, look_and_require
 from clusterctl.commands.reach import reach
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import ContainerSpec
@@ -25,13 +23,15 @@ from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
-from clusterctl.facts.pairs import judgement
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.network.gate import ensure_proven
+from clusterctl.network.gate_record import FabricRecord
+from clusterctl.network.pairs import judgement
+from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
 from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
-from clusterctl.ray_cluster.fabric_record import FabricRecord
 from clusterctl.ray_cluster.hosts_file import HOSTS_FILE, hosts_file
 from clusterctl.ray_cluster.nodes import container_spec, node_document
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories

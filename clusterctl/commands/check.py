@@ -11,19 +11,19 @@ from clusterctl.commands.alike import differences
 from clusterctl.commands.built import unlike_ray, unlike_the_plan, unwritten_logs
 from clusterctl.commands.gpus_inside import lost_in_containers
 from clusterctl.commands.lacking import name_listeners, place, requirements, running
-from clusterctl.commands.lookups import lookup_notes
-from clusterctl.commands.pairwise import IN_USE, prove, ray_ports
 from clusterctl.commands.reach import look, node_files, reach
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
-from clusterctl.facts.pairs import judgement
-from clusterctl.facts.pairs.model import Seen, Way
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.fabric_record import FabricRecord
-from clusterctl.ray_cluster.lanes import default_route_notes
+from clusterctl.network.gate_record import FabricRecord
+from clusterctl.network.lookups import lookup_notes
+from clusterctl.network.pairs import judgement
+from clusterctl.network.pairs.lanes import default_route_notes
+from clusterctl.network.pairs.model import Seen, Way
+from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -56,7 +56,9 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         topology, misplaced = place(inventory, answers)
         told = [*failures(found), *lacking, *_new(misplaced, lacking)]
         seen = _pairs(inventory, topology, answers, transports)
-        names = lookup_notes(inventory, topology, answers, transports)
+        facts = {name: answer.facts for name, answer in answers.items()}
+        up = running(inventory, answers)
+        names = lookup_notes(inventory, topology, facts, transports, up)
         drift = [
             *lost_in_containers(inventory, answers),
             *unlike_the_plan(inventory, topology, answers, transports),
@@ -65,7 +67,6 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         in_ray = _new(unlike_ray(inventory, topology, answers), drift)
         unlike = [*differences(inventory, answers, transports), *drift, *in_ray]
     choices = {node.host: node.explain for node in topology.nodes} if topology else {}
-    facts = {name: answer.facts for name, answer in answers.items()}
     between = _clocks_once(told, judgement.problems(seen, ray_ports(inventory)))
     beside = default_route_notes(topology, facts) if topology else ()
     noted = (

@@ -9,8 +9,8 @@ from clusterctl import deadlines
 from clusterctl.commands.strangers import strangers_of
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.model import HostFacts
-from clusterctl.facts.pairs.faults import CARRIES
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.network.pairs.faults import CARRIES
 from clusterctl.node.documents import (
     BrokenNic,
     NodeState,

@@ -9,10 +9,11 @@ from clusterctl.containers.spec import FINGERPRINT_LABEL
 from clusterctl.errors import ClusterctlError
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
+from clusterctl.network.choice import resolve
 from clusterctl.node.documents import to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.nodes import container_name, container_spec, node_document
-from clusterctl.ray_cluster.topology import Topology, resolve
+from clusterctl.ray_cluster.topology import Topology
 
 OTHER_CONTAINER = "its container was made from another inventory or version (clusterctl plan)"
 OTHER_NODE = "its node.json is from another inventory or version (clusterctl plan)"

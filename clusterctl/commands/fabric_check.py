@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from clusterctl.commands.check import Report
-from clusterctl.commands.fabric import ground_of, prove
-from clusterctl.commands.prepared import look_and_require
+from clusterctl.commands.prepared import ground_of, look_and_require
 from clusterctl.commands.reach import reach
 from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, Interrupted, Problems
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.network.gate import prove
 from clusterctl.transport.credentials import Credentials
 
 NOT_TRIED = "the fabric gate was not run: what is wrong comes first"

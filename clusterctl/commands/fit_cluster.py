@@ -23,6 +23,7 @@ from clusterctl.models.name import resolve as resolve_model
 from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
+from clusterctl.network.choice import resolve
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.paths import NodePaths
 from clusterctl.planning.cluster_hardware import (
@@ -51,7 +52,6 @@ from clusterctl.planning.planner import (
     served_layout,
 )
 from clusterctl.ray_cluster.nodes import container_name
-from clusterctl.ray_cluster.topology import resolve
 from clusterctl.serving.service import document_name, served_names
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials

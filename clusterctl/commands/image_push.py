@@ -17,7 +17,8 @@ from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView, Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.topology import Node, resolve
+from clusterctl.network.choice import resolve
+from clusterctl.ray_cluster.topology import Node
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.transfer.sending import Terms

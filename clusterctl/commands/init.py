@@ -25,10 +25,11 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory, Nics, Ssh
 from clusterctl.inventory.wording import shown, value_problem
-from clusterctl.ray_cluster.addresses import OutsideSubnet
-from clusterctl.ray_cluster.fabric_choice import Option, Undecided
-from clusterctl.ray_cluster.shared_subnets import shared_subnets
-from clusterctl.ray_cluster.topology import Topology, resolve
+from clusterctl.network.addresses import OutsideSubnet
+from clusterctl.network.choice import resolve
+from clusterctl.network.fabric_choice import Option, Undecided
+from clusterctl.network.shared_subnets import shared_subnets
+from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values

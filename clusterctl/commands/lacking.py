@@ -11,8 +11,9 @@ from clusterctl.facts.network_requirements import PortsTaken
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import problems
 from clusterctl.inventory.model import Inventory
+from clusterctl.network.choice import resolve
 from clusterctl.ray_cluster.nodes import container_name
-from clusterctl.ray_cluster.topology import Topology, resolve
+from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 

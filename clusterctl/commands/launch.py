@@ -14,6 +14,7 @@ from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
+from clusterctl.network.choice import resolve
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.planning.cluster_hardware import (
@@ -26,7 +27,7 @@ from clusterctl.planning.forecast import forecast_memory
 from clusterctl.planning.gpu_holders import Held, gpus_held
 from clusterctl.planning.planner import FitReport, Hardware, served_layout
 from clusterctl.ray_cluster.nodes import expected_nodes
-from clusterctl.ray_cluster.topology import Topology, resolve
+from clusterctl.ray_cluster.topology import Topology
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.endpoint import Endpoint, base_url, head_address, reached_at
 from clusterctl.serving.layout import UNDECIDED, Layout

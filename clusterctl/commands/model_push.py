@@ -19,7 +19,8 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.topology import Node, resolve
+from clusterctl.network.choice import resolve
+from clusterctl.ray_cluster.topology import Node
 from clusterctl.transfer.chain_link import CACHE
 from clusterctl.transfer.weights.delivery import Delivery, Terms
 from clusterctl.transfer.weights.manifest import Manifest

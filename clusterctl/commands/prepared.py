@@ -14,7 +14,9 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.topology import Node, Topology, resolve
+from clusterctl.network.choice import resolve
+from clusterctl.network.gate import FabricGround
+from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, values
 
@@ -128,3 +130,14 @@ def views(
         for host in inventory.hosts
         if host.name in answers
     }
+
+
+def ground_of(cluster: Cluster) -> FabricGround:
+    """The hosts of a run that must be as promised."""
+    ground = FabricGround(
+        cluster.inventory,
+        cluster.topology,
+        {name: view.transport for name, view in cluster.views.items()},
+        {name: view.facts for name, view in cluster.views.items()},
+    )
+    return ground.only(cluster.held)

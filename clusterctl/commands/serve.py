@@ -18,7 +18,6 @@ from clusterctl.commands.declared import (
     service_file,
     services_in,
 )
-from clusterctl.commands.fabric import FabricGround, ensure_proven
 from clusterctl.commands.launch import Prepared, prepare
 from clusterctl.commands.proof import Proof, prove, read_key
 from clusterctl.commands.reach import (
@@ -35,6 +34,8 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
+from clusterctl.network.choice import resolve as resolve_topology
+from clusterctl.network.gate import FabricGround, ensure_proven
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
@@ -47,7 +48,6 @@ from clusterctl.planning.measured import (
     with_lessons,
 )
 from clusterctl.planning.planner import FitReport
-from clusterctl.ray_cluster.topology import resolve as resolve_topology
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.service import difference, needs_restart

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import config_dir
-from clusterctl.ray_cluster.addresses import host_port
-from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.ray_cluster.topology import Node, Topology, host_port
 
 CACHE_DIR = "/var/cache/clusterctl"
 """Compile caches and downloaded weights; the same path on the host and in the container."""

@@ -10,9 +10,8 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, RayPorts
 from clusterctl.node import package
 from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, log_dir, run_dir
-from clusterctl.ray_cluster.addresses import host_port
 from clusterctl.ray_cluster.environment import CACHE_DIR, node_environment
-from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.ray_cluster.topology import Node, Topology, host_port
 
 OBJECT_STORE_BYTES = 1_000_000_000
 """vLLM keeps nothing in Ray's object store; the default would take 30 % of the memory."""

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.network.nccl_log import read_log
 from clusterctl.node import package
 from clusterctl.node.documents import from_json
 from clusterctl.node.fabric_documents import FabricReport
-from clusterctl.ray_cluster.fabric_log import read_log
 
 NEEDED = [name for name in ("ip", "tc", "nvidia-smi", "unshare") if shutil.which(name) is None]
 NEEDED += [name for name in ("ray", "torch") if importlib.util.find_spec(name) is None]

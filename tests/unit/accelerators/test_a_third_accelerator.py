@@ -26,13 +26,13 @@ from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Inventory
+from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.fabric_documents import FabricSpec
 from clusterctl.node.fabric_ranks import seats
 from clusterctl.planning.cluster_hardware import hardware_of
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
-from clusterctl.ray_cluster.topology import resolve
 from clusterctl.serving.arguments import batch_limits
 from clusterctl.steps.engines import Engines
 from tests.fakes.abacus import GIB, LISTING, Nothing

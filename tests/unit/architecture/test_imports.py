@@ -35,14 +35,18 @@ ALLOWED = {
         "accelerators",
         "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
+    "network": {
+        "ray_cluster", "accelerators", "node", "containers", "engine", "facts", "transport",
+        "inventory", "errors",
+    },
     "models": {"transport", "inventory", "errors"},
     "serving": {
         "accelerators.engine_defaults",
         "models", "node", "engine", "facts", "transport", "inventory", "errors",
     },
     "planning": {
-        "serving", "models", "ray_cluster", "accelerators", "node", "containers", "facts",
-        "transport", "inventory", "errors",
+        "serving", "models", "network", "ray_cluster", "accelerators", "node", "containers",
+        "facts", "transport", "inventory", "errors",
     },
     "transfer": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
     "packages": {"inventory", "errors"},
@@ -50,8 +54,9 @@ ALLOWED = {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     "commands": {
-        "planning", "serving", "models", "ray_cluster", "accelerators", "steps", "packages",
-        "transfer", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+        "planning", "serving", "models", "network", "ray_cluster", "accelerators", "steps",
+        "packages", "transfer", "node", "containers", "engine", "facts", "transport", "inventory",
+        "errors",
     },
     # `cluster_status` is plain data; the screens draw it.
     "reporting": {"engine", "errors", "commands.cluster_status"},
@@ -138,7 +143,8 @@ def test_sizes_and_words(path: Path) -> None:
 ON_HOSTS = (
     "node/",
     "lab/",
-    "facts/pairs/host_",
+    "network/host_",
+    "network/pairs/host_",
     "transfer/relay/",
     "transfer/weights/fetcher/",
 )

@@ -53,7 +53,7 @@ except typer.Exit as ended:
 DECIDE = """
 import sys
 from clusterctl.cli.discovery import decide
-from clusterctl.ray_cluster.fabric_choice import Option, Undecided
+from clusterctl.network.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
 question = Undecided("2 subnets are equally good")
 question.options = (Option("10.0.0.0/24: gpu1 ens5", "10.0.0.0/24", {"gpu1": "ens5"}),

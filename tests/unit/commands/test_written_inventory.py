@@ -14,8 +14,8 @@ from clusterctl.errors import Problems, RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory, Ssh
-from clusterctl.ray_cluster.fabric_choice import Option, Undecided
-from clusterctl.ray_cluster.topology import resolve
+from clusterctl.network.choice import resolve
+from clusterctl.network.fabric_choice import Option, Undecided
 from tests.fakes.host_facts import gpus, host_facts, nic, rdma
 
 WISHES = Wishes("demo", "vllm/vllm-openai:v0.33.0", "/data/models")

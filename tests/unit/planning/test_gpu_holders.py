@@ -8,9 +8,9 @@ import pytest
 
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.planning.gpu_holders import Held, gpus_held
-from clusterctl.ray_cluster.topology import resolve
 from tests.fakes.host_facts import host_facts, nic
 
 INVENTORY = Inventory(

@@ -14,6 +14,7 @@ from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.probe import ModelDirectory
+from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeState, to_json
 from clusterctl.planning.cluster_hardware import (
     hardware_of as hardware_of_gpus,
@@ -25,7 +26,6 @@ from clusterctl.planning.cluster_hardware import (
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import Hardware
-from clusterctl.ray_cluster.topology import resolve
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 from tests.fakes.host_facts import host_facts
 from tests.fakes.transport import FakeTransport

@@ -1,0 +1,231 @@
+"""What looking up names costs hosts and their node containers.
+
+Nothing in a cluster waits for a name server, since its names are in the containers' hosts file.
+Users do wait, and so do downloads from hubs, registries and package sources.
+"""
+
+from __future__ import annotations
+
+import ast
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeAlias
+
+from clusterctl.containers.drivers import driver_for
+from clusterctl.errors import CommandFailed
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Inventory
+from clusterctl.ray_cluster.hosts_file import addresses
+from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.ray_cluster.topology import Topology
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import fan_out, values
+
+FOREIGN = "huggingface.co"
+"""A name that hosts are to know from a name server, if they know any."""
+
+WITHIN = 6.0
+"""Seconds that look-ups are given, all at once: a server that takes 5 is told from a dead one."""
+
+SLOW = 1.0
+"""Seconds. A hosts file takes under a millisecond, a name server near by under 50."""
+
+_NO_LITERAL = (ValueError, SyntaxError, RecursionError, MemoryError)
+"""What ast.literal_eval raises."""
+
+Timed: TypeAlias = tuple[Any, float] | None
+"""What was found and after how many seconds; None for what was not done in time."""
+
+
+def lookup_notes(
+    inventory: Inventory,
+    topology: Topology | None,
+    facts: Mapping[str, HostFacts],
+    transports: Mapping[str, Transport],
+    running: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Ask every host of `facts`, and the node containers of `running`, in one round trip each.
+    Hosts without Python, and those that do not answer in time, are skipped."""
+    cluster = addresses(topology, facts) if topology else {}
+    order = {
+        "names": list(cluster.values()),
+        "made_up": f"no-such-{secrets.token_hex(4)}",
+        "addresses": list(cluster),
+        "foreign": FOREIGN,
+        "within": WITHIN,
+    }
+    container = container_name(inventory.cluster)
+    places = {name: (name, _PYTHON) for name in facts if facts[name].python3}
+    for name in running:
+        inside = driver_for(transports[name]).exec_argv(container, _PYTHON)
+        places[name + _INSIDE] = (name, inside)
+    asked = _program() + f"{order!r}\n".encode()
+
+    def ask(place: tuple[str, Sequence[str]]) -> str:
+        host, argv = place
+        said = transports[host].run(argv, stdin=asked, sudo=True, timeout=WITHIN + 20)
+        if not said.ok:
+            raise CommandFailed("names could not be looked up there", detail=said.last_lines())
+        return said.stdout
+
+    said = values(fan_out(places, ask))
+    # Read here and not in the threads: Python 3.11's parser breaks there (cpython issue 106905).
+    found = {place: answer for place, text in said.items() if (answer := read_answer(text, order))}
+    hosts = {name: found[name] for name in facts if name in found}
+    containers = {name: found[key] for name in facts if (key := name + _INSIDE) in found}
+    return notes(hosts, containers, cluster)
+
+
+@cache
+def _program() -> bytes:
+    text = files("clusterctl.network").joinpath("host_lookups.py").read_text("utf-8")
+    return f"{text!r}\n".encode()
+
+
+_START = "import ast, sys; exec(ast.literal_eval(sys.stdin.readline())); main()"
+_INSIDE = ", in its container"
+_PYTHON: Sequence[str] = ("python3", "-c", _START)
+
+
+@dataclass(frozen=True)
+class LookupAnswer:
+    """What a host or a container found; `made_up` is a name that nobody has."""
+
+    own: str
+    search: Sequence[str]
+    names: Mapping[str, Timed]
+    addresses: Mapping[str, Timed]
+    servers: Mapping[str, Timed]
+    made_up: str
+
+    @property
+    def needs(self) -> str:
+        """What the look-up of a foreign name takes here, in words."""
+        return _seconds(self.names[FOREIGN])
+
+
+def read_answer(text: str, order: Mapping[str, Any]) -> LookupAnswer | None:
+    """What the program said to `order`; None where that is not an answer to it."""
+    try:
+        said = ast.literal_eval(text.strip().rpartition("\n")[2])
+        own = str(said["own"])
+        names = (own, order["foreign"], order["made_up"], *order["names"])
+        return LookupAnswer(
+            own=own,
+            search=[str(domain) for domain in said["search"]],
+            names={name: _timed(said["names"][name], list) for name in names},
+            addresses={ip: _timed(said["addresses"][ip], str) for ip in order["addresses"]},
+            servers={str(ip): _timed(told, str) for ip, told in said["servers"].items()},
+            made_up=order["made_up"],
+        )
+    except (*_NO_LITERAL, TypeError, LookupError, AttributeError):
+        return None
+
+
+def _timed(said: Any, kind: type) -> Timed:
+    if said is None:
+        return None
+    value, seconds = said
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value, float(seconds)
+
+
+def notes(
+    hosts: Mapping[str, LookupAnswer],
+    containers: Mapping[str, LookupAnswer],
+    cluster: Mapping[str, str],
+) -> tuple[str, ...]:
+    """A sentence for each trouble of each host. `cluster`: address and name of every node."""
+    return tuple(
+        f"{host}: {text}"
+        for host in dict.fromkeys((*hosts, *containers))
+        for text in _of_host(hosts.get(host), containers.get(host), cluster)
+    )
+
+
+def _of_host(
+    host: LookupAnswer | None, container: LookupAnswer | None, cluster: Mapping[str, str]
+) -> Iterator[str]:
+    outside = list(_name_servers(host)) if host else []
+    inside = list(_name_servers(container)) if container else []
+    # The container has a copy of the host's resolv.conf, mostly: then it is one trouble.
+    troubled = {trouble.about for trouble in outside}
+    yield from (trouble.text.format(where="") for trouble in outside)
+    yield from (trouble.text.format(where="in its container, ")
+                for trouble in inside if trouble.about not in troubled)  # fmt: skip
+    if host:
+        yield from _own_name(host)
+    if container:
+        yield from _cluster_names(container, cluster)
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    about: str
+    text: str
+
+
+def _name_servers(answer: LookupAnswer) -> Iterator[_Trouble]:
+    for server, told in answer.servers.items():
+        if told is None:
+            what = f"the name server {server} does not answer"
+        elif told[0] == "" and told[1] > SLOW:
+            what = f"the name server {server} answers after {told[1]:.1f} s"
+        else:
+            continue
+        yield _Trouble(
+            server,
+            f"{{where}}{what}: looking up {FOREIGN} takes {answer.needs}; nothing of the cluster "
+            "waits for it, hubs, registries and package sources do (/etc/resolv.conf)",
+        )
+    found = answer.names[answer.made_up]
+    if found and found[0]:
+        servers = ", ".join(answer.servers) or "its resolver"
+        domains = " ".join(answer.search) or "none"
+        yield _Trouble(
+            "wildcard",
+            f"{{where}}the name server {servers} says that {answer.made_up}, a name that nobody "
+            f"has, is at {_listed(found[0])}: a wildcard, in a search domain ({domains}) or of "
+            "the server; the cluster's own names are not asked there, mistyped ones are",
+        )
+
+
+def _own_name(answer: LookupAnswer) -> Iterator[str]:
+    told = answer.names[answer.own]
+    if told is None or told[1] > SLOW:
+        yield (
+            f"its own name {answer.own} is asked of a name server, which takes {_seconds(told)}: "
+            f"sudo and others wait that long; add {answer.own} to /etc/hosts there"
+        )
+
+
+def _cluster_names(answer: LookupAnswer, cluster: Mapping[str, str]) -> Iterator[str]:
+    """What the hosts file of the container is to answer."""
+    slow = [what for what in (*cluster.values(), *cluster) if _slow(answer, what)]
+    if slow:
+        yield (
+            f"in its container, {', '.join(slow)} took longer than {SLOW:g} s to look up: name "
+            "servers are asked before /etc/hosts, or it lacks them; clusterctl bootstrap, and "
+            "`hosts: files dns` in the image's /etc/nsswitch.conf"
+        )
+    for ip, name in cluster.items():
+        told = answer.names[name]
+        if told and told[0] and told[0] != [ip]:
+            yield f"in its container, {name} is at {_listed(told[0])}, and not only at {ip}"
+
+
+def _slow(answer: LookupAnswer, what: str) -> bool:
+    told = answer.names[what] if what in answer.names else answer.addresses[what]
+    return told is None or told[1] > SLOW
+
+
+def _seconds(told: Timed) -> str:
+    return f"more than {WITHIN:g} s" if told is None else f"{told[1]:.1f} s"
+
+
+def _listed(found: Sequence[str]) -> str:
+    return ", ".join(found)

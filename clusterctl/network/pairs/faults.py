@@ -1,0 +1,191 @@
+"""What one direction of a pair suffers from: the first cause only. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterctl.network.pairs.model import Lane, Way, network
+from clusterctl.network.pairs.sizes import SMALL
+
+RED = 0.5
+"""Of the link's speed. One TCP connection fills 94 % of an Ethernet link that works."""
+
+CERTAIN = 20_000
+"""Mbit/s that one TCP connection of one process is sure to fill: faster links are held to this."""
+
+CARRIES = {"control": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Slots of `summary` and `hint`: {nic} and {network} of the host that is told of, {others} all
+    peers that suffer with it, and of the first of them {other} (its name), {other_nic},
+    {other_network} and {address}."""
+
+    kind: str
+    culprit: str
+    """The host whose fault it is by itself; "" where only all pairs together can tell."""
+    way: Way
+    summary: str
+    hint: str
+
+
+def fault_of(way: Way, ports: Mapping[int, str]) -> Fault | None:
+    """The first cause. `ports` has Ray's, by number; others are ephemeral ones."""
+    return (
+        _route(way)
+        or _taken_address(way)
+        or _silence(way)
+        or _stranger(way)
+        or _firewall(way, ports)
+        or _lost_packets(way)
+        or _stuck(way)
+        or _slow(way)
+    )
+
+
+def carried(lane: Lane) -> str:
+    """`NCCL and Gloo`."""
+    return " and ".join(CARRIES.get(purpose, purpose) for purpose in lane.purposes)
+
+
+def apart(way: Way) -> bool:
+    """The ends are in different networks: legitimate with a router between, else a slip."""
+    return network(way.sender) != network(way.receiver)
+
+
+def _route(way: Way) -> Fault | None:
+    sender, receiver = way.sender, way.receiver
+    if way.route is None or way.route == sender.nic:
+        return None
+    if apart(way):
+        return _different_networks(way)
+    route = f"sudo ip route replace {network(receiver)} dev {sender.nic} src {sender.ip}"
+    if not way.route:
+        summary = f"has no route from {sender}, which carries {carried(way.lane)}, to {{others}}"
+        return Fault("no route", sender.host, way, summary, route)
+    summary = (
+        f"packets to {{others}} leave by {way.route}, not by {sender.nic}, which carries "
+        f"{carried(way.lane)}"
+    )
+    return Fault("other route", sender.host, way, summary, route)
+
+
+def _different_networks(way: Way) -> Fault:
+    purpose = way.lane.purposes[0]
+    return Fault(
+        "apart", "", way,
+        f"its {carried(way.lane)} interface {{nic}} is in {{network}}, and {{other_nic}} of "
+        "{other} in {other_network}: they do not reach each other directly",
+        f"name interfaces of one network under nics.{purpose} of both hosts in the inventory; "
+        "which there are: ip -br addr",
+    )  # fmt: skip
+
+
+def _taken_address(way: Way) -> Fault | None:
+    """Another MAC than the host's own answers for its address: beside its own, or in its place."""
+    strange = [mac for mac in way.neighbours if mac not in way.receiver.macs]
+    beside = len(strange) < len(way.neighbours)
+    if not strange or not (beside or way.broken):
+        return None
+    receiver = way.receiver
+    return Fault(
+        "taken address", receiver.host, way,
+        f"another machine has its address {receiver.ip}: {{others}} finds {strange[0]} there, and "
+        f"{receiver.nic} has {receiver.mac}",
+        f"find the port of {strange[0]} in the switch's table of MAC addresses, and give that "
+        f"machine another address; who answers: sudo arping -D -I {receiver.nic} {receiver.ip}",
+    )  # fmt: skip
+
+
+def _silence(way: Way) -> Fault | None:
+    if not way.silent:
+        return None
+    if apart(way):
+        return _different_networks(way)
+    return Fault(
+        "silence", "", way,
+        f"{{nic}}, which carries {carried(way.lane)}, and {{others}} do not reach each other",
+        "look at cable, switch port and VLAN, then at the firewall: ip -br link show {nic}; "
+        "ping -I {nic} {address}",
+    )  # fmt: skip
+
+
+def _stranger(way: Way) -> Fault | None:
+    if "another program answers" not in way.tcp.values():
+        return None
+    return Fault(
+        "stranger", way.receiver.host, way,
+        f"another machine or a proxy answers at its address {way.receiver.ip} to {{others}}",
+        f"find who has the address too: sudo arping -D -I {way.receiver.nic} {way.receiver.ip}",
+    )  # fmt: skip
+
+
+def _firewall(way: Way, ports: Mapping[int, str]) -> Fault | None:
+    shut = sorted(port for port, word in way.tcp.items() if word != "ok")
+    if not shut:
+        return None
+    drops = all(way.tcp[port] == "no answer" for port in shut)
+    return Fault(
+        "firewall", way.receiver.host, way,
+        f"a firewall {'drops' if drops else 'refuses'} connections from {{others}} to "
+        f"{_ports(shut, ports) if 'ok' in way.tcp.values() else 'all ports tried'} on "
+        f"{way.receiver.nic}",
+        f"sudo iptables -I INPUT -s {network(way.sender)} -j ACCEPT; what stands in the way: "
+        "sudo nft list ruleset; sudo iptables -S INPUT",
+    )  # fmt: skip
+
+
+def _ports(shut: Sequence[int], ports: Mapping[int, str]) -> str:
+    """`6380 (ray_ports.node_manager), ephemeral ports`."""
+    named = [f"{port} ({ports[port]})" for port in shut if port in ports]
+    return ", ".join([*named, *(["ephemeral ports"] if len(named) < len(shut) else [])])
+
+
+def _lost_packets(way: Way) -> Fault | None:
+    echo = way.echo or {}
+    lost = sorted(size for size, seen in echo.items() if seen is None)
+    if echo.get(SMALL) is None or not lost:
+        return None
+    sender, receiver = way.sender, way.receiver
+    if lost[0] > receiver.mtu:
+        return Fault(
+            "jumbo on one side", sender.host, way,
+            f"its MTU on {sender.nic} is {sender.mtu}, and {receiver.mtu} on {receiver.nic} of "
+            "{other}: larger packets are lost",
+            f"sudo ip link set {sender.nic} mtu {receiver.mtu}; or give all hosts, and the switch, "
+            f"{sender.mtu}",
+        )  # fmt: skip
+    passed = way.largest or SMALL
+    return Fault(
+        "black hole", "", way,
+        f"packets of {lost[0]} bytes between {{nic}} and {{others}} are lost without a word, "
+        f"{passed} bytes pass: an MTU black hole",
+        f"sudo ip link set {{nic}} mtu {passed}, on all hosts; or raise the MTU of the switch or "
+        f"tunnel between to {lost[0]}",
+    )  # fmt: skip
+
+
+def _stuck(way: Way) -> Fault | None:
+    """Where echo says nothing, a transfer does: small packets made the connection."""
+    answered = way.echo and way.round_trip is not None
+    if not way.rated or way.rate is not None or answered:
+        return None
+    return Fault(
+        "black hole", "", way,
+        "{nic} and {others} connect, and no data arrives: an MTU black hole, or a firewall that "
+        "looks into connections",
+        f"ping -M do -s {way.sender.mtu - 28} -I {{nic}} {{address}}",
+    )  # fmt: skip
+
+
+def _slow(way: Way) -> Fault | None:
+    known = [speed for speed in (way.sender.speed, way.receiver.speed) if speed]
+    if way.rate is None or not known or way.rate >= RED * min(*known, CERTAIN):
+        return None
+    return Fault(
+        "slow", "", way,
+        f"{way.rate:.0f} Mbit/s between {{nic}} and {{others}}, over a link of {min(known)} Mbit/s",
+        "look at the negotiated speed and at errors: ethtool {nic}; ip -s link show {nic}",
+    )  # fmt: skip

@@ -1,0 +1,263 @@
+"""The way to the other hosts: routes, connections, packets of all sizes. Runs on hosts: see
+host_main."""
+
+import os
+import select
+import socket
+import struct
+import subprocess
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from clusterctl.network.pairs.host_listen import family
+
+CONNECT_WITHIN = 2.2
+"""Seconds: TCP repeats a lost SYN after one, so that one loss is no verdict."""
+
+AT_ONCE = 32
+"""Connections, or echoes, under way together: each may have to find its neighbour by a broadcast
+to all hosts."""
+
+ECHO_ROUNDS, ECHO_ROUND = 3, 0.4
+"""A packet is sent three times, 0.4 s apart, before it counts as lost."""
+
+ARP_ROUNDS, ARP_ROUND = 2, 0.3
+"""Everybody is asked twice, and heard for 0.3 s: one of two machines may be slow, or drop one."""
+
+ARP, ETHERNET = 0x0806, 1
+"""ETH_P_ARP and ARPHRD_ETHER."""
+
+PROBE_WITH_DF = 3
+"""IP_PMTUDISC_PROBE: never fragment, and take no earlier verdict on the path for granted."""
+
+Connect = Tuple[str, str, int]
+"""(source, to, port)."""
+Request = Tuple[str, str, str]
+"""(NIC, source, to)."""
+Ask = Tuple[str, str, int]
+"""(source, to, size of the whole IP packet)."""
+
+
+def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
+    """(to, source) -> the NIC, or "" without a route, by one `ip` for all: a hundred forks on
+    each of a hundred hosts would be felt. Where there is no such `ip`, nothing."""
+    text = "".join(f"route get {to} from {source}\n" for to, source in wanted)
+    try:
+        done = subprocess.run(
+            ["ip", "-o", "-force", "-batch", "-"],
+            input=text.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    if b"-batch" in done.stderr or b"BusyBox" in done.stderr:
+        return {}
+    found = dict.fromkeys(wanted, "")
+    for line in done.stdout.decode(errors="replace").splitlines():
+        words = line.split()
+        named = {key: words[at + 1] for at, key in enumerate(words[:-1]) if key in ("from", "dev")}
+        if "from" in named and "dev" in named:
+            # An address of this very host comes as `local ADDRESS ...`.
+            to = words[1] if words[0] == "local" else words[0]
+            found[to, named["from"]] = named["dev"]
+    return found
+
+
+def neighbours(wanted: List[Request]) -> Optional[Dict[Tuple[str, str], List[str]]]:
+    """(source, to) to the MAC of every machine that answers for the address `to`: more than one
+    where two have it. Ethernet and IPv4 only; None where root is needed."""
+    found: Dict[Tuple[str, str], List[str]] = {}
+    for nic in sorted({one[0] for one in wanted}):
+        try:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as wire:
+                wire.bind((nic, ARP))
+                if wire.getsockname()[3] == ETHERNET:
+                    found.update(_answered(wire, [one[1:] for one in wanted if one[0] == nic]))
+        except PermissionError:
+            return None
+        except OSError:
+            continue  # no such NIC, or one that is down: told by what else is tried on it
+    return found
+
+
+def _answered(
+    wire: socket.socket, wanted: List[Tuple[str, str]]
+) -> Dict[Tuple[str, str], List[str]]:
+    """Ask everybody in the network who has the addresses, as ARP does, and hear all that answer."""
+    own = wire.getsockname()[4]
+    seen: Dict[str, List[str]] = {}
+    for _ in range(ARP_ROUNDS):
+        for source, to in wanted:
+            request = struct.pack("!HHBBH", ETHERNET, 0x0800, 6, 4, 1) + own
+            request += socket.inet_aton(source) + bytes(6) + socket.inet_aton(to)
+            wire.send(b"\xff" * 6 + own + struct.pack("!H", ARP) + request)
+        deadline = time.monotonic() + ARP_ROUND
+        while time.monotonic() < deadline:
+            wire.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                frame = wire.recv(2048)
+            except socket.timeout:
+                break
+            if frame[20:22] == b"\0\2":  # a reply: the MAC and the address of who answers
+                answers = seen.setdefault(socket.inet_ntoa(frame[28:32]), [])
+                mac = ":".join("%02x" % byte for byte in frame[22:28])
+                if mac not in answers:
+                    answers.append(mac)
+    return {(source, to): seen.get(to, []) for source, to in wanted}
+
+
+def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) -> Dict[Connect, str]:
+    """ok, refused, no answer, or the system's words. `greetings`: what is said at (to, port).
+    What gave no answer is tried once more: a hundred hosts that begin together lose some."""
+    found = _Dialling(greetings).all_of(wanted)
+    silent = [key for key, word in found.items() if word == "no answer"]
+    return {**found, **_Dialling(greetings).all_of(silent)}
+
+
+class _Dialling:
+    def __init__(self, greetings: Dict[Tuple[str, int], str]) -> None:
+        self._greetings = greetings
+        self._poll = select.poll()
+        self._open: Dict[int, Tuple[Connect, socket.socket, float]] = {}
+        self._found: Dict[Connect, str] = {}
+
+    def all_of(self, wanted: List[Connect]) -> Dict[Connect, str]:
+        """At most AT_ONCE at a time, so that neighbours are found before more are asked for."""
+        left = list(reversed(wanted))
+        while left or self._open:
+            while left and len(self._open) < AT_ONCE:
+                self._begin(left.pop())
+            for fd, _ in self._poll.poll(100):
+                key, peer, _ = self._open[fd]
+                word = self._verdict(peer, self._greetings.get(key[1:]))
+                if word:
+                    self._end(fd, word)
+            late = [fd for fd, (_, _, end) in self._open.items() if time.monotonic() > end]
+            for fd in late:
+                self._end(fd, "no answer")
+        return self._found
+
+    def _begin(self, key: Connect) -> None:
+        try:
+            self._dial(key)
+        except OSError as error:
+            self._found[key] = _words(error)
+
+    def _dial(self, key: Connect) -> None:
+        source, to, port = key
+        peer = socket.socket(family(to), socket.SOCK_STREAM)
+        peer.setblocking(False)
+        try:
+            peer.bind((source, 0))
+            peer.connect((to, port))
+        except BlockingIOError:
+            pass
+        except OSError:
+            peer.close()
+            raise
+        self._open[peer.fileno()] = (key, peer, time.monotonic() + CONNECT_WITHIN)
+        self._poll.register(peer.fileno(), select.POLLOUT)
+
+    def _verdict(self, peer: socket.socket, greeting: Optional[str]) -> str:
+        """Of a connection that something happened to; "" while it is open."""
+        broken = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if broken:
+            return _words(OSError(broken, os.strerror(broken)))
+        if greeting is None:
+            return "ok"
+        try:
+            said = peer.recv(100)
+        except BlockingIOError:
+            self._poll.modify(peer.fileno(), select.POLLIN)
+            return ""
+        except OSError as error:
+            return _words(error)
+        return "ok" if said == greeting.encode() else "another program answers"
+
+    def _end(self, fd: int, word: str) -> None:
+        self._poll.unregister(fd)
+        key, peer, _ = self._open.pop(fd)
+        peer.close()
+        self._found[key] = word
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    return (error.strerror or str(error)).lower()
+
+
+def echoes(wanted: List[Ask]) -> Optional[Dict[Ask, float]]:
+    """Seconds of a round trip, without those that were lost; None where root is needed."""
+    found: Dict[Ask, float] = {}
+    for source in sorted({one[0] for one in wanted}):
+        try:
+            with _Echo(source) as echo:
+                found.update(echo.ask([one for one in wanted if one[0] == source]))
+        except OSError:
+            return None
+    return found
+
+
+class _Echo:
+    """ICMP echo by hand: all peers at once, never fragmented."""
+
+    def __init__(self, source: str) -> None:
+        self._six = ":" in source
+        kind = socket.getprotobyname("ipv6-icmp") if self._six else socket.IPPROTO_ICMP
+        self._socket = socket.socket(family(source), socket.SOCK_RAW, kind)
+        self._socket.bind((source, 0))
+        # IPV6_MTU_DISCOVER and IP_MTU_DISCOVER of the kernel's headers; Python has no names.
+        level, option = (41, 23) if self._six else (0, 10)
+        self._socket.setsockopt(level, option, PROBE_WITH_DF)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._own = int.from_bytes(os.urandom(2), "big")
+
+    def __enter__(self) -> "_Echo":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._socket.close()
+
+    def ask(self, wanted: List[Ask]) -> Dict[Ask, float]:
+        found: Dict[Ask, float] = {}
+        sent: Dict[int, Tuple[Ask, float]] = {}
+        for _ in range(ECHO_ROUNDS):
+            missing = [key for key in wanted if key not in found]
+            for at in range(0, len(missing), AT_ONCE):
+                for key in missing[at : at + AT_ONCE]:
+                    sent[len(sent)] = (key, time.monotonic())
+                    self._send(key, len(sent) - 1)
+                self._collect(sent, found, len(found) + len(missing[at : at + AT_ONCE]), 0.05)
+            self._collect(sent, found, len(wanted), ECHO_ROUND)
+        return found
+
+    def _send(self, key: Ask, number: int) -> None:
+        _, to, size = key
+        kind = 128 if self._six else 8
+        total = (kind << 8) + self._own + number  # the rest is zeros; over IPv6 the kernel sums
+        total = (total & 0xFFFF) + (total >> 16)
+        packet = struct.pack("!BBHHH", kind, 0, ~total & 0xFFFF, self._own, number)
+        try:
+            self._socket.sendto(packet + b"\0" * (size - (48 if self._six else 28)), (to, 0))
+        except OSError:
+            return  # longer than the interface may send: as good as lost
+
+    def _collect(
+        self, sent: Dict[int, Tuple[Ask, float]], found: Dict[Ask, float], wanted: int, limit: float
+    ) -> None:
+        """Take answers until `wanted` are there, for `limit` seconds at most."""
+        deadline = time.monotonic() + limit
+        while len(found) < wanted and time.monotonic() < deadline:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                packet = self._socket.recv(65536)
+            except OSError:
+                return
+            answer = packet if self._six else packet[(packet[0] & 15) * 4 :]
+            kind, _, _, own, number = struct.unpack("!BBHHH", answer[:8])
+            if kind == (129 if self._six else 0) and own == self._own and number in sent:
+                key, begun = sent[number]
+                found.setdefault(key, time.monotonic() - begun)

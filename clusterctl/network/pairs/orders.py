@@ -1,0 +1,230 @@
+"""What every host is told to try, and what its answers mean. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clusterctl.network.pairs.model import End, Lane, Way, network
+from clusterctl.network.pairs.sizes import SMALL, near, packet_sizes, rounds, smaller_sizes
+
+WARM_UP, WINDOW, SLOT = 0.07, 0.18, 0.3
+"""Seconds: not counted, counted, and from one round to the next. TCP fills 10 Gbit/s after some
+10 ms in a local network; 0.18 s are 22 MB on 1 Gbit/s."""
+
+LATE = 1.5
+"""Seconds that a figure is waited for after the last round."""
+
+ROUNDS_WITHIN = 6.0
+"""Seconds for throughput; what does not fit is left out, and said."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A host that listens."""
+
+    ephemeral: Mapping[int, int]
+    """Lane to the port that greets there."""
+    counting: Mapping[int, int]
+    """Lane to the port that counts what comes in."""
+    busy: frozenset[int]
+    """Ports that another program of the host listens on."""
+    ports: Mapping[int, str]
+    """Ray's, with their names."""
+    ahead: float = 0.0
+    """Its monotonic clock less the operator's, in seconds."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everybody. The position of a host in `hosts`, and of a lane in `lanes`, is its number."""
+
+    lanes: Sequence[Lane]
+    hosts: Sequence[str]
+    members: Mapping[str, Member]
+    greeting: str
+
+
+def open_order(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], greeting: str) -> Any:
+    return {
+        "ips": [lanes[lane].ends[host].ip for lane in held(lanes, host)],
+        "ports": sorted(ports) if 0 in held(lanes, host) else [],
+        "greeting": greeting,
+        "warm_up": WARM_UP,
+        "window": WINDOW,
+    }
+
+
+def held(lanes: Sequence[Lane], host: str) -> list[int]:
+    """The lanes that `host` has an end of; hosts count their listeners in this order."""
+    return [number for number, lane in enumerate(lanes) if host in lane.ends]
+
+
+def member(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], answer: Any) -> Member:
+    """From the answer to `open`."""
+    numbers = held(lanes, host)
+    return Member(
+        dict(zip(numbers, answer["ephemeral"], strict=True)),
+        dict(zip(numbers, answer["counting"], strict=True)),
+        frozenset(answer["busy"]),
+        ports,
+    )
+
+
+def reach_order(table: Table, host: str) -> Any:
+    ends = list(_others(table, host))
+    knocks = [(end, peer, port) for number, end, peer in ends
+              for port in _ports(table, number, host, peer.host)]  # fmt: skip
+    return {
+        "routes": [(peer.ip, end.ip) for _, end, peer in ends],
+        "neighbours": [(end.nic, end.ip, peer.ip) for _, end, peer in ends
+                       if ":" not in peer.ip and network(end) == network(peer)],
+        "tcp": [(end.ip, peer.ip, port) for end, peer, port in knocks],
+        "greetings": {
+            (peer.ip, port): table.greeting
+            for _, peer, port in knocks
+            if port not in table.members[peer.host].busy
+        },
+        "echo": [(end.ip, peer.ip, size) for _, end, peer in ends
+                 for size in packet_sizes(end, peer)],
+    }  # fmt: skip
+
+
+def _others(table: Table, host: str) -> Iterator[tuple[int, End, End]]:
+    """(lane, own end, the other's) of every way from `host`, each host's in another order: not all
+    begin with the first."""
+    at = table.hosts.index(host)
+    peers = [*table.hosts[at + 1 :], *table.hosts[:at]]
+    for number in held(table.lanes, host):
+        ends = table.lanes[number].ends
+        yield from ((number, ends[host], ends[peer]) for peer in peers if peer in ends)
+
+
+def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
+    """What to connect to: an ephemeral port on every lane, and Ray's on the first."""
+    found = table.members.get(peer)
+    if found is None:
+        return []
+    position = table.hosts.index
+    wanted = [found.ephemeral[lane]]
+    if lane == 0:
+        close = near(position(host), position(peer), len(table.hosts))
+        wanted += [port for port, name in found.ports.items() if close or name.endswith("gcs")]
+    return wanted
+
+
+def ways(table: Table, host: str, answer: Any) -> list[Way]:
+    """What `host` saw, from its answer to `reach`."""
+    routes, tcp, echo = answer["routes"], answer["tcp"], answer["echo"]
+    neighbours = answer["neighbours"] or {}
+    return [
+        Way(
+            table.lanes[number],
+            end,
+            peer,
+            route=routes.get((peer.ip, end.ip)),
+            neighbours=tuple(neighbours.get((end.ip, peer.ip), ())),
+            tcp={
+                port: tcp[key]
+                for port in _ports(table, number, host, peer.host)
+                if (key := (end.ip, peer.ip, port)) in tcp
+            },
+            echo=None if echo is None else {
+                size: echo.get((end.ip, peer.ip, size)) for size in packet_sizes(end, peer)
+            },
+        )
+        for number, end, peer in _others(table, host)
+    ]  # fmt: skip
+
+
+def limits_order(found: Sequence[Way], host: str) -> list[tuple[str, str, int]]:
+    """Smaller sizes, for the ways on which a large one was lost and a small one passed."""
+    return [
+        (way.sender.ip, way.receiver.ip, size)
+        for way in found
+        if way.sender.host == host and (lost := _lost(way))
+        for size in smaller_sizes(lost)
+    ]
+
+
+def _lost(way: Way) -> int | None:
+    echo = way.echo or {}
+    lost = [size for size, seen in echo.items() if seen is None]
+    return min(lost) if lost and echo.get(SMALL) is not None else None
+
+
+def with_limits(found: Sequence[Way], answers: Mapping[str, Any]) -> list[Way]:
+    """The same ways with the largest size that passed, from the answers to `echo`."""
+
+    def largest(way: Way) -> int | None:
+        passed = answers.get(way.sender.host) or {}
+        key = (way.sender.ip, way.receiver.ip)
+        return max((size for *ends, size in passed if tuple(ends) == key), default=None)
+
+    return [replace(way, largest=largest(way)) if _lost(way) else way for way in found]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Who sends to whom, and when, in seconds from the start."""
+
+    slots: Sequence[tuple[float, Way]]
+    end: float
+    pairs_each: int
+    """Peers that every host sends to, on every lane."""
+
+
+def plan_rounds(table: Table, found: Sequence[Way]) -> Rounds:
+    """All pairs, or as many as fit into ROUNDS_WITHIN."""
+    hosts = [host for host in table.hosts if host in table.members]
+    shifts = rounds(len(hosts), max(1, int(ROUNDS_WITHIN / SLOT / len(table.lanes))))
+    slots = []
+    for way in found:
+        sender, receiver = way.sender.host, way.receiver.host
+        if receiver not in table.members or "ok" not in way.tcp.values():
+            continue
+        shift = (hosts.index(receiver) - hosts.index(sender)) % len(hosts)
+        if shift in shifts:
+            number = table.lanes.index(way.lane) * len(shifts) + shifts.index(shift)
+            slots.append((number * SLOT, way))
+    return Rounds(slots, len(table.lanes) * len(shifts) * SLOT, len(shifts))
+
+
+def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
+    """`start` in the host's own monotonic seconds."""
+    slots = sorted(
+        (start + moment, way.sender.ip, way.receiver.ip,
+         table.members[way.receiver.host].counting[table.lanes.index(way.lane)])
+        for moment, way in planned.slots
+        if way.sender.host == host
+    )  # fmt: skip
+    index = table.hosts.index(host)
+    seconds = WARM_UP + WINDOW + 0.03  # the receiver's clock starts when the first bytes come
+    return {
+        "slots": slots,
+        "index": index,
+        "seconds": seconds,
+        "expected": sum(way.receiver.host == host for _, way in planned.slots),
+        "end": start + planned.end + LATE,
+    }
+
+
+def with_rates(
+    table: Table, planned: Rounds, found: Sequence[Way], answers: Mapping[str, Any]
+) -> list[Way]:
+    """The same ways with what their receivers counted, from the answers to `rates`."""
+    tried = {id(way) for _, way in planned.slots}
+
+    def rate(way: Way) -> float | None:
+        counted = answers.get(way.receiver.host) or {}
+        number = held(table.lanes, way.receiver.host).index(table.lanes.index(way.lane))
+        bits = counted.get((number, table.hosts.index(way.sender.host)))
+        return None if bits is None else bits / 1e6
+
+    return [
+        replace(way, rated=way.receiver.host in answers, rate=rate(way))
+        if id(way) in tried
+        else way
+        for way in found
+    ]

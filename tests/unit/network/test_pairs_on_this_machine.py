@@ -1,0 +1,144 @@
+"""The program that hosts run, for real: two hosts that are two addresses of this machine."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.resources import files
+
+import pytest
+
+from clusterctl.errors import CommandFailed
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host, Inventory, RayPorts
+from clusterctl.network.pairs import orders
+from clusterctl.network.pairs.judgement import problems
+from clusterctl.network.pairs.model import Seen
+from clusterctl.network.pairs.post import Post
+from clusterctl.network.pairs.proof import prove
+from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.transport.local import LocalTransport
+from tests.fakes.host_facts import host_facts, nic
+
+pytestmark = pytest.mark.skipif(not shutil.which("python3"), reason="runs python3, as hosts do")
+
+PID = os.getpid()
+NET = f"127.{PID >> 14}.{PID >> 6 & 255}"
+"""Of this process alone: Ray's ports are the same in all tests, and several may run at once."""
+
+IPS = {"a": f"{NET}.{(PID & 63) * 4 + 1}", "b": f"{NET}.{(PID & 63) * 4 + 2}"}
+PORTS = RayPorts(
+    gcs=26379, node_manager=26380, object_manager=26381, runtime_env_agent=26382,
+    dashboard_agent_listen=26383, dashboard_agent_grpc=26384, metrics_export=26385,
+    min_worker=21000, max_worker=21010,
+)  # fmt: skip
+
+
+def inventory() -> Inventory:
+    hosts = tuple(
+        Host(name=name, address="localhost", role="worker" if number else "head")
+        for number, name in enumerate(IPS)
+    )
+    return Inventory(cluster="demo", image="vllm:1", hosts=hosts, ray_ports=PORTS)
+
+
+def facts(ip: str, **changes: object) -> HostFacts:
+    root = os.geteuid() == 0
+    return host_facts(nic("lo0", f"{ip}/8", kind="virtual"), root=root, **changes)
+
+
+def topology() -> Topology:
+    return Topology(
+        tuple(Node(name, "worker", ip, "lo0", ("lo0",), "lo0", (), 0) for name, ip in IPS.items())
+    )
+
+
+@contextmanager
+def transports() -> Iterator[dict[str, LocalTransport]]:
+    with ExitStack() as stack:
+        made = {host.name: LocalTransport(host) for host in inventory().hosts}
+        for transport in made.values():
+            stack.callback(transport.close)
+        yield made
+
+
+def seen(**changes: object) -> Seen:
+    with transports() as reached:
+        return prove(
+            inventory(),
+            topology(),
+            {name: facts(ip, **changes) for name, ip in IPS.items()},
+            reached,
+        )
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Throughput is measured for longer than a busy machine keeps a program waiting."""
+    monkeypatch.setattr(orders, "WINDOW", 2.5)
+    monkeypatch.setattr(orders, "SLOT", 3.0)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_two_hosts_try_everything_both_ways() -> None:
+    found = seen()
+    assert found.unproven == {}
+    assert [(way.sender.host, way.receiver.host) for way in found.ways] == [("a", "b"), ("b", "a")]
+    for way in found.ways:
+        assert way.lane.purposes == ("control", "nccl", "gloo")
+        assert set(way.tcp.values()) == {"ok"}
+        assert way.rate  # how much depends on what else this machine does
+        if os.geteuid() == 0:
+            assert way.echo is not None
+            assert None not in way.echo.values()
+    assert 26379 in found.ways[1].tcp
+    assert all(abs(clock.offset) <= clock.error + 0.01 for clock in found.clocks.values())
+
+
+def test_the_loopback_is_found_out() -> None:
+    """Both addresses are this machine's: packets leave by lo, whatever the facts say."""
+    kinds = {problem.summary.split(",")[0] for problem in problems(seen(), {})}
+    assert kinds == {
+        f"packets to b ({IPS['b']}) leave by lo",
+        f"packets to a ({IPS['a']}) leave by lo",
+    }
+
+
+def test_a_host_without_python_is_told_and_uses_what_it_has() -> None:
+    with transports() as reached:
+        by_name = {"a": facts(IPS["a"]), "b": facts(IPS["b"], python3=None)}
+        found = prove(inventory(), topology(), by_name, reached)
+    assert list(found.unproven) == ["b"]
+    assert "no python3" in found.unproven["b"]
+    there, back = found.ways
+    assert (there.sender.host, there.tcp, there.route) == ("a", {}, "lo")
+    assert (back.sender.host, back.tcp, back.route) == ("b", {}, "lo")
+    if shutil.which("ping"):
+        assert back.echo is not None
+        assert None not in back.echo.values()
+
+
+def test_one_host_alone_has_no_ways() -> None:
+    with transports() as reached:
+        found = prove(inventory(), topology(), {"a": facts(IPS["a"])}, reached)
+    assert found.ways == ()
+
+
+@pytest.mark.parametrize("part", ["host_listen", "host_ways", "host_main"])
+def test_what_is_sent_to_hosts_is_python_3_6(part: str) -> None:
+    source = files("clusterctl.network.pairs").joinpath(f"{part}.py").read_text()
+    ast.parse(source, feature_version=(3, 6))
+    assert "__future__" not in source
+    assert "capture_output" not in source
+
+
+def test_a_program_that_breaks_says_why() -> None:
+    with transports() as reached:
+        post = Post(reached["a"], sudo=False)
+        with pytest.raises(CommandFailed) as caught:
+            post.ask("open", {"nonsense": 1})
+        post.close()
+    assert "KeyError" in (caught.value.detail or "")
