@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl import deadlines
-from clusterctl.errors import ConnectionFailed, StepFailed
-from clusterctl.transfer import chain_program
+from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 from clusterctl.transfer.chain_link import PIECE, Link
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.relay import frames
+from clusterctl.transport import python
 from clusterctl.transport.base import Channel
 
 # Seconds after which nobody goes on with what a broken-off run left in a cache.
@@ -20,12 +20,27 @@ LEFT_BEHIND = 7 * 24 * 3600
 LAST_WORDS = 15.0  # Seconds for a relay to tidy up once it was told to end
 
 
+# The relay as it is sent to hosts.
+PROGRAM = python.Program(
+    "clusterctl.transfer.relay",
+    (
+        "frames",
+        "http_wire",
+        "stored",
+        "parts",
+        "upstream",
+        "roster",
+        "fetching",
+        "holdings",
+        "delivery",
+        "serving",
+        "main",
+    ),
+)
+
+
 class RelayNotStarted(StepFailed):
     """No relay runs on the host; `detail` has what its Python said."""
-
-
-class NoPython(RelayNotStarted):
-    """The host has no Python that could run a relay."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +123,12 @@ def start(
     """Start the relay of `link`, with the `ports` of its predecessor if they are free. It
     answers nobody before it has obeyed `rows`.
 
-    Raises NoPython, RelayNotStarted, and what `Transport.open_channel` does.
+    Raises PythonMissing, RelayNotStarted, and what `Transport.open_channel` does.
     """
-    channel = link.transport.open_channel(chain_program.argv(link.python), sudo=True)
+    channel = link.transport.open_channel(python.argv(link.python), sudo=True)
     relay = Relay(channel, link.host)
     try:
-        channel.send(chain_program.program())
+        channel.send(PROGRAM.sent())
         relay.command(
             *rows, frames.fields("start", token, stall, link.address, ports.engine, ports.peer)
         )
@@ -127,25 +142,15 @@ def start(
         raise
 
 
-def _not_started(link: Link, channel: Channel) -> RelayNotStarted:
-    try:
-        status = channel.wait(timeout=deadlines.RELAY_END)
-    except TimeoutError:
-        status = None
-    said = channel.stderr_tail().strip()
-    if status == 127:
-        return NoPython(
-            "there is no Python 3.6 or later to run the relay",
-            host=link.host,
-            hint="install python3 there, as with: "
-            f"clusterctl exec --limit {link.host} -- apt-get install -y python3-minimal",
-            detail=said or None,
-        )
+def _not_started(link: Link, channel: Channel) -> ClusterctlError:
+    error = python.failure(channel, "starting the relay", link.host)
+    if isinstance(error, python.PythonMissing):
+        return error
     return RelayNotStarted(
         f"the relay did not start at {link.address}",
         host=link.host,
         hint=f"clusterctl exec --limit {link.host} -- ip -brief address",
-        detail=said or None,
+        detail=error.detail,
     )
 
 

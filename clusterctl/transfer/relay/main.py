@@ -171,8 +171,8 @@ class Relay:
         thread.start()
 
 
-def main() -> None:
-    """Runs until stdin ends."""
+def main(_: None) -> None:
+    """Run until stdin ends."""
     status = 0
     try:
         Relay(sys.stdin.buffer, sys.stdout.buffer).run()

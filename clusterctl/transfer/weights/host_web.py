@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
-from clusterctl.transfer import chain_program
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights.hashing import Hashed
 from clusterctl.transfer.weights.hub import Answer, HubFile, Refused
+from clusterctl.transport import python
 from clusterctl.transport.base import Channel, Transport, lines
 
-PACKAGE = "clusterctl.transfer.weights.fetcher"
-MODULES = ("http_get", "fetch")
-_PARENTS = "clusterctl,clusterctl.transfer,clusterctl.transfer.weights," + PACKAGE
+PROGRAM = python.Program("clusterctl.transfer.weights.fetcher", ("http_get", "fetch"))
 
 SILENCE = 60.0
 """Seconds without a word, of one each second, after which the host counts as gone."""
@@ -41,10 +39,8 @@ class HostWeb:
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer:
         """See Web."""
-        stdin = chain_program.program(PACKAGE, MODULES) + _rows(headers, f"show\t{url}")
-        result = self._transport.run(
-            chain_program.argv(parents=_PARENTS), stdin=stdin, timeout=deadlines.LISTING
-        )
+        stdin = PROGRAM.sent() + _rows(headers, f"show\t{url}")
+        result = self._transport.run(python.argv(), stdin=stdin, timeout=deadlines.LISTING)
         if not result.ok:
             raise _no_answer(result.last_lines(), result.status, self._transport.host.name)
         return _answer(result.stdout)
@@ -63,10 +59,10 @@ class HostWeb:
         `told` hears the bytes that are there. Raises the errors of all files together; what
         came is kept, and a further call goes on from there.
         """
-        channel = self._transport.open_channel(chain_program.argv(parents=_PARENTS), sudo=True)
+        channel = self._transport.open_channel(python.argv(), sudo=True)
         with channel:
             channel.settimeout(SILENCE)
-            channel.send(chain_program.program(PACKAGE, MODULES))
+            channel.send(PROGRAM.sent())
             rows = [_file_row(file, directory) for file in files]
             channel.send(_rows(headers, *rows, f"go\t{PIECE}"))
             heard = _Told({}, [])
@@ -137,13 +133,9 @@ def _status(channel: Channel) -> int | None:
         return None
 
 
-def _no_answer(said: str, status: int | None, host: str) -> StepFailed:
-    if status == 127:
-        return StepFailed(
-            "there is no Python 3.6 or later to download with",
-            host=host,
-            hint=f"clusterctl exec --limit {host} -- apt-get install -y python3-minimal",
-        )
+def _no_answer(said: str, status: int | None, host: str) -> ClusterctlError:
+    if status == python.NOT_FOUND:
+        return python.PythonMissing(host, said or None)
     last = said.strip().splitlines()
     return StepFailed(
         f"the hub did not answer: {last[-1]}" if last else "the hub did not answer",

@@ -14,8 +14,8 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
 from clusterctl.transfer.chain import Chain
-from clusterctl.transfer.chain_relay import NoPython
 from clusterctl.transfer.content import Blob
+from clusterctl.transport.python import PythonMissing
 from tests.contract.transfer.conftest import MIB, Bench
 from tests.contract.transport.sshd import eventually, is_alive
 
@@ -268,11 +268,11 @@ def test_a_host_without_python_is_left_out_and_told_apart(bench: Bench) -> None:
     with bench.chain(links, [blob]) as chain:
         bench.bring(chain, ["h2"], [blob])
 
-        assert isinstance(chain.lost["h1"], NoPython)
-        assert "apt-get install -y python3-minimal" in (chain.lost["h1"].hint or "")
+        assert isinstance(chain.lost["h1"], PythonMissing)
+        assert "apt-get install -y python3" in (chain.lost["h1"].hint or "")
 
 
-@pytest.mark.parametrize("minor", [6, 8, 9])
+@pytest.mark.parametrize("minor", [9, 10])
 def test_old_pythons_run_the_relay(bench: Bench, minor: int) -> None:
     python = f"python3.{minor}"
     if subprocess.run(["sh", "-c", f"{python} -c ''"], capture_output=True).returncode:

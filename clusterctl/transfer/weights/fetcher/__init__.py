@@ -1,1 +1,1 @@
-"""What a host runs to get files from a hub by itself. Python 3.6, standard library only."""
+"""What a host runs to get files from a hub by itself: sent by `transport.python`."""

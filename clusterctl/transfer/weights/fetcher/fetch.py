@@ -214,7 +214,7 @@ def show(url: str, headers: Headers) -> None:
     out.flush()
 
 
-def main() -> None:
+def main(_: None) -> None:
     """Read what to do, and do it. Ends with the SSH session, as stdout does."""
     headers: Headers = {}
     files: List[File] = []

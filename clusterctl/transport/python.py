@@ -1,0 +1,204 @@
+"""The one way to run our own Python on a host: modules of clusterctl, sent over a command's stdin.
+
+Nothing is written to the host. Its Python makes modules of the sources and calls `main(argument)`
+of the last one, which then has stdin and stdout to itself; it ends with the SSH session. What is
+sent may use the whole standard library of Python 3.9, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from clusterctl import deadlines
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandFailed,
+    CommandTimedOut,
+    ConnectionFailed,
+    RequirementsNotMet,
+)
+from clusterctl.transport.base import Channel, Transport, last_words
+
+OLDEST = (3, 9)
+MISSING = "no Python 3.9 or newer with its standard library"
+NOT_FOUND = 127  # what a shell, Docker and `_FIND` end with when there is no such program
+
+# RHEL 8 and Ubuntu 20.04 keep an older `python3` beside the newer one; Red Hat's own Python, which
+# every RHEL has, is not on PATH.
+CANDIDATES = (
+    "python3",
+    *(f"python3.{minor}" for minor in range(19, OLDEST[1] - 1, -1)),
+    "/usr/libexec/platform-python",
+)
+
+LARGEST_ANSWER = 16 * 2**20  # bytes
+
+# Debian's python3-minimal lacks most of the standard library, json with it.
+IS_USABLE = f"import sys, json; sys.exit(sys.version_info < {OLDEST})"
+
+# -I: nothing in the user's directories or environment takes part. -u: what is said arrives at once.
+_FIND = f"""\
+for python in {" ".join(CANDIDATES)}; do
+  command -v "$python" >/dev/null || continue
+  "$python" -I -c '{IS_USABLE}' 2>/dev/null && exec "$python" -I -u -c "$1"
+done
+echo "{MISSING}" >&2
+exit {NOT_FOUND}
+"""
+
+_LOADER = f"""\
+import sys
+if sys.version_info < {OLDEST}:
+    sys.stderr.write("{MISSING}\\n")
+    sys.exit({NOT_FOUND})
+import json, types, zlib
+stdin = sys.stdin.buffer
+sources = json.loads(zlib.decompress(stdin.read(int(stdin.readline()))))
+argument = json.loads(stdin.readline())
+for name, source in sources:
+    parent, _, child = name.rpartition(".")
+    module = types.ModuleType(name)
+    if source is None:
+        module.__path__ = []
+    else:
+        exec(compile(source, name, "exec"), module.__dict__)
+    sys.modules[name] = module
+    if parent:
+        setattr(sys.modules[parent], child, module)
+module.main(argument)
+"""
+
+
+class PythonMissing(RequirementsNotMet):
+    """The host has no Python that can run what clusterctl sends."""
+
+    def __init__(self, host: str, detail: str | None = None) -> None:
+        super().__init__(
+            f"has {MISSING}",
+            host=host,
+            hint="clusterctl bootstrap installs it; or: "
+            f"clusterctl exec --limit {host} --sudo -- apt-get install -y python3",
+            detail=detail,
+        )
+
+
+@dataclass(frozen=True)
+class Program:
+    """Modules of `package`, each of which imports only the standard library and those before it."""
+
+    package: str
+    modules: tuple[str, ...]
+
+    def sent(self, argument: object = None) -> bytes:
+        """What the program's stdin begins with. `argument`: anything that JSON can hold."""
+        return _packed(self) + json.dumps(argument).encode() + b"\n"
+
+
+@functools.cache
+def _packed(program: Program) -> bytes:
+    """The sources, compressed: a hundred hosts behind a slow uplink would wait for them."""
+    parents = program.package.split(".")
+    sources: list[tuple[str, str | None]] = [
+        (".".join(parents[: count + 1]), None) for count in range(len(parents))
+    ]
+    folder = resources.files(program.package)
+    for name in program.modules:
+        text = folder.joinpath(f"{name}.py").read_text("utf-8")
+        sources.append((f"{program.package}.{name}", text))
+    packed = zlib.compress(json.dumps(sources).encode(), 9)
+    return f"{len(packed)}\n".encode() + packed
+
+
+def argv(interpreter: Sequence[str] = ()) -> list[str]:
+    """The command that takes a program on its stdin. `interpreter`: an argv that starts a Python,
+    such as one in a container; by default the first one of the host that is good enough."""
+    if interpreter:
+        return [*interpreter, "-I", "-u", "-c", _LOADER]
+    return ["sh", "-c", _FIND, "clusterctl", _LOADER]
+
+
+def begin(channel: Channel, program: Program, argument: object = None) -> None:
+    """Send the program to `argv()`, which runs at the other end of `channel`. Raises nothing when
+    that has ended already: what it said last tells why (see `failure`)."""
+    with suppress(ConnectionFailed):
+        channel.send(program.sent(argument))
+
+
+def start(
+    transport: Transport, program: Program, argument: object = None, *, sudo: bool = False
+) -> Channel:
+    """The program, running on the host. Raises what `Transport.open_channel` does."""
+    channel = transport.open_channel(argv(), sudo=sudo)
+    begin(channel, program, argument)
+    return channel
+
+
+def ask(
+    transport: Transport,
+    program: Program,
+    argument: object = None,
+    *,
+    doing: str,
+    timeout: float,
+    sudo: bool = False,
+    interpreter: Sequence[str] = (),
+) -> Any:
+    """The JSON document that the program prints. `doing`: the work, for errors.
+
+    Raises PythonMissing, CommandFailed, CommandTimedOut and what `Transport.open_channel` does.
+    """
+    host = transport.host.name
+    deadline = time.monotonic() + timeout
+    output = bytearray()
+    with transport.open_channel(argv(interpreter), sudo=sudo) as channel:
+        begin(channel, program, argument)
+        channel.close_stdin()
+        while True:
+            channel.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                data = channel.recv(65536)
+            except TimeoutError as error:
+                raise CommandTimedOut(
+                    f"{doing} took longer than {math.ceil(timeout)} s",
+                    host=host,
+                    hint=f"clusterctl exec --limit {host} -- uptime",
+                ) from error
+            output += data
+            if not data:
+                break
+            if len(output) > LARGEST_ANSWER:
+                raise CommandFailed(
+                    f"{doing} failed: the answer is larger than {LARGEST_ANSWER >> 20} MiB",
+                    host=host,
+                )
+        try:
+            return json.loads(output)
+        except ValueError:
+            raise failure(channel, doing, host) from None
+
+
+def failure(channel: Channel, doing: str, host: str) -> ClusterctlError:
+    """Why a program whose output has ended did not do its work: PythonMissing or CommandFailed."""
+    said = last_words(channel)[-2000:]
+    try:
+        status: int | None = channel.wait(deadlines.COMMAND_END)
+    except TimeoutError:
+        status = None
+    if status == NOT_FOUND:
+        return PythonMissing(host, said or None)
+    last = said.splitlines()[-1] if said else f"status {status}"
+    return CommandFailed(
+        f"{doing} failed: {last}",
+        host=host,
+        hint=f"clusterctl exec --limit {host} -- python3 --version",
+        detail=said or None,
+    )
