@@ -36,8 +36,7 @@ class FitArguments:
     vllm: str | None = None
     network: str | None = None
     arguments: tuple[str, ...] = ()
-    probe: bool = False
-    """Ask the image's own vLLM as well."""
+    probe: bool = False  # Ask the image's own vLLM as well
 
     def request(self) -> ServiceRequest:
         """The same request that `serve` would read. Raises UsageError."""

@@ -72,8 +72,7 @@ class _Model:
 
     shape: ModelShape
     config: dict[str, Any] | None = None
-    directories: tuple[str, ...] = ()
-    """Where the hosts have it."""
+    directories: tuple[str, ...] = ()  # Where the hosts have it
 
 
 def run(inventory: Inventory, asked: FitArguments, credentials: Credentials) -> Fitted:

@@ -25,10 +25,8 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory, Nics, Ssh
 from clusterctl.inventory.wording import shown, value_problem
-from clusterctl.network.addresses import OutsideSubnet
-from clusterctl.network.choice import resolve
-from clusterctl.network.fabric_choice import Option, Undecided
-from clusterctl.network.shared_subnets import shared_subnets
+from clusterctl.network.choice import OutsideSubnet, resolve
+from clusterctl.network.fabric_choice import Option, Undecided, shared_subnets
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials

@@ -17,7 +17,7 @@ from clusterctl.facts.candidates import candidates, rejected
 from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.inventory.model import Host, Ssh
 from clusterctl.inventory.scalars import scalar
-from clusterctl.network.shared_subnets import shared_subnets
+from clusterctl.network.fabric_choice import shared_subnets
 from clusterctl.ray_cluster.topology import Node
 
 _WIDTH = 98

@@ -44,13 +44,11 @@ class Prepared:
 
     document: ServiceDocument
     layout: Layout
-    location: ModelLocation | None
-    """None for a model that every host downloads from the Hub."""
+    location: ModelLocation | None  # None for a model that every host downloads from the Hub
     notes: tuple[str, ...]
+    # What memory and speed are predicted to be; None where that could not be said
     fit: FitReport | None = None
-    """What memory and speed are predicted to be; None where that could not be said."""
-    head_address: str = ""
-    """Where clients reach the head."""
+    head_address: str = ""  # Where clients reach the head
 
     @property
     def endpoint(self) -> Endpoint:

@@ -28,10 +28,9 @@ class Proof:
     answer: Answer
     task: Task
     ranks: tuple[Rank, ...]
-    placement: str
-    """Where the ranks run, in words."""
+    placement: str  # Where the ranks run, in words
+    # From the start of vLLM to its own first answer, as the supervisor measured it
     ready_seconds: float
-    """From the start of vLLM to its own first answer, as the supervisor measured it."""
 
 
 def prove(

@@ -36,15 +36,14 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 TITLE = "Weights are the same on all hosts"
 
+# Bytes of a host that are hashed while the user waits: 3 to 10 s where a disk gives what loading a
+# model needs. Of a host that has more to hash, only what is small is hashed at once.
 INLINE = 4 << 30
-"""Bytes of a host that are hashed while the user waits: 3 to 10 s where a disk gives what loading
-a model needs. Of a host that has more to hash, only what is small is hashed at once."""
 
+# Bytes of a file that is hashed at once in any case: configuration, tokenizer, adapters
 SMALL = 16 << 20
-"""Bytes of a file that is hashed at once in any case: configuration, tokenizer, adapters."""
 
-Fix = Callable[[str], str]
-"""The command that brings the model from a host to the others."""
+Fix = Callable[[str], str]  # The command that brings the model from a host to the others
 
 
 @dataclass(frozen=True)

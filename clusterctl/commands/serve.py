@@ -76,15 +76,13 @@ class Changes:
     """What serving would change, in words; nothing when it serves so already."""
 
     lines: tuple[str, ...]
-    restarts: bool
-    """A running service is stopped and started anew."""
+    restarts: bool  # A running service is stopped and started anew
     notes: tuple[str, ...] = ()
-    fit: FitReport | None = None
-    """What memory and speed are predicted to be."""
+    fit: FitReport | None = None  # What memory and speed are predicted to be
 
 
+# Shows changes and returns, or raises when the user does not want them
 Agree = Callable[[Changes], None]
-"""Shows changes and returns, or raises when the user does not want them."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +90,12 @@ class Decision:
     """What one look at the hosts came to."""
 
     prepared: Prepared
-    old: ServiceDocument | None
-    """The service of that name as it is declared now."""
+    old: ServiceDocument | None  # The service of that name as it is declared now
     changes: Changes
-    answer: Probe
-    """Of the head."""
-    ground: FabricGround | None = None
-    """The hosts whose links the service will use."""
+    answer: Probe  # Of the head
+    ground: FabricGround | None = None  # The hosts whose links the service will use
+    # The cluster's API key from now on; None where it stays what it is
     new_key: str | None = field(default=None, repr=False)
-    """The cluster's API key from now on; None where it stays what it is."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +105,11 @@ class Served:
     prepared: Prepared
     proof: Proof
     changed: bool
-    head: str
-    """Name of the host that the API runs on."""
-    key_file: str
-    """Path of the API key on it."""
-    sudo: bool
-    """The key's file is read as root, and the SSH user is not."""
+    head: str  # Name of the host that the API runs on
+    key_file: str  # Path of the API key on it
+    sudo: bool  # The key's file is read as root, and the SSH user is not
+    # What vLLM reported beside the prediction; None where one of the two is missing
     outcome: StartOutcome | None = None
-    """What vLLM reported beside the prediction; None where one of the two is missing."""
 
 
 def run(

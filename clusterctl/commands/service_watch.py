@@ -22,11 +22,9 @@ from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import Wait
 from clusterctl.serving.diagnose import explain
 
-POLL = 0.3
-"""Seconds between two looks at the head's state."""
+POLL = 0.3  # Seconds between two looks at the head's state
 
-RETRY = 2.0
-"""Seconds until the next look after one that failed on the way."""
+RETRY = 2.0  # Seconds until the next look after one that failed on the way
 
 _STAGES = {
     "waiting": "wait for Ray",

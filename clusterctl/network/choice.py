@@ -1,25 +1,19 @@
-"""Which address and which interfaces every host uses: what the inventory names, else what one rule
+"""Which address and which interfaces each host uses: what the inventory names, else what one rule
 chooses. Pure: inventory and facts in, a topology out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network, ip_address
 from typing import TypeVar
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
-from clusterctl.facts.candidates import Candidate, as_candidate, candidates, speed_of
-from clusterctl.facts.model import HostFacts
+from clusterctl.facts.candidates import as_candidate, candidates, speed_of
+from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.addresses import (
-    Chosen,
-    fabric_address,
-    lone_address,
-    named_address,
-    ssh_addresses,
-)
 from clusterctl.network.fabric_choice import Fabric, choose_fabric
 from clusterctl.network.rdma_choice import RdmaChoice, choose_rdma
 from clusterctl.ray_cluster.topology import Node, Topology
@@ -27,9 +21,22 @@ from clusterctl.ray_cluster.topology import Node, Topology
 T = TypeVar("T")
 
 
+class OutsideSubnet(RequirementsNotMet):
+    """The host has no address in network.subnet, or more than one."""
+
+
 @dataclass(frozen=True)
-class Carrier:
-    """The interface for one purpose, and why it is that one."""
+class ChosenAddress:
+    """A node IP, the NIC that holds it, and why it was chosen."""
+
+    ip: str
+    nic: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ChosenNic:
+    """The NIC for NCCL or Gloo, and why it was chosen."""
 
     nic: str
     reason: str
@@ -37,26 +44,37 @@ class Carrier:
 
 @dataclass(frozen=True)
 class NetworkChoice:
-    """By host."""
+    """Addresses and interfaces by host."""
 
-    control: Mapping[str, Chosen]
-    nccl: Mapping[str, Carrier]
-    gloo: Mapping[str, Carrier]
+    control: Mapping[str, ChosenAddress]
+    nccl: Mapping[str, ChosenNic]
+    gloo: Mapping[str, ChosenNic]
 
 
 def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
     """The topology of all hosts. Raises RequirementsNotMet, or Problems with several."""
-    named = _each(inventory, lambda host: _named(inventory, host, facts.get(host.name)))
+    named = _for_each(inventory, lambda host: _checked_name(inventory, host, facts.get(host.name)))
     known = {host.name: facts[host.name] for host in inventory.hosts}
     network = choose_network(inventory, known, named)
     rdma = choose_rdma(inventory, known)
-    nodes = _each(inventory, lambda host: _node(inventory, host, known[host.name], network, rdma))
-    raise_all(_shared_addresses(nodes.values()))
+    nodes = _for_each(
+        inventory, lambda host: _node(inventory, host, known[host.name], network, rdma)
+    )
+    owners: dict[str, str] = {}
+    raise_all(
+        RequirementsNotMet(
+            f"its node IP {node.node_ip} is also the one of {owner}",
+            host=node.host,
+            hint=f"give hosts.{node.host}.node_ip its own address",
+        )
+        for node in nodes.values()
+        if (owner := owners.setdefault(node.node_ip, node.host)) != node.host
+    )
     return Topology(tuple(nodes.values()))
 
 
-def _each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:
-    """`work` of every host, by name. Raises the problems of all of them together."""
+def _for_each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:
+    """The result of `work` for each host. Raises the problems of all hosts together."""
     found: dict[str, T] = {}
     problems: list[ClusterctlError] = []
     for host in inventory.hosts:
@@ -68,19 +86,45 @@ def _each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:
     return found
 
 
-def _named(inventory: Inventory, host: Host, facts: HostFacts | None) -> Chosen | None:
-    """The node IP that the inventory says; what it names must be there."""
+def _checked_name(
+    inventory: Inventory, host: Host, facts: HostFacts | None
+) -> ChosenAddress | None:
+    """The node IP that the inventory names, after checking that all it names exists."""
     if facts is None:
         raise RequirementsNotMet(
-            "its interfaces are not known, since it could not be probed",
+            "its interfaces are unknown, since it could not be probed",
             host=host.name,
             hint=f"clusterctl check --limit {host.name}",
         )
     for purpose, nic in (("nccl", host.nics.nccl), ("gloo", host.nics.gloo)):
         if nic:
             _require_usable(host, facts, purpose, nic)
-    _require_rdma(host, facts)
+    found = [device.name for device in facts.rdma]
+    missing = [name for name in host.nics.rdma or () if name not in found]
+    if missing:
+        raise RequirementsNotMet(
+            f"nics.rdma names {', '.join(missing)}, and there is no such RDMA device",
+            host=host.name,
+            hint=f"found: {', '.join(found) or 'none'}; correct hosts.{host.name}.nics.rdma",
+        )
     return named_address(inventory, host, facts)
+
+
+def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> None:
+    nic = facts.nic(name)
+    if nic is None:
+        names = ", ".join(each.name for each in facts.nics if each.kind != "loopback")
+        raise RequirementsNotMet(
+            f"nics.{purpose} names {name}, and there is no such interface",
+            host=host.name,
+            hint=f"name one of {names} under hosts.{host.name}.nics.{purpose}",
+        )
+    if nic.state == "down":
+        raise RequirementsNotMet(
+            f"interface {name}, chosen for {purpose}, is down",
+            host=host.name,
+            hint=f"ip link set {name} up",
+        )
 
 
 def _node(
@@ -90,6 +134,7 @@ def _node(
     nccl, gloo = network.nccl[host.name], network.gloo[host.name]
     for purpose, nic in (("nccl", nccl.nic), ("gloo", gloo.nic)):
         _require_usable(host, facts, purpose, nic)
+    counted = accelerator_named(inventory.accelerator).counted
     return Node(
         host=host.name,
         role=host.role,
@@ -98,7 +143,8 @@ def _node(
         nccl_nics=(nccl.nic,),
         gloo_nic=gloo.nic,
         rdma=rdma.ports[host.name],
-        gpus=len(host.gpus) or _gpus_found(inventory, facts),
+        # An inventory that lists no GPUs for a host gets all that the host has.
+        gpus=len(host.gpus) or (len(facts.gpus.gpus) if counted else 0),
         speed=speed_of(facts, address.nic),
         explain=(
             f"node IP {address.ip} on {address.nic}: {address.reason}",
@@ -109,98 +155,61 @@ def _node(
     )
 
 
-def _gpus_found(inventory: Inventory, facts: HostFacts) -> int:
-    """What an inventory that promises nothing for a host gets: every GPU it has."""
-    return len(facts.gpus.gpus) if accelerator_named(inventory.accelerator).counted else 0
-
-
-def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> None:
-    nic = facts.nic(name)
-    if nic is None:
-        raise RequirementsNotMet(
-            f"nics.{purpose} names {name}, and there is no such interface",
-            host=host.name,
-            hint=f"name one of {_names(facts)} under hosts.{host.name}.nics.{purpose}",
-        )
-    if nic.state == "down":
-        raise RequirementsNotMet(
-            f"interface {name}, chosen for {purpose}, is down",
-            host=host.name,
-            hint=f"ip link set {name} up",
-        )
-
-
-def _require_rdma(host: Host, facts: HostFacts) -> None:
-    found = [device.name for device in facts.rdma]
-    missing = [name for name in host.nics.rdma or () if name not in found]
-    if missing:
-        raise RequirementsNotMet(
-            f"nics.rdma names {', '.join(missing)}, and there is no such RDMA device",
-            host=host.name,
-            hint=f"found: {', '.join(found) or 'none'}; correct hosts.{host.name}.nics.rdma",
-        )
-
-
-def _names(facts: HostFacts) -> str:
-    return ", ".join(nic.name for nic in facts.nics if nic.kind != "loopback")
-
-
-def _shared_addresses(nodes: Iterable[Node]) -> list[ClusterctlError]:
-    """One problem for every host whose node IP an earlier host already has."""
-    owners: dict[str, str] = {}
-    problems: list[ClusterctlError] = []
-    for node in nodes:
-        owner = owners.setdefault(node.node_ip, node.host)
-        if owner != node.host:
-            problems.append(
-                RequirementsNotMet(
-                    f"its node IP {node.node_ip} is also the one of {owner}",
-                    host=node.host,
-                    hint=f"give hosts.{node.host}.node_ip its own address",
-                )
-            )
-    return problems
-
-
 def choose_network(
-    inventory: Inventory, facts: Mapping[str, HostFacts], named: Mapping[str, Chosen | None]
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    named: Mapping[str, ChosenAddress | None],
 ) -> NetworkChoice:
-    """Interfaces of all hosts; `named` are the node IPs that the inventory says.
+    """Interfaces of all hosts; `named` has the node IPs that the inventory gives.
 
-    Where it says one, that interface serves NCCL and Gloo too, unless their own are named. Where
-    it says nothing, tensors take the fabric (`choose_fabric`), and Ray the subnet that SSH
-    connects to, else the fabric. Raises RequirementsNotMet.
+    Where it gives one, that interface carries NCCL and Gloo too, unless they have their own. Where
+    it gives none, tensors use the fabric (`choose_fabric`), and Ray the subnet that SSH connects
+    to, else the fabric. Raises RequirementsNotMet.
     """
-    said = {name: address for name, address in named.items() if address is not None}
-    open_hosts = {host.name: host for host in inventory.hosts if host.name not in said}
-    control = {**said, **_control(open_hosts, facts)}
-    fabric = _fabric(inventory, facts, said, control)
-    for name in open_hosts:
-        if name not in control and fabric:
-            control[name] = fabric_address(fabric.places[name])
-    nccl = {h.name: _nccl(h, said, control, fabric) for h in inventory.hosts}
-    gloo = {h.name: _gloo(h, said, nccl[h.name]) for h in inventory.hosts}
-    return NetworkChoice(control, nccl, gloo)
-
-
-def _control(hosts: Mapping[str, Host], facts: Mapping[str, HostFacts]) -> dict[str, Chosen]:
+    given = {name: address for name, address in named.items() if address is not None}
+    unnamed = {host.name: host for host in inventory.hosts if host.name not in given}
     if len(facts) > 1:
-        return ssh_addresses(hosts, facts)
-    return {name: lone_address(host, facts[name]) for name, host in hosts.items()}
+        control = {**given, **ssh_addresses(unnamed, facts)}
+    else:
+        control = given | {name: _lone_address(host, facts[name]) for name, host in unnamed.items()}
+    fabric = _fabric(inventory, facts, given, control)
+    nccl: dict[str, ChosenNic] = {}
+    gloo: dict[str, ChosenNic] = {}
+    for host in inventory.hosts:
+        name = host.name
+        place = fabric.places[name] if fabric else None
+        if place and name not in control:
+            reason = "its address in the subnet of NCCL"
+            control[name] = ChosenAddress(place.ip, place.nic.nic, reason)
+        own = ChosenNic(control[name].nic, "the interface that holds the node IP")
+        if host.nics.nccl:
+            nccl[name] = ChosenNic(host.nics.nccl, "named in the inventory")
+        elif name in given or not fabric or not place:
+            nccl[name] = own
+        else:
+            nccl[name] = ChosenNic(place.nic.nic, fabric.reason)
+        if host.nics.gloo:
+            gloo[name] = ChosenNic(host.nics.gloo, "named in the inventory")
+        elif name in given:
+            gloo[name] = own
+        else:
+            gloo[name] = ChosenNic(nccl[name].nic, "the interface of NCCL")
+    return NetworkChoice(control, nccl, gloo)
 
 
 def _fabric(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
-    said: Mapping[str, Chosen],
-    control: Mapping[str, Chosen],
+    given: Mapping[str, ChosenAddress],
+    control: Mapping[str, ChosenAddress],
 ) -> Fabric | None:
-    """None where nothing is left to choose, or for one host alone that has no choice."""
-    pinned = {
-        host.name: pin
-        for host in inventory.hosts
-        if (pin := _pin(host, facts[host.name], said.get(host.name)))
-    }
+    """None when everything is chosen already, or for a single host without a choice."""
+    pinned = {}
+    for host in inventory.hosts:
+        name = host.nics.nccl or (given[host.name].nic if host.name in given else None)
+        nic = facts[host.name].nic(name) if name else None
+        if nic:
+            pinned[host.name] = as_candidate(facts[host.name], nic)
     if len(pinned) == len(facts) and len(control) == len(facts):
         return None
     if len(facts) == 1 and not any(candidates(of_host) for of_host in facts.values()):
@@ -209,29 +218,104 @@ def _fabric(
     return choose_fabric(facts, pinned, first)
 
 
-def _pin(host: Host, facts: HostFacts, said: Chosen | None) -> Candidate | None:
-    """The interface of NCCL as far as the inventory says it."""
-    name = host.nics.nccl or (said.nic if said else None)
-    nic = facts.nic(name) if name else None
-    return as_candidate(facts, nic) if nic else None
+def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenAddress | None:
+    """The node IP that the inventory gives: directly, by the control NIC, or by the subnet; what
+    it says about one host wins over what it says about all. None when it says nothing. Raises
+    RequirementsNotMet when the host contradicts it."""
+    if host.node_ip:
+        return _held(host, facts, host.node_ip, "node_ip in the inventory")
+    if host.nics.control:
+        name = host.nics.control
+        nic = facts.nic(name)
+        ips = [a.ip for a in nic.addresses if a.scope == "global"] if nic else []
+        if not ips:
+            raise RequirementsNotMet(
+                f"nics.control names {name}, which "
+                + ("has no address" if nic else "does not exist"),
+                host=host.name,
+                hint=f"it has {_listed(_addresses(facts))}; correct hosts.{host.name}.nics.control",
+            )
+        ipv4_first = min(ips, key=lambda ip: ":" in ip)
+        return ChosenAddress(ipv4_first, name, "nics.control in the inventory")
+    subnet = inventory.network.subnet
+    if not subnet:
+        return None
+    inside = [
+        (nic, ip)
+        for nic, ip in _addresses(facts)
+        if ip_address(ip).version == subnet.version and ip_address(ip) in subnet
+    ]
+    if len({ip for _, ip in inside}) != 1:
+        found = f"has {_listed(inside)} there" if inside else "has no address there"
+        raise OutsideSubnet(
+            f"network.subnet is {subnet}, and the host {found}",
+            host=host.name,
+            hint=f"set hosts.{host.name}.node_ip to one of {_listed(_addresses(facts))}",
+        )
+    nic, ip = inside[0]
+    return ChosenAddress(ip, nic.name, f"its address in {subnet}")
 
 
-def _nccl(
-    host: Host,
-    said: Mapping[str, Chosen],
-    control: Mapping[str, Chosen],
-    fabric: Fabric | None,
-) -> Carrier:
-    if host.nics.nccl:
-        return Carrier(host.nics.nccl, "named in the inventory")
-    if host.name in said or fabric is None:
-        return Carrier(control[host.name].nic, "the interface that holds the node IP")
-    return Carrier(fabric.places[host.name].nic.nic, fabric.reason)
+def ssh_addresses(
+    hosts: Mapping[str, Host], facts: Mapping[str, HostFacts]
+) -> dict[str, ChosenAddress]:
+    """The addresses that SSH connects to, if they can serve as node IPs: each on an interface that
+    a cluster can use, and all in one subnet. Users reach the API there. Else none."""
+    found = {
+        name: place
+        for name, host in hosts.items()
+        if (place := _ssh_address(host, facts[name])) is not None
+    }
+    if len(found) < len(hosts) or len({subnet for _, subnet in found.values()}) > 1:
+        return {}
+    return {name: chosen for name, (chosen, _) in found.items()}
 
 
-def _gloo(host: Host, said: Mapping[str, Chosen], nccl: Carrier) -> Carrier:
-    if host.nics.gloo:
-        return Carrier(host.nics.gloo, "named in the inventory")
-    if host.name in said:
-        return Carrier(said[host.name].nic, "the interface that holds the node IP")
-    return Carrier(nccl.nic, "the interface of NCCL")
+def _ssh_address(host: Host, facts: HostFacts) -> tuple[ChosenAddress, IPv4Network] | None:
+    ip = host.address if facts.nic_with(host.address) else facts.ssh_ip
+    for nic in candidates(facts):
+        for address in nic.addresses:
+            if str(address.ip) == ip:
+                reason = "the address that SSH connects to"
+                return ChosenAddress(ip, nic.nic, reason), address.network
+    return None
+
+
+def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
+    """The node IP of the only host: nobody else needs to reach it. Raises RequirementsNotMet."""
+    offered = candidates(facts)
+    held = facts.nic_with(host.address)
+    if held and (held.kind != "loopback" or not offered):
+        return _held(host, facts, host.address, "the address that SSH connects to")
+    if place := _ssh_address(host, facts):
+        return place[0]
+    best = [nic for nic in offered if nic.default_route or len(offered) == 1]
+    if not best:
+        raise RequirementsNotMet(
+            f"cannot choose its node IP: {_listed(_addresses(facts)) or 'it has no address'}",
+            host=host.name,
+            hint=f"set network.subnet, or hosts.{host.name}.node_ip",
+        )
+    reason = "its only usable interface" if len(offered) == 1 else "the default route"
+    return ChosenAddress(str(best[0].addresses[0].ip), best[0].nic, reason)
+
+
+def _held(host: Host, facts: HostFacts, ip: str, reason: str) -> ChosenAddress:
+    nic = facts.nic_with(ip)
+    if nic is None:
+        raise RequirementsNotMet(
+            f"node_ip {ip} is on none of its interfaces",
+            host=host.name,
+            hint=f"it has {_listed(_addresses(facts))}; correct hosts.{host.name}.node_ip",
+        )
+    return ChosenAddress(ip, nic.name, reason)
+
+
+def _addresses(facts: HostFacts) -> Iterator[tuple[NicFacts, str]]:
+    for nic in facts.nics:
+        if nic.kind != "loopback":
+            yield from ((nic, a.ip) for a in nic.addresses if a.scope == "global")
+
+
+def _listed(addresses: Iterator[tuple[NicFacts, str]] | list[tuple[NicFacts, str]]) -> str:
+    return ", ".join(f"{ip} on {nic.name}" for nic, ip in addresses)

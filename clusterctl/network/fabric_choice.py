@@ -1,21 +1,67 @@
-"""Which interface of each host carries the tensors, where the inventory does not say. Pure."""
+"""Which interface of each host carries the tensors, where the inventory does not say. Pure.
+
+Of the subnets in which every host has an address, the one wins whose slowest link is fastest; of
+equals the one with RDMA, then near the GPUs, then not on the default route, then with the larger
+MTU. A tie after that is a question for the user: a guess would be wrong half the time, and show up
+as slowness or a hang.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 
 from clusterctl.errors import RequirementsNotMet, raise_all
-from clusterctl.facts.candidates import Candidate, candidates, ipv6_addresses, rejected
-from clusterctl.facts.model import HostFacts
-from clusterctl.network.shared_subnets import (
-    Place,
-    SharedSubnet,
-    ambiguous,
-    equals_of_best,
-    shared_subnets,
-    why_best,
+from clusterctl.facts.candidates import (
+    Candidate,
+    candidates,
+    ipv6_addresses,
+    rejected,
+    speed_text,
 )
+from clusterctl.facts.model import HostFacts
+
+# Slowest link in Mbit/s (0: unknown), RDMA, near the GPUs, not on the default route, smallest MTU:
+# the larger, the better.
+Rank = tuple[int, bool, bool, bool, int]
+
+# Which of these decided, in the words that users read
+_BETTER = (
+    "faster than {}",
+    "as fast as {}, and has RDMA",
+    "as fast as {}, and nearer to the GPUs",
+    "as fast as {}, which has the default route",
+    "as fast as {}, and has the larger MTU",
+)
+
+
+@dataclass(frozen=True)
+class NicAddress:
+    """A host's address in a subnet."""
+
+    ip: str
+    nic: Candidate
+
+
+@dataclass(frozen=True)
+class SharedSubnet:
+    """A subnet and each host's interfaces in it: one each, unless several are equally good."""
+
+    subnet: IPv4Network
+    places: Mapping[str, tuple[NicAddress, ...]]
+
+    @property
+    def rank(self) -> Rank:
+        return _rank([place.nic for alike in self.places.values() for place in alike[:1]])
+
+    def __str__(self) -> str:
+        """`10.0.0.0/24 (100 Gbit/s, MTU 9000, RDMA)`, the least that any host has."""
+        speed, rdma, near, _, mtu = self.rank
+        parts = [speed_text(speed or None), f"MTU {mtu}"]
+        parts += ["RDMA"] if rdma else []
+        parts += ["near the GPUs"] if near else []
+        return f"{self.subnet} ({', '.join(parts)})"
 
 
 @dataclass(frozen=True)
@@ -24,12 +70,11 @@ class Option:
 
     text: str
     subnet: str
-    nics: Mapping[str, str]
-    """By host, what `nics.nccl` would be."""
+    nics: Mapping[str, str]  # by host, the value for `nics.nccl`
 
 
 class Undecided(RequirementsNotMet):
-    """Nothing speaks for one of several ways: a question for the user, with its answers."""
+    """Several choices are equally good: a question for the user, with its answers."""
 
     options: tuple[Option, ...] = ()
 
@@ -38,7 +83,7 @@ class Undecided(RequirementsNotMet):
 class Fabric:
     """The interface of each host, and the reason that holds for all."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, NicAddress]
     reason: str
 
 
@@ -49,8 +94,8 @@ def choose_fabric(
 ) -> Fabric:
     """The fabric of the hosts of `facts`.
 
-    named  hosts whose interface the inventory says: the others must reach it
-    first  interfaces that win among equals, where there is only one host
+    named  hosts whose interface the inventory names: the others must reach it
+    first  interfaces that win ties when there is only one host
 
     Raises RequirementsNotMet: no subnet is shared, or several are equally good.
     """
@@ -60,58 +105,92 @@ def choose_fabric(
     }
     ranked = shared_subnets(offered)
     if not ranked:
-        return _only_interfaces(facts, offered)
-    tied = equals_of_best(ranked)
+        # Each host has one interface, in a subnet of its own: nothing to choose, and a router
+        # between them.
+        lone = {name: one[0] for name, one in offered.items() if len(one) == 1}
+        if len(lone) < len(facts) or any(len(nic.addresses) != 1 for nic in lone.values()):
+            raise _no_shared_subnet(facts, offered)
+        places = {name: NicAddress(str(nic.addresses[0].ip), nic) for name, nic in lone.items()}
+        return Fabric(
+            places, "the only usable interface of every host; a router joins their subnets"
+        )
+    best, *others = ranked
+    tied = [each for each in ranked if each.rank == best.rank]
     if len(tied) > 1 and len(facts) > 1:
         raise _several_subnets(tied)
-    return fabric_in(tied[0], ranked, first=first or {})
-
-
-def fabric_in(
-    best: SharedSubnet, ranked: Sequence[SharedSubnet], *, first: Mapping[str, str]
-) -> Fabric:
-    """The fabric in the subnet `best` of `ranked`. Raises RequirementsNotMet for each host that
-    has several interfaces there, equally good."""
     if len(best.places) > 1:
-        raise_all(_several_interfaces(name, best, places) for name, places in ambiguous(best))
+        raise_all(
+            _several_interfaces(name, best, places)
+            for name, places in best.places.items()
+            if len(places) > 1
+        )
     chosen = {
-        name: next((p for p in places if p.nic.nic == first.get(name)), places[0])
+        name: next((p for p in places if first and p.nic.nic == first.get(name)), places[0])
         for name, places in best.places.items()
     }
-    return Fabric(chosen, why_best((best, *(each for each in ranked if each is not best))))
+    if not others:
+        return Fabric(chosen, f"the only subnet that all hosts share, {best}")
+    pairs = zip(best.rank, others[0].rank, _BETTER, strict=True)
+    decided = next((words for mine, theirs, words in pairs if mine != theirs), "named")
+    return Fabric(chosen, f"{best}, {decided.format(others[0])}")
 
 
-def _only_interfaces(
-    facts: Mapping[str, HostFacts], offered: Mapping[str, Sequence[Candidate]]
-) -> Fabric:
-    """Hosts in different subnets, each with one interface: there is nothing to choose, and a
-    router between them. Raises RequirementsNotMet where there is."""
-    lone = {name: one[0] for name, one in offered.items() if len(one) == 1}
-    if len(lone) < len(facts) or any(len(nic.addresses) != 1 for nic in lone.values()):
-        raise _no_shared_subnet(facts, offered)
-    places = {name: Place(str(nic.addresses[0].ip), nic) for name, nic in lone.items()}
-    return Fabric(places, "the only usable interface of every host; a router joins their subnets")
+def shared_subnets(hosts: Mapping[str, Sequence[Candidate]]) -> tuple[SharedSubnet, ...]:
+    """Subnets in which every one of `hosts` has an interface, the best first, ties in the order
+    of their addresses."""
+    found = {name: _by_subnet(candidates) for name, candidates in hosts.items()}
+    common = set.intersection(*(set(subnets) for subnets in found.values())) if found else set()
+    shared = [
+        SharedSubnet(subnet, {name: _best(subnets[subnet]) for name, subnets in found.items()})
+        for subnet in sorted(common)
+    ]
+    return tuple(sorted(shared, key=lambda each: each.rank, reverse=True))
+
+
+def _by_subnet(candidates: Sequence[Candidate]) -> dict[IPv4Network, list[NicAddress]]:
+    """/32 addresses are alone in their network: no other host is there."""
+    found: dict[IPv4Network, list[NicAddress]] = {}
+    for candidate in candidates:
+        for address in candidate.addresses:
+            places = found.setdefault(address.network, [])
+            # Of several addresses on one interface the first is the one it was set up with.
+            if address.network.prefixlen < 32 and all(p.nic != candidate for p in places):
+                places.append(NicAddress(str(address.ip), candidate))
+    return {subnet: places for subnet, places in found.items() if places}
+
+
+def _best(places: Sequence[NicAddress]) -> tuple[NicAddress, ...]:
+    best = max(_rank([place.nic]) for place in places)
+    return tuple(place for place in places if _rank([place.nic]) == best)
+
+
+def _rank(nics: Sequence[Candidate]) -> Rank:
+    return (
+        min(nic.speed or 0 for nic in nics),
+        all(nic.rdma for nic in nics),
+        all(nic.near_gpus for nic in nics),
+        not any(nic.default_route for nic in nics),
+        min(nic.mtu for nic in nics),
+    )
 
 
 def _several_subnets(tied: Sequence[SharedSubnet]) -> Undecided:
-    options = tuple(_option(each) for each in tied)
+    options = []
+    for shared in tied:
+        nics = {name: alike[0].nic.nic for name, alike in shared.places.items()}
+        names = ", ".join(f"{name} {nic}" for name, nic in nics.items())
+        options.append(Option(f"{shared}: {names}", str(shared.subnet), nics))
     question = Undecided(
         f"{len(tied)} subnets that all hosts share are equally good for the tensors",
         hint="say which in the inventory: "
         + " or ".join(f"network: {{subnet: {option.subnet}}}" for option in options),
         detail="\n".join(option.text for option in options),
     )
-    question.options = options
+    question.options = tuple(options)
     return question
 
 
-def _option(shared: SharedSubnet) -> Option:
-    nics = {name: alike[0].nic.nic for name, alike in shared.places.items()}
-    names = ", ".join(f"{name} {nic}" for name, nic in nics.items())
-    return Option(f"{shared}: {names}", str(shared.subnet), nics)
-
-
-def _several_interfaces(host: str, shared: SharedSubnet, places: Sequence[Place]) -> Undecided:
+def _several_interfaces(host: str, shared: SharedSubnet, places: Sequence[NicAddress]) -> Undecided:
     names = [place.nic.nic for place in places]
     options = tuple(
         Option(
@@ -133,7 +212,7 @@ def _several_interfaces(host: str, shared: SharedSubnet, places: Sequence[Place]
 def _no_shared_subnet(
     facts: Mapping[str, HostFacts], offered: Mapping[str, Sequence[Candidate]]
 ) -> RequirementsNotMet:
-    """With a line for every interface of every host, and what speaks against it."""
+    """With a line for every interface of every host, and why it is not used."""
     bare = [name for name in facts if not offered[name]]
     only_ipv6 = [name for name in bare if any(map(ipv6_addresses, facts[name].nics))]
     cause = "no IPv4 subnet is shared by all hosts"
@@ -142,18 +221,14 @@ def _no_shared_subnet(
     if only_ipv6:
         cause += f" (IPv6 only: {', '.join(only_ipv6)})"
     subnet = "an IPv6 subnet" if only_ipv6 else "one that a router reaches"
-    return RequirementsNotMet(
-        cause,
-        hint=f"give the hosts a network in common; or name what to use: network.subnet for {subnet}"
-        ", or hosts.NAME.node_ip and hosts.NAME.nics of every host",
-        detail="\n".join(_table(facts, offered)),
-    )
-
-
-def _table(facts: Mapping[str, HostFacts], offered: Mapping[str, Sequence[Candidate]]) -> list[str]:
     rows = [row for name, of_host in facts.items() for row in _rows(name, of_host, offered[name])]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-    return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
+    return RequirementsNotMet(
+        cause,
+        hint="give the hosts a network in common; or set network.subnet for "
+        f"{subnet}, or hosts.NAME.node_ip and hosts.NAME.nics of every host",
+        detail="\n".join("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows),
+    )
 
 
 def _rows(

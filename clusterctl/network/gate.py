@@ -42,18 +42,15 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 TITLE = "Fabric carries what serving will ask of it"
 
-_LOOK = 0.5
-"""Seconds between two looks at whether the user asked to stop."""
+_LOOK = 0.5  # Seconds between two looks at whether the user asked to stop
 
-_OVER = GATE + deadlines.GATE_SLACK
-"""Seconds until the gate's program is given up."""
+_OVER = GATE + deadlines.GATE_SLACK  # Seconds until the gate's program is given up
 
 
 @dataclass(frozen=True)
 class FabricProof:
     record: FabricRecord
-    fresh: bool
-    """Proven by this run."""
+    fresh: bool  # Proven by this run
     notes: tuple[str, ...] = ()
     report: FabricReport | None = None
 

@@ -10,8 +10,8 @@ from clusterctl.network.nccl_log import peers, warnings
 from clusterctl.node.fabric_documents import Crossing, FabricReport, Place, RankReport
 from clusterctl.ray_cluster.topology import Topology
 
+# Linux's own range (ip_local_port_range): Gloo, NCCL and vLLM's queues listen there
 EPHEMERAL = "32768-60999"
-"""Linux's own range (ip_local_port_range): Gloo, NCCL and vLLM's queues listen there."""
 
 _VARIABLE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME", "control": "VLLM_HOST_IP"}
 _PHASES = ("started", "imported", "store", "joined", "correct", "measured", "done")

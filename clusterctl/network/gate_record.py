@@ -14,13 +14,11 @@ from clusterctl.node.paths import NodePaths
 class FabricRecord:
     """fabric.json on the head: what was proven, and for which containers."""
 
-    time: float
-    """Unix seconds on the operator's clock."""
-    nodes: dict[str, str]
-    """Host: its node container's ID and time of start."""
+    time: float  # Unix seconds on the operator's clock
+    nodes: dict[str, str]  # Host: its node container's ID and time of start
     lines: list[str]
+    # What carries tensors between hosts, measured; empty on a single host
     network: list[Collective]
-    """What carries tensors between hosts, measured; empty on a single host."""
     seconds: float = 0.0
 
     @property

@@ -13,9 +13,9 @@ from clusterctl.node.fabric_documents import Collective, FabricReport
 from clusterctl.ray_cluster.environment import PER_NODE
 from clusterctl.ray_cluster.topology import Node, Topology
 
+# Below this share of the line's rate a link is called slow. NCCL over sockets reached three
+# quarters of what iperf3 did on two H200 (docs/fabric.md).
 SLOW = 0.5
-"""Below this share of the line's rate a link is called slow. NCCL over sockets reached three
-quarters of what iperf3 did on two H200 (docs/fabric.md)."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,10 @@ class FabricVerdict:
     """`errors` empty: all ranks reached each other as serving will."""
 
     errors: tuple[ClusterctlError, ...]
-    lines: tuple[str, ...] = ()
-    """What was proven, a sentence each."""
-    notes: tuple[str, ...] = ()
-    """What works and could be better."""
+    lines: tuple[str, ...] = ()  # What was proven, a sentence each
+    notes: tuple[str, ...] = ()  # What works and could be better
+    # Between hosts, over what carries tensors; None on a single host
     network: Collective | None = None
-    """Between hosts, over what carries tensors; None on a single host."""
 
 
 def judge(

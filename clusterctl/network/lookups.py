@@ -24,20 +24,17 @@ from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 
-FOREIGN = "huggingface.co"
-"""A name that hosts are to know from a name server, if they know any."""
+FOREIGN = "huggingface.co"  # A name that hosts are to know from a name server, if they know any
 
+# Seconds that look-ups are given, all at once: a server that takes 5 is told from a dead one
 WITHIN = 6.0
-"""Seconds that look-ups are given, all at once: a server that takes 5 is told from a dead one."""
 
-SLOW = 1.0
-"""Seconds. A hosts file takes under a millisecond, a name server near by under 50."""
+SLOW = 1.0  # Seconds. A hosts file takes under a millisecond, a name server near by under 50.
 
-_NO_LITERAL = (ValueError, SyntaxError, RecursionError, MemoryError)
-"""What ast.literal_eval raises."""
+_NO_LITERAL = (ValueError, SyntaxError, RecursionError, MemoryError)  # What ast.literal_eval raises
 
+# What was found and after how many seconds; None for what was not done in time
 Timed: TypeAlias = tuple[Any, float] | None
-"""What was found and after how many seconds; None for what was not done in time."""
 
 
 def lookup_notes(

@@ -20,22 +20,18 @@ _GPU = re.compile(r"GPU/(\S+) \([^)]*/(\w+)\)")
 _WARNING = re.compile(r"NCCL WARN (.*)$")
 _PEER = re.compile(r"(\d{1,3}(?:\.\d{1,3}){3})<(\d{1,5})>")
 
-_NVLINK = {"NVL", "NVB"}
-"""Names of paths between GPUs; the others (PIX, PXB, PHB, SYS) cross PCIe."""
+_NVLINK = {"NVL", "NVB"}  # Names of paths between GPUs; the others (PIX, PXB, PHB, SYS) cross PCIe
 
 
 @dataclass(frozen=True)
 class Carried:
     """How one rank's data goes."""
 
-    between: str
-    """To other hosts: `Socket`, `IB`, or a plugin's name; empty when none of it does."""
+    between: str  # To other hosts: `Socket`, `IB`, or a plugin's name; empty when none of it does
+    # NICs or RDMA devices that NCCL found for that, such as eth1 or mlx5_0
     devices: tuple[str, ...]
-    """NICs or RDMA devices that NCCL found for that, such as eth1 or mlx5_0."""
-    gpudirect: bool
-    """NICs read the GPU's memory by themselves."""
-    inside: str
-    """To GPUs of the same host: `NVLink`, `PCIe`, `shared memory`, or empty."""
+    gpudirect: bool  # NICs read the GPU's memory by themselves
+    inside: str  # To GPUs of the same host: `NVLink`, `PCIe`, `shared memory`, or empty
 
 
 def read_log(lines: Sequence[str]) -> Carried:

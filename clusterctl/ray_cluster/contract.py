@@ -11,8 +11,7 @@ from clusterctl.errors import RayNotFormed, raise_all
 from clusterctl.node.contract import Breach, breaches
 from clusterctl.node.documents import ExpectedNode, NodeState, RayNode
 
-POLL = 1.0
-"""Seconds between two looks at the head's state."""
+POLL = 1.0  # Seconds between two looks at the head's state
 
 
 @dataclass(frozen=True)

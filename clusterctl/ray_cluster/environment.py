@@ -16,11 +16,11 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import config_dir
 from clusterctl.ray_cluster.topology import Node, Topology, host_port
 
+# Compile caches and downloaded weights; the same path on the host and in the container
 CACHE_DIR = "/var/cache/clusterctl"
-"""Compile caches and downloaded weights; the same path on the host and in the container."""
 
+# The name that vLLM looks for in VLLM_CONFIG_ROOT
 NON_CARRY_OVER_FILE = "ray_non_carry_over_env_vars.json"
-"""The name that vLLM looks for in VLLM_CONFIG_ROOT."""
 
 PER_NODE = (
     "GLOO_SOCKET_IFNAME",
@@ -31,6 +31,14 @@ PER_NODE = (
     "VLLM_HOST_IP",
 )
 
+# A node that stopped answering is dead after 3 x (2 + 4) = 18 s; Ray's defaults took 66 s. Measured
+# with these on Ray 2.60: 17 s for a raylet that was stopped, 5 s for one that was killed. A raylet
+# whose GCS stays away ends after 20 s. The last one lets a node come back. The GCS asks a node that
+# is dead already to give back what a placement group had there, and keeps the channel for Ray's 30
+# minutes of idleness. All channels to an address share one connection, which gRPC tries again after
+# 1, 1.6, ... 120 s: until then a raylet that came back to this address is not reached, and its
+# health checks fail without a packet. With 5 s no call goes there 4 s after the node's death;
+# without, they went on (3, 10, 19, 34 s, ...).
 DEAD_NODE_DETECTION = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "2000",
@@ -39,15 +47,6 @@ DEAD_NODE_DETECTION = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
     "RAY_grpc_client_idle_timeout_ms": "5000",
 }
-"""A node that stopped answering is dead after 3 x (2 + 4) = 18 s; Ray's defaults took 66 s.
-Measured with these on Ray 2.60: 17 s for a raylet that was stopped, 5 s for one that was
-killed. A raylet whose GCS stays away ends after 20 s.
-
-The last one lets a node come back. The GCS asks a node that is dead already to give back what a
-placement group had there, and keeps the channel for Ray's 30 minutes of idleness. All channels to
-an address share one connection, which gRPC tries again after 1, 1.6, ... 120 s: until then a raylet
-that came back to this address is not reached, and its health checks fail without a packet. With 5 s
-no call goes there 4 s after the node's death; without, they went on (3, 10, 19, 34 s, ...)."""
 
 
 def node_environment(inventory: Inventory, topology: Topology, node: Node) -> dict[str, str]:

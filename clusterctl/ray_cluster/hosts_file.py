@@ -14,8 +14,7 @@ from ipaddress import IPv4Address, ip_address
 from clusterctl.facts.model import HostFacts
 from clusterctl.ray_cluster.topology import Node, Topology
 
-HOSTS_FILE = "/etc/hosts"
-"""In the container."""
+HOSTS_FILE = "/etc/hosts"  # In the container
 
 _LOCAL = (
     ("127.0.0.1", ("localhost",)),

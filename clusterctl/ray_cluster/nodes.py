@@ -13,13 +13,13 @@ from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, lo
 from clusterctl.ray_cluster.environment import CACHE_DIR, node_environment
 from clusterctl.ray_cluster.topology import Node, Topology, host_port
 
+# vLLM keeps nothing in Ray's object store; the default would take 30 % of the memory
 OBJECT_STORE_BYTES = 1_000_000_000
-"""vLLM keeps nothing in Ray's object store; the default would take 30 % of the memory."""
 
 NOFILE = 1_048_576
 STACK_BYTES = 67_108_864
+# Seconds: 60 for running requests, the rest for vLLM and Ray to end by themselves
 STOP_TIMEOUT = 90
-"""Seconds: 60 for running requests, the rest for vLLM and Ray to end by themselves."""
 
 
 def ray_argv(node: Node, head_ip: str, ports: RayPorts) -> list[str]:

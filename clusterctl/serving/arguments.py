@@ -29,14 +29,14 @@ from clusterctl.serving.vllm_flags import (
 
 _GIB = 1024**3
 
+# Where vLLM's own default of batched tokens goes from 2048 to 8192 (arg_utils.py)
 _LARGE_GPU = 70 * _GIB
-"""Where vLLM's own default of batched tokens goes from 2048 to 8192 (arg_utils.py)."""
 
 _IMAGE_TOKENS = 4096
 
+# Before, a prompt had to fit into one step: fewer batched tokens than --max-model-len was an error,
+# so vLLM is left its own value there.
 CHUNKED_PREFILL_SINCE: Version = (0, 8, 0)
-"""Before, a prompt had to fit into one step: fewer batched tokens than --max-model-len was an
-error, so vLLM is left its own value there."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,17 @@ class Launch:
     """Everything that decides the command line of one service."""
 
     request: ServiceRequest
-    model_argument: str
-    """The path on the hosts, or a Hub id that every host downloads."""
+    model_argument: str  # The path on the hosts, or a Hub id that every host downloads
     served_names: tuple[str, ...]
     layout: Layout
-    host: str
-    """Address that the API listens on."""
-    port: int | None = None
-    """As `choose_port` says; None takes the one asked for, else 8000."""
-    shape: ModelShape | None = None
-    """Of the config.json found, else the catalogue's."""
+    host: str  # Address that the API listens on
+    port: int | None = None  # As `choose_port` says; None takes the one asked for, else 8000
+    shape: ModelShape | None = None  # Of the config.json found, else the catalogue's
     entry: CatalogueEntry | None = None
     defaults: EngineDefaults = ON_GPUS
+    # Of vLLM in the image; None when unknown, which counts as the newest
     version: Version | None = None
-    """Of vLLM in the image; None when unknown, which counts as the newest."""
-    smallest_gpu: int | None = None
-    """Memory of the smallest GPU that gets a rank, in bytes."""
+    smallest_gpu: int | None = None  # Memory of the smallest GPU that gets a rank, in bytes
     random_weights: bool = False
 
     @property

@@ -51,8 +51,7 @@ def parse_config(text: str, name: str) -> tuple[Argument, ...]:
     return tuple(argument for argument in found.values() if argument.values != _EMPTY)
 
 
-_EMPTY = ("",)
-"""The values of a key without a value, or with an empty list: it says nothing."""
+_EMPTY = ("",)  # The values of a key without a value, or with an empty list: it says nothing
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:

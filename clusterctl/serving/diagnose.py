@@ -10,12 +10,12 @@ from clusterctl.serving.cluster_failures import CLUSTER, CONTAINER, WRAPPERS
 from clusterctl.serving.failure_signature import Signature
 from clusterctl.serving.start_failures import MEMORY, MODEL
 
+# The first that matches a line names it, so the more telling stand first
 SIGNATURES = (*MEMORY, *MODEL, *CLUSTER, *CONTAINER, *WRAPPERS)
-"""The first that matches a line names it, so the more telling stand first."""
 
+# Characters of a line that are looked at: progress bars and dumps of settings are longer, and some
+# patterns would take long over them.
 _LONGEST_LINE = 4000
-"""Characters of a line that are looked at: progress bars and dumps of settings are longer, and
-some patterns would take long over them."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,9 @@ class Diagnosis:
     id: str
     cause: str
     fix: str
-    line: str
-    """The line that says it."""
-    number: int
-    """Its place in the log, from 1."""
-    wrapper: bool
-    """It only says that something failed before."""
+    line: str  # The line that says it
+    number: int  # Its place in the log, from 1
+    wrapper: bool  # It only says that something failed before
 
 
 def diagnose(lines: Iterable[str]) -> Diagnosis | None:

@@ -31,28 +31,22 @@ KEY_VARIABLE = "CLUSTERCTL_API_KEY"
 class Answer:
     """What came back."""
 
-    task: str
-    """`completions`, `embeddings`, ..."""
+    task: str  # `completions`, `embeddings`, ..
+    # The completion, a reasoning model's thoughts where it gave nothing else yet; of another task
+    # what came, in words: `1024 numbers`.
     text: str
-    """The completion, a reasoning model's thoughts where it gave nothing else yet; of another
-    task what came, in words: `1024 numbers`."""
-    tokens: int
-    """Generated; 0 where the model generates none."""
-    seconds: float
-    """From the request to the last byte."""
+    tokens: int  # Generated; 0 where the model generates none
+    seconds: float  # From the request to the last byte
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """Where a service answers, and how it is asked."""
 
-    url: str
-    """`http://10.0.0.1:8000`, without /v1."""
+    url: str  # `http://10.0.0.1:8000`, without /v1
     model: str
-    chat: bool
-    """Chat requests work: the tokenizer has a chat template. Else plain completions."""
-    task: Task = COMPLETIONS
-    """What the model serves."""
+    chat: bool  # Chat requests work: the tokenizer has a chat template. Else plain completions.
+    task: Task = COMPLETIONS  # What the model serves
 
     @property
     def path(self) -> str:

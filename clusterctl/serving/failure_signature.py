@@ -12,11 +12,10 @@ class Signature:
 
     id: str
     pattern: re.Pattern[str]
-    cause: str
-    """One sentence."""
+    cause: str  # One sentence
     fix: str
+    # Only says that something failed earlier; counts when nothing else is found
     wrapper: bool = False
-    """Only says that something failed earlier; counts when nothing else is found."""
 
 
 def signature(

@@ -13,11 +13,10 @@ class Layout:
 
     tensor_parallel: int
     pipeline_parallel: int
+    # Hosts whose GPUs are offered to it; at least `least_hosts` of them get ranks
     hosts: tuple[str, ...]
-    """Hosts whose GPUs are offered to it; at least `least_hosts` of them get ranks."""
     least_hosts: int
-    keeps_tp_in_host: bool
-    """Every tensor parallel group surely sits inside one host."""
+    keeps_tp_in_host: bool  # Every tensor parallel group surely sits inside one host
     reason: str
     notes: tuple[str, ...] = ()
     data_parallel: int = 1
@@ -31,5 +30,5 @@ class Layout:
         return self.least_hosts > 1
 
 
+# In place of a layout where only flags that do not depend on it are asked for
 UNDECIDED = Layout(1, 1, (), 1, keeps_tp_in_host=True, reason="")
-"""In place of a layout where only flags that do not depend on it are asked for."""

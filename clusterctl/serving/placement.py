@@ -18,10 +18,8 @@ from clusterctl.serving.layout import Layout
 class PlacementProof:
     """What the ranks show."""
 
-    sentence: str
-    """`rank 0 gpu1 (10.78.0.11), rank 1 gpu2 (10.78.0.12)`."""
-    problems: tuple[str, ...]
-    """What differs from the plan, a sentence each."""
+    sentence: str  # `rank 0 gpu1 (10.78.0.11), rank 1 gpu2 (10.78.0.12)`
+    problems: tuple[str, ...]  # What differs from the plan, a sentence each
 
     @property
     def proven(self) -> bool:

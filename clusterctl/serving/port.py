@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable
 from clusterctl.errors import UsageError
 from clusterctl.node.documents import ServiceDocument
 
-FIRST_PORT = 8000
-"""vLLM's own default."""
+FIRST_PORT = 8000  # vLLM's own default
 
 
 def choose_port(

@@ -15,13 +15,12 @@ from clusterctl.errors import UsageError
 from clusterctl.models.version import Version, show_version
 from clusterctl.serving.vllm_flags import Argument
 
-SHUTDOWN_TIMEOUT_SINCE: Version = (0, 18, 0)
-"""--shutdown-timeout (vllm#34730)."""
+SHUTDOWN_TIMEOUT_SINCE: Version = (0, 18, 0)  # --shutdown-timeout (vllm#34730)
 
 DATA_PARALLEL_BACKEND_SINCE: Version = (0, 9, 2)
 
+# Neither the quantisation nor its loader is in the package of 0.28.0; 0.27.1 has both
 BITSANDBYTES_ABSENT_FROM: Version = (0, 28, 0)
-"""Neither the quantisation nor its loader is in the package of 0.28.0; 0.27.1 has both."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Removed:
 
     name: str
     absent_from: Version
-    instead: str
-    """What to do, in words."""
+    instead: str  # What to do, in words
     value: str | None = None
 
     def matches(self, argument: Argument, version: Version) -> bool:

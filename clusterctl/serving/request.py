@@ -14,9 +14,10 @@ _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
 
 _KEY = re.compile(r"^[!-~]+\Z")
 
+# What logs (`ray.log`), files of the node and targets of `tunnel` are called
 RESERVED_NAMES = frozenset({"ray", "journal", "supervisor", "state", "dashboard"})
-"""What logs (`ray.log`), files of the node and targets of `tunnel` are called."""
 
+# Flags that clusterctl writes itself, from the request
 _SERVICE_FLAGS = (
     "model",
     "tensor-parallel-size",
@@ -28,7 +29,6 @@ _SERVICE_FLAGS = (
     "api-key",
     "distributed-executor-backend",
 )
-"""Flags that clusterctl writes itself, from the request."""
 
 _PLACEMENT = "clusterctl places the ranks itself, through Ray; leave it out"
 _ENDPOINT = "the supervisor on the head checks the service over plain HTTP; put TLS in front of it"
@@ -75,12 +75,10 @@ class ServiceRequest:
     data_parallel: int = 1
     host: str | None = None
     port: int | None = None
-    given: tuple[Argument, ...] = ()
-    """All other flags, from the config file and the command line."""
+    given: tuple[Argument, ...] = ()  # All other flags, from the config file and the command line
+    # From a config file only, never in `given`: to be the cluster's own, in a file on the head
     api_key: str | None = field(default=None, repr=False)
-    """From a config file only, never in `given`: to be the cluster's own, in a file on the head."""
-    stall_timeout: float | None = None
-    """Seconds, as in ServiceDocument; None: the default."""
+    stall_timeout: float | None = None  # Seconds, as in ServiceDocument; None: the default
 
     @property
     def random_weights(self) -> bool:

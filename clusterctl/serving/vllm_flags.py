@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from clusterctl.errors import UsageError
 
+# vllm/engine/arg_utils.py of 0.32. `-O3` stays as it is: its meaning changed in between.
 SHORT_FLAGS = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
@@ -36,8 +37,8 @@ SHORT_FLAGS = {
     "-cc": "compilation-config",
     "-sc": "speculative-config",
 }
-"""vllm/engine/arg_utils.py of 0.32. `-O3` stays as it is: its meaning changed in between."""
 
+# Switches that are on unless turned off (defaults of vLLM 0.32)
 ON_BY_DEFAULT = frozenset(
     {
         "async-scheduling",
@@ -53,7 +54,6 @@ ON_BY_DEFAULT = frozenset(
         "use-tqdm-on-load",
     }
 )
-"""Switches that are on unless turned off (defaults of vLLM 0.32)."""
 
 COMMAND_LINE = "command line"
 
@@ -64,12 +64,11 @@ _OPTION = re.compile(r"^--?[A-Za-z]")
 class Argument:
     """One flag with its values; none for a switch."""
 
-    name: str
-    """Without leading dashes, dashes for underscores, `no-` taken off; dotted parts kept."""
+    name: str  # Without leading dashes, dashes for underscores, `no-` taken off; dotted parts kept
     values: tuple[str, ...] = ()
     negated: bool = False
+    # Who asked for it, for messages: `command line`, or `file:line:column`
     origin: str = "clusterctl"
-    """Who asked for it, for messages: `command line`, or `file:line:column`."""
 
     @property
     def key(self) -> str:

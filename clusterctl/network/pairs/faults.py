@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from clusterctl.network.pairs.model import Lane, Way, network
 from clusterctl.network.pairs.sizes import SMALL
 
-RED = 0.5
-"""Of the link's speed. One TCP connection fills 94 % of an Ethernet link that works."""
+RED = 0.5  # Of the link's speed. One TCP connection fills 94 % of an Ethernet link that works.
 
+# Mbit/s that one TCP connection of one process is sure to fill: faster links are held to this
 CERTAIN = 20_000
-"""Mbit/s that one TCP connection of one process is sure to fill: faster links are held to this."""
 
 CARRIES = {"control": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
 
@@ -24,8 +23,7 @@ class Fault:
     {other_network} and {address}."""
 
     kind: str
-    culprit: str
-    """The host whose fault it is by itself; "" where only all pairs together can tell."""
+    culprit: str  # The host whose fault it is by itself; "" where only all pairs together can tell
     way: Way
     summary: str
     hint: str

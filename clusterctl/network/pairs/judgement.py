@@ -12,15 +12,13 @@ from clusterctl.facts.cluster_requirements import clocks_apart
 from clusterctl.network.pairs.faults import Fault, carried, fault_of
 from clusterctl.network.pairs.model import End, Seen, Way, network
 
-CLOCKS_WITHIN = 1.0
-"""Seconds, less what the measurement may be wrong by."""
+CLOCKS_WITHIN = 1.0  # Seconds, less what the measurement may be wrong by
 
+# Seconds of a round trip: ten times what a busy switch takes. Tensor parallelism waits for one some
+# hundred times a token.
 DISTANT = 0.005
-"""Seconds of a round trip: ten times what a busy switch takes. Tensor parallelism waits for one
-some hundred times a token."""
 
-NAMED = 3
-"""Peers that are named; the rest is counted."""
+NAMED = 3  # Peers that are named; the rest is counted
 
 
 def problems(seen: Seen, ports: Mapping[int, str]) -> list[RequirementsNotMet]:

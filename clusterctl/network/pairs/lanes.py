@@ -8,8 +8,8 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.network.pairs.model import End, Lane
 from clusterctl.ray_cluster.topology import Node, Topology
 
+# Kinds of NICs whose speed is the link's; a veth says 10 Gbit/s whatever is under it
 _HONEST = ("physical", "bond", "vlan")
-"""Kinds of NICs whose speed is the link's; a veth says 10 Gbit/s whatever is under it."""
 
 
 def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...]:

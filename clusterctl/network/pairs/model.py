@@ -14,15 +14,13 @@ class End:
     host: str
     nic: str
     ip: str
-    prefix: int
-    """Of the address: 24."""
+    prefix: int  # Of the address: 24
     mtu: int
+    # Mbit/s; None where the NIC does not know, and for virtual ones, which invent it
     speed: int | None
-    """Mbit/s; None where the NIC does not know, and for virtual ones, which invent it."""
-    mac: str = ""
-    """Of the NIC: 02:00:00:00:00:01."""
+    mac: str = ""  # Of the NIC: 02:00:00:00:00:01
+    # Of all NICs of the host: any of them may answer for an address of it
     macs: frozenset[str] = frozenset()
-    """Of all NICs of the host: any of them may answer for an address of it."""
 
     def __str__(self) -> str:
         return f"{self.nic} ({self.ip})"
@@ -37,10 +35,8 @@ def network(end: End) -> str:
 class Lane:
     """The interfaces that carry one kind of traffic, or several, between all hosts."""
 
-    purposes: tuple[str, ...]
-    """Of control (Ray and the API), nccl, gloo."""
-    ends: Mapping[str, End]
-    """By host. A host without an address there is left out."""
+    purposes: tuple[str, ...]  # Of control (Ray and the API), nccl, gloo
+    ends: Mapping[str, End]  # By host. A host without an address there is left out.
 
 
 @dataclass(frozen=True)
@@ -50,21 +46,18 @@ class Way:
     lane: Lane
     sender: End
     receiver: End
+    # The NIC that packets leave by; "" without a route, None where it could not be asked
     route: str | None
-    """The NIC that packets leave by; "" without a route, None where it could not be asked."""
+    # MACs that answered for the receiver's address; none where they were not asked
     neighbours: tuple[str, ...] = ()
-    """MACs that answered for the receiver's address; none where they were not asked."""
+    # Port to `ok`, `no answer`, `refused`, `another program answers`, or the system's words
     tcp: Mapping[int, str] = field(default_factory=dict)
-    """Port to `ok`, `no answer`, `refused`, `another program answers`, or the system's words."""
+    # Size of an unfragmented IP packet to its round trip in s, None when lost three times. None for
+    # all where raw sockets are not allowed.
     echo: Mapping[int, float | None] | None = None
-    """Size of an unfragmented IP packet to its round trip in s, None when lost three times. None
-    for all where raw sockets are not allowed."""
-    largest: int | None = None
-    """The largest size that passed, once some were lost."""
-    rate: float | None = None
-    """Mbit/s; None where it was not measured."""
-    rated: bool = False
-    """It was to be measured."""
+    largest: int | None = None  # The largest size that passed, once some were lost
+    rate: float | None = None  # Mbit/s; None where it was not measured
+    rated: bool = False  # It was to be measured
 
     @property
     def round_trip(self) -> float | None:
@@ -98,7 +91,5 @@ class Seen:
 
     ways: tuple[Way, ...]
     clocks: Mapping[str, Clock]
-    unproven: Mapping[str, str]
-    """Hosts that could not be asked, and why."""
-    unrated: str = ""
-    """Why throughput was measured for a part of the pairs, or for none."""
+    unproven: Mapping[str, str]  # Hosts that could not be asked, and why
+    unrated: str = ""  # Why throughput was measured for a part of the pairs, or for none

@@ -9,31 +9,24 @@ from typing import Any
 from clusterctl.network.pairs.model import End, Lane, Way, network
 from clusterctl.network.pairs.sizes import SMALL, near, packet_sizes, rounds, smaller_sizes
 
+# Seconds: not counted, counted, and from one round to the next. TCP fills 10 Gbit/s after some 10
+# ms in a local network; 0.18 s are 22 MB on 1 Gbit/s.
 WARM_UP, WINDOW, SLOT = 0.07, 0.18, 0.3
-"""Seconds: not counted, counted, and from one round to the next. TCP fills 10 Gbit/s after some
-10 ms in a local network; 0.18 s are 22 MB on 1 Gbit/s."""
 
-LATE = 1.5
-"""Seconds that a figure is waited for after the last round."""
+LATE = 1.5  # Seconds that a figure is waited for after the last round
 
-ROUNDS_WITHIN = 6.0
-"""Seconds for throughput; what does not fit is left out, and said."""
+ROUNDS_WITHIN = 6.0  # Seconds for throughput; what does not fit is left out, and said
 
 
 @dataclass(frozen=True)
 class Member:
     """A host that listens."""
 
-    ephemeral: Mapping[int, int]
-    """Lane to the port that greets there."""
-    counting: Mapping[int, int]
-    """Lane to the port that counts what comes in."""
-    busy: frozenset[int]
-    """Ports that another program of the host listens on."""
-    ports: Mapping[int, str]
-    """Ray's, with their names."""
-    ahead: float = 0.0
-    """Its monotonic clock less the operator's, in seconds."""
+    ephemeral: Mapping[int, int]  # Lane to the port that greets there
+    counting: Mapping[int, int]  # Lane to the port that counts what comes in
+    busy: frozenset[int]  # Ports that another program of the host listens on
+    ports: Mapping[int, str]  # Ray's, with their names
+    ahead: float = 0.0  # Its monotonic clock less the operator's, in seconds
 
 
 @dataclass(frozen=True)
@@ -171,8 +164,7 @@ class Rounds:
 
     slots: Sequence[tuple[float, Way]]
     end: float
-    pairs_each: int
-    """Peers that every host sends to, on every lane."""
+    pairs_each: int  # Peers that every host sends to, on every lane
 
 
 def plan_rounds(table: Table, found: Sequence[Way]) -> Rounds:

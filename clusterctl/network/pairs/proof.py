@@ -35,8 +35,7 @@ NO_PYTHON = (
     "it has no python3, so that connections to it, and its throughput and clock, were not tried"
 )
 
-LEAD = 0.3
-"""Seconds from the last question to the first round: by then, a hundred hosts have it."""
+LEAD = 0.3  # Seconds from the last question to the first round: by then, a hundred hosts have it
 
 
 def prove(

@@ -8,18 +8,17 @@ from clusterctl.facts.network_requirements import EVERY_NODE
 from clusterctl.inventory.model import RayPorts
 from clusterctl.network.pairs.model import End
 
-SMALL = 84
-"""Bytes of an IP packet that every path carries: what `ping` sends by itself."""
+SMALL = 84  # Bytes of an IP packet that every path carries: what `ping` sends by itself
 
 ETHERNET = 1500
 
+# Sizes to find a lower limit with: IPv6's least, tunnels (WireGuard 1420, VXLAN 1450), PPPoE,
+# InfiniBand's datagram modes, jumbo frames under a tunnel.
 STEPS = (576, 1280, 1400, 1420, 1450, 1460, 1480, 1492, 1500, 2044, 4092, 4200, 8000, 8900, 8950)
-"""Sizes to find a lower limit with: IPv6's least, tunnels (WireGuard 1420, VXLAN 1450), PPPoE,
-InfiniBand's datagram modes, jumbo frames under a tunnel."""
 
+# Peers that are tried on all ports; the others on an ephemeral one, and the head's. Firewalls are
+# set for a host, seldom for one peer of it.
 NEIGHBOURS = 8
-"""Peers that are tried on all ports; the others on an ephemeral one, and the head's. Firewalls
-are set for a host, seldom for one peer of it."""
 
 
 def packet_sizes(sender: End, receiver: End) -> tuple[int, ...]:
