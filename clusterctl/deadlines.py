@@ -48,6 +48,18 @@ PULSE = 20.0
 
 LOCK = 30.0  # For the head to take or free the cluster's lock: a shell, and one file
 
+# Facts of hosts
+
+# For all facts of a host in one round trip: 0.2 to 0.7 s on two cores under a load of 9, and
+# FACTS_COMMAND for each engine or GPU driver that hangs.
+FACTS = 30.0
+
+# Whole seconds for one command among them: docker or nvidia-smi that hangs costs that and no more.
+FACTS_COMMAND = 5
+
+# For a host that tries its ways to the others to answer to one question that sends nothing.
+PAIRS_ANSWER = 20.0
+
 # What runs on hosts: Ray, the fabric gate, services
 
 # Age of a supervisor's report from which on it says nothing any more; one is written every 3 s.
@@ -134,6 +146,8 @@ RELAYED_PULL_SILENCE = 900.0
 # From the last byte of a stream to the end of the command that takes it: it syncs and closes.
 STREAM_END = 60.0
 
+CONTAINER_ONCE = 120.0  # For a small program in a container of its own, its root made by then
+
 # For the first container of an image, whose root is made then: most of it is disk.
 FIRST_CONTAINER = 300.0
 
@@ -154,6 +168,8 @@ DRIVER_BUILD = 1800.0  # For the driver's installer: the kernel module is compil
 
 # For another apt-get, dpkg or dnf, such as an unattended upgrade, to come to its end.
 PACKAGE_LOCK = 120.0
+
+LOCAL_COMMAND = 120.0  # For this machine's package manager to say what it knows
 
 # For the lists of package sources: tens of MB over a slow line, several mirrors tried.
 PACKAGE_INDEX = 300.0
@@ -200,3 +216,27 @@ HELD_KEEP = 30.0  # To write that down; the hashing of the rest is only begun
 HASHING_SILENCE = 120.0  # Without a further byte hashed, after which the host's disk counts as hung
 
 PLACING = 60.0  # For a script that places a model, on top of what its bytes need
+
+# The lab, on a machine that may be slow and full of other work
+
+LAB_COMMAND = 60.0  # For ip, mount, systemd-nspawn's own start and the like
+
+LAB_BUILD = 1800.0  # For what downloads, compiles, or waits for a disk
+
+LAB_INDEX = 300.0  # For apt-ftparchive to hash some hundred MB of packages
+
+LAB_PACKAGE_SERVER = 60.0  # For Python's web server to start or end
+
+LAB_POWER = 20.0  # For systemd-nspawn to have started a host's first process
+
+LAB_SSH = 90.0  # For a host's sshd to answer: 3 to 10 s on two slow cores
+
+LAB_GREETING = 1.0  # For sshd's first line, asked for again and again
+
+LAB_LIGHT_SSH = 90.0  # The same for light hosts, a hundred of which start at once
+
+# For all processes of a host to be gone; one that waits for a slow disk ends only after it.
+LAB_KILL = 120.0
+
+# For the lab's lock: a child that a killed run was just starting holds it for a moment.
+LAB_LOCK = 2.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl import deadlines
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.errors import StepFailed, raise_all
@@ -32,7 +33,7 @@ def exec_(
     timeout: Annotated[
         float,
         typer.Option("--timeout", metavar="SECONDS", min=1, help="When it is ended on a host."),
-    ] = 60.0,
+    ] = deadlines.COMMAND,
     as_json: options.Json = False,
 ) -> None:
     """Run COMMAND on every host at once. Exit 6 when it failed on one of them."""

@@ -33,8 +33,8 @@ def look(
     transports: Mapping[str, Transport],
     *,
     files: Iterable[str] = (),
-    limit: int = 5,
-    timeout: float = 30.0,
+    limit: int = deadlines.FACTS_COMMAND,
+    timeout: float = deadlines.FACTS,
 ) -> dict[str, Outcome[Probe]]:
     """Probe hosts in one round trip each; a host that cannot be probed has its error.
 

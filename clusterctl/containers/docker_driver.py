@@ -128,7 +128,12 @@ class DockerDriver:
             return cast("bytes", engine.logs(container, tail=tail)).decode(errors="replace")
 
     def exec(
-        self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+        self,
+        container: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
         return self.host_run(self.exec_argv(container, argv), stdin=stdin, timeout=timeout)
 
@@ -137,7 +142,7 @@ class DockerDriver:
         image: str,
         argv: Sequence[str],
         *,
-        timeout: float = 120,
+        timeout: float = deadlines.CONTAINER_ONCE,
         init: bool = False,
         devices_of: ContainerSpec | None = None,
     ) -> CommandResult:
@@ -210,7 +215,7 @@ class DockerDriver:
         return ("sh", "-c", _stock_script(), "stock", cache, reference)
 
     def host_run(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = deadlines.COMMAND
     ) -> CommandResult:
         words = [*self._prefix, *argv]
         return self._transport.run(words, stdin=stdin, sudo=self._sudo, timeout=timeout)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from clusterctl import deadlines
 from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec, Mount
 from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Channel, CommandResult
@@ -121,7 +122,12 @@ class ContainerDriver(Protocol):
         """The last `tail` lines of stdout and stderr."""
 
     def exec(
-        self, container: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+        self,
+        container: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
         """Run `argv` in a running container."""
 
@@ -130,7 +136,7 @@ class ContainerDriver(Protocol):
         image: str,
         argv: Sequence[str],
         *,
-        timeout: float = 120,
+        timeout: float = deadlines.CONTAINER_ONCE,
         init: bool = False,
         devices_of: ContainerSpec | None = None,
     ) -> CommandResult:
@@ -175,7 +181,7 @@ class ContainerDriver(Protocol):
         """Says what the engine has of images: lines that `transfer.engine_stock` reads."""
 
     def host_run(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = deadlines.COMMAND
     ) -> CommandResult:
         """Run a command on the engine's host, as who may use the engine."""
 

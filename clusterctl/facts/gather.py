@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files as resource_files
 
+from clusterctl import deadlines
 from clusterctl.errors import CommandFailed, CommandTimedOut, RequirementsNotMet
 from clusterctl.facts.gpu_probe import NVIDIA, GpuProbe
 from clusterctl.facts.model import ENGINE_ROOT
@@ -31,8 +32,8 @@ def probe(
     image: str | None = None,
     gpu_probe: GpuProbe = NVIDIA,
     sudo: bool = True,
-    limit: int = 5,
-    timeout: float = 30.0,
+    limit: int = deadlines.FACTS_COMMAND,
+    timeout: float = deadlines.FACTS,
 ) -> Probe:
     """Facts of `transport.host`, and what else the caller wants of it in the same round trip.
 

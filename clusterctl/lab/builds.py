@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed
 from clusterctl.lab import cgroups, nspawn
-from clusterctl.lab.local import BUILD_TIMEOUT, run
+from clusterctl.lab.local import run
 from clusterctl.lab.requirements import LabUnavailable
 
 GROUP = "build"
@@ -29,7 +30,7 @@ def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None =
     files = cgroups.create(GROUP)
     try:
         grouped = nspawn.in_groups(files, argv)
-        run(grouped, log=log, env=env, timeout=BUILD_TIMEOUT, shown=argv)
+        run(grouped, log=log, env=env, timeout=deadlines.LAB_BUILD, shown=argv)
     finally:
         end_builds()
 

@@ -14,13 +14,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed
 from clusterctl.lab.local import run
 
 MOUNT = Path("/sys/fs/cgroup")
 LAB = "clusterctl-lab"
-KILL_TIMEOUT = 120.0
-"""Seconds. A process that waits for a slow disk ends only after it."""
 # nspawn splits these two into `payload` and `supervisor`; a container's root is `payload`.
 _SPLIT_BY_NSPAWN = ("systemd", "unified")
 
@@ -70,7 +69,7 @@ def members(host: str | None = None) -> frozenset[int]:
 
 def kill_all(host: str | None = None) -> bool:
     """Kill everything in a host's groups at once, like a power loss; whether there was any."""
-    deadline = time.monotonic() + KILL_TIMEOUT
+    deadline = time.monotonic() + deadlines.LAB_KILL
     had_any = False
     while pids := members(host):
         had_any = True
@@ -143,7 +142,7 @@ def _remove_group(group: Path) -> None:
 
 def _remove_directory(directory: Path) -> None:
     """rmdir, for as long as the kernel still counts a process that has just ended."""
-    deadline = time.monotonic() + KILL_TIMEOUT
+    deadline = time.monotonic() + deadlines.LAB_KILL
     while directory.is_dir():
         try:
             directory.rmdir()

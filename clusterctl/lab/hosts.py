@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from uuid import NAMESPACE_DNS, uuid5
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed, UsageError
 from clusterctl.lab import keys, network, nspawn
 from clusterctl.lab.base import OPERATOR
@@ -21,8 +22,6 @@ from clusterctl.lab.paths import LabPaths
 
 _NAME = re.compile(r"gpu([1-9][0-9]*)")
 _NO_NAME_SERVER = "# No name server: the resolver asks 127.0.0.1, where nobody listens.\n"
-SSH_TIMEOUT = 90.0
-"""Seconds a host may take until its sshd answers; it takes 3 to 10 on two slow cores."""
 
 
 def host_names(paths: LabPaths) -> tuple[str, ...]:
@@ -102,7 +101,7 @@ def remove_disk(host: LabHost, paths: LabPaths) -> bool:
     return there
 
 
-def ssh_answers(host: LabHost, timeout: float = 1.0) -> bool:
+def ssh_answers(host: LabHost, timeout: float = deadlines.LAB_GREETING) -> bool:
     """Whether an SSH server greets at the host's address."""
     try:
         with socket.create_connection((host.address, 22), timeout=timeout) as connection:
@@ -112,7 +111,9 @@ def ssh_answers(host: LabHost, timeout: float = 1.0) -> bool:
         return False
 
 
-def wait_for_ssh(hosts: Iterable[LabHost], paths: LabPaths, timeout: float = SSH_TIMEOUT) -> None:
+def wait_for_ssh(
+    hosts: Iterable[LabHost], paths: LabPaths, timeout: float = deadlines.LAB_SSH
+) -> None:
     """Return when all of the hosts answer; StepFailed with the console of one that does not."""
     deadline = time.monotonic() + timeout
     for host in hosts:

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed
 from clusterctl.lab import keys, network
 from clusterctl.lab.hosts import ssh_answers
@@ -25,7 +26,6 @@ from clusterctl.lab.network import NAMESPACES
 from clusterctl.lab.paths import LabPaths, lab_paths
 from clusterctl.lab.requirements import check_machine
 
-START_TIMEOUT = 90.0
 _WORKERS = 8
 
 # SetEnv: root's own shell start-up files belong to this machine, and can take seconds.
@@ -127,7 +127,7 @@ def _sshd() -> str:
 
 
 def _wait(hosts: tuple[LabHost, ...], paths: LabPaths) -> None:
-    deadline = time.monotonic() + START_TIMEOUT
+    deadline = time.monotonic() + deadlines.LAB_LIGHT_SSH
     for host in hosts:
         while not ssh_answers(host):
             if time.monotonic() > deadline:
@@ -138,7 +138,7 @@ def _wait(hosts: tuple[LabHost, ...], paths: LabPaths) -> None:
 
 def _end_processes(namespace: str) -> None:
     """Kill all in a namespace, and return when they are gone."""
-    deadline = time.monotonic() + START_TIMEOUT
+    deadline = time.monotonic() + deadlines.LAB_LIGHT_SSH
     while pids := _processes(namespace):
         for pid in pids:
             try:

@@ -7,12 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed
-
-DEFAULT_TIMEOUT = 60.0
-
-BUILD_TIMEOUT = 1800.0
-"""For what downloads, compiles, or waits for a disk: slow ones are no reason to fail."""
 
 
 def run(
@@ -20,7 +16,7 @@ def run(
     *,
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float = deadlines.LAB_COMMAND,
     log: Path | None = None,
     shown: Sequence[str] = (),
 ) -> str:
@@ -50,7 +46,7 @@ def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = Non
             stdout=output,
             stderr=subprocess.STDOUT,
             env=lab_environment(env),
-            timeout=DEFAULT_TIMEOUT,
+            timeout=deadlines.LAB_COMMAND,
             check=True,
         )
 
@@ -62,7 +58,7 @@ def last_lines(file: Path, count: int = 15) -> str:
     return "\n".join(file.read_text(errors="replace").splitlines()[-count:])
 
 
-def succeeds(argv: Sequence[str], *, timeout: float = DEFAULT_TIMEOUT) -> bool:
+def succeeds(argv: Sequence[str], *, timeout: float = deadlines.LAB_COMMAND) -> bool:
     """Whether the command ends with status 0; what it writes is dropped."""
     return _outcome(argv, None, None, timeout, None)[0] == 0
 

@@ -9,11 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from clusterctl import deadlines
 from clusterctl.errors import LockHeld
-
-PATIENCE = 2.0
-"""Seconds. A child that its killed parent was just starting holds the lock until it runs its
-program, which takes a moment on a busy machine."""
 
 
 @contextmanager
@@ -22,7 +19,7 @@ def exclusive(lock: Path) -> Iterator[None]:
     go of it when its holder ends, however it ends."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + deadlines.LAB_LOCK
         while not _taken(file):
             if time.monotonic() > deadline:
                 raise LockHeld("another clusterctl is changing this lab", hint="wait for it")

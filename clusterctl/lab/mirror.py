@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed
 from clusterctl.lab.layout import CONTROL
 from clusterctl.lab.local import last_lines, start
@@ -21,7 +22,6 @@ MIRROR_PORT = 8077
 MIRROR_URL = f"http://{CONTROL.controller}:{MIRROR_PORT}"
 MIRROR_DEBIAN = f"{MIRROR_URL}/debian"
 MIRROR_PIP = f"{MIRROR_URL}/pip/simple"
-START_TIMEOUT = 60.0
 _NAMES_SOON = {"RES_OPTIONS": "timeout:1 attempts:1"}
 """Python's server asks for the name of its address first, which nobody needs."""
 
@@ -64,7 +64,7 @@ def stop_mirror(directory: Path) -> bool:
     pids = server_pids(directory)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + START_TIMEOUT
+    deadline = time.monotonic() + deadlines.LAB_PACKAGE_SERVER
     while left := server_pids(directory):
         if time.monotonic() > deadline:
             raise StepFailed(f"the mirror (process {left[0]}) does not end")
@@ -84,7 +84,7 @@ def _ensure_link(link: Path, target: Path) -> bool:
 def _start(directory: Path) -> None:
     log = directory.with_name("mirror.log")
     start(server_argv(directory), log=log, env=_NAMES_SOON)
-    deadline = time.monotonic() + START_TIMEOUT
+    deadline = time.monotonic() + deadlines.LAB_PACKAGE_SERVER
     while not (_answers() and server_pids(directory)):
         if time.monotonic() > deadline:
             raise StepFailed(
@@ -97,7 +97,9 @@ def _start(directory: Path) -> None:
 
 def _answers() -> bool:
     try:
-        with socket.create_connection((str(CONTROL.controller), MIRROR_PORT), timeout=1):
+        with socket.create_connection(
+            (str(CONTROL.controller), MIRROR_PORT), timeout=deadlines.LAB_GREETING
+        ):
             return True
     except OSError:
         return False

@@ -6,8 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed
-from clusterctl.lab.local import BUILD_TIMEOUT, run
+from clusterctl.lab.local import run
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -38,7 +39,7 @@ def unmount_under(directory: Path) -> bool:
     found = mounts_under(directory)
     for point in reversed(found):
         # For an overlay the kernel first writes all that its disk still lacks.
-        run(["umount", str(point)], timeout=BUILD_TIMEOUT)
+        run(["umount", str(point)], timeout=deadlines.LAB_BUILD)
     return bool(found)
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from clusterctl import deadlines
 from clusterctl.lab import cgroups
 from clusterctl.lab.layout import LabHost
 from clusterctl.lab.local import start
@@ -13,7 +14,6 @@ from clusterctl.lab.mounts import is_mounted, unmount_under
 from clusterctl.lab.network import NAMESPACES
 
 RUNTIME = Path("/run/systemd/nspawn")
-START_TIMEOUT = 20.0
 
 # Fixed scripts: what varies comes as arguments. A process must enter its groups itself,
 # before it becomes the command; from outside there is a moment in which it is not there yet.
@@ -98,7 +98,7 @@ def is_running(host: LabHost) -> bool:
 def _wait_for_power(host: LabHost) -> None:
     """Return once the host counts as running: its first process has yet to enter its group.
     One that fails at once may never be seen; whoever waits for the host will tell."""
-    deadline = time.monotonic() + START_TIMEOUT
+    deadline = time.monotonic() + deadlines.LAB_POWER
     while not is_running(host) and time.monotonic() < deadline:
         time.sleep(0.01)
 

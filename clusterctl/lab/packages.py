@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
+from clusterctl import deadlines
 from clusterctl.lab.cache import content_key
-from clusterctl.lab.local import BUILD_TIMEOUT, run, succeeds
+from clusterctl.lab.local import run, succeeds
 
 MIRRORED_PACKAGES = ("curl", "docker.io", "gnupg", "iptables", "pigz", "python3", "python3-venv")
 """What a host may ask for; everything these need beyond the common tree comes with them."""
@@ -30,11 +31,11 @@ def build_apt_repository(directory: Path, base: Path) -> None:
     apt = directory / "apt"
     options = _private_apt(apt, base)
     # One unreachable source among several is no failure; the download will tell.
-    succeeds(["apt-get", *options, "update"], timeout=BUILD_TIMEOUT)
+    succeeds(["apt-get", *options, "update"], timeout=deadlines.LAB_BUILD)
     run(
         ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install",
          *MIRRORED_PACKAGES],
-        timeout=BUILD_TIMEOUT,
+        timeout=deadlines.LAB_BUILD,
     )  # fmt: skip
     for archive in (apt / "archives").glob("*.deb"):
         archive.rename(directory / archive.name)
@@ -76,7 +77,10 @@ def _private_apt(apt: Path, base: Path) -> list[str]:
 
 def _index(directory: Path) -> None:
     """Packages with paths relative to the repository, and a Release over it."""
-    packages = run(["env", "-C", str(directory), "apt-ftparchive", "packages", "."], timeout=300)
+    packages = run(
+        ["env", "-C", str(directory), "apt-ftparchive", "packages", "."],
+        timeout=deadlines.LAB_INDEX,
+    )
     (directory / "Packages").write_text(packages)
     (directory / "Packages.gz").write_bytes(gzip.compress(packages.encode(), mtime=0))
     release = run(["env", "-C", str(directory), "apt-ftparchive", "release", "."])

@@ -6,10 +6,11 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from clusterctl import deadlines
 from clusterctl.errors import StepFailed
 
 
-def run(argv: Sequence[str], *, timeout: float = 120.0) -> str:
+def run(argv: Sequence[str], *, timeout: float = deadlines.LOCAL_COMMAND) -> str:
     """stdout. Raises StepFailed with the command's own last lines."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Image
 from clusterctl.containers.failures import engine_error
 from clusterctl.engine.step import Change, HostView, Unknown
@@ -134,7 +135,9 @@ class RayInImage:
             driver.remove_image(start)
 
 
-def look_inside(driver: ContainerDriver, image: Image, *, timeout: float = 300) -> Contents:
+def look_inside(
+    driver: ContainerDriver, image: Image, *, timeout: float = deadlines.FIRST_CONTAINER
+) -> Contents:
     """What Python in the image says of its packages. Raises StepFailed."""
     result = driver.run_once(image.id, ["python3", "-c", PROBE], timeout=timeout)
     if not result.ok:

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from clusterctl import deadlines
 from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.network.pairs.model import Clock
 from clusterctl.transport.base import Transport, last_words, lines
@@ -51,7 +52,9 @@ class Post:
         self._lines: Iterator[str] = lines(self._channel)
         self._channel.send(_program())
 
-    def ask(self, command: str, argument: object = None, *, timeout: float = 20.0) -> Any:
+    def ask(
+        self, command: str, argument: object = None, *, timeout: float = deadlines.PAIRS_ANSWER
+    ) -> Any:
         """The answer to one command, within `timeout` seconds."""
         self._channel.settimeout(timeout)
         self._channel.send(f"{(command, argument)!r}\n".encode())

@@ -142,13 +142,29 @@ def test_sizes_and_words(path: Path) -> None:
 
 ON_HOSTS = (
     "node/",
-    "lab/",
     "network/host_",
     "network/pairs/host_",
     "transfer/relay/",
     "transfer/weights/fetcher/",
 )
-"""What runs there by itself, and the lab, which is no part of a run."""
+"""What runs there by itself."""
+
+
+def timeouts(node: ast.AST) -> Iterator[tuple[str | None, ast.expr]]:
+    """What a call gives by name, and the defaults of a function, by the name of the parameter."""
+    if isinstance(node, ast.Call):
+        yield from ((given.arg, given.value) for given in node.keywords)
+    elif isinstance(node, ast.FunctionDef):
+        places = node.args.posonlyargs + node.args.args
+        yield from (
+            (place.arg, value)
+            for place, value in zip(reversed(places), reversed(node.args.defaults), strict=False)
+        )
+        yield from (
+            (place.arg, value)
+            for place, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            if value
+        )
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -156,9 +172,9 @@ def test_deadlines_come_from_their_table(path: Path) -> None:
     if str(path.relative_to(PACKAGE)).startswith(ON_HOSTS):
         return
     for node in ast.walk(ast.parse(path.read_text())):
-        for given in node.keywords if isinstance(node, ast.Call) else ():
-            literal = isinstance(given.value, ast.Constant) and given.value.value is not None
-            assert given.arg != "timeout" or not literal, f"{path.name}: line {given.value.lineno}"
+        for name, value in timeouts(node):
+            literal = isinstance(value, ast.Constant) and value.value is not None
+            assert name != "timeout" or not literal, f"{path.name}: line {value.lineno}"
 
 
 def test_help_loads_nothing_heavy() -> None:
