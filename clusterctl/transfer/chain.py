@@ -17,22 +17,22 @@ import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, UsageError, raise_all
-from clusterctl.transfer.chain_feed import Feed, Throttle
-from clusterctl.transfer.chain_keeper import BACKOFF, Keeper
-from clusterctl.transfer.chain_link import Link, Progress
+from clusterctl.transfer.chain_link import Link, LinkProgress
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from clusterctl.transfer.relay import frames
 from clusterctl.transfer.relay.upstream import SOURCE
+from clusterctl.transfer.relay_supervisor import BACKOFF, RelaySupervisor
+from clusterctl.transfer.source_multiplexer import SharedSource, Throttle
 from clusterctl.transport.fanout import fan_out
 
-# Seconds without a byte from one upstream, in any stream, after which the next one is asked. 3 s
-# are too few: over a saturated uplink bytes are sent twice then.
+# Seconds without a byte from one upstream, in any stream, after which the next one is asked.
+# 3 s are too few: over a saturated uplink bytes are sent twice then.
 STALL = 15.0
 
-REPORT_EVERY = 1.0
+REPORT_EVERY = 1.0  # Seconds
 
 
 class Chain:
@@ -41,7 +41,7 @@ class Chain:
     `blobs` are what they may be asked for; those of `image` are added. `limit_rate` in bytes a
     second bounds what the source sends in all. `report` is called about once a second for each
     host, from threads of the chain; `say` gets a sentence (host, text) for what a user should
-    know: an upstream that sent wrong bytes, a relay that was started again, a host that was lost.
+    know: an upstream that sent wrong bytes, a relay that was restarted, a host that was lost.
     """
 
     def __init__(
@@ -54,30 +54,30 @@ class Chain:
         limit_rate: int | None = None,
         stall: float = STALL,
         backoff: Sequence[float] = BACKOFF,
-        report: Callable[[Progress], None] = lambda _: None,
+        report: Callable[[LinkProgress], None] = lambda _: None,
         say: Callable[[str, str], None] = lambda _host, _text: None,
     ) -> None:
-        offered = (*blobs, *(image.blobs if image else ()))
-        self._blobs = {blob.digest: blob for blob in offered}
-        self._feed = Feed(source, self._blobs, Throttle(limit_rate))
+        self._blobs = {blob.digest: blob for blob in (*blobs, *(image.blobs if image else ()))}
+        self._source = SharedSource(source, self._blobs, Throttle(limit_rate))
         self._has_source = source is not None
         self._changed = threading.Condition()
-        self._arranging = threading.Lock()
+        self._ordering = threading.Lock()
         self._report, self._say = report, say
         self._ended = threading.Event()
-        self._name = _Name.of(image) if image else None
+        name, offer = _offered(image) if image else ("", None)
+        self._pull_name = name
         token = secrets.token_hex(32)
-        self._keepers = {
-            link.host: Keeper(
+        self._supervisors = {
+            link.host: RelaySupervisor(
                 link,
                 self._blobs,
-                self._feed,
+                self._source,
                 token=token,
                 stall=stall,
                 backoff=backoff,
-                image=self._name.offer(image) if self._name and image else None,
+                image=offer,
                 say=say,
-                moved=self._arrange,
+                moved=self._set_upstreams,
                 changed=self._changed,
             )
             for link in links
@@ -90,18 +90,19 @@ class Chain:
     def start(self) -> None:
         """Start all relays at once. A host where none starts is lost from the beginning
         (`lost` has why); raises the errors of all hosts when none starts at all."""
-        for keeper in self._keepers.values():
-            keeper.start()
+        supervisors = self._supervisors.values()
+        for supervisor in supervisors:
+            supervisor.start()
         try:
             with self._changed:
-                self._changed.wait_for(lambda: all(k.is_settled for k in self._keepers.values()))
+                self._changed.wait_for(lambda: all(each.is_decided for each in supervisors))
         except BaseException:
             self.close(keep=True)
             raise
-        if self._keepers and len(self.lost) == len(self._keepers):
+        if supervisors and len(self.lost) == len(supervisors):
             raise_all(self.lost.values())
-        self._arrange()
-        threading.Thread(target=self._tell, name="chain-report", daemon=True).start()
+        self._set_upstreams()
+        threading.Thread(target=self._run_reports, name="chain-report", daemon=True).start()
 
     def __exit__(
         self,
@@ -109,131 +110,119 @@ class Chain:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Ends the relays. After an error their caches stay, so that a second run resumes."""
+        """End the relays. After an error their caches stay, so that a second run resumes."""
         self.close(keep=exc is not None)
 
     def close(self, *, keep: bool = False, done: Collection[str] = ()) -> None:
         """End the relays; remove what is in their caches of these blobs. With `keep` only on
-        the hosts of `done`, which will not come back for more."""
+        the hosts of `done`, which will not need it again."""
         self._ended.set()
         with self._changed:
             self._changed.notify_all()
         fan_out(
-            self._keepers,
-            lambda keeper: keeper.close(clean=not keep or keeper.link.host in done),
+            self._supervisors,
+            lambda each: each.close(clean=not keep or each.link.host in done),
         )
 
     def pull_reference(self, host: str) -> str:
         """What the engine on `host` can pull the image as: 127.0.0.1:PORT/RANDOM/name:tag.
 
-        To be tagged with the real name and untagged afterwards. A relay that is started again
-        has the same port, unless somebody took it meanwhile. Raises the error of a lost host.
+        To be tagged with the real name and untagged afterwards. A relay that is restarted has
+        the same port, unless somebody took it meanwhile. Raises the error of a lost host.
         """
-        keeper = self._keepers[host]
-        if keeper.lost is not None:
-            raise keeper.lost
-        if self._name is None:
+        supervisor = self._supervisors[host]
+        if supervisor.lost is not None:
+            raise supervisor.lost
+        if not self._pull_name:
             raise UsageError("the chain carries no image")
-        return f"127.0.0.1:{keeper.ports.engine}/{self._name.repository}:{self._name.tag}"
+        return f"127.0.0.1:{supervisor.ports.engine}/{self._pull_name}"
 
     def fetch(self, host: str, digests: Collection[str], timeout: float) -> dict[str, str]:
-        """Have these blobs complete and verified on `host`'s disk, in this order; their paths
-        by digest.
+        """Have these blobs complete and verified on `host`'s disk, in this order; return their
+        paths by digest.
 
         Raises StepFailed (no space, no permission there; a source that fails again and again),
         CommandTimedOut with what it waits for after `timeout` seconds, and the error of a host
         that is lost meanwhile.
         """
-        keeper = self._keepers[host]
-        keeper.want(digests)
+        supervisor, wanted = self._supervisors[host], set(digests)
+        supervisor.want(digests)
+
+        def is_over() -> bool:
+            arrived = supervisor.paths.keys() >= wanted
+            return arrived or self._ended.is_set() or self.problem(host) is not None
+
         with self._changed:
-            self._changed.wait_for(lambda: self._is_settled(keeper, digests), timeout)
-        self._raise_failure(keeper, digests)
-        if not keeper.paths.keys() >= set(digests):
+            self._changed.wait_for(is_over, timeout)
+        if not supervisor.paths.keys() >= wanted:
+            if problem := self.problem(host):
+                raise problem
+            if self._ended.is_set():
+                raise StepFailed("the transfer was cancelled", host=host)
             raise CommandTimedOut(
                 f"its files did not arrive within {timeout:g} s",
                 host=host,
-                hint="run the same command again: it goes on where it stopped",
-                detail=keeper.progress().waiting,
+                hint="run the same command again: it resumes where it stopped",
+                detail=supervisor.progress().waiting,
             )
-        return {digest: keeper.paths[digest] for digest in digests}
+        return {digest: supervisor.paths[digest] for digest in digests}
 
     def relocate(self, host: str, paths: Mapping[str, str]) -> None:
-        """What came to `host` is at `paths` now, by digest. Its relay goes on with what it has
-        open; one that is started again there finds the files."""
-        self._keepers[host].relocate(paths)
+        """Say that what came to `host` is at `paths` now, by digest. Its relay continues with the
+        files it has open; one that is restarted there finds the moved ones."""
+        self._supervisors[host].relocate(paths)
 
     def problem(self, host: str) -> ClusterctlError | None:
-        """Why nothing more arrives on `host`, when that is known; for who waits for its engine."""
-        keeper = self._keepers[host]
-        if keeper.lost is not None:
-            return keeper.lost
-        for refusal in keeper.refused.values():
+        """Why nothing more arrives on `host`, when that is known."""
+        supervisor = self._supervisors[host]
+        if supervisor.lost is not None:
+            return supervisor.lost
+        for refusal in supervisor.refused.values():
             return StepFailed(
-                f"its disk does not take what arrives: {refusal}",
+                f"cannot write received data to disk: {refusal}",
                 host=host,
                 hint=f"clusterctl exec --limit {host} -- df -h",
             )
-        return self._feed.problem
+        return self._source.problem
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, LinkProgress]:
         """By host, lost ones included."""
-        return {host: keeper.progress() for host, keeper in self._keepers.items()}
+        return {host: each.progress() for host, each in self._supervisors.items()}
 
     @property
     def lost(self) -> dict[str, ClusterctlError]:
-        """Hosts that the chain goes on without, and why."""
-        return {host: each.lost for host, each in self._keepers.items() if each.lost is not None}
+        """Hosts that the chain continues without, and why."""
+        found = {host: each.lost for host, each in self._supervisors.items()}
+        return {host: error for host, error in found.items() if error is not None}
 
     @property
     def sent(self) -> int:
         """Bytes that the source has sent so far, to all hosts together."""
-        return self._feed.sent
+        return self._source.sent
 
-    def _arrange(self) -> None:
-        """Tell every relay who is before it; called again whenever one moved or was lost."""
-        with self._arranging:
+    def _set_upstreams(self) -> None:
+        """Tell every relay which ones precede it; called again when one moved or was lost."""
+        with self._ordering:
             before: list[str] = []
-            for keeper in self._keepers.values():
+            for supervisor in self._supervisors.values():
                 last = (SOURCE,) if self._has_source else ()
-                keeper.set_upstreams((*before, *last))
-                before = [*keeper.as_upstream, *before]
+                supervisor.set_upstreams((*before, *last))
+                before = [*supervisor.as_upstream, *before]
 
-    def _is_settled(self, keeper: Keeper, digests: Collection[str]) -> bool:
-        if self._ended.is_set() or keeper.paths.keys() >= set(digests):
-            return True
-        return self.problem(keeper.link.host) is not None
-
-    def _raise_failure(self, keeper: Keeper, digests: Collection[str]) -> None:
-        if keeper.paths.keys() >= set(digests):
-            return
-        problem = self.problem(keeper.link.host)
-        if problem is not None:
-            raise problem
-        if self._ended.is_set():
-            raise StepFailed("the transfer was broken off", host=keeper.link.host)
-
-    def _tell(self) -> None:
+    def _run_reports(self) -> None:
         while not self._ended.wait(REPORT_EVERY):
-            with self._changed:  # a source that fails tells nobody else
+            with self._changed:  # whoever waits in `fetch` hears of a source that fails only so
                 self._changed.notify_all()
             for progress in self.progress().values():
                 self._report(progress)
 
 
-class _Name(NamedTuple):
-    """What the relays call the image. The random word keeps it from other users of a host."""
-
-    repository: str
-    tag: str
-
-    @classmethod
-    def of(cls, image: ImageContent) -> _Name:
-        path, _, _ = image.reference.partition("@")
-        name, _, tag = path.rpartition("/")[2].partition(":")
-        return cls(f"{secrets.token_hex(16)}/{name}", tag or "latest")
-
-    def offer(self, image: ImageContent) -> str:
-        """The command that tells a relay."""
-        manifest = image.manifest.decode("utf-8", "surrogateescape")
-        return frames.fields("image", self.repository, self.tag, image.media_type, manifest)
+def _offered(image: ImageContent) -> tuple[str, str]:
+    """The name (REPOSITORY:TAG) that relays give the image, and the command that tells them. A
+    random word in it keeps other users of a host from pulling the image."""
+    path, _, _ = image.reference.partition("@")
+    name, _, tag = path.rpartition("/")[2].partition(":")
+    repository, tag = f"{secrets.token_hex(16)}/{name}", tag or "latest"
+    manifest = image.manifest.decode("utf-8", "surrogateescape")
+    offer = frames.fields("image", repository, tag, image.media_type, manifest)
+    return f"{repository}:{tag}", offer

@@ -12,7 +12,7 @@ from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.in_time import in_time
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
-from clusterctl.transfer.chain_link import Progress
+from clusterctl.transfer.chain_link import LinkProgress
 
 LOOK_EVERY = 2.0  # Seconds between two looks at the chain while the engine says nothing
 
@@ -40,7 +40,7 @@ class Carrier(Protocol):
 
     def problem(self, host: str) -> ClusterctlError | None: ...
 
-    def progress(self) -> Mapping[str, Progress]: ...
+    def progress(self) -> Mapping[str, LinkProgress]: ...
 
 
 def pull(

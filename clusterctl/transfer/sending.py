@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.meter import MIB
 from clusterctl.engine.step import HostView
 from clusterctl.errors import StepFailed
 from clusterctl.transfer.chain import Chain
-from clusterctl.transfer.chain_link import CACHE, Link, Progress, fetch_limit, slow_last
+from clusterctl.transfer.chain_link import CACHE, Link, LinkProgress, fetch_limit, slow_last
 from clusterctl.transfer.engine_stock import EngineStock
 from clusterctl.transfer.image_load import load_by_stream, load_from_cache
 from clusterctl.transfer.image_origin import Origin, Supply
 from clusterctl.transfer.image_plan import Delivery, Way, choose_delivery
 from clusterctl.transfer.image_proof import image_id, prove
-from clusterctl.transfer.progress_text import progress_text
 from clusterctl.transfer.relay_pull import pull
 from clusterctl.transport.base import Transport
 
@@ -147,7 +147,7 @@ class Sending:
         view.say("loading the layers that were missing")
         load_from_cache(driver, content, config, paths)
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: LinkProgress) -> None:
         with self._lock:
             say = self._saying.get(progress.host)
             if say is None or progress.lost:
@@ -177,3 +177,12 @@ def _links(
     served = [name for name, delivery in deliveries.items() if delivery.way is not Way.STREAM]
     first = [link(supply.holder, supply.paths)] if supply.holder else []
     return [*first, *slow_last(link(name, {}) for name in served)]
+
+
+def progress_text(progress: LinkProgress, expected: int) -> str:
+    """Such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`; `expected` in bytes."""
+    done, total = min(progress.done, expected), max(expected, 1)
+    amount = f"{done / MIB:.0f} of {total / MIB:.0f} MiB"
+    if done >= expected:
+        return f"{amount}, the engine unpacks"
+    return ", ".join((amount, *progress.movement(expected - done)))

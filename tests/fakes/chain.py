@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.transfer.chain_link import Link, Progress
+from clusterctl.transfer.chain_link import Link, LinkProgress
 from clusterctl.transfer.content import BlobSource, ImageContent
 from tests.fakes.container_engine import FakeEngine
 from tests.fakes.loaded_image import image_of
@@ -42,7 +42,7 @@ class FakeChain:
         chains: FakeChains,
         image: ImageContent,
         source: BlobSource | None,
-        report: Callable[[Progress], None],
+        report: Callable[[LinkProgress], None],
     ) -> None:
         self._chains, self._image, self._source, self._report = chains, image, source, report
         self.sent = 0
@@ -60,14 +60,14 @@ class FakeChain:
 
     def fetch(self, host: str, digests: Collection[str], timeout: float) -> dict[str, str]:
         self._chains.fetched.append((host, tuple(digests)))
-        self._report(Progress(host, 1, 1, 1, 1.0, ("source",)))
+        self._report(LinkProgress(host, 1, 1, 1, 1.0, ("source",)))
         return {digest: f"/cache/{digest}" for digest in digests}
 
     def problem(self, host: str) -> ClusterctlError | None:
         return self._chains.problem
 
-    def progress(self) -> dict[str, Progress]:
-        return {name: Progress(name, 0, 0, 0, 0.0) for name in self._chains.engines}
+    def progress(self) -> dict[str, LinkProgress]:
+        return {name: LinkProgress(name, 0, 0, 0, 0.0) for name in self._chains.engines}
 
     def close(self, *, keep: bool = False, done: Collection[str] = ()) -> None:
         self._chains.kept.append(keep)

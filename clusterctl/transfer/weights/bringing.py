@@ -10,8 +10,7 @@ from clusterctl.containers.meter import GIB, MIB
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transfer.chain import Chain
-from clusterctl.transfer.chain_link import Link, Progress, fetch_limit, slow_last
-from clusterctl.transfer.progress_text import movement
+from clusterctl.transfer.chain_link import Link, LinkProgress, fetch_limit, slow_last
 from clusterctl.transfer.weights import placing
 from clusterctl.transfer.weights.need import Need
 from clusterctl.transfer.weights.supply import Holder, Supply
@@ -96,7 +95,7 @@ class Bringing:
             raise_all(self._supply.trouble())
             raise
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: LinkProgress) -> None:
         with self._lock:
             say = self._says.get(progress.host)
             arrived = progress.host in self._arrived
@@ -104,12 +103,12 @@ class Bringing:
             say(bringing_text(progress, self._needs[progress.host].bytes))
 
 
-def bringing_text(progress: Progress, expected: int) -> str:
+def bringing_text(progress: LinkProgress, expected: int) -> str:
     """Such as `1.2 of 2.0 GiB, 48.0 MiB/s, 17 s left, from gpu1`; `expected` in bytes."""
     done = min(progress.done, expected)
     unit, name = (GIB, "GiB") if expected >= GIB else (MIB, "MiB")
     amount = f"{done / unit:.1f} of {expected / unit:.1f} {name}"
-    return ", ".join((amount, *movement(progress, expected - done)))
+    return ", ".join((amount, *progress.movement(expected - done)))
 
 
 def _links(

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from clusterctl import deadlines
 from clusterctl.errors import CommandFailed
-from clusterctl.transfer.chain_link import Place
+from clusterctl.transfer.chain_link import FilePlace
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, dump
 from clusterctl.transfer.weights.need import Need, staging_path
 from clusterctl.transfer.weights.on_host import INCOMING, SHARED_FROM
@@ -18,11 +18,11 @@ from clusterctl.transport.base import Transport
 WRITTEN_PER_SECOND = 50e6
 
 
-def places(manifest: Manifest, directory: str) -> dict[str, Place]:
+def places(manifest: Manifest, directory: str) -> dict[str, FilePlace]:
     """Where each content becomes a file, by digest: its first path in the staging directory."""
     staged = staging_path(manifest, directory)
     return {
-        file.blob.digest: Place(f"{staged}/{file.path}", file.chunks, file.mode)
+        file.blob.digest: FilePlace(f"{staged}/{file.path}", file.chunks, file.mode)
         for file in _firsts(manifest).values()
     }
 

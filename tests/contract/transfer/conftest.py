@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.inventory.model import Host
 from clusterctl.transfer.chain import Chain
-from clusterctl.transfer.chain_link import Link, Place, Progress
+from clusterctl.transfer.chain_link import FilePlace, Link, LinkProgress
 from clusterctl.transfer.content import CHUNK, Blob
 from clusterctl.transport.local import LocalTransport
 
@@ -50,7 +50,7 @@ class Bench:
     folder: Path
     source: MemorySource = field(default_factory=MemorySource)
     said: list[tuple[str, str]] = field(default_factory=list)
-    seen: list[Progress] = field(default_factory=list)
+    seen: list[LinkProgress] = field(default_factory=list)
 
     def link(self, number: int, python: Sequence[str] = (), **options: object) -> Link:
         """The host h`number`; its relay has a variable RELAY that says so."""
@@ -111,11 +111,11 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.fixture
-def place_of() -> Callable[[Path, bytes, int], Place]:
+def place_of() -> Callable[[Path, bytes, int], FilePlace]:
     """Where a file is to be, with the digests of its pieces."""
 
-    def make(path: Path, content: bytes, piece: int) -> Place:
+    def make(path: Path, content: bytes, piece: int) -> FilePlace:
         pieces = [content[at : at + piece] for at in range(0, len(content), piece)]
-        return Place(str(path), tuple(hashlib.sha256(each).hexdigest() for each in pieces))
+        return FilePlace(str(path), tuple(hashlib.sha256(each).hexdigest() for each in pieces))
 
     return make

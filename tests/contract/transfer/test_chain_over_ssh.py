@@ -76,4 +76,4 @@ def test_a_connection_that_breaks_is_made_again(
         bench.bring(chain, ["h1", "h2"], [blob])
 
         assert chain.sent < 1.5 * blob.size
-    assert [host for host, text in bench.said if "started again" in text] == ["h1"]
+    assert [host for host, text in bench.said if "restarting its relay" in text] == ["h1"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.chain_link import PIECE, Place
+from clusterctl.transfer.chain_link import PIECE, FilePlace
 from clusterctl.transfer.content import Blob
 from tests.contract.transfer.conftest import MIB, Bench
 
-PlaceOf = Callable[[Path, bytes, int], Place]
+PlaceOf = Callable[[Path, bytes, int], FilePlace]
 NOTED = 8 * MIB
 """A killed relay may lose this much of each piece under way: parts.NOTED_EVERY."""
 
@@ -56,7 +56,7 @@ def test_a_killed_relay_loses_a_little_of_each_piece(bench: Bench, place_of: Pla
         bench.bring(chain, ["h1"], [blob])
         # What was on its way when the relay died was sent in vain, too: a window per piece.
         assert chain.sent - blob.size < 4 * (NOTED + 4 * MIB)
-    assert [text for _, text in bench.said if "started again" in text]
+    assert [text for _, text in bench.said if "restarting its relay" in text]
 
 
 def test_a_piece_that_changed_on_disk_comes_again(bench: Bench, place_of: PlaceOf) -> None:
@@ -141,7 +141,7 @@ def test_two_relays_do_not_write_one_file(bench: Bench) -> None:
 @pytest.mark.parametrize("pieces", [0, 1])
 def test_a_place_without_pieces_is_one_piece(bench: Bench, pieces: int) -> None:
     blob = bench.source.add(3 * MIB)
-    place = Place(str(bench.folder / "weights"), (blob.hex,) * pieces, 0o600)
+    place = FilePlace(str(bench.folder / "weights"), (blob.hex,) * pieces, 0o600)
 
     with bench.chain([bench.link(1, places={blob.digest: place})], [blob]) as chain:
         bench.bring(chain, ["h1"], [blob])

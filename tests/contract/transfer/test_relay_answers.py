@@ -44,11 +44,11 @@ class Answering:
 
     @property
     def peer(self) -> int:
-        return self.chain._keepers["h1"].ports.peer
+        return self.chain._supervisors["h1"].ports.peer
 
     @property
     def token(self) -> str:
-        return self.chain._keepers["h1"]._token
+        return self.chain._supervisors["h1"]._token
 
 
 @pytest.fixture

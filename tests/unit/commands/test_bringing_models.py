@@ -13,7 +13,7 @@ from clusterctl.engine.events import Event, StepProgress
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import ImageFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.transfer.chain_link import Progress
+from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.weights.bringing import bringing_text
 from clusterctl.transfer.weights.hub import HubFile, Listing
 from tests.fakes.host_facts import host_facts
@@ -50,18 +50,18 @@ def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
     ("progress", "text"),
     [
         (
-            Progress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("gpu1",)),
+            LinkProgress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("gpu1",)),
             "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from gpu1",
         ),
         (
-            Progress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("source",)),
+            LinkProgress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("source",)),
             "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from this machine",
         ),
-        (Progress("a", 0, 0, 0, 0.0, (), "gpu1: timed out"), "0.0 of 4.0 GiB, gpu1: timed out"),
-        (Progress("a", 9 * GIB, 9 * GIB, 0, 1.0, ()), "4.0 of 4.0 GiB"),
+        (LinkProgress("a", 0, 0, 0, 0.0, (), "gpu1: timed out"), "0.0 of 4.0 GiB, gpu1: timed out"),
+        (LinkProgress("a", 9 * GIB, 9 * GIB, 0, 1.0, ()), "4.0 of 4.0 GiB"),
     ],
 )
-def test_one_line_says_how_far_a_host_is(progress: Progress, text: str) -> None:
+def test_one_line_says_how_far_a_host_is(progress: LinkProgress, text: str) -> None:
     assert bringing_text(progress, 4 * GIB) == text
 
 

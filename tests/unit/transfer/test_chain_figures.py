@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clusterctl.transfer.chain_feed import Throttle
-from clusterctl.transfer.chain_tally import Tally
+from clusterctl.transfer.relay_supervisor import RelayFigures
+from clusterctl.transfer.source_multiplexer import Throttle
 
 
 class Time:
@@ -51,30 +51,30 @@ def test_pieces_are_small_where_the_rate_is() -> None:
 
 def test_rates_are_those_of_the_last_seconds() -> None:
     time = Time()
-    tally = Tally("gpu1", time)
+    figures = RelayFigures("gpu1", time)
     for second in range(20):
         time.now = float(second)
-        tally.take(str(second * 100), "5000", str(second * 100), "gpu0,source", "")
+        figures.take(str(second * 100), "5000", str(second * 100), "gpu0,source", "")
 
-    found = tally.progress(lost=False)
+    found = figures.progress(lost=False)
 
     assert found.rate == 100
     assert (found.done, found.total, found.received) == (1900, 5000, 1900)
     assert found.sources == ("gpu0", "source")
     time.now = 40.0
-    assert tally.progress(lost=False).rate == 0
+    assert figures.progress(lost=False).rate == 0
 
 
 def test_a_relay_that_was_started_again_counts_on() -> None:
     time = Time()
-    tally = Tally("gpu1", time)
-    tally.take("700", "1000", "700", "source", "")
-    tally.ended()
-    between = tally.progress(lost=False)
+    figures = RelayFigures("gpu1", time)
+    figures.take("700", "1000", "700", "source", "")
+    figures.relay_ended()
+    between = figures.progress(lost=False)
     time.now = 1.0
-    tally.take("800", "1000", "150", "source", "")
+    figures.take("800", "1000", "150", "source", "")
 
     assert (between.received, between.sources) == (700, ())
-    assert between.waiting == "its relay, which is started again"
-    assert tally.progress(lost=False).received == 850
-    assert tally.progress(lost=True).waiting is None
+    assert between.waiting == "waiting for its relay to restart"
+    assert figures.progress(lost=False).received == 850
+    assert figures.progress(lost=True).waiting is None

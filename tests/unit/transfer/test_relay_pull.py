@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, StepFailed
-from clusterctl.transfer.chain_link import Progress
+from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.relay_pull import PULL, TRIES, is_relay_name, pull
 from tests.fakes.chain import RELAY
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
@@ -65,9 +65,9 @@ class Line:
     def problem(self, host: str) -> ClusterctlError | None:
         return self._broken
 
-    def progress(self) -> Mapping[str, Progress]:
+    def progress(self) -> Mapping[str, LinkProgress]:
         self.received += self._step
-        return {"gpu1": Progress("gpu1", 0, 0, self.received, 0.0)}
+        return {"gpu1": LinkProgress("gpu1", 0, 0, self.received, 0.0)}
 
 
 def driver(engine: FakeEngine) -> FakeDriver:

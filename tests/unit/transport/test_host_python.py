@@ -14,14 +14,14 @@ import pytest
 
 from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.inventory.model import Host
-from clusterctl.transfer import chain_relay
+from clusterctl.transfer import relay_process
 from clusterctl.transfer.weights import host_web
 from clusterctl.transport import python
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.python import Program, PythonMissing
 from tests.fakes.transport import FakeTransport
 
-PROGRAMS = (chain_relay.PROGRAM, host_web.PROGRAM)
+PROGRAMS = (relay_process.PROGRAM, host_web.PROGRAM)
 SENT = [(program, name) for program in PROGRAMS for name in program.modules]
 ECHO = Program("tests.fakes.host_programs", ("words", "echo"))
 

@@ -1,4 +1,4 @@
-"""A relay that runs on a host, seen from the control side: frames over its channel."""
+"""The process of a relay on a host, as the operator's machine sees it: frames over its channel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.transport.base import Channel
 # Seconds after which nobody goes on with what a broken-off run left in a cache.
 LEFT_BEHIND = 7 * 24 * 3600
 
-LAST_WORDS = 15.0  # Seconds for a relay to tidy up once it was told to end
+CLEAN_UP = 15.0  # Seconds for a relay to clean up once it was told to end
 
 
 # The relay as it is sent to hosts.
@@ -54,11 +54,11 @@ class Ports:
 NO_PORTS = Ports(0, 0)
 
 
-class Silent(Exception):
+class EndedEarly(Exception):
     """A relay ended before it said where it listens."""
 
 
-class Relay:
+class RelayProcess:
     """One process. Made by `start`; `frames` must be read until its end."""
 
     def __init__(self, channel: Channel, host: str) -> None:
@@ -93,13 +93,13 @@ class Relay:
             yield frame
 
     def await_ports(self) -> Ports:
-        """Until it listens; what else it says is kept. Raises Silent, TimeoutError."""
+        """Until it listens; what else it says is kept. Raises EndedEarly, TimeoutError."""
         while frame := self.receive(deadlines.RELAY_START):
             name, *values = frames.parse(frame[2])[0]
             if (frame[0], name) == (frames.EVENT, "ports"):
                 return Ports(*map(int, values))
             self._early.append(frame)
-        raise Silent
+        raise EndedEarly
 
     def last_words(self) -> str:
         return self._channel.stderr_tail().strip()
@@ -119,21 +119,21 @@ class Relay:
 
 def start(
     link: Link, rows: Sequence[str], token: str, stall: float, ports: Ports
-) -> tuple[Relay, Ports]:
+) -> tuple[RelayProcess, Ports]:
     """Start the relay of `link`, with the `ports` of its predecessor if they are free. It
     answers nobody before it has obeyed `rows`.
 
     Raises PythonMissing, RelayNotStarted, and what `Transport.open_channel` does.
     """
     channel = link.transport.open_channel(python.argv(link.python), sudo=True)
-    relay = Relay(channel, link.host)
+    relay = RelayProcess(channel, link.host)
     try:
         channel.send(PROGRAM.sent())
         relay.command(
             *rows, frames.fields("start", token, stall, link.address, ports.engine, ports.peer)
         )
         return relay, relay.await_ports()
-    except (ConnectionFailed, TimeoutError, Silent):
+    except (ConnectionFailed, TimeoutError, EndedEarly):
         error = _not_started(link, channel)
         relay.close()
         raise error from None

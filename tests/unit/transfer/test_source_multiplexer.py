@@ -8,11 +8,20 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from clusterctl.errors import ConnectionFailed
-from clusterctl.transfer import chain_line
-from clusterctl.transfer.chain_feed import PIECE, TRIES, TRYING, Feed, Throttle
-from clusterctl.transfer.chain_line import AHEAD, NEGLECTED, OVERDUE, FeedLine
+from clusterctl.transfer import source_multiplexer
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.relay import frames
+from clusterctl.transfer.source_multiplexer import (
+    AHEAD,
+    NEGLECTED,
+    OVERDUE,
+    PIECE,
+    TRIES,
+    TRYING,
+    SharedSource,
+    SourceMultiplexer,
+    Throttle,
+)
 
 SOON = 60.0
 """Seconds within which a thread does what it has to."""
@@ -82,12 +91,12 @@ class Relay:
             return list(self.frames)
 
 
-def feed(source: Pieces | BadDisk, time: Time) -> Feed:
+def feed(source: Pieces | BadDisk, time: Time) -> SharedSource:
     blobs: Mapping[str, Blob] = {blob.digest: blob for blob in (BASE, TOP)}
-    return Feed(source, blobs, Throttle(None), time)
+    return SharedSource(source, blobs, Throttle(None), time)
 
 
-def want(line: FeedLine, number: int, blob: Blob) -> None:
+def want(line: SourceMultiplexer, number: int, blob: Blob) -> None:
     line.take(frames.WANT, number, frames.fields(blob.hex, 0, blob.size).encode())
 
 
@@ -95,7 +104,7 @@ def sent_streams(seconds_each: float) -> str:
     """The order in which both blobs leave, the top asked for first."""
     source, time = Pieces(), Time()
     relay = Relay(time, seconds_each)
-    line = FeedLine(feed(source, time), relay, time)
+    line = SourceMultiplexer(feed(source, time), relay, time)
     want(line, 2, TOP)
     want(line, 1, BASE)
     assert all(read.wait(SOON) for read in source.read.values())
@@ -116,7 +125,7 @@ def test_over_a_slow_link_the_base_is_still_first() -> None:
 
 
 def test_who_is_behind_gets_a_piece_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_line, "IN_ORDER", 2)
+    monkeypatch.setattr(source_multiplexer, "IN_ORDER", 2)
     assert "aab" in sent_streams(NEGLECTED + 0.1)
 
 
@@ -130,7 +139,7 @@ def test_nobody_waits_for_so_long_that_it_is_taken_for_dead() -> None:
 def test_a_blob_that_nobody_offered_is_refused_to_who_asks() -> None:
     relay = Relay()
     relay.listens.set()
-    line = FeedLine(feed(Pieces(), Time()), relay)
+    line = SourceMultiplexer(feed(Pieces(), Time()), relay)
     want(line, 1, Blob(f"sha256:{'c' * 64}", 1))
     relay.heard(frames.FAILED, 1)
     line.close()
@@ -139,7 +148,7 @@ def test_a_blob_that_nobody_offered_is_refused_to_who_asks() -> None:
 
 def test_a_range_that_is_wanted_no_more_ends() -> None:
     relay = Relay()
-    line = FeedLine(feed(Pieces(), Time()), relay)
+    line = SourceMultiplexer(feed(Pieces(), Time()), relay)
     want(line, 1, BASE)
     line.take(frames.ENOUGH, 1, b"")
     want(line, 2, TOP)
@@ -156,7 +165,7 @@ def test_a_source_that_fails_in_any_way_tells_the_relay_that_waits() -> None:
     time, relay = Time(), Relay()
     relay.listens.set()
     source = feed(BadDisk(), time)
-    line = FeedLine(source, relay)
+    line = SourceMultiplexer(source, relay)
     for number in range(TRIES):
         want(line, number, BASE)
         told = relay.heard(frames.FAILED, number + 1)
@@ -169,7 +178,7 @@ def test_a_source_that_fails_in_any_way_tells_the_relay_that_waits() -> None:
 
 def test_a_relay_that_is_gone_ends_its_line() -> None:
     before, relay, source = set(threading.enumerate()), Relay(), Pieces()
-    line = FeedLine(feed(source, Time()), relay)
+    line = SourceMultiplexer(feed(source, Time()), relay)
     relay.gone = True
     relay.listens.set()
 

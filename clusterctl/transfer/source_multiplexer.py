@@ -1,0 +1,304 @@
+"""The source of a chain: ranges of its blobs, sent to one relay over one channel, in order.
+
+Engines ask for several layers at once and unpack them in order, each when it is complete. If they
+were sent side by side, the base, which is the largest, would be complete last, and all unpacking
+would wait for it. So whatever comes first among the blobs gets the channel, and the rest what it
+leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
+from clusterctl.transfer.content import Blob, BlobSource
+from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay.upstream import SOURCE
+
+# Bytes sent at a time: what a relay must get within its stall time, on the slowest link.
+PIECE = 256 * 1024
+LIMITED_PIECE = 32 * 1024  # The same under a rate limit, which is to be even
+
+# A source that gave nothing this many times, over at least so many seconds, has failed.
+TRIES = 3
+TRYING = 5.0
+
+# Wrong blobs under one digest: the second time it was no accident on the way.
+MAX_WRONG = 2
+
+# Pieces of each stream read before the channel has room for them: a source of several
+# connections is then asked for all of them at once.
+AHEAD = 4
+
+# Seconds after which a stream gets one piece, whatever precedes it, so that relays and engines
+# that wait for it see progress. Over a slow link every piece takes long, and order counts most:
+# there it happens at most once in IN_ORDER pieces, unless a stream has waited OVERDUE seconds.
+NEGLECTED = 2.0
+IN_ORDER = 8
+OVERDUE = 15.0
+
+
+class Throttle:
+    """Lets `rate` bytes a second pass, all streams together; None lets all pass."""
+
+    def __init__(
+        self,
+        rate: int | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate, self._clock, self._sleep = rate, clock, sleep
+        self._free_at = clock()
+        self._lock = threading.Lock()
+
+    @property
+    def piece(self) -> int:
+        """Bytes to pass at a time."""
+        return PIECE if self._rate is None else LIMITED_PIECE
+
+    def take(self, count: int) -> None:
+        """Return when `count` bytes may go."""
+        if self._rate is None:
+            return
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._free_at)
+            self._free_at = start + count / self._rate
+        if start > now:
+            self._sleep(start - now)
+
+
+class SharedSource:
+    """The source, as all relays of a chain read it: how fast, and whether it still works."""
+
+    def __init__(
+        self,
+        source: BlobSource | None,
+        blobs: Mapping[str, Blob],
+        throttle: Throttle,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source, self._throttle = source, throttle
+        self._blobs = {blob.hex: blob for blob in blobs.values()}
+        self._ranks = {digest: place for place, digest in enumerate(self._blobs)}
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._failing: tuple[float, int] | None = None  # Since when, and how many times
+        self._failure: ClusterctlError | None = None
+        self._wrong: Counter[str] = Counter()
+        self.sent = 0  # Bytes, to all relays together
+
+    @property
+    def problem(self) -> ClusterctlError | None:
+        """Why the source will not deliver: it failed several times without a byte between, or
+        what it gives is not what it promised."""
+        with self._lock:
+            for digest, times in self._wrong.items():
+                if times >= MAX_WRONG:
+                    return StepFailed(
+                        f"the source sends other bytes than those of sha256:{digest[:12]}",
+                        hint="the file is damaged, or changed while it was sent: get it again",
+                    )
+            if self._failing is None:
+                return None
+            since, times = self._failing
+            final = times >= TRIES and self._clock() - since >= TRYING
+            return self._failure if final else None
+
+    def report_wrong(self, name: str, digest: str) -> None:
+        """A relay found that `name` sent wrong bytes for `digest`."""
+        if name == SOURCE:
+            with self._lock:
+                self._wrong[digest] += 1
+
+    def rank(self, digest: str, start: int) -> tuple[int, int]:
+        """Where these bytes stand among all: what comes first is sent first."""
+        return self._ranks.get(digest, len(self._ranks)), start
+
+    def pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
+        """A range of a blob. Raises whatever the source does; call `note_failure` then."""
+        if self._source is None:
+            raise StepFailed("there is no source")
+        step = self._throttle.piece
+        for chunk in self._source.open(self._blobs[digest], start):
+            wanted = chunk[:size]
+            for begin in range(0, len(wanted), step):
+                yield wanted[begin : begin + step]
+            size -= len(wanted)
+            if size <= 0:
+                return
+        if size:
+            raise StepFailed(
+                f"the source ends {size} bytes before the end of sha256:{digest[:12]}",
+                hint="the file was cut short, or changed while it was sent: get it again",
+            )
+
+    def await_turn(self, count: int) -> None:
+        """Return when the rate limit lets `count` bytes leave; they count as sent."""
+        self._throttle.take(count)
+        with self._lock:
+            self.sent += count
+            self._failing = self._failure = None
+
+    def note_failure(self, error: Exception) -> str:
+        """Record that a range ended with `error`; return its text for the relay that waits."""
+        if not isinstance(error, ClusterctlError):
+            error = StepFailed(
+                f"the source cannot be read: {error}",
+                hint="run the same command again: it resumes where it stopped",
+                detail=repr(error),
+            )
+        with self._lock:
+            since, times = self._failing or (self._clock(), 0)
+            self._failing, self._failure = (since, times + 1), error
+        return str(error)
+
+
+class Outlet(Protocol):
+    """Where frames for a relay go."""
+
+    def send(self, kind: bytes, stream: int, payload: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RelayGone(Exception):
+    """The relay that asked does not listen any more."""
+
+
+class _Range:
+    """A range that a relay asked for, and as much of it as waits for the channel."""
+
+    def __init__(self, number: int, rank: tuple[int, int], lock: threading.Lock) -> None:
+        self.number, self.rank = number, rank
+        self.since = 0.0  # When the first piece in `ready` began to wait
+        # One of its own, so that a piece that is sent wakes only the thread that reads the next.
+        self.room_for_more = threading.Condition(lock)
+        # Pieces, and how it ended: None when all was read, else why it was not.
+        self.ready: deque[bytes | Exception | None] = deque()
+
+
+class SourceMultiplexer:
+    """Sends one relay the ranges that it asks for, until `close`."""
+
+    def __init__(
+        self, source: SharedSource, outlet: Outlet, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._source, self._outlet, self._clock = source, outlet, clock
+        self._ranges: dict[int, _Range] = {}
+        self._lock = threading.Lock()
+        self._something_ready = threading.Condition(self._lock)
+        self._closed = False
+        self._in_order = 0  # Pieces since the last one that was sent out of order
+        threading.Thread(target=self._send_all, name="multiplexer", daemon=True).start()
+
+    def take(self, kind: bytes, number: int, payload: bytes) -> None:
+        """Take a frame of the relay: it wants a range, or no more of one."""
+        if kind == frames.ENOUGH:
+            with self._lock:
+                dropped = self._ranges.pop(number, None)
+                if dropped is not None:
+                    dropped.room_for_more.notify()
+            return
+        digest, start, size = frames.parse(payload)[0]
+        wanted = _Range(number, self._source.rank(digest, int(start)), self._lock)
+        with self._lock:
+            if self._closed:
+                return
+            self._ranges[number] = wanted
+        work = (wanted, digest, int(start), int(size))
+        threading.Thread(target=self._read, args=work, name="source", daemon=True).start()
+
+    def keep_alive(self) -> None:
+        """Tell the relay that we are here, however slow the source is. Raises RelayGone."""
+        with self._lock:
+            numbers = tuple(self._ranges)
+        for number in numbers:
+            self._send(number, frames.ALIVE)
+
+    def close(self) -> None:
+        """End all ranges before their next piece."""
+        with self._lock:
+            self._closed = True
+            for each in self._ranges.values():
+                each.room_for_more.notify()
+            self._ranges.clear()
+            self._something_ready.notify()
+
+    def _read(self, wanted: _Range, digest: str, start: int, size: int) -> None:
+        try:
+            for piece in self._source.pieces(digest, start, size):
+                if not self._put(wanted, piece):
+                    return
+            self._put(wanted, None)
+        except Exception as error:  # nobody else would hear of it, and the relay would wait
+            self._put(wanted, error)
+
+    def _put(self, wanted: _Range, item: bytes | Exception | None) -> bool:
+        """Return False when nobody waits for it any more."""
+        with self._lock:
+            wanted.room_for_more.wait_for(
+                lambda: len(wanted.ready) < AHEAD or wanted.number not in self._ranges
+            )
+            wanted.since = wanted.since if wanted.ready else self._clock()
+            wanted.ready.append(item)
+            self._something_ready.notify()
+            return wanted.number in self._ranges
+
+    def _send_all(self) -> None:
+        try:
+            with contextlib.suppress(RelayGone):
+                while (found := self._next()) is not None:
+                    number, item = found
+                    if item is None:
+                        self._send(number, frames.END)
+                    elif isinstance(item, Exception):
+                        self._send(number, frames.FAILED, self._source.note_failure(item).encode())
+                    else:
+                        # Counted before it is sent: a host that has its last byte may be done
+                        # before this thread continues.
+                        self._source.await_turn(len(item))
+                        self._send(number, frames.DATA, item)
+        finally:
+            meant = self._closed
+            self.close()
+            if not meant:  # the relay's supervisor finds it gone, and restarts it
+                self._outlet.close()
+
+    def _next(self) -> tuple[int, bytes | Exception | None] | None:
+        """What is to be sent now, and in which range; None when the multiplexer was closed."""
+        with self._lock:
+            self._something_ready.wait_for(lambda: self._closed or self._chosen() is not None)
+            chosen = self._chosen()
+            if chosen is None:
+                return None
+            self._in_order = 0 if self._is_neglected(chosen) else self._in_order + 1
+            item = chosen.ready.popleft()
+            chosen.since = self._clock()
+            if not isinstance(item, bytes):
+                del self._ranges[chosen.number]
+            chosen.room_for_more.notify()
+            return chosen.number, item
+
+    def _chosen(self) -> _Range | None:
+        ready = [each for each in self._ranges.values() if each.ready]
+        if not ready:
+            return None
+        longest = min(ready, key=lambda each: each.since)
+        return longest if self._is_neglected(longest) else min(ready, key=lambda each: each.rank)
+
+    def _is_neglected(self, waiting: _Range) -> bool:
+        waited = self._clock() - waiting.since
+        return waited > (NEGLECTED if self._in_order >= IN_ORDER else OVERDUE)
+
+    def _send(self, number: int, kind: bytes, payload: bytes = b"") -> None:
+        try:
+            self._outlet.send(kind, number, payload)
+        except ConnectionFailed as error:
+            raise RelayGone from error
