@@ -16,8 +16,8 @@ from clusterctl.errors import DEGRADED, Interrupted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.commands.cluster_status import ClusterStatus
     from clusterctl.inventory.model import Inventory
+    from clusterctl.survey.status import ClusterStatus
 
 WATCH_EVERY = 2.0
 """Seconds between two looks with --watch."""

@@ -8,12 +8,8 @@ from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.commands.cluster_images import ClusterImages
-from clusterctl.commands.declared import unreadable_in
 from clusterctl.commands.engine_stages import engine_stages
 from clusterctl.commands.formation import Formed, await_formation, clock_of
-from clusterctl.commands.lacking import running
-from clusterctl.commands.prepared import Cluster, ground_of, look_and_require
-from clusterctl.commands.reach import reach
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.events import EventSink, Note, StageStarted
@@ -48,6 +44,8 @@ from clusterctl.steps.secrets import (
     secret_path,
 )
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
+from clusterctl.survey.cluster import Cluster, look_and_require
+from clusterctl.survey.survey import connected
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -90,7 +88,7 @@ def node_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
 
 def _readable_services(cluster: Cluster) -> ServiceDocumentsReadable:
     name = cluster.inventory.cluster
-    unreadable = unreadable_in(name, cluster.answers[cluster.inventory.head.name])
+    unreadable = cluster.survey.unreadable.get(cluster.inventory.head.name, ())
     of_services = [document for document in unreadable if document.file != "node.json"]
     return ServiceDocumentsReadable(name, of_services)
 
@@ -107,7 +105,7 @@ def make_plan(
 ) -> Plan:
     """What bootstrap would change on `hosts`; `sink` is told which interfaces they would use,
     and why. Changes nothing."""
-    with reach(inventory.hosts, credentials) as transports:
+    with connected(inventory.hosts, credentials) as transports:
         hosts = tuple(hosts)
         cluster = look_and_require(inventory, transports, hosts)
         for node in cluster.topology.nodes:
@@ -133,7 +131,7 @@ def run(
     all hosts together; RayNotFormed when Ray does not come to hold what the inventory promises.
     """
     hosts = tuple(hosts)
-    with reach(inventory.hosts, credentials) as transports:
+    with connected(inventory.hosts, credentials) as transports:
         cluster = look_and_require(inventory, transports, hosts)
         for text in _left_out(cluster):
             sink(Note(text))
@@ -151,7 +149,7 @@ def run(
                     cluster, changed = _carry_out(cluster, hosts, engines, carry_out, sink)
                     since = clock_of(cluster.head.transport)
                 formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
-                proof = ensure_proven(ground_of(cluster), sink, cancelled)
+                proof = ensure_proven(cluster.fabric_ground, sink, cancelled)
     return Bootstrapped(changed, formed, proof.record)
 
 
@@ -161,13 +159,12 @@ def _require_ways(cluster: Cluster, sink: EventSink) -> None:
         return
     sink(StageStarted("Ways between hosts", cluster.held))
     held = {name: cluster.views[name] for name in cluster.held}
-    up = running(cluster.inventory, cluster.answers)
     seen = prove(
         cluster.inventory,
         cluster.topology,
         {name: view.facts for name, view in held.items()},
         {name: view.transport for name, view in held.items()},
-        unrated=IN_USE if up else "",
+        unrated=IN_USE if cluster.survey.running else "",
     )
     for text in judgement.notes(seen):
         sink(Note(text))
@@ -219,7 +216,6 @@ def _files(cluster: Cluster) -> FilesPresent:
     """node.pyz, node.json, the hosts file of the containers, and the list of variables that vLLM
     must not carry over."""
     inventory, topology = cluster.inventory, cluster.topology
-    facts = {name: answer.facts for name, answer in cluster.answers.items()}
     shared = (
         RemoteFile(package.install_path(), package.build()),
         RemoteFile(
@@ -234,7 +230,7 @@ def _files(cluster: Cluster) -> FilesPresent:
         node_json = RemoteFile(str(paths.node_document), to_json(document).encode())
         if HOSTS_FILE in view.host.mounts.values():
             return (*shared, node_json)  # the user's own, and maybe the host's: left alone
-        names = hosts_file(topology, facts, view.host.name)
+        names = hosts_file(topology, cluster.survey.facts, view.host.name)
         return (*shared, node_json, RemoteFile(str(paths.declared_hosts), names.encode()))
 
     return FilesPresent("node files", of, disrupts=_restarts_ray)

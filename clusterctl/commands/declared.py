@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 
 from clusterctl import deadlines
-from clusterctl.commands.reach import node_files, read_state, require_bootstrapped
+from clusterctl.commands.reach import (
+    node_files,
+    read_state,
+    require_bootstrapped,
+)
+from clusterctl.commands.reach import read_head_state as read_head_state
+from clusterctl.commands.reach import services_in as services_in
 from clusterctl.commands.service_watch import (
     OutOfSight,
     Overruled,
@@ -28,11 +34,8 @@ from clusterctl.facts.gather import probe
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import (
-    NodeDocument,
     NodeState,
     ServiceDocument,
-    UnreadableDocument,
-    config_dir,
     from_json,
     to_json,
 )
@@ -41,43 +44,6 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
 
 _READ = 'if [ -e "$1" ]; then cat "$1"; fi'
-
-
-def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
-    """The services whose documents the probe brought, by name. Of one that cannot be read, what
-    the supervisor read last, and goes on with."""
-    directory = str(NodePaths(cluster).services)
-    texts = {
-        path: data.decode(errors="replace")
-        for path, data in sorted(answer.files.items())
-        if path.startswith(directory) and data is not None
-    }
-    for document in unreadable_in(cluster, answer):
-        path = f"{config_dir(cluster)}/{document.file}"
-        if path in texts:
-            texts[path] = document.last_good
-    found = [from_json(ServiceDocument, text) for text in texts.values() if text]
-    return {document.name: document for document in found}
-
-
-def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
-    """The documents among the probe's files that cannot be read, with what the supervisor still
-    knows of them."""
-    paths = NodePaths(cluster)
-    state = read_state(answer.files.get(str(paths.state)))
-    known = {document.file: document for document in state.unreadable} if state else {}
-    found = []
-    for path, data in sorted(answer.files.items()):
-        kind = NodeDocument if path == str(paths.node_document) else ServiceDocument
-        if data is None or not path.startswith(f"{paths.config}/"):
-            continue
-        try:
-            from_json(kind, data.decode())
-        except ValueError as error:
-            file = path.removeprefix(f"{paths.config}/")
-            last_good = known[file].last_good if file in known else ""
-            found.append(UnreadableDocument(file, str(error), last_good))
-    return found
 
 
 def look_at_head(
@@ -110,14 +76,6 @@ def require_service(name: str, declared: dict[str, ServiceDocument]) -> ServiceD
         return declared[name]
     have = ", ".join(sorted(declared)) or "none"
     raise UsageError(f"no service is called {name}; there are: {have}", hint="clusterctl status")
-
-
-def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
-    """The head's state, by the cheapest way: one small file."""
-    file = str(NodePaths(inventory.cluster).state)
-    return read_state(
-        head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
-    )
 
 
 def declare(

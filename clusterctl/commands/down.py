@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.commands.held_run import execute_held
-from clusterctl.commands.prepared import views
-from clusterctl.commands.reach import look, node_files, reach
-from clusterctl.commands.strangers import strangers
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, HostSetAside, Note
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -27,9 +24,9 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
 from clusterctl.steps.paths_absent import PathsAbsent
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import failures, values
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -73,12 +70,11 @@ def make_plan(
 ) -> Planned:
     """What `run` would change, and what keeps hosts from being looked at. Changes nothing."""
     hosts = tuple(hosts)
-    with reach(hosts, credentials) as transports:
-        found = look(inventory, transports)
-        ready = views(inventory, transports, values(found))
+    with connected(hosts, credentials) as transports:
+        survey = take_survey(inventory, transports)
+        ready = survey.views
         planned = plan_apart(stages(inventory, tuple(ready), purge=purge), ready)
-    silent = {error.host or "": error for error in failures(found)}
-    return Planned(planned.plan, {**silent, **planned.set_aside})
+    return Planned(planned.plan, {**survey.errors, **planned.set_aside})
 
 
 def run(
@@ -96,13 +92,12 @@ def run(
     together, after the others are done.
     """
     limited = {host.name for host in hosts}
-    with reach(inventory.with_head(limited), credentials) as transports:
-        found = look(inventory, transports, files=node_files(inventory.cluster))
-        ready = views(inventory, transports, values(found))
-        for stranger in strangers(inventory, values(found).get(inventory.head.name)):
+    with connected(inventory.with_head(limited), credentials) as transports:
+        survey = take_survey(inventory, transports)
+        for stranger in survey.strangers:
             sink(Note(f"{stranger.summary}; it is left as it is", stranger.host))
-        mine = {name: view for name, view in ready.items() if name in limited}
-        with _locked(inventory, ready, sink) as ensure_held:
+        mine = {name: view for name, view in survey.views.items() if name in limited}
+        with _locked(inventory, survey.views, sink) as ensure_held:
             planned = plan_apart(stages(inventory, tuple(mine), purge=purge), mine)
             for name, error in planned.set_aside.items():
                 sink(HostSetAside(name, error.summary))
@@ -110,7 +105,7 @@ def run(
             fit = tuple(name for name in mine if name not in planned.set_aside)
             ordered = stages(inventory, fit, purge=purge) if planned.plan.changes else ()
             outcome = execute_held(ordered, mine, sink, ensure_held)
-    silent = [error for error in failures(found) if error.host in limited]
+    silent = [error for name, error in survey.errors.items() if name in limited]
     raise_all([*silent, *planned.set_aside.values(), *outcome.set_aside.values()])
     return Taken(outcome.changed)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from clusterctl.commands.reach import reach
 from clusterctl.containers.drivers import driver_for
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.survey.survey import connected
 from clusterctl.transport.base import CommandResult, Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, fan_out
@@ -34,5 +34,5 @@ def run(
             return driver_for(transport).exec(name, command, timeout=timeout)
         return transport.run(command, sudo=sudo, timeout=timeout)
 
-    with reach(hosts, credentials) as transports:
+    with connected(hosts, credentials) as transports:
         return fan_out(transports, run_there)

@@ -8,14 +8,14 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from clusterctl import deadlines
-from clusterctl.commands.declared import read_head_state
-from clusterctl.commands.prepared import Cluster
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
 from clusterctl.node.documents import NodeState
 from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.contract import Wait, await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
+from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.survey import read_head_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 

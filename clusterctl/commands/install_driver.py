@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from clusterctl.commands.held_run import execute_held
-from clusterctl.commands.prepared import views
-from clusterctl.commands.reach import look_at_all, reach
 from clusterctl.engine.events import EventSink
 from clusterctl.engine.plan import Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.steps.nvidia_driver import DriverSource, NvidiaDriver
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -59,5 +58,5 @@ def _seen(
     """Views of `hosts` and the head, which holds the cluster's lock."""
     names = {host.name for host in hosts} | {inventory.head.name}
     involved = tuple(host for host in inventory.hosts if host.name in names)
-    with reach(involved, credentials) as transports:
-        yield views(inventory, transports, look_at_all(inventory, transports))
+    with connected(involved, credentials) as transports:
+        yield take_survey(inventory, transports).require_answers().views

@@ -27,9 +27,9 @@ from clusterctl.planning.forecast import forecast_memory
 from clusterctl.planning.gpu_holders import Held, gpus_held
 from clusterctl.planning.planner import FitReport, Hardware, served_layout
 from clusterctl.ray_cluster.nodes import expected_nodes
-from clusterctl.ray_cluster.topology import Topology
+from clusterctl.ray_cluster.topology import Topology, base_url, head_address, reached_at
 from clusterctl.serving.arguments import Launch
-from clusterctl.serving.endpoint import Endpoint, base_url, head_address, reached_at
+from clusterctl.serving.endpoint import Endpoint
 from clusterctl.serving.layout import UNDECIDED, Layout
 from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import ServiceRequest

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from clusterctl import deadlines
-from clusterctl.commands.reach import reach
 from clusterctl.errors import (
     ClusterctlError,
     CommandFailed,
@@ -20,6 +19,7 @@ from clusterctl.errors import (
 )
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.paths import NodePaths
+from clusterctl.survey.survey import connected
 from clusterctl.transport.base import Channel, Transport
 from clusterctl.transport.base import lines as lines_of
 from clusterctl.transport.credentials import Credentials
@@ -78,7 +78,7 @@ def read(
     directory = str(NodePaths(inventory.cluster).logs)
     argv = ["sh", "-c", _TAIL, "logs", str(lines), file, "-F" if follow else "", directory]
     failed: list[ClusterctlError] = []
-    with reach(hosts, credentials) as transports:
+    with connected(hosts, credentials) as transports:
         for host, item in _merged(transports, argv, name):
             if isinstance(item, str):
                 yield host, item

@@ -1,143 +1,29 @@
-"""What every run that changes hosts begins with: facts of all, requirements, topology, views."""
+"""Old names of what is in survey/ now, until every command asks a Survey."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
+from collections.abc import Mapping
 
-from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands.lacking import name_listeners, requirements
-from clusterctl.commands.reach import look, node_files
-from clusterctl.commands.strangers import strangers
 from clusterctl.engine.step import HostView
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.parse import Probe
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.choice import resolve
+from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import FabricGround
-from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.survey.cluster import Cluster, look_and_require
+from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.fanout import failures, values
+from clusterctl.transport.fanout import Done
 
-
-@dataclass(frozen=True)
-class Cluster:
-    """The hosts of an inventory that answered; those of `held` are fit for use."""
-
-    inventory: Inventory
-    topology: Topology
-    answers: Mapping[str, Probe]
-    views: Mapping[str, HostView]
-    held: tuple[str, ...]
-    """Hosts that must be as promised: those that --limit left, and the head."""
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        return tuple(host.name for host in self.inventory.hosts if host.name not in self.held)
-
-    @property
-    def head(self) -> HostView:
-        return self.views[self.inventory.head.name]
-
-
-def look_and_require(
-    inventory: Inventory, transports: Mapping[str, Transport], hosts: Iterable[Host]
-) -> Cluster:
-    """Look at every host; `hosts` and the head must answer and meet the requirements.
-
-    Raises, of all of these together: ConnectionFailed, then RequirementsNotMet; the latter too
-    for another host that is silent and whose place in the cluster its inventory does not tell.
-    """
-    limited = {host.name for host in hosts}
-    held = tuple(host.name for host in inventory.with_head(limited))
-    found = look(inventory, transports, files=node_files(inventory.cluster))
-    raise_all(error for error in failures(found) if error.host in held)
-    answers = values(found)
-    fit = {name: answer for name, answer in answers.items() if name in held}
-    lacking = requirements(inventory, fit)
-    name_listeners(lacking, transports)
-    raise_all([*lacking, *strangers(inventory, answers.get(inventory.head.name))])
-    topology = topology_of(inventory, answers)
-    return Cluster(inventory, topology, answers, views(inventory, transports, answers), held)
-
-
-def topology_of(inventory: Inventory, answers: Mapping[str, Probe]) -> Topology:
-    """Places of all hosts. Whether RDMA is used is decided by those that answered."""
-    answered = tuple(host for host in inventory.hosts if host.name in answers)
-    facts = {name: answer.facts for name, answer in answers.items()}
-    known = resolve(inventory.model_copy(update={"hosts": answered}), facts)
-    nodes: list[Node] = []
-    problems: list[ClusterctlError] = []
-    for host in inventory.hosts:
-        try:
-            nodes.append(known.node(host.name) if host in answered else unseen(inventory, host))
-            _insist_on_own_address(nodes)
-        except RequirementsNotMet as problem:
-            problems.append(problem)
-    raise_all(problems)
-    return Topology(tuple(nodes))
-
-
-def unseen(inventory: Inventory, host: Host) -> Node:
-    """The place of a host that is silent, from its inventory alone; interfaces not known.
-
-    Raises RequirementsNotMet when its node IP or GPUs depend on what only the host can tell.
-    """
-    address = host.node_ip or _address(inventory, host)
-    counted = accelerator_named(inventory.accelerator).counted
-    if address is None or (counted and not host.gpus):
-        lacking, key = ("GPUs", "gpus") if address else ("node IP", "node_ip")
-        raise RequirementsNotMet(
-            f"it does not answer, and without it its {lacking} cannot be told, which the others "
-            "must know",
-            host=host.name,
-            hint=f"give hosts.{host.name}.{key} in the inventory, or take the host out of it",
-        )
-    return Node(host.name, host.role, address, "", (), "", (), len(host.gpus))
-
-
-def _insist_on_own_address(nodes: Sequence[Node]) -> None:
-    """The last of `nodes` shares its node IP with none before it."""
-    last = nodes[-1]
-    owner = next((node for node in nodes[:-1] if node.node_ip == last.node_ip), None)
-    if owner:
-        raise RequirementsNotMet(
-            f"its node IP {last.node_ip} is also the one of {owner.host}",
-            host=last.host,
-            hint=f"give hosts.{last.host}.node_ip its own address",
-        )
-
-
-def _address(inventory: Inventory, host: Host) -> str | None:
-    """What SSH connects to, where that is the node IP: see `network_choice`."""
-    try:
-        address = ip_address(host.address)
-    except ValueError:
-        return None
-    subnet = inventory.network.subnet
-    if host.nics.control or (subnet and address not in subnet):
-        return None
-    return str(address)
+__all__ = ("Cluster", "ground_of", "look_and_require", "views")
 
 
 def views(
     inventory: Inventory, transports: Mapping[str, Transport], answers: Mapping[str, Probe]
 ) -> dict[str, HostView]:
     """What steps work on."""
-    return {
-        host.name: HostView(host, answers[host.name].facts, transports[host.name])
-        for host in inventory.hosts
-        if host.name in answers
-    }
+    found = {name: Done(answer) for name, answer in answers.items()}
+    return Survey(inventory, transports, found).views
 
 
 def ground_of(cluster: Cluster) -> FabricGround:
     """The hosts of a run that must be as promised."""
-    ground = FabricGround(
-        cluster.inventory,
-        cluster.topology,
-        {name: view.transport for name, view in cluster.views.items()},
-        {name: view.facts for name, view in cluster.views.items()},
-    )
-    return ground.only(cluster.held)
+    return cluster.fabric_ground

@@ -15,7 +15,8 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, Rank, ServiceDocument, ServiceState
 from clusterctl.node.paths import NodePaths
 from clusterctl.node.tasks import Task, task_of
-from clusterctl.serving.endpoint import Answer, ask, base_url
+from clusterctl.ray_cluster.topology import base_url
+from clusterctl.serving.endpoint import Answer, ask
 from clusterctl.serving.placement import check_placement
 from clusterctl.transport.base import Transport
 from clusterctl.transport.tunnel import Tunnel

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterctl.inventory.model import Role
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host, Role
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,18 @@ class Topology:
 def host_port(ip: str, port: int) -> str:
     """`ip:port`, with the brackets that an IPv6 address needs."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def head_address(head: Host, facts: HostFacts, node_ip: str) -> str:
+    """Where clients reach the head: the address that SSH uses, if it is one of its own."""
+    return head.address if facts.nic_with(head.address) else node_ip
+
+
+def reached_at(listens_on: str, head: str) -> str:
+    """The address to tell clients. A server that listens on all addresses has none of its own."""
+    return head if listens_on in ("0.0.0.0", "::") else listens_on  # noqa: S104 - nothing binds
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL of an address and port; an IPv6 address gets its brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl.commands.cluster_status import ClusterStatus, HostRow, ServiceRow
 from clusterctl.reporting.text import count, duration
+from clusterctl.survey.status import ClusterStatus, HostRow, ServiceRow
 
 _STYLES = {
     "running": "green", "up": "green", "ready": "green",

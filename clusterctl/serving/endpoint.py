@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, StepFailed
-from clusterctl.facts.model import HostFacts
-from clusterctl.inventory.model import Host
 from clusterctl.node.tasks import COMPLETIONS, Task
 
 if TYPE_CHECKING:
@@ -62,21 +60,6 @@ class Endpoint:
     @property
     def _chats(self) -> bool:
         return self.chat and self.task is COMPLETIONS
-
-
-def head_address(head: Host, facts: HostFacts, node_ip: str) -> str:
-    """Where clients reach the head: the address that SSH uses, if it is one of its own."""
-    return head.address if facts.nic_with(head.address) else node_ip
-
-
-def reached_at(listens_on: str, head: str) -> str:
-    """The address to tell clients. A server that listens on all addresses has none of its own."""
-    return head if listens_on in ("0.0.0.0", "::") else listens_on  # noqa: S104 - nothing binds
-
-
-def base_url(host: str, port: int) -> str:
-    """The URL of an address and port; an IPv6 address gets its brackets."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def ask(

@@ -52,7 +52,7 @@ def test_ray_is_added_once_and_a_model_served_on_one_host(
     on_host("gpu1", "chmod 644 /etc/clusterctl/alone/api.key; docker stop -t 5 clusterctl-alone")
     differs = operator.run("check", inventory)
     assert differs.status == 5, differs.text
-    assert "gpu1: is not as bootstrap would have it: " in differs.stderr
+    assert "gpu1: has drifted from the inventory: " in differs.stderr
     assert "start clusterctl-alone again" in differs.stderr
     assert "api.key" in differs.stderr
     operator.ok("bootstrap", inventory)

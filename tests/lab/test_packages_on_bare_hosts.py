@@ -14,8 +14,6 @@ import pytest
 import yaml
 
 from clusterctl.commands.engine_stages import engine_stages
-from clusterctl.commands.prepared import views
-from clusterctl.commands.reach import look_at_all, reach
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.planner import plan as plan_stages
@@ -24,6 +22,7 @@ from clusterctl.inventory.load import load
 from clusterctl.lab import lifecycle
 from clusterctl.lab.layout import CONTROL
 from clusterctl.lab.paths import LabPaths
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from tests.fakes.nvidia_packages import CALLS, build_packages, build_repository, served
 from tests.lab.cluster import Operator, quiet
@@ -85,8 +84,8 @@ def install(file: Path, *, look_only: bool = False) -> Plan:
     """What the first stages of bootstrap would change; they are carried out, and then there
     must be nothing left to change."""
     inventory = load(file)
-    with reach(inventory.hosts, Credentials()) as transports:
-        found = views(inventory, transports, look_at_all(inventory, transports))
+    with connected(inventory.hosts, Credentials()) as transports:
+        found = take_survey(inventory, transports).require_answers().views
         stages = engine_stages(inventory, inventory.hosts)
         plan = plan_stages(stages, found)
         if not look_only:

@@ -17,8 +17,6 @@ from clusterctl.commands.cluster_images import ClusterImages
 from clusterctl.commands.engine_stages import engine_stages
 from clusterctl.commands.init import Found, Wishes
 from clusterctl.commands.inventory_text import inventory_text
-from clusterctl.commands.lacking import requirements
-from clusterctl.commands.prepared import Cluster
 from clusterctl.errors import InventoryError
 from clusterctl.facts.gather import probe_script
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
@@ -35,10 +33,13 @@ from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
 from clusterctl.serving.arguments import batch_limits
 from clusterctl.steps.engines import Engines
+from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.requirements import requirements
 from tests.fakes.abacus import GIB, LISTING, Nothing
 from tests.fakes.container_engine import image
 from tests.fakes.host import FakeHost, fake_driver, fake_view
 from tests.fakes.host_facts import host_facts, nic
+from tests.fakes.surveys import survey_of
 
 FILE = """\
 cluster: demo
@@ -105,7 +106,7 @@ def test_hosts_are_asked_for_it_by_its_own_program(tmp_path: Path) -> None:
 
 def test_check_says_what_it_lacks(tmp_path: Path) -> None:
     poor = {**ANSWERS, "a": replace(ANSWERS["a"], facts=of_host(1, devices=0))}
-    problem, *_ = requirements(inventory(tmp_path), poor)
+    problem, *_ = requirements(survey_of(inventory(tmp_path), poor))
     assert (problem.host, problem.summary) == ("a", "lacks an abacus: no abacus on the shelf")
 
 
@@ -138,7 +139,7 @@ def test_bootstrap_and_down_do_what_it_needs(tmp_path: Path) -> None:
     for host in hosts.values():
         host.engine.images["base"] = image("base", "vllm:v0.33.0")
     views = {name: fake_view(host, FACTS[name]) for name, host in hosts.items()}
-    cluster = Cluster(demo, resolve(demo, FACTS), ANSWERS, views, ("a", "b"))
+    cluster = Cluster(survey_of(demo, ANSWERS), resolve(demo, FACTS), views, ("a", "b"))
     engines = Engines(fake_driver)
     with ClusterImages(cluster, ("a", "b"), engines) as images:
         stages = (*engine_stages(demo, demo.hosts), *node_stages(cluster, images))

@@ -39,27 +39,35 @@ ALLOWED = {
         "ray_cluster", "accelerators", "node", "containers", "engine", "facts", "transport",
         "inventory", "errors",
     },
+    "survey": {
+        "network", "ray_cluster", "accelerators", "steps", "node", "containers", "engine", "facts",
+        "transport", "inventory", "errors",
+    },
     "models": {"transport", "inventory", "errors"},
     "serving": {
         "accelerators.engine_defaults",
-        "models", "node", "engine", "facts", "transport", "inventory", "errors",
+        "models", "survey", "network", "ray_cluster", "node", "engine", "facts", "transport",
+        "inventory", "errors",
     },
     "planning": {
-        "serving", "models", "network", "ray_cluster", "accelerators", "node", "containers",
-        "facts", "transport", "inventory", "errors",
+        "serving", "models", "survey", "network", "ray_cluster", "accelerators", "node",
+        "containers", "facts", "transport", "inventory", "errors",
     },
-    "transfer": {"node", "containers", "engine", "facts", "transport", "inventory", "errors"},
+    "transfer": {
+        "survey", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+    },
     "packages": {"inventory", "errors"},
     "steps": {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     "commands": {
-        "planning", "serving", "models", "network", "ray_cluster", "accelerators", "steps",
-        "packages", "transfer", "node", "containers", "engine", "facts", "transport", "inventory",
+        "planning", "serving", "models", "transfer", "survey", "network", "ray_cluster",
+        "accelerators", "steps", "packages", "node", "containers", "engine", "facts", "transport",
+        "inventory",
         "errors",
     },
-    # `cluster_status` is plain data; the screens draw it.
-    "reporting": {"engine", "errors", "commands.cluster_status"},
+    # `survey.status` is plain data; the screens draw it.
+    "reporting": {"engine", "errors", "survey.status"},
     "lab": {"errors"},
 }  # fmt: skip
 """Package: what it may import of clusterctl, itself aside. `cli` may import everything."""

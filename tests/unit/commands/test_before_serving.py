@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.commands.reach import require_bootstrapped
 from clusterctl.commands.serve import Changes, Decision, new_key, settle
 from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState
 from clusterctl.serving.request import ServiceRequest
+from clusterctl.survey.survey import require_bootstrapped
 from tests.fakes.transport import FakeTransport, starts
 
 INVENTORY = Inventory(

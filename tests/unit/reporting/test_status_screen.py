@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from clusterctl.commands.cluster_status import ClusterStatus, HostRow
 from clusterctl.reporting.status_view import screen, status_screen
+from clusterctl.survey.status import ClusterStatus, HostRow
 
 ADDRESSES = ("fd00:100:1::5", "[fd00::1]")
 

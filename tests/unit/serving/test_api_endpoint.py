@@ -17,10 +17,10 @@ import pytest
 
 from clusterctl.errors import ConnectionFailed, StepFailed
 from clusterctl.node.tasks import task_of
+from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.endpoint import (
     Endpoint,
     ask,
-    base_url,
     curl_line,
     key_line,
 )

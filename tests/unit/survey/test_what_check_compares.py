@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.commands.alike import releases_apart
-from clusterctl.commands.built import unlike_ray
-from clusterctl.commands.lacking import name_listeners, place
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.network_requirements import PortsTaken
@@ -16,7 +13,11 @@ from clusterctl.inventory.model import Host, Inventory, Nics
 from clusterctl.node.documents import NodeState, RayNode, to_json
 from clusterctl.node.paths import NodePaths
 from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.survey.consistency import releases_apart
+from clusterctl.survey.drift import ray_problems
+from clusterctl.survey.requirements import name_listeners, place
 from tests.fakes.host_facts import host_facts, nic
+from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport
 
 SS = ("ss", "-Hltnp")
@@ -78,14 +79,14 @@ def test_a_host_without_its_interface_leaves_the_others_their_places() -> None:
         name: probe(host_facts(nic("eth0", f"10.0.0.{n + 1}"), hostname=name))
         for n, name in enumerate("abc")
     }
-    topology, errors = place(wrong, answers)
+    topology, errors = place(survey_of(wrong, answers))
     assert topology is not None
     assert [node.host for node in topology.nodes] == ["a", "c"]
     assert [error.host for error in errors] == ["b"]
 
 
 def test_nobody_who_answered_has_no_topology() -> None:
-    assert place(inventory("a"), {}) == (None, [])
+    assert place(survey_of(inventory("a"), {})) == (None, [])
 
 
 def state(**versions: Any) -> NodeState:
@@ -114,5 +115,5 @@ def test_what_ray_holds_of_a_host_without_a_place_is_not_told_beside_the_reason(
     ours = ContainerFacts("1", "clusterctl-demo", "i", {}, "running", 0, "", 0)
     path = str(NodePaths("demo").state)
     answers = {"a": Probe(facts, {path: to_json(state).encode()}, (), (ours,), None)}
-    told = unlike_ray(described, placed, answers)
+    told = ray_problems(survey_of(described, answers), placed)
     assert [error.host for error in told] == ["c"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from clusterctl.commands.declared import services_in, unreadable_in
 from clusterctl.facts.parse import Probe
 from clusterctl.node.documents import (
     NodeState,
@@ -13,6 +12,7 @@ from clusterctl.node.documents import (
     UnreadableDocument,
     to_json,
 )
+from clusterctl.survey.survey import services_in, unreadable_in
 from tests.fakes.host_facts import host_facts, nic
 
 TINY = ServiceDocument(

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands.prepared import topology_of, unseen
 from clusterctl.errors import Problems, RequirementsNotMet
 from clusterctl.facts.model import Address, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.ray_cluster.nodes import expected_nodes
+from clusterctl.survey.cluster import topology_of, unseen
 from tests.fakes.host_facts import host_facts
+from tests.fakes.surveys import survey_of
 
 
 def probe(ip: str) -> Probe:
@@ -36,7 +37,7 @@ ANSWERS = {"gpu1": probe("10.0.0.1"), "gpu2": probe("10.0.0.2")}
 
 
 def test_a_silent_host_stays_expected_when_the_inventory_tells_its_place() -> None:
-    expected = expected_nodes(topology_of(inventory(), ANSWERS))
+    expected = expected_nodes(topology_of(survey_of(inventory(), ANSWERS)))
     assert [(node.host, node.node_ip, node.gpus) for node in expected] == [
         ("gpu1", "10.0.0.1", 1),
         ("gpu2", "10.0.0.2", 1),
@@ -46,7 +47,7 @@ def test_a_silent_host_stays_expected_when_the_inventory_tells_its_place() -> No
 
 def test_node_ip_tells_the_place_of_a_host_known_by_name() -> None:
     loaded = inventory(address="gpu3.example", node_ip="10.0.0.33")
-    assert topology_of(loaded, ANSWERS).node("gpu3").node_ip == "10.0.0.33"
+    assert topology_of(survey_of(loaded, ANSWERS)).node("gpu3").node_ip == "10.0.0.33"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_place_that_only_the_silent_host_knows_is_asked_for(
     third: dict[str, Any], lacking: str
 ) -> None:
     with pytest.raises(RequirementsNotMet) as raised:
-        topology_of(inventory(**third), ANSWERS)
+        topology_of(survey_of(inventory(**third), ANSWERS))
     assert raised.value.host == "gpu3"
     assert f"hosts.gpu3.{lacking}" in str(raised.value.hint)
 
@@ -76,11 +77,11 @@ def test_an_address_outside_the_clusters_subnet_is_not_taken_for_the_node_ip() -
 def test_two_places_that_are_one_are_told_apart() -> None:
     """Silent hosts are held to it too: Ray would wait for GPUs for ever."""
     with pytest.raises((RequirementsNotMet, Problems), match=r"10\.0\.0\.2 is also the one of"):
-        topology_of(inventory(node_ip="10.0.0.2"), ANSWERS)
+        topology_of(survey_of(inventory(node_ip="10.0.0.2"), ANSWERS))
 
 
 def test_interfaces_of_the_hosts_that_answer_are_as_ever() -> None:
-    everywhere = topology_of(inventory(), {**ANSWERS, "gpu3": probe("10.0.0.3")})
-    some = topology_of(inventory(), ANSWERS)
+    everywhere = topology_of(survey_of(inventory(), {**ANSWERS, "gpu3": probe("10.0.0.3")}))
+    some = topology_of(survey_of(inventory(), ANSWERS))
     assert some.nodes[:2] == everywhere.nodes[:2]
     assert replace(some.nodes[2], control_nic="eth0").node_ip == everywhere.nodes[2].node_ip

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clusterctl.commands.cluster_status import ClusterStatus, HostReport, assess
 from clusterctl.commands.status import weights_apart
 from clusterctl.facts.model import HostFacts
-from clusterctl.facts.parse import Probe, parse_probe
+from clusterctl.facts.parse import parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import (
@@ -27,7 +26,9 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.reporting.status_view import status_document, status_screen
+from clusterctl.survey.status import ClusterStatus, assess
 from clusterctl.transfer.weights.held import kept_file
+from tests.fakes.surveys import Said, survey_of
 from tests.fakes.transport import FakeTransport
 
 INVENTORY = Inventory(
@@ -38,6 +39,7 @@ INVENTORY = Inventory(
         Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
     ),
 )
+ETC = "/etc/clusterctl/demo"
 LOGS = "/var/log/clusterctl/demo"
 NVML = "Failed to initialize NVML: Unknown Error"
 SERVICE = ServiceDocument(
@@ -65,13 +67,13 @@ def state(host: str, **more: object) -> NodeState:
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def healthy(facts: HostFacts) -> dict[str, HostReport]:
+def healthy(facts: HostFacts) -> dict[str, Said]:
     ranks = [Rank(0, 0, 0, "gpu1", "10.0.0.1", 7), Rank(1, 1, 0, "gpu2", "10.0.0.2", 8)]
     ready = ServiceState("tiny", "ready", 0.0, "f", running=3, tokens_per_second=41.5, ranks=ranks)
     head = state("gpu1", nodes=[ray("gpu1"), ray("gpu2")], services=[ready])
     return {
-        "gpu1": HostReport(INVENTORY.hosts[0], facts, head, "running", services=(SERVICE,)),
-        "gpu2": HostReport(INVENTORY.hosts[1], facts, state("gpu2"), "running"),
+        "gpu1": Said(facts, head, "running", services=(SERVICE,)),
+        "gpu2": Said(facts, state("gpu2"), "running"),
     }
 
 
@@ -87,18 +89,17 @@ def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: Host
             lambda argv: argv[3:4] == ("held",),
             stdout=f"file\ts\t2026\t9\tmodel.safetensors\nkept\t{sha * 64}\ts\tmodel.safetensors",
         )
-    answers = {name: Probe(facts, {}, (), (), None) for name in transports}
-    assert weights_apart(INVENTORY, reports, answers, transports) == {}
-    answers["gpu2"] = replace(answers["gpu2"], files={kept_file("/data/models/tiny"): b""})
-    apart = weights_apart(INVENTORY, reports, answers, transports)
-    status = assess(INVENTORY, reports, apart)
+    assert weights_apart(survey_of(INVENTORY, reports, transports)) == {}
+    reports["gpu2"] = replace(reports["gpu2"], files={kept_file("/data/models/tiny"): b""})
+    survey = survey_of(INVENTORY, reports, transports)
+    status = assess(survey, weights_apart=weights_apart(survey))
     assert status.problems == (
         "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has; which of them "
         "is right, no manifest says",
     )
 
 
-def with_service(reports: dict[str, HostReport], **more: object) -> dict[str, HostReport]:
+def with_service(reports: dict[str, Said], **more: object) -> dict[str, Said]:
     """The same, with its one service as it is now said to be."""
     head = reports["gpu1"]
     assert head.state
@@ -113,7 +114,7 @@ def screen(status: ClusterStatus) -> str:
 
 
 def test_a_healthy_cluster_reads_so(facts: HostFacts) -> None:
-    status = assess(INVENTORY, healthy(facts))
+    status = assess(survey_of(INVENTORY, healthy(facts)))
     assert status.healthy
     text = screen(status)
     for words in ("healthy", "Ray 2.60.0", "0 on gpu1, 1 on gpu2", "41.5 tokens/s", "1 of 1"):
@@ -125,7 +126,7 @@ def test_a_healthy_cluster_reads_so(facts: HostFacts) -> None:
 
 def test_an_engine_that_shows_no_sign_of_life_is_a_problem_at_once(facts: HostFacts) -> None:
     silence = "no token for 15 s (3 requests running, 0 waiting)"
-    status = assess(INVENTORY, with_service(healthy(facts), silence=silence))
+    status = assess(survey_of(INVENTORY, with_service(healthy(facts), silence=silence)))
     assert status.problems == (f"service tiny: {silence}",)
     assert f"silent     {silence}" in screen(status)
     assert status_document(status)["services"][0]["silence"] == silence
@@ -133,10 +134,10 @@ def test_an_engine_that_shows_no_sign_of_life_is_a_problem_at_once(facts: HostFa
 
 def test_a_service_that_is_ready_again_still_says_why_it_was_restarted(facts: HostFacts) -> None:
     failure = "stalled: no token for 50 s (3 requests running, 0 waiting)"
-    status = assess(
-        INVENTORY,
-        with_service(healthy(facts), restarts=1, last_failure=failure, last_failure_time=277.0),
+    reports = with_service(
+        healthy(facts), restarts=1, last_failure=failure, last_failure_time=277.0
     )
+    status = assess(survey_of(INVENTORY, reports))
     assert status.healthy
     assert f"restarts   1 · last failure 12 min 3 s ago: {failure}" in screen(status)
     service = status_document(status)["services"][0]
@@ -150,7 +151,7 @@ def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
     reports = healthy(facts)
     everywhere = replace(SERVICE, host=listens_on)
     reports["gpu1"] = replace(reports["gpu1"], services=(everywhere,))
-    assert assess(INVENTORY, reports).services[0].endpoint == "http://10.0.0.1:8000/v1"
+    assert assess(survey_of(INVENTORY, reports)).services[0].endpoint == "http://10.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,6 @@ def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
         ("gpu2", {"container": "missing", "state": None}, "gpu2: the node container is missing"),
         ("gpu2", {"state": state("gpu2", time=900.0)}, "gpu2: the supervisor last wrote 100 s ago"),
         ("gpu2", {"state": None}, "gpu2: the supervisor has written no state yet"),
-        ("gpu2", {"drift": ("node.json differs",)}, "gpu2: node.json differs"),
         ("gpu1", {"state": state("gpu1", nodes=[ray("gpu1")])}, "gpu2: not in Ray"),
         (
             "gpu1",
@@ -197,11 +197,18 @@ def test_what_is_wrong_is_named_by_its_first_cause(
 ) -> None:
     reports = healthy(facts)
     reports[host] = replace(reports[host], **change)  # type: ignore[arg-type]
-    status = assess(INVENTORY, reports)
+    status = assess(survey_of(INVENTORY, reports))
     of_hosts = [text for text in status.problems if text.startswith("gpu2")]
     assert of_hosts == [sentence]
     assert not status.healthy
     assert sentence in screen(status)
+
+
+def test_drift_is_a_problem_of_its_host(facts: HostFacts) -> None:
+    status = assess(survey_of(INVENTORY, healthy(facts)), {"gpu2": ["node.json differs"]})
+    assert status.problems == ("gpu2: node.json differs",)
+    assert status.hints == ("clusterctl bootstrap .",)
+    assert "gpu2: node.json differs" in screen(status)
 
 
 def test_a_service_that_is_not_ready_degrades_the_cluster(facts: HostFacts) -> None:
@@ -210,13 +217,13 @@ def test_a_service_that_is_not_ready_degrades_the_cluster(facts: HostFacts) -> N
     assert head is not None
     waiting = ServiceState("tiny", "waiting", 0.0, "f", detail="gpu2 has not joined Ray")
     reports["gpu1"] = replace(reports["gpu1"], state=replace(head, services=[waiting]))
-    status = assess(INVENTORY, reports)
+    status = assess(survey_of(INVENTORY, reports))
     assert status.problems == ("service tiny: waiting (gpu2 has not joined Ray)",)
 
 
 def test_all_hosts_dead_is_still_an_answer() -> None:
-    dead = {host.name: HostReport(host, problem="timed out") for host in INVENTORY.hosts}
-    status = assess(INVENTORY, dead)
+    dead = {host.name: Said(problem="timed out") for host in INVENTORY.hosts}
+    status = assess(survey_of(INVENTORY, dead))
     assert len(status.problems) == 2
     assert "no answer" in screen(status)
 
@@ -225,15 +232,18 @@ def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
     facts: HostFacts,
 ) -> None:
     reports = healthy(facts)
-    cut = UnreadableDocument("services/tiny.json", "Unterminated string", to_json(SERVICE))
-    new = UnreadableDocument("services/new.json", "no JSON")
-    reports["gpu1"] = replace(reports["gpu1"], unreadable=(cut, new))
-    status = assess(INVENTORY, reports)
-    assert status.problems == (
-        "gpu1: services/tiny.json cannot be read (Unterminated string); the supervisor follows "
-        "what it held before",
-        "gpu1: services/new.json cannot be read (no JSON); the supervisor follows nothing",
-    )
+    head = reports["gpu1"]
+    assert head.state
+    cut = to_json(SERVICE).encode()[:40]
+    known = UnreadableDocument("services/tiny.json", "cut short", to_json(SERVICE))
+    files = {f"{ETC}/services/tiny.json": cut, f"{ETC}/services/new.json": b"garbage"}
+    reports["gpu1"] = replace(head, state=replace(head.state, unreadable=[known]), files=files)
+    status = assess(survey_of(INVENTORY, reports))
+    new, tiny = status.problems
+    assert new.startswith("gpu1: services/new.json cannot be read (Expecting value")
+    assert new.endswith("; the supervisor follows nothing")
+    assert tiny.startswith("gpu1: services/tiny.json cannot be read (Unterminated string")
+    assert tiny.endswith("; the supervisor follows what it held before")
     assert status.hints == ("clusterctl bootstrap .",)
     assert "service tiny · ready" in screen(status)
 
@@ -242,16 +252,16 @@ def test_a_full_file_system_of_logs_is_named_and_nothing_else(facts: HostFacts) 
     reports = healthy(facts)
     full = state("gpu2", logs_problem=f"{LOGS} is on a file system that is full")
     reports["gpu2"] = replace(reports["gpu2"], state=full)
-    status = assess(INVENTORY, reports)
+    status = assess(survey_of(INVENTORY, reports))
     assert status.problems == (
         f"gpu2: {LOGS} is on a file system that is full: logs and journal are not written",
     )
-    assert status.hints == ("clusterctl exec --limit gpu2 -- df -h /var/log/clusterctl",)
+    assert status.hints == ("clusterctl exec --limit gpu2 -- df -h /var/log/clusterctl/demo",)
 
 
 def test_a_host_that_left_the_inventory_and_still_runs_is_named(facts: HostFacts) -> None:
     without = INVENTORY.model_copy(update={"hosts": INVENTORY.hosts[:1]})
-    status = assess(without, {"gpu1": healthy(facts)["gpu1"]})
+    status = assess(survey_of(without, {"gpu1": healthy(facts)["gpu1"]}))
     (problem,) = status.problems
     assert problem == (
         "gpu2: is not in the inventory, and its container still runs in this cluster at 10.0.0.2, "

@@ -1,0 +1,141 @@
+"""How hosts differ from what bootstrap made of them: by one look at them, and by its own plan."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from clusterctl.containers.drivers import driver_for
+from clusterctl.containers.spec import FINGERPRINT_LABEL
+from clusterctl.engine.plan import Plan
+from clusterctl.engine.step import Change
+from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.node.contract import breaches
+from clusterctl.node.documents import log_dir, to_json
+from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
+from clusterctl.ray_cluster.topology import Topology
+from clusterctl.steps.node_container import own_container
+from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.requirements import single
+from clusterctl.survey.survey import Survey
+from clusterctl.transport.fanout import failures, fan_out
+
+OTHER_CONTAINER = "its container was made from another inventory or version (clusterctl plan)"
+OTHER_NODE = "its node.json is from another inventory or version (clusterctl plan)"
+
+
+def drift(survey: Survey) -> dict[str, tuple[str, ...]]:
+    """What differs on each host, as far as one look tells: its container and its node.json.
+
+    The topology needs every host's facts: while one is silent, the others' drift is not known
+    and nothing is said of it.
+    """
+    if len(survey.facts) < len(survey.inventory.hosts):
+        return {}
+    try:
+        topology = survey.topology
+    except ClusterctlError:
+        return {}
+    found: dict[str, tuple[str, ...]] = {}
+    path = str(NodePaths(survey.inventory.cluster).node_document)
+    for name, container in survey.containers.items():
+        node, facts = topology.node(name), survey.facts[name]
+        spec = container_spec(node, container.image, survey.inventory, facts, topology)
+        expected = to_json(node_document(survey.inventory, topology, node)).encode()
+        unreadable = {document.file for document in survey.unreadable.get(name, ())}
+        differs = []
+        if container.labels.get(FINGERPRINT_LABEL) != spec.fingerprint():
+            differs.append(OTHER_CONTAINER)
+        # One that cannot be read is told as such.
+        if "node.json" not in unreadable and survey.answers[name].files.get(path) != expected:
+            differs.append(OTHER_NODE)
+        found[name] = tuple(differs)
+    return found
+
+
+def plan_problems(
+    survey: Survey, topology: Topology | None, make_plan: Callable[[Cluster], Plan]
+) -> list[ClusterctlError]:
+    """A problem for every host on which bootstrap would change something, once there is a
+    node container anywhere; before that, for every host with a stranger in its place.
+
+    Engines that do not answer are told already, and asked nothing. A plan needs all hosts of the
+    inventory, since each has a part in every other's documents.
+    """
+    inventory = survey.inventory
+    able = {name: view for name, view in survey.views.items() if view.facts.engine.running}
+    if not survey.containers:
+        return failures(
+            fan_out(able, lambda view: own_container(driver_for(view.transport), inventory.cluster))
+        )
+    if topology is None or len(topology.nodes) < len(inventory.hosts):
+        return []
+    if inventory.head.name not in able:
+        return []
+    try:
+        planned = make_plan(Cluster(survey, topology, able, tuple(able)))
+    except ClusterctlError as error:
+        return single(error)
+    by_host: dict[str, list[str]] = defaultdict(list)
+    for line in planned.changes:
+        if isinstance(line.change, Change):
+            by_host[line.host].append(line.change.summary)
+    return [
+        RequirementsNotMet(
+            f"has drifted from the inventory: {'; '.join(words)}",
+            host=host,
+            hint=f"clusterctl bootstrap {inventory.file}",
+        )
+        for host, words in by_host.items()
+    ]
+
+
+def ray_problems(survey: Survey, topology: Topology | None) -> list[ClusterctlError]:
+    """What Ray holds against what it was formed of, by the head's own report. Where the head's
+    container does not run there is none, and that is told already; so is why a host of the
+    inventory has no place in `topology`, which Ray need not notice."""
+    if topology is None or survey.inventory.head.name not in survey.running:
+        return []
+    try:
+        state = survey.require_supervised_head()
+    except RequirementsNotMet as error:
+        return [error]
+    placed = {node.host for node in topology.nodes}
+    return [
+        *survey.strangers,
+        *(
+            RequirementsNotMet(
+                breach.summary, host=breach.host, hint=f"clusterctl logs --host {breach.host}"
+            )
+            for breach in breaches(expected_nodes(topology), state.nodes)
+            if breach.host in placed
+        ),
+    ]
+
+
+def gpu_problems(survey: Survey) -> list[RequirementsNotMet]:
+    """Hosts that have their GPUs, and whose running node container has not."""
+    found = {
+        host.name: words
+        for host in survey.inventory.hosts
+        if host.name in survey.facts
+        and len(survey.facts[host.name].gpus.gpus) >= len(host.gpus)
+        and (words := survey.gpus_lost(host.name))
+    }
+    fix = f"clusterctl bootstrap {survey.inventory.file} (it makes the container anew)"
+    return [RequirementsNotMet(words, host=name, hint=fix) for name, words in found.items()]
+
+
+def log_problems(survey: Survey) -> list[RequirementsNotMet]:
+    """Hosts whose supervisor says that it cannot write its logs."""
+    directory = log_dir(survey.inventory.cluster)
+    return [
+        RequirementsNotMet(
+            f"{state.logs_problem}: logs and journal are not written",
+            host=name,
+            hint=f"clusterctl exec --limit {name} -- df -h {directory}",
+        )
+        for name in survey.answers
+        if (state := survey.fresh_state(name)) and state.logs_problem
+    ]

@@ -1,0 +1,265 @@
+"""A cluster as `status` shows it: plain data, made from a survey. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory.model import Host
+from clusterctl.network.pairs.faults import CARRIES
+from clusterctl.node.documents import (
+    BrokenNic,
+    RayNode,
+    ServiceDocument,
+    ServiceState,
+    UnreadableDocument,
+)
+from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
+from clusterctl.survey.drift import log_problems
+from clusterctl.survey.survey import Survey
+
+
+@dataclass(frozen=True)
+class HostRow:
+    name: str
+    role: str
+    node_ip: str
+    reachable: bool
+    engine: str
+    container: str
+    ray: str
+    """`up`, `starting`, `down`, ..., or `dead` where the head's Ray says so."""
+    gpus: tuple[str, ...]
+    gpus_promised: int
+    gpus_in_ray: float
+    gpus_used: float
+    problems: tuple[str, ...]
+    drift: tuple[str, ...]
+    hint: str | None
+
+
+@dataclass(frozen=True)
+class ServiceRow:
+    document: ServiceDocument
+    state: ServiceState | None
+    head_address: str
+    """Where clients reach the head."""
+    failed_ago: float | None = None
+    """Seconds since its last failure; None where none is known."""
+
+    @property
+    def name(self) -> str:
+        return self.document.name
+
+    @property
+    def endpoint(self) -> str:
+        address = reached_at(self.document.host, self.head_address)
+        return f"{base_url(address, self.document.port)}/v1"
+
+    @property
+    def condition(self) -> str:
+        """The supervisor's word, or `declared` before it took notice."""
+        return self.state.state if self.state else "declared"
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    cluster: str
+    hosts: tuple[HostRow, ...]
+    services: tuple[ServiceRow, ...]
+    ray_version: str
+    vllm_version: str
+    strangers: tuple[ClusterctlError, ...] = ()
+    """Hosts in Ray that are not in the inventory."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything that is not as promised, a sentence each."""
+        of_hosts = [f"{row.name}: {text}" for row in self.hosts for text in row.problems]
+        of_services = [
+            f"service {row.name}: {row.condition}{_because(row.state)}"
+            for row in self.services
+            if row.condition != "ready"
+        ]
+        silent = [
+            f"service {row.name}: {row.state.silence}"
+            for row in self.services
+            if row.state and row.state.silence
+        ]
+        return (*of_hosts, *map(str, self.strangers), *of_services, *silent)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What mends them, each once."""
+        hints = [row.hint for row in self.hosts] + [error.hint for error in self.strangers]
+        return tuple(sorted({hint for hint in hints if hint}))
+
+    @property
+    def healthy(self) -> bool:
+        return not self.problems
+
+
+def _because(state: ServiceState | None) -> str:
+    return f" ({state.detail})" if state and state.detail else ""
+
+
+def assess(
+    survey: Survey,
+    drift: Mapping[str, Sequence[str]] | None = None,
+    weights_apart: Mapping[str, Sequence[str]] | None = None,
+) -> ClusterStatus:
+    """Put the hosts' answers together; the head's Ray has the word on who is in the cluster.
+
+    drift          by host, how it differs from what bootstrap would make of it
+    weights_apart  by host, how its files of a served model differ from the other ranks'
+    """
+    inventory, head = survey.inventory, survey.inventory.head
+    state = survey.fresh_state(head.name)
+    in_ray = {node.name: node for node in (state.nodes if state else ()) if node.alive}
+    states = {service.name: service for service in (state.services if state else ())}
+    head_node = in_ray.get(head.name)
+    address = head_node.node_ip if head_node else head.node_ip or head.address
+    if survey.head:
+        address = head_address(head, survey.head.facts, address)
+    return ClusterStatus(
+        cluster=inventory.cluster,
+        hosts=tuple(
+            _host_row(
+                survey,
+                host,
+                in_ray.get(host.name),
+                ray_known=state is not None,
+                drift=tuple((drift or {}).get(host.name, ())),
+                apart=tuple((weights_apart or {}).get(host.name, ())),
+            )
+            for host in inventory.hosts
+        ),
+        services=tuple(
+            ServiceRow(
+                document,
+                states.get(document.name),
+                address,
+                _failed_ago(survey, states.get(document.name)),
+            )
+            for document in survey.services.values()
+        ),
+        ray_version=state.ray_version if state else "",
+        vllm_version=state.vllm_version if state else "",
+        strangers=survey.strangers,
+    )
+
+
+def _failed_ago(survey: Survey, state: ServiceState | None) -> float | None:
+    """By the head's own clock, which the supervisor noted the failure by."""
+    if state is None or not state.last_failure or survey.head is None:
+        return None
+    return max(0.0, survey.head.facts.clock - state.last_failure_time)
+
+
+def _host_row(
+    survey: Survey,
+    host: Host,
+    node: RayNode | None,
+    *,
+    ray_known: bool,
+    drift: tuple[str, ...],
+    apart: tuple[str, ...],
+) -> HostRow:
+    """A row of the table. Of problems the first cause only, where one thing follows from another;
+    drift and such besides."""
+    facts, state = survey.facts.get(host.name), survey.states.get(host.name)
+    container = survey.containers.get(host.name)
+    error = survey.errors.get(host.name)
+    unreadable = survey.unreadable.get(host.name, ())
+    logs = next((error for error in log_problems(survey) if error.host == host.name), None)
+    problems = [
+        *_first_cause(survey, host, node, ray_known=ray_known),
+        *([logs.summary] if logs else ()),
+        *map(_unreadable_words, unreadable),
+        *drift,
+    ]
+    fix = error.hint if error else None
+    if facts and fix is None:
+        gone = host.name not in survey.running
+        if gone or survey.gpus_lost(host.name) or drift or unreadable:
+            fix = f"clusterctl bootstrap {survey.inventory.file}"
+        elif logs:
+            fix = logs.hint
+        elif state and state.broken_nics:
+            fix = f"clusterctl check {survey.inventory.file}"
+    return HostRow(
+        name=host.name,
+        role=host.role,
+        node_ip=node.node_ip if node else host.node_ip or host.address,
+        reachable=error is None,
+        engine=f"docker {facts.engine.version}" if facts and facts.engine.running else "",
+        container=(container.state if container else "missing") if facts else "",
+        ray=_ray_word(survey, host, node, ray_known=ray_known),
+        gpus=tuple(gpu.model for gpu in facts.gpus.gpus) if facts else (),
+        gpus_promised=len(host.gpus),
+        gpus_in_ray=node.gpus if node else 0.0,
+        gpus_used=node.gpus_used if node else 0.0,
+        problems=(*problems, *apart),
+        drift=drift,
+        hint=fix,
+    )
+
+
+def _ray_word(survey: Survey, host: Host, node: RayNode | None, *, ray_known: bool) -> str:
+    state = survey.states.get(host.name)
+    if node is not None:
+        return "up"
+    if state is None or host.name not in survey.running:
+        return ""
+    return "not joined" if ray_known and state.ray == "up" else state.ray
+
+
+def _unreadable_words(document: UnreadableDocument) -> str:
+    follows = "what it held before" if document.last_good else "nothing"
+    return f"{document.file} cannot be read ({document.why}); the supervisor follows {follows}"
+
+
+def _first_cause(
+    survey: Survey, host: Host, node: RayNode | None, *, ray_known: bool
+) -> tuple[str, ...]:
+    name = host.name
+    if name not in survey.facts:
+        error = survey.errors.get(name)
+        return (error.summary if error else "no answer",)
+    engine, container = survey.facts[name].engine, survey.containers.get(name)
+    if not engine.running:
+        said = f": {engine.error}" if engine.error else ""
+        return (f"the container engine is not running{said}",)
+    if name not in survey.running:
+        return (f"the node container is {container.state if container else 'missing'}",)
+    state = survey.fresh_state(name)
+    if state is None:
+        age = survey.state_age(name)
+        if age is None:
+            return ("the supervisor has written no state yet",)
+        return (f"the supervisor last wrote {age:.0f} s ago",)
+    if state.broken_nics:
+        return tuple(map(_broken_nic, state.broken_nics))
+    if ray_known and node is None:
+        return ("not in Ray",)
+    if node is not None and node.gpus < len(host.gpus):
+        return (f"Ray has {node.gpus:g} of {len(host.gpus)} GPUs",)
+    lost = survey.gpus_lost(name)
+    return (lost,) if lost else ()
+
+
+_NIC_PROBLEMS = {
+    "missing": "is not there: it was renamed or removed",
+    "down": "is down: it lost its link, or was switched off",
+    "no address": "has no address",
+}
+
+
+def _broken_nic(nic: BrokenNic) -> str:
+    """What is wrong with a NIC that Ray, NCCL or Gloo uses, in words."""
+    traffic = " and ".join(CARRIES.get(purpose, purpose) for purpose in nic.purposes.split(", "))
+    if not nic.name:
+        return f"no interface has the node IP, which carries {traffic}"
+    problem = _NIC_PROBLEMS.get(nic.problem, nic.problem)
+    return f"interface {nic.name}, which carries {traffic}, {problem}"

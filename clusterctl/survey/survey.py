@@ -1,0 +1,312 @@
+"""What one look at the cluster said: every host is probed once, in parallel, and every command
+asks the Survey that comes of it. Nothing here changes a host."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from clusterctl import deadlines
+from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.engine.step import HostView
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
+from clusterctl.facts.gather import probe
+from clusterctl.facts.model import ContainerFacts, HostFacts
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.network.choice import resolve
+from clusterctl.node.documents import (
+    NodeDocument,
+    NodeState,
+    RayNode,
+    ServiceDocument,
+    UnreadableDocument,
+    from_json,
+)
+from clusterctl.node.paths import NodePaths
+from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.ray_cluster.topology import Topology
+from clusterctl.transport.base import Transport
+from clusterctl.transport.connect import Connections
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import Outcome, failures, fan_out, values
+
+# NVML's word when a control group keeps the device nodes from it: with the toolkit's classic
+# mode, `systemctl daemon-reload` does that to running containers (nvidia-docker issue 1730).
+TAKEN_AWAY = "Unknown Error"
+
+
+@contextmanager
+def connected(
+    hosts: Iterable[Host], credentials: Credentials, *, connect_timeout: float | None = None
+) -> Iterator[dict[str, Transport]]:
+    """Yield a transport per host, by name. Each connects at first use; all are closed at the end.
+
+    Raises nothing itself: a host that cannot be reached fails when it is asked.
+    """
+    with Connections(credentials, connect_timeout=connect_timeout) as connections:
+        yield {host.name: connections.to(host) for host in hosts}
+
+
+def take_survey(
+    inventory: Inventory,
+    transports: Mapping[str, Transport],
+    *,
+    files: Iterable[str] = (),
+    limit: int = deadlines.FACTS_COMMAND,
+    timeout: float = deadlines.FACTS,
+) -> Survey:
+    """Probe the hosts of `transports` in one round trip each; those that fail keep their error.
+
+    files    further files to bring back, besides the node's own documents; shell patterns allowed
+    limit    whole seconds that one command on a host may take
+    timeout  seconds for the whole of a host
+    """
+    paths = NodePaths(inventory.cluster)
+    own = (str(paths.node_document), str(paths.state), f"{paths.services}/*.json")
+    wanted = (*own, *files)
+    gpu_probe = accelerator_named(inventory.accelerator).gpu_probe
+
+    def look(transport: Transport) -> Probe:
+        return probe(
+            transport,
+            disks=("/", inventory.models),
+            files=wanted,
+            image=inventory.image,
+            gpu_probe=gpu_probe,
+            limit=limit,
+            timeout=timeout,
+        )
+
+    return Survey(inventory, transports, fan_out(transports, look))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The answers of the hosts that were asked, and what follows from them. Pure after the look."""
+
+    inventory: Inventory
+    transports: Mapping[str, Transport]
+    outcomes: Mapping[str, Outcome[Probe]]
+
+    # Who answered
+
+    @cached_property
+    def answers(self) -> dict[str, Probe]:
+        """What each host said, of those that answered."""
+        return values(self.outcomes)
+
+    @cached_property
+    def facts(self) -> dict[str, HostFacts]:
+        return {name: answer.facts for name, answer in self.answers.items()}
+
+    @cached_property
+    def errors(self) -> dict[str, ClusterctlError]:
+        """Why the other hosts did not answer."""
+        return {error.host or "": error for error in failures(self.outcomes)}
+
+    def require_answers(self, hosts: Collection[str] | None = None) -> Survey:
+        """Return this survey. Raises the errors of all hosts (of `hosts`) that did not answer."""
+        raise_all(error for name, error in self.errors.items() if hosts is None or name in hosts)
+        return self
+
+    @cached_property
+    def views(self) -> dict[str, HostView]:
+        """What steps work on, in the order of the inventory."""
+        return {
+            host.name: HostView(host, self.facts[host.name], self.transports[host.name])
+            for host in self.inventory.hosts
+            if host.name in self.facts
+        }
+
+    @property
+    def head(self) -> Probe | None:
+        """The head's answer."""
+        return self.answers.get(self.inventory.head.name)
+
+    def head_file(self, path: str) -> bytes | None:
+        """A file of the head; None where it has none, or did not answer."""
+        return self.head.files.get(path) if self.head else None
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Every host's place. Raises RequirementsNotMet, for a host that did not answer too."""
+        return resolve(self.inventory, self.facts)
+
+    # Node containers
+
+    @cached_property
+    def containers(self) -> dict[str, ContainerFacts]:
+        """The node container of each host that has one, in any state."""
+        ours = container_name(self.inventory.cluster)
+        found = {
+            name: next((c for c in answer.containers if c.name == ours), None)
+            for name, answer in self.answers.items()
+        }
+        return {name: container for name, container in found.items() if container}
+
+    @cached_property
+    def running(self) -> frozenset[str]:
+        """Hosts whose node container runs."""
+        return frozenset(name for name, c in self.containers.items() if c.state == "running")
+
+    # What supervisors report
+
+    @cached_property
+    def states(self) -> dict[str, NodeState]:
+        """What supervisors wrote last, however long ago."""
+        path = str(NodePaths(self.inventory.cluster).state)
+        found = {name: read_state(answer.files.get(path)) for name, answer in self.answers.items()}
+        return {name: state for name, state in found.items() if state}
+
+    def state_age(self, host: str) -> float | None:
+        """Seconds since the supervisor wrote, by the host's own clock; None where it never did."""
+        state = self.states.get(host)
+        return max(0.0, self.facts[host].clock - state.time) if state else None
+
+    def fresh_state(self, host: str) -> NodeState | None:
+        """The state of a supervisor that is alive: it wrote within `deadlines.STALE` seconds."""
+        age = self.state_age(host)
+        return self.states[host] if age is not None and age < deadlines.STALE else None
+
+    def require_supervised_head(self) -> NodeState:
+        """The head's state. Raises RequirementsNotMet where its supervisor is not alive: nobody
+        there would follow a change."""
+        head = self.inventory.head.name
+        self.require_answers((head,))
+        return require_bootstrapped(self.inventory, self.states.get(head), self.facts[head].clock)
+
+    def gpus_lost(self, host: str) -> str | None:
+        """What is wrong, in words, where the running container sees fewer GPUs than promised."""
+        state, promised = self.fresh_state(host), len(self.inventory.host(host).gpus)
+        if host not in self.running or state is None or not 0 <= state.gpus_visible < promised:
+            return None
+        seen = f"{state.gpus_visible} of {promised}"
+        if TAKEN_AWAY in state.gpus_said:
+            return f"a daemon-reload took the container's GPUs (NVML: {TAKEN_AWAY}): it sees {seen}"
+        said = f": {state.gpus_said}" if state.gpus_said else ""
+        return f"the container sees {seen} GPUs{said}"
+
+    @cached_property
+    def strangers(self) -> tuple[RequirementsNotMet, ...]:
+        """Hosts in Ray that are not in the inventory, by the head's report of now.
+
+        Their containers go on, with the ranks of services on them, and nothing that reads the
+        inventory reaches them.
+        """
+        state = self.fresh_state(self.inventory.head.name)
+        known = {host.name for host in self.inventory.hosts}
+        file = self.inventory.file
+        return tuple(
+            RequirementsNotMet(
+                f"is not in the inventory, and its container still runs in this cluster at "
+                f"{node.node_ip}{_with_ranks(node, state)}",
+                host=node.name or node.node_ip,
+                hint=f"put {node.name or 'it'} back into {file}, run "
+                f"`clusterctl down --limit {node.name} -i {file}`, and take it out again",
+            )
+            for node in (state.nodes if state else ())
+            if node.alive and node.name not in known
+        )
+
+    # Documents
+
+    @cached_property
+    def unreadable(self) -> dict[str, tuple[UnreadableDocument, ...]]:
+        """By host, the documents that cannot be read; hosts without such are not in it."""
+        cluster = self.inventory.cluster
+        found = {name: tuple(unreadable_in(cluster, probe)) for name, probe in self.answers.items()}
+        return {name: documents for name, documents in found.items() if documents}
+
+    @cached_property
+    def services(self) -> dict[str, ServiceDocument]:
+        """The services declared on the head, by name; none while it does not answer."""
+        return services_in(self.inventory.cluster, self.head) if self.head else {}
+
+
+def read_state(data: bytes | None) -> NodeState | None:
+    """The supervisor's state; None when there is none yet, or it is of another version."""
+    if data is None:
+        return None
+    try:
+        return from_json(NodeState, data.decode())
+    except ValueError:
+        return None
+
+
+def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
+    """The head's state, read from its file alone: for commands that wait and ask again."""
+    file = str(NodePaths(inventory.cluster).state)
+    return read_state(
+        head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
+    )
+
+
+def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: float) -> NodeState:
+    """The head's state, or RequirementsNotMet that says how to get one that is of now.
+
+    `clock`: Unix seconds on that host, whose clock the supervisor writes by.
+    """
+    host = inventory.head.name
+    if state is None:
+        raise RequirementsNotMet(
+            "no node container reports from there: the cluster is not up",
+            host=host,
+            hint=f"clusterctl bootstrap {inventory.file}",
+        )
+    if clock - state.time > deadlines.STALE:
+        raise RequirementsNotMet(
+            f"the supervisor last wrote {clock - state.time:.0f} s ago: it has ended, or hangs",
+            host=host,
+            hint=f"clusterctl bootstrap {inventory.file}",
+        )
+    return state
+
+
+def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
+    """The services whose documents the probe brought, by name. Of one that cannot be read, what
+    the supervisor read last, and goes on with."""
+    directory = str(NodePaths(cluster).services)
+    texts = {
+        path: data.decode(errors="replace")
+        for path, data in sorted(answer.files.items())
+        if path.startswith(directory) and data is not None
+    }
+    for document in unreadable_in(cluster, answer):
+        path = f"{NodePaths(cluster).config}/{document.file}"
+        if path in texts:
+            texts[path] = document.last_good
+    found = [from_json(ServiceDocument, text) for text in texts.values() if text]
+    return {document.name: document for document in found}
+
+
+def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
+    """The documents among the probe's files that cannot be read, with what the supervisor still
+    knows of them."""
+    paths = NodePaths(cluster)
+    state = read_state(answer.files.get(str(paths.state)))
+    known = {document.file: document for document in state.unreadable} if state else {}
+    found = []
+    for path, data in sorted(answer.files.items()):
+        kind = NodeDocument if path == str(paths.node_document) else ServiceDocument
+        if data is None or not path.startswith(f"{paths.config}/"):
+            continue
+        try:
+            from_json(kind, data.decode())
+        except ValueError as error:
+            file = path.removeprefix(f"{paths.config}/")
+            last_good = known[file].last_good if file in known else ""
+            found.append(UnreadableDocument(file, str(error), last_good))
+    return found
+
+
+def _with_ranks(node: RayNode, state: NodeState | None) -> str:
+    held = [
+        f"rank {rank.rank} of {service.name}"
+        for service in (state.services if state else ())
+        for rank in service.ranks
+        if rank.host == node.name
+    ]
+    return f", with {', '.join(held)}" if held else ""
