@@ -76,6 +76,9 @@ GATE_SLACK = 30.0
 # For a host to try its ways to the others: where a firewall drops all, 32 connections cost 4.4 s.
 PAIRS = 60.0
 
+# For the program that tries them to start listening, and to tell its clock.
+PAIR = 20.0
+
 # To look for a model on a host: directory entries and one small file of each, no weights.
 MODEL_LOOK = 30.0
 

@@ -213,7 +213,7 @@ class HostFacts:
     """The user is root, or may become root by sudo."""
     sudo_error: str | None
     python3: str | None
-    """Its path."""
+    """Path of a Python that runs what clusterctl sends (transport/python.py)."""
     listening_ports: tuple[int, ...]
     """TCP ports in use, from /proc/net/tcp and tcp6."""
     uid: int = -1
@@ -221,7 +221,9 @@ class HostFacts:
     memory_available: int | None = None
     """Bytes, in the kernel's estimate."""
     python3_version: str = ""
-    """`3.11`; empty where the file name does not tell."""
+    """`3.11`, of the one that was found, whether it is good enough or not."""
+    python3_minimal: bool = False
+    """What was found lacks a part of its standard library, as Debian's python3-minimal does."""
     rdma: tuple[RdmaDevice, ...] = ()
     rdma_nodes: tuple[str, ...] = ()
     """Such as /dev/infiniband/uverbs0. Some kernels have /dev/infiniband/rdma_cm without any

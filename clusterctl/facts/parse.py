@@ -18,6 +18,7 @@ from clusterctl.facts.model import (
     Os,
 )
 from clusterctl.facts.sections import Answer, Section, read_files
+from clusterctl.transport.python import OLDEST
 
 CGROUP_V2 = "/sys/fs/cgroup/cgroup.controllers"
 """This file stands at the root of a unified hierarchy only."""
@@ -76,7 +77,7 @@ class _Reader:
 
     def facts(self, received: float) -> HostFacts:
         read, files, paths = self._answer.read, self._files, self._paths
-        python, _, python_version = self._shell.get("python3", "").partition(" ")
+        python, python_version, minimal = self._python()
         disks = self._disks()
         devices = read("RDMA devices", (), rdma.parse_rdma, files, paths)
         clock = read("the clock", 0.0, self._clock)
@@ -104,11 +105,12 @@ class _Reader:
             user=self._shell.get("user", ""),
             root=self._uid == 0 or self._may_sudo,
             sudo_error=self._sudo_error,
-            python3=python or None,
+            python3=python,
             listening_ports=read("listening ports", (), nics.parse_listening, files),
             uid=self._uid,
             memory_available=read("free memory", None, system.parse_memory, files, "MemAvailable"),
             python3_version=python_version,
+            python3_minimal=minimal,
             rdma=devices,
             rdma_nodes=tuple(path for path in paths if path.startswith("/dev/infiniband/")),
             memlock_hard=read("locked memory", None, system.parse_memlock, self._shell),
@@ -121,6 +123,14 @@ class _Reader:
             ssh_ip=read("SSH's address", "", nics.parse_ssh_ip, self._shell.get("ssh", "")),
             unknown=tuple(self._answer.unknown),
         )
+
+    def _python(self) -> tuple[str | None, str, bool]:
+        """Path of a Python that runs what we send, the version that was found, and whether that
+        one lacks a part of its standard library."""
+        path, version, minimal, *_ = [*self._shell.get("python3", "").split(), "", "", ""]
+        major, _, minor = version.partition(".")
+        new_enough = minor.isdecimal() and (int(major), int(minor)) >= OLDEST
+        return (path if new_enough and not minimal else None), version, bool(minimal)
 
     def _section(self, name: str) -> Section | None:
         return self._answer.find(name)

@@ -109,7 +109,7 @@ shell_facts() {
     found "$runtime" && printf ' %s' "$runtime"
   done
   printf '\n'
-  found python3 && python
+  python
   return 0
 }
 
@@ -123,15 +123,36 @@ engine_nofile() {
   done <"/proc/$pid/limits"
 }
 
-# The minor version is the name of the file that `python3` is: no need to start it.
+# The first Python that can run what clusterctl sends (transport/python.py), or `python3` where none
+# can: path, version, and `minimal` where its standard library is not whole. Told from names of
+# files: starting it would cost more than all the rest here.
 python() {
-  python=$(command -v python3)
-  version=
-  for candidate in "$python".[0-9] "$python".[0-9][0-9]; do
-    # shellcheck disable=SC3013  # -ef is in POSIX since 2024, and in all three shells
-    [ "$candidate" -ef "$python" ] && version=${candidate##*/python}
+  best=
+  for name in python3 python3.19 python3.18 python3.17 python3.16 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 \
+    /usr/libexec/platform-python; do
+    found "$name" || continue
+    path=$(command -v "$name")
+    file=$(readlink -f "$path")
+    version=${file##*python}
+    case $version in
+      3.[0-9] | 3.[0-9][0-9])
+        library=${file%/*/*}
+        minimal=' minimal'
+        [ ! -e "$library/lib/python$version/json" ] && [ ! -e "$library/lib64/python$version/json" ] ||
+          minimal=
+        ;;
+      *) # a shim, which starts another
+        version=$(bounded "$path" -I -c 'import json, sys; print("%d.%d" % sys.version_info[:2])' 2>&1)
+        minimal=
+        case $version in 3.[0-9] | 3.[0-9][0-9]) ;; *) version='' minimal=' minimal' ;; esac
+        ;;
+    esac
+    best=${best:-$path $version$minimal}
+    case $version$minimal in
+      3.9 | 3.[1-9][0-9]) best="$path $version"; break ;;
+    esac
   done
-  printf 'python3 %s %s\n' "$python" "$version"
+  printf 'python3 %s\n' "$best"
 }
 
 own_name() {

@@ -1,16 +1,14 @@
-"""Sent to a host, and into its node container: looks names up as programs there do, and asks each
-name server by itself. Needs no more than Debian's python3-minimal has; writes nothing.
+"""Looks names up as programs there do, and asks each name server by itself: sent to hosts and into
+their node containers. Writes nothing.
 
-An order on stdin, a Python literal: {"names": [...], "addresses": [...], "made_up": NAME,
-"foreign": NAME, "within": SECONDS}. The answer on stdout, the same way: for each name and address
-what it is and after how many seconds (None for one that was not done in time), and for each name
-server when it answered, or why it cannot.
+Its argument: {"names": [...], "addresses": [...], "made_up": NAME, "foreign": NAME, "within":
+SECONDS}. It prints for each name and address what it is and after how many seconds (None for one
+that was not done in time), and for each name server when it answered, or why it cannot.
 """
 
-import ast
+import json
 import os
 import socket
-import sys
 import threading
 import time
 from functools import partial
@@ -25,8 +23,7 @@ _KINDS = ("names", "addresses", "servers")
 _MOST = 3  # of name servers: the resolver passes over the others
 
 
-def main() -> None:
-    order = ast.literal_eval(sys.stdin.readline())
+def main(order: Dict[str, Any]) -> None:
     own = socket.gethostname()
     servers, search = configured(RESOLV_CONF)
     foreign = order["foreign"]
@@ -41,7 +38,7 @@ def main() -> None:
     answer: Dict[str, Any] = {"own": own, "search": search, "made_up": order["made_up"]}
     for kind in _KINDS:
         answer[kind] = {what: outcome for (of, what), outcome in found.items() if of == kind}
-    print(repr(answer), flush=True)
+    print(json.dumps(answer), flush=True)
     os._exit(0)  # a look-up that hangs holds its thread
 
 

@@ -6,21 +6,18 @@ Users do wait, and so do downloads from hubs, registries and package sources.
 
 from __future__ import annotations
 
-import ast
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, TypeAlias
 
 from clusterctl.containers.drivers import driver_for
-from clusterctl.errors import CommandFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.ray_cluster.hosts_file import addresses
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.transport import python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 
@@ -31,7 +28,9 @@ WITHIN = 6.0
 
 SLOW = 1.0  # Seconds. A hosts file takes under a millisecond, a name server near by under 50.
 
-_NO_LITERAL = (ValueError, SyntaxError, RecursionError, MemoryError)  # What ast.literal_eval raises
+PROGRAM = python.Program("clusterctl.network", ("host_lookups",))
+
+_INSIDE = ", in its container"
 
 # What was found and after how many seconds; None for what was not done in time
 Timed: TypeAlias = tuple[Any, float] | None
@@ -55,36 +54,31 @@ def lookup_notes(
         "within": WITHIN,
     }
     container = container_name(inventory.cluster)
-    places = {name: (name, _PYTHON) for name in facts if facts[name].python3}
+    places: dict[str, tuple[str, Sequence[str]]] = {
+        name: (name, ()) for name in facts if facts[name].python3
+    }
     for name in running:
-        inside = driver_for(transports[name]).exec_argv(container, _PYTHON)
+        inside = driver_for(transports[name]).exec_argv(container, ["python3"])
         places[name + _INSIDE] = (name, inside)
-    asked = _program() + f"{order!r}\n".encode()
 
-    def ask(place: tuple[str, Sequence[str]]) -> str:
-        host, argv = place
-        said = transports[host].run(argv, stdin=asked, sudo=True, timeout=WITHIN + 20)
-        if not said.ok:
-            raise CommandFailed("names could not be looked up there", detail=said.last_lines())
-        return said.stdout
+    def ask(place: tuple[str, Sequence[str]]) -> LookupAnswer | None:
+        host, interpreter = place
+        said = python.ask(
+            transports[host],
+            PROGRAM,
+            order,
+            doing="looking up names",
+            timeout=WITHIN + 20,
+            sudo=True,
+            interpreter=interpreter,
+        )
+        return read_answer(said, order)
 
-    said = values(fan_out(places, ask))
-    # Read here and not in the threads: Python 3.11's parser breaks there (cpython issue 106905).
-    found = {place: answer for place, text in said.items() if (answer := read_answer(text, order))}
+    answers = values(fan_out(places, ask))
+    found = {place: answer for place, answer in answers.items() if answer}
     hosts = {name: found[name] for name in facts if name in found}
     containers = {name: found[key] for name in facts if (key := name + _INSIDE) in found}
     return notes(hosts, containers, cluster)
-
-
-@cache
-def _program() -> bytes:
-    text = files("clusterctl.network").joinpath("host_lookups.py").read_text("utf-8")
-    return f"{text!r}\n".encode()
-
-
-_START = "import ast, sys; exec(ast.literal_eval(sys.stdin.readline())); main()"
-_INSIDE = ", in its container"
-_PYTHON: Sequence[str] = ("python3", "-c", _START)
 
 
 @dataclass(frozen=True)
@@ -104,10 +98,9 @@ class LookupAnswer:
         return _seconds(self.names[FOREIGN])
 
 
-def read_answer(text: str, order: Mapping[str, Any]) -> LookupAnswer | None:
+def read_answer(said: Any, order: Mapping[str, Any]) -> LookupAnswer | None:
     """What the program said to `order`; None where that is not an answer to it."""
     try:
-        said = ast.literal_eval(text.strip().rpartition("\n")[2])
         own = str(said["own"])
         names = (own, order["foreign"], order["made_up"], *order["names"])
         return LookupAnswer(
@@ -118,7 +111,7 @@ def read_answer(text: str, order: Mapping[str, Any]) -> LookupAnswer | None:
             servers={str(ip): _timed(told, str) for ip, told in said["servers"].items()},
             made_up=order["made_up"],
         )
-    except (*_NO_LITERAL, TypeError, LookupError, AttributeError):
+    except (ValueError, TypeError, LookupError, AttributeError):
         return None
 
 

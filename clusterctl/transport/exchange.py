@@ -18,6 +18,13 @@ GRACE = KILL_AFTER + 5.0
 """Seconds on top of the limit that the host enforces before this side hangs up."""
 
 
+LARGEST_OUTPUT = 256 * 2**20  # bytes of stdout; a host that says more is not listened to
+
+
+class OutputTooLarge(Exception):
+    """The command wrote more than LARGEST_OUTPUT."""
+
+
 class Overdue(Exception):
     """The command ran past its time and past the grace that the host had to end it."""
 
@@ -35,7 +42,7 @@ class Output:
 def exchange(command: Command, stdin: bytes, limit: float) -> Output:
     """Send `stdin`, read to the end, wait for the status.
 
-    Raises Overdue, ConnectionFailed.
+    Raises Overdue, OutputTooLarge, ConnectionFailed.
     """
     started = time.monotonic()
     deadline = started + limit + GRACE
@@ -79,4 +86,6 @@ def _read_to_end(command: Command, deadline: float) -> bytes:
         if not chunk:
             break
         stdout += chunk
+        if len(stdout) > LARGEST_OUTPUT:
+            raise OutputTooLarge
     return bytes(stdout)

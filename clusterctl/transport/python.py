@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
-import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +20,6 @@ from clusterctl import deadlines
 from clusterctl.errors import (
     ClusterctlError,
     CommandFailed,
-    CommandTimedOut,
     ConnectionFailed,
     RequirementsNotMet,
 )
@@ -154,45 +151,38 @@ def ask(
 ) -> Any:
     """The JSON document that the program prints. `doing`: the work, for errors.
 
-    Raises PythonMissing, CommandFailed, CommandTimedOut and what `Transport.open_channel` does.
+    Raises PythonMissing, CommandFailed and what `Transport.run` does.
     """
     host = transport.host.name
-    deadline = time.monotonic() + timeout
-    output = bytearray()
-    with transport.open_channel(argv(interpreter), sudo=sudo) as channel:
-        begin(channel, program, argument)
-        channel.close_stdin()
-        while True:
-            channel.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                data = channel.recv(65536)
-            except TimeoutError as error:
-                raise CommandTimedOut(
-                    f"{doing} took longer than {math.ceil(timeout)} s",
-                    host=host,
-                    hint=f"clusterctl exec --limit {host} -- uptime",
-                ) from error
-            output += data
-            if not data:
-                break
-            if len(output) > LARGEST_ANSWER:
-                raise CommandFailed(
-                    f"{doing} failed: the answer is larger than {LARGEST_ANSWER >> 20} MiB",
-                    host=host,
-                )
-        try:
-            return json.loads(output)
-        except ValueError:
-            raise failure(channel, doing, host) from None
+    result = transport.run(
+        argv(interpreter), stdin=program.sent(argument), sudo=sudo, timeout=timeout
+    )
+    if not result.ok:
+        raise _why(result.status, result.stderr, doing, host)
+    if len(result.stdout) > LARGEST_ANSWER:
+        raise CommandFailed(
+            f"{doing} failed: the answer is larger than {LARGEST_ANSWER >> 20} MiB", host=host
+        )
+    try:
+        return json.loads(result.stdout)
+    except (ValueError, RecursionError):
+        raise CommandFailed(
+            f"{doing} failed: the answer is not JSON", host=host, detail=result.stdout[:2000]
+        ) from None
 
 
 def failure(channel: Channel, doing: str, host: str) -> ClusterctlError:
     """Why a program whose output has ended did not do its work: PythonMissing or CommandFailed."""
-    said = last_words(channel)[-2000:]
+    said = last_words(channel)
     try:
         status: int | None = channel.wait(deadlines.COMMAND_END)
     except TimeoutError:
         status = None
+    return _why(status, said, doing, host)
+
+
+def _why(status: int | None, said: str, doing: str, host: str) -> ClusterctlError:
+    said = said.strip()[-2000:]
     if status == NOT_FOUND:
         return PythonMissing(host, said or None)
     last = said.splitlines()[-1] if said else f"status {status}"

@@ -20,7 +20,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel, CommandResult
 from clusterctl.transport.command import STDERR_TAIL, Command, NotStarted
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
-from clusterctl.transport.exchange import Output, Overdue, exchange
+from clusterctl.transport.exchange import LARGEST_OUTPUT, Output, OutputTooLarge, Overdue, exchange
 from clusterctl.transport.script import Framed
 from clusterctl.transport.target import target_of
 from clusterctl.transport.wire import Wire
@@ -97,6 +97,12 @@ class ShellTransport(ABC):
                 output = exchange(command, stdin, timeout)
             except Overdue:
                 raise self._timed_out(argv, timeout, command.stderr_tail()) from None
+            except OutputTooLarge:
+                raise CommandFailed(
+                    f"`{argv[0]}` wrote more than {LARGEST_OUTPUT >> 20} MiB",
+                    host=self._host.name,
+                    detail=shlex.join(argv)[:_LOGGED],
+                ) from None
         result = _result(argv, output)
         # What goes in by stdin, secrets among it, is never logged.
         words = shlex.join(argv)[:_LOGGED]

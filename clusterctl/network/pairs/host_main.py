@@ -1,42 +1,41 @@
-"""What a host can tell of its way to the others: this file and its two neighbours run on hosts,
-as they stand.
+"""What a host can tell of its way to the others: this module and its two neighbours run there.
 
-They come over SSH and stay for some seconds. A line on stdin is a Python literal, (command,
-argument), and is answered by one on stdout; the end of stdin is the end. Python 3.6, with the
-modules of Debian's python3-minimal. Echo needs root, and is left out without.
+A line on stdin is JSON, [command, argument], and is answered by one on stdout; the end of stdin is
+the end. A mapping whose keys are tuples travels as rows of a key and a value.
 
     open    listen on Ray's ports and on two ephemeral ones of every address
-    clock   (Unix seconds, monotonic seconds), now
+    clock   [Unix seconds, monotonic seconds], now
     reach   to every peer: the route, who answers for its address, TCP connections, packets of
-            given sizes
+            given sizes; the last two need root, and are None or less without
+    echo    packets of other sizes
     rates   send to one peer after the other, at the given moments, and count what comes in
 """
 
-import ast
+import json
 import signal
 import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from clusterctl.network.pairs.host_listen import Listeners, family
 from clusterctl.network.pairs.host_ways import connections, echoes, neighbours, routes
 
-LIFETIME = 120
-"""Seconds after which it ends whatever it waits for."""
+LIFETIME = 120  # seconds after which it ends, whatever it waits for
 
 CHUNK = b"\0" * (256 * 1024)
 
 
-class Post:
-    """One host's part."""
+class Prober:
+    """Obeys one command after the other."""
 
     def __init__(self) -> None:
         self._listeners: List[Listeners] = []
 
     def open(self, order: Dict[str, Any]) -> Dict[str, Any]:
-        """Ports taken by the system for every address; those of Ray that others listen on."""
+        """Listen on ports taken by the system for every address, and on Ray's: those that others
+        listen on are busy."""
         window = (order["warm_up"], order["window"])
         made = Listeners(order["greeting"], order["ips"], window)
         self._listeners.append(made)
@@ -52,31 +51,36 @@ class Post:
         return time.time(), time.monotonic()
 
     def reach(self, order: Dict[str, Any]) -> Dict[str, Any]:
+        greetings = dict.fromkeys(_tuples(order["greeted"]), order["greeting"])
         return {
-            "routes": routes(order["routes"]),
-            "neighbours": neighbours(order["neighbours"]),
-            "tcp": connections(order["tcp"], order["greetings"]),
-            "echo": echoes(order["echo"]),
+            "routes": _rows(routes(_tuples(order["routes"]))),
+            "neighbours": _rows(neighbours(_tuples(order["neighbours"]))),
+            "tcp": _rows(connections(_tuples(order["tcp"]), greetings)),
+            "echo": self.echo(order["echo"]),
         }
 
-    def echo(self, asked: List[Tuple[str, str, int]]) -> Any:
-        return echoes(asked)
+    def echo(self, asked: List[Any]) -> Any:
+        return _rows(echoes(_tuples(asked)))
 
-    def rates(self, order: Dict[str, Any]) -> Dict[Tuple[int, int], float]:
-        """Send in every slot (moment, source, to, port) of this host. (lane, sender) to bit/s of
+    def rates(self, order: Dict[str, Any]) -> Any:
+        """Send in every slot (moment, source, to, port) of this host; (lane, sender) to bit/s of
         what came in, once the slots of all hosts are over."""
         for moment, source, to, port in order["slots"]:
-            _wait_until(moment)
+            time.sleep(max(0.0, moment - time.monotonic()))
             _send(source, to, port, order["index"], order["seconds"])
         counted = self._listeners[0].counted
         # A busy host is late with its slot: what it sends is waited for.
         while len(counted) < order["expected"] and time.monotonic() < order["end"]:
             time.sleep(0.02)
-        return dict(counted)
+        return _rows(dict(counted))
 
 
-def _wait_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
+def _tuples(rows: List[Any]) -> List[Any]:
+    return [tuple(row) for row in rows]
+
+
+def _rows(found: Optional[Mapping[Any, Any]]) -> Optional[List[Any]]:
+    return None if found is None else list(found.items())
 
 
 def _send(source: str, to: str, port: int, index: int, seconds: float) -> None:
@@ -96,20 +100,16 @@ def _send(source: str, to: str, port: int, index: int, seconds: float) -> None:
         return  # the receiver has its figure, or none, and says so
 
 
-def main() -> None:
+def main(_: None) -> None:
     signal.alarm(LIFETIME)
-    post = Post()
+    prober = Prober()
     commands = {
-        "open": post.open,
-        "clock": post.clock,
-        "reach": post.reach,
-        "echo": post.echo,
-        "rates": post.rates,
+        "open": prober.open,
+        "clock": prober.clock,
+        "reach": prober.reach,
+        "echo": prober.echo,
+        "rates": prober.rates,
     }
     for line in sys.stdin:
-        name, argument = ast.literal_eval(line)
-        print(repr(commands[name](argument)), flush=True)  # type: ignore[operator]  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
+        name, argument = json.loads(line)
+        print(json.dumps(commands[name](argument)), flush=True)  # type: ignore[operator]  # noqa: T201

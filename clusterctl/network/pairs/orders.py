@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from clusterctl.network.pairs.model import End, Lane, Way, network
 from clusterctl.network.pairs.sizes import SMALL, near, packet_sizes, rounds, smaller_sizes
@@ -74,11 +74,9 @@ def reach_order(table: Table, host: str) -> Any:
         "neighbours": [(end.nic, end.ip, peer.ip) for _, end, peer in ends
                        if ":" not in peer.ip and network(end) == network(peer)],
         "tcp": [(end.ip, peer.ip, port) for end, peer, port in knocks],
-        "greetings": {
-            (peer.ip, port): table.greeting
-            for _, peer, port in knocks
-            if port not in table.members[peer.host].busy
-        },
+        "greeting": table.greeting,
+        "greeted": [(peer.ip, port) for _, peer, port in knocks
+                    if port not in table.members[peer.host].busy],
         "echo": [(end.ip, peer.ip, size) for _, end, peer in ends
                  for size in packet_sizes(end, peer)],
     }  # fmt: skip
@@ -107,10 +105,47 @@ def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
     return wanted
 
 
-def ways(table: Table, host: str, answer: Any) -> list[Way]:
+Echoes: TypeAlias = Mapping[tuple[str, str, int], float]
+"""(source, to, size of the IP packet) to seconds of the round trip."""
+
+
+@dataclass(frozen=True)
+class ReachAnswer:
+    """What a host found out of `reach_order`."""
+
+    routes: Mapping[tuple[str, str], str]  # (to, source) to NIC, "" without a route
+    neighbours: Mapping[tuple[str, str], Sequence[str]]  # (source, to) to MACs
+    tcp: Mapping[tuple[str, str, int], str]  # (source, to, port) to what came of it
+    echo: Echoes | None  # None where nothing could be tried
+
+
+def read_reach(answer: Any) -> ReachAnswer:
+    """This and the next two raise TypeError, ValueError or LookupError for what is no answer."""
+    return ReachAnswer(
+        _keyed(answer["routes"], str),
+        _keyed(answer["neighbours"] or (), list),
+        _keyed(answer["tcp"], str),
+        read_echoes(answer["echo"]),
+    )
+
+
+def read_echoes(answer: Any) -> Echoes | None:
+    return None if answer is None else _keyed(answer, float)
+
+
+def read_rates(answer: Any) -> Mapping[tuple[int, int], float]:
+    """(position of the lane among the host's, number of the sender) to bit/s."""
+    return _keyed(answer, float)
+
+
+def _keyed(rows: Any, kind: type) -> dict[Any, Any]:
+    """JSON has no tuples for keys: a mapping travels as rows of a key and a value."""
+    return {tuple(key): kind(value) for key, value in rows}
+
+
+def ways(table: Table, host: str, answer: ReachAnswer) -> list[Way]:
     """What `host` saw, from its answer to `reach`."""
-    routes, tcp, echo = answer["routes"], answer["tcp"], answer["echo"]
-    neighbours = answer["neighbours"] or {}
+    routes, neighbours, tcp, echo = answer.routes, answer.neighbours, answer.tcp, answer.echo
     return [
         Way(
             table.lanes[number],
@@ -147,7 +182,7 @@ def _lost(way: Way) -> int | None:
     return min(lost) if lost and echo.get(SMALL) is not None else None
 
 
-def with_limits(found: Sequence[Way], answers: Mapping[str, Any]) -> list[Way]:
+def with_limits(found: Sequence[Way], answers: Mapping[str, Echoes | None]) -> list[Way]:
     """The same ways with the largest size that passed, from the answers to `echo`."""
 
     def largest(way: Way) -> int | None:
@@ -203,7 +238,10 @@ def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
 
 
 def with_rates(
-    table: Table, planned: Rounds, found: Sequence[Way], answers: Mapping[str, Any]
+    table: Table,
+    planned: Rounds,
+    found: Sequence[Way],
+    answers: Mapping[str, Mapping[tuple[int, int], float]],
 ) -> list[Way]:
     """The same ways with what their receivers counted, from the answers to `rates`."""
     tried = {id(way) for _, way in planned.slots}

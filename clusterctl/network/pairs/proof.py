@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterctl import deadlines
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, CommandFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
-from clusterctl.network.pairs import orders, plain
+from clusterctl.network.pairs import orders
 from clusterctl.network.pairs.lanes import lanes
 from clusterctl.network.pairs.model import Clock, Seen, Way
 from clusterctl.network.pairs.orders import Table
-from clusterctl.network.pairs.post import Post
+from clusterctl.network.pairs.session import DOING, PairProbeSession
 from clusterctl.network.pairs.sizes import ray_port_names
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.transport import python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import Failed, fan_out, values
 
@@ -32,10 +33,14 @@ IN_USE = (
 )
 
 NO_PYTHON = (
-    "it has no python3, so that connections to it, and its throughput and clock, were not tried"
+    f"it has {python.MISSING}, which bootstrap installs: its ways to the others, its throughput "
+    "and its clock are tried after that"
 )
 
-LEAD = 0.3  # Seconds from the last question to the first round: by then, a hundred hosts have it
+LEAD = 0.3  # seconds from the last question to the first round: by then, a hundred hosts have it
+
+
+Answered = TypeVar("Answered")
 
 
 def prove(
@@ -82,7 +87,7 @@ class _Crew:
         hosts = [node.host for node in topology.nodes if node.host in facts]
         greeting = f"clusterctl {secrets.token_hex(8)}"
         self._table = Table(lanes(topology, facts), hosts, {}, greeting)
-        self._posts: dict[str, Post] = {}
+        self._sessions: dict[str, PairProbeSession] = {}
         self.clocks: dict[str, Clock] = {}
         self.unproven: dict[str, str] = {}
 
@@ -97,24 +102,24 @@ class _Crew:
 
     def _open(self, host: str) -> orders.Member:
         ports = ray_port_names(self._inventory.ray_ports, head=self._inventory.head.name == host)
-        post = Post(self._transports[host], sudo=self._facts[host].root)
-        self._posts[host] = post
+        session = PairProbeSession(self._transports[host], sudo=self._facts[host].root)
+        self._sessions[host] = session
         order = orders.open_order(self._table.lanes, host, ports, self._table.greeting)
-        answer = post.ask("open", order)
-        self.clocks[host], ahead = post.clocks()
+        answer = session.ask("open", order)
+        self.clocks[host], ahead = session.clocks()
         return replace(orders.member(self._table.lanes, host, ports, answer), ahead=ahead)
 
     def reach(self) -> list[Way]:
-        order = {host: orders.reach_order(self._table, host) for host in self._table.hosts}
-        answers = self._ask("reach", {host: order[host] for host in self._table.members})
-        answers |= self._ask_plainly(order)
+        order = {host: orders.reach_order(self._table, host) for host in self._table.members}
+        answers = self._ask("reach", order, orders.read_reach)
         return [way for host, answer in answers.items()
                 for way in orders.ways(self._table, host, answer)]  # fmt: skip
 
     def limits(self, found: list[Way]) -> list[Way]:
         """Where large packets were lost: up to which size they pass."""
         asked = {host: orders.limits_order(found, host) for host in self._table.members}
-        answers = self._ask("echo", {host: order for host, order in asked.items() if order})
+        asked = {host: order for host, order in asked.items() if order}
+        answers = self._ask("echo", asked, orders.read_echoes)
         return orders.with_limits(found, answers)
 
     def rates(self, found: list[Way]) -> tuple[list[Way], str]:
@@ -127,25 +132,25 @@ class _Crew:
                 host: orders.rates_order(self._table, planned, host, start + member.ahead)
                 for host, member in self._table.members.items()
             },
+            orders.read_rates,
         )
         rated = orders.with_rates(self._table, planned, found, answers)
         return rated, _left_out(planned.pairs_each, len(self._table.members) - 1)
 
-    def _ask(self, command: str, by_host: Mapping[str, Any]) -> dict[str, Any]:
-        def ask(host: str) -> Any:
-            return self._posts[host].ask(command, by_host[host], timeout=deadlines.PAIRS)
+    def _ask(
+        self, command: str, by_host: Mapping[str, Any], read: Callable[[Any], Answered]
+    ) -> dict[str, Answered]:
+        def ask(host: str) -> Answered:
+            answer = self._sessions[host].ask(command, by_host[host], timeout=deadlines.PAIRS)
+            try:
+                return read(answer)
+            except (TypeError, ValueError, LookupError) as error:
+                raise CommandFailed(
+                    f"{DOING} failed: it answers something else", host=host, detail=repr(error)
+                ) from error
 
         live = {host: host for host in by_host if host not in self.unproven}
         return self._values(fan_out(live, ask))
-
-    def _ask_plainly(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """What hosts without Python can tell."""
-        mute = {host: host for host, why in self.unproven.items() if why == NO_PYTHON}
-
-        def ask(host: str) -> Any:
-            return plain.ask(self._transports[host], order[host], timeout=deadlines.PAIRS)
-
-        return self._values(fan_out(mute, ask))
 
     def _values(self, outcomes: Mapping[str, Any]) -> dict[str, Any]:
         for host, outcome in outcomes.items():
@@ -154,8 +159,8 @@ class _Crew:
         return values(outcomes)
 
     def close(self) -> None:
-        for post in self._posts.values():
-            post.close()
+        for session in self._sessions.values():
+            session.close()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ docker and nvidia-smi."""
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import stat
@@ -244,3 +245,50 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     copy.write_bytes(probe_script())
     done = subprocess.run([shellcheck, copy], capture_output=True, text=True, timeout=60)
     assert done.stdout == ""
+
+
+def fake_python(prefix: Path, name: str, *, whole: bool) -> None:
+    """An installed Python, as files tell: nothing starts it."""
+    for directory in ("bin", "lib"):
+        (prefix / directory).mkdir(exist_ok=True)
+    install(prefix / "bin", name, "exit 9")
+    library = prefix / "lib" / name
+    library.mkdir()
+    if whole:
+        (library / "json").mkdir()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ({"python3.11": True}, ("python3", "3.11", False)),
+        ({"python3.11": False}, (None, "3.11", True)),  # Debian's python3-minimal
+        ({"python3.8": True}, (None, "3.8", False)),
+        ({"python3.6": True, "python3.9": True}, ("python3.9", "3.9", False)),
+        ({"python3.10": False, "python3.12": True}, ("python3.12", "3.12", False)),
+    ],
+)
+def test_the_first_python_that_is_good_enough_is_found(
+    installed: dict[str, bool],
+    expected: tuple[str | None, str, bool],
+    shell: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    for name, whole in installed.items():
+        fake_python(tmp_path, name, whole=whole)
+    (tmp_path / "bin" / "python3").symlink_to(next(iter(installed)))
+    for name in ("grep", "readlink", "date"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    # Without the directories that the script adds to PATH, where this machine has its own.
+    script = re.sub(rb"\n +PATH=.*", b"", probe_script())
+    text = run_script(  # noqa: S604 - an argument of ours
+        "skip=gpus", shell=(str(shutil.which(shell[0])), *shell[1:]), script=script,
+        path=str(tmp_path / "bin"),
+    )  # fmt: skip
+    facts = parse(text).facts
+    path = expected[0] and f"{tmp_path}/bin/{expected[0]}"
+    if not Path("/usr/libexec/platform-python").exists():
+        assert (facts.python3, facts.python3_version, facts.python3_minimal) == (
+            path, *expected[1:],
+        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import json
 from dataclasses import replace
 
 from clusterctl.errors import CommandTimedOut
@@ -29,31 +29,36 @@ def probes(**python: str | None) -> dict[str, HostFacts]:
     return {host.name: facts(host.name, host.address) for host in INVENTORY.hosts}
 
 
+def order_in(call: Call) -> dict[str, list[str]]:
+    """The argument that follows the program."""
+    size, _, rest = call.stdin.partition(b"\n")
+    found: dict[str, list[str]] = json.loads(rest[int(size) :])
+    return found
+
+
 def with_a_dead_server(call: Call) -> CommandResult:
     """What the program says where nothing but the hosts file answers."""
-    order = ast.literal_eval(call.stdin.decode().splitlines()[1])
+    order = order_in(call)
     names = dict.fromkeys((*order["names"], order["made_up"], FOREIGN))
     said = {
         "own": "a", "search": [], "names": {**names, "a": (["127.0.1.1"], 0.001)},
         "addresses": dict.fromkeys(order["addresses"]), "servers": {"10.0.0.53": None},
     }  # fmt: skip
-    return CommandResult(call.argv, 0, f"{said!r}\n", "")
+    return CommandResult(call.argv, 0, json.dumps(said), "")
 
 
 def test_every_host_with_a_python_is_asked_in_one_round_trip() -> None:
     facts = probes(b=None)
     topology = resolve(INVENTORY, facts)
-    a = FakeTransport().on(starts("python3"), answer=with_a_dead_server)
+    a = FakeTransport().on(starts("sh"), answer=with_a_dead_server)
     b = FakeTransport()
     (note,) = lookup_notes(INVENTORY, topology, facts, {"a": a, "b": b})
     assert note.startswith("a: the name server 10.0.0.53 does not answer")
     assert (len(a.calls), len(b.calls)) == (1, 0)
-    assert {"10.0.0.2", "::ffff:10.0.0.2"} <= set(
-        ast.literal_eval(a.calls[0].stdin.decode().splitlines()[1])["addresses"]
-    )
+    assert {"10.0.0.2", "::ffff:10.0.0.2"} <= set(order_in(a.calls[0])["addresses"])
 
 
 def test_hosts_that_do_not_say_are_passed_over() -> None:
-    late = FakeTransport().on(starts("python3"), raises=CommandTimedOut("late", host="a"))
-    odd = FakeTransport().on(starts("python3"), stdout="who are you\n")
+    late = FakeTransport().on(starts("sh"), raises=CommandTimedOut("late", host="a"))
+    odd = FakeTransport().on(starts("sh"), stdout="who are you\n")
     assert lookup_notes(INVENTORY, None, probes(), {"a": late, "b": odd}) == ()

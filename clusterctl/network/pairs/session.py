@@ -1,0 +1,75 @@
+"""The operator's end of the program that tries, on one host, its ways to the others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from clusterctl import deadlines
+from clusterctl.errors import CommandFailed, CommandTimedOut
+from clusterctl.network.pairs.model import Clock
+from clusterctl.transport import python
+from clusterctl.transport.base import Channel, Transport
+
+PROGRAM = python.Program("clusterctl.network.pairs", ("host_listen", "host_ways", "host_main"))
+DOING = "trying its ways to the other hosts"
+
+
+class PairProbeSession:
+    """One host's answers. Raises ConnectionFailed, PythonMissing, CommandFailed and
+    CommandTimedOut."""
+
+    def __init__(self, transport: Transport, *, sudo: bool) -> None:
+        """Start the program there; `sudo` for raw sockets."""
+        self._host = transport.host.name
+        self._channel = python.start(transport, PROGRAM, sudo=sudo)
+        self._answers = _lines(self._channel, self._host)
+
+    def ask(self, command: str, argument: object = None, *, timeout: float = deadlines.PAIR) -> Any:
+        """The answer to one command, within `timeout` seconds."""
+        self._channel.settimeout(timeout)
+        self._channel.send(json.dumps([command, argument]).encode() + b"\n")
+        try:
+            answer = next(self._answers, None)
+        except TimeoutError as error:
+            raise CommandTimedOut(
+                f"{DOING} took longer than {timeout:g} s",
+                host=self._host,
+                hint=f"clusterctl exec --limit {self._host} -- uptime",
+            ) from error
+        if answer is None:
+            raise python.failure(self._channel, DOING, self._host)
+        try:
+            return json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise CommandFailed(f"{DOING} failed: it answers no JSON", host=self._host) from error
+
+    def clocks(self, times: int = 3) -> tuple[Clock, float]:
+        """How far the host's clock is ahead of ours, and its monotonic clock likewise, in seconds:
+        the quickest of some questions, since half its round trip bounds the error."""
+        found = []
+        for _ in range(times):
+            asked, started = time.time(), time.monotonic()
+            said, monotonic = self.ask("clock")
+            trip = time.monotonic() - started
+            found.append((trip, said - asked - trip / 2, monotonic - started - trip / 2))
+        trip, offset, ahead = min(found)
+        return Clock(offset, trip / 2), ahead
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _lines(channel: Channel, host: str) -> Iterator[bytes]:
+    """Whole lines of its output, none longer than LARGEST_ANSWER."""
+    pending = bytearray()
+    while chunk := channel.recv(65536):
+        pending += chunk
+        while b"\n" in chunk:
+            line, _, pending = pending.partition(b"\n")
+            yield bytes(line)
+            chunk = bytes(pending)
+        if len(pending) > python.LARGEST_ANSWER:
+            raise CommandFailed(f"{DOING} failed: the answer does not end", host=host)
