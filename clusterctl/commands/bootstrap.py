@@ -20,8 +20,7 @@ from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.gate import ensure_proven
-from clusterctl.network.gate_record import FabricRecord
+from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
 from clusterctl.node import package
@@ -149,7 +148,7 @@ def run(
                     cluster, changed = _carry_out(cluster, hosts, engines, carry_out, sink)
                     since = clock_of(cluster.head.transport)
                 formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
-                proof = ensure_proven(cluster.fabric_ground, sink, cancelled)
+                proof = ensure_proven(cluster.gate_scope, sink, cancelled)
     return Bootstrapped(changed, formed, proof.record)
 
 

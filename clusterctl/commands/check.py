@@ -13,7 +13,7 @@ from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.gate_record import FabricRecord
+from clusterctl.network.gate import FabricRecord
 from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.lanes import default_route_notes

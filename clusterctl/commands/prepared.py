@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from clusterctl.engine.step import HostView
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.network.gate import FabricGround
+from clusterctl.network.gate import GateScope
 from clusterctl.survey.cluster import Cluster, look_and_require
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
@@ -24,6 +24,6 @@ def views(
     return Survey(inventory, transports, found).views
 
 
-def ground_of(cluster: Cluster) -> FabricGround:
+def ground_of(cluster: Cluster) -> GateScope:
     """The hosts of a run that must be as promised."""
-    return cluster.fabric_ground
+    return cluster.gate_scope

@@ -35,7 +35,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
 from clusterctl.network.choice import resolve as resolve_topology
-from clusterctl.network.gate import FabricGround, ensure_proven
+from clusterctl.network.gate import GateScope, ensure_proven
 from clusterctl.node.documents import NodeState, ServiceDocument
 from clusterctl.node.paths import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
@@ -93,7 +93,7 @@ class Decision:
     old: ServiceDocument | None  # The service of that name as it is declared now
     changes: Changes
     answer: Probe  # Of the head
-    ground: FabricGround | None = None  # The hosts whose links the service will use
+    ground: GateScope | None = None  # The hosts whose links the service will use
     # The cluster's API key from now on; None where it stays what it is
     new_key: str | None = field(default=None, repr=False)
 
@@ -190,7 +190,7 @@ def _decide(
     prepared = prepare(inventory, request, model, transports, answers, state, declared)
     old = declared.get(prepared.document.name)
     facts = {name: answer.facts for name, answer in answers.items()}
-    ground = FabricGround(inventory, resolve_topology(inventory, facts), transports, facts)
+    ground = GateScope(inventory, resolve_topology(inventory, facts), transports, facts)
     changes = _changes(prepared, old)
     if key:
         line = f"API key: the config file's, kept in {NodePaths(inventory.cluster).api_key} (0600)"

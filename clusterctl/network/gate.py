@@ -1,7 +1,7 @@
-"""The fabric gate: Ray's own processes on every node, all-reduces between them, said and kept.
+"""The fabric gate: Ray's own processes on every node run all-reduces with each other.
 
-What was proven is kept on the head with the containers that it was proven with. While the same
-containers run, bootstrap and serve take it as proven; `check --fabric` always proves anew.
+What was proven is kept on the head together with the containers that it was proven with. While
+those containers run, bootstrap and serve rely on it; `check --fabric` always runs the gate again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from clusterctl.errors import (
 )
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
-from clusterctl.network.gate_record import FabricRecord, read_record, record_file
-from clusterctl.network.gate_verdict import FabricVerdict, judge
+from clusterctl.network.gate_verdict import judge
 from clusterctl.node import package
 from clusterctl.node.documents import from_json
-from clusterctl.node.fabric_documents import FabricReport, FabricSpec
+from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec
+from clusterctl.node.paths import NodePaths
 from clusterctl.node.timing import GATE
 from clusterctl.ray_cluster.environment import node_environment
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
@@ -40,24 +40,54 @@ from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Channel, Transport, last_words
 from clusterctl.transport.fanout import failures, fan_out, values
 
-TITLE = "Fabric carries what serving will ask of it"
+TITLE = "Fabric gate: collectives between all hosts"
 
-_LOOK = 0.5  # Seconds between two looks at whether the user asked to stop
+_LOOK = 0.5  # seconds between two looks at whether the user asked to stop
+_OVER = GATE + deadlines.GATE_SLACK  # seconds until the gate's program is given up
 
-_OVER = GATE + deadlines.GATE_SLACK  # Seconds until the gate's program is given up
+
+@dataclass(frozen=True)
+class FabricRecord:
+    """fabric.json on the head: what was proven, and for which containers."""
+
+    time: float  # Unix seconds on the operator's clock
+    nodes: dict[str, str]  # host: its node container's ID and start time
+    lines: list[str]
+    # What carries tensors between hosts, measured; empty on a single host
+    network: list[Collective]
+    seconds: float = 0.0
+
+    @property
+    def sentence(self) -> str:
+        """When, and what."""
+        stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.time))
+        return f"fabric proven at {stamp}: {'; '.join(self.lines)}"
+
+
+def record_file(cluster: str) -> str:
+    """The path of fabric.json, beside the logs on the head."""
+    return str(NodePaths(cluster).logs / "fabric.json")
+
+
+def read_record(data: bytes | None) -> FabricRecord | None:
+    """None if nothing was proven, or by another version."""
+    try:
+        return from_json(FabricRecord, data.decode()) if data else None
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
 class FabricProof:
     record: FabricRecord
-    fresh: bool  # Proven by this run
+    fresh: bool  # proven by this run
     notes: tuple[str, ...] = ()
     report: FabricReport | None = None
 
 
 @dataclass(frozen=True)
-class FabricGround:
-    """The part of a cluster whose fabric is in question: nodes that are up."""
+class GateScope:
+    """The nodes that a gate covers, all of them up."""
 
     inventory: Inventory
     topology: Topology
@@ -69,7 +99,7 @@ class FabricGround:
     def head(self) -> Transport:
         return self.transports[self.topology.head.host]
 
-    def only(self, hosts: Iterable[str]) -> FabricGround:
+    def only(self, hosts: Iterable[str]) -> GateScope:
         """The same without the other hosts."""
         wanted = set(hosts)
         nodes = tuple(node for node in self.topology.nodes if node.host in wanted)
@@ -78,81 +108,82 @@ class FabricGround:
 
 
 def ensure_proven(
-    ground: FabricGround, sink: EventSink, cancelled: Cancelled | None = None
+    scope: GateScope, sink: EventSink, cancelled: Cancelled | None = None
 ) -> FabricProof:
-    """What is proven for the containers that run now, else the gate. Raises as `prove`, and
-    Interrupted once `cancelled` is set."""
-    now = incarnations(ground)
-    file = record_file(ground.inventory.cluster)
+    """Return what is on record for the containers that run now, else run the gate. Raises as
+    `prove`, and Interrupted once `cancelled` is set."""
+    now = incarnations(scope)
+    file = record_file(scope.inventory.cluster)
     record = read_record(
-        ground.head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
+        scope.head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
     )
     if record and now.items() <= record.nodes.items():
         sink(Note(record.sentence))
         return FabricProof(record, fresh=False)
-    return _prove(ground, now, sink, cancelled)
+    return _prove(scope, now, sink, cancelled or threading.Event())
 
 
-def prove(ground: FabricGround, sink: EventSink) -> FabricProof:
-    """Run the gate, and keep what it proved; what was kept before is void as soon as it begins.
+def prove(scope: GateScope, sink: EventSink) -> FabricProof:
+    """Run the gate and keep what it proved; an earlier record is void as soon as it begins.
 
     Raises RequirementsNotMet, RayNotFormed or StepFailed, of all hosts together.
     """
-    return _prove(ground, incarnations(ground), sink)
+    return _prove(scope, incarnations(scope), sink, threading.Event())
 
 
-def incarnations(ground: FabricGround) -> dict[str, str]:
-    """Host: ID and start of its node container. Raises RequirementsNotMet where none runs."""
-    name = container_name(ground.inventory.cluster)
+def incarnations(scope: GateScope) -> dict[str, str]:
+    """ID and start time of each host's node container. Raises RequirementsNotMet where none
+    runs."""
+    name = container_name(scope.inventory.cluster)
 
     def one(transport: Transport) -> str:
-        found = ground.driver(transport).find(name)
+        found = scope.driver(transport).find(name)
         if found is None or not found.running:
             raise RequirementsNotMet(
                 f"{name} does not run, so its fabric cannot be tried",
-                hint=f"clusterctl bootstrap {ground.inventory.file}",
+                hint=f"clusterctl bootstrap {scope.inventory.file}",
             )
         return f"{found.id} {found.started_at}"
 
-    hosts = {node.host: ground.transports[node.host] for node in ground.topology.nodes}
+    hosts = {node.host: scope.transports[node.host] for node in scope.topology.nodes}
     found = fan_out(hosts, one)
     raise_all(failures(found))
     return values(found)
 
 
 def _prove(
-    ground: FabricGround, now: dict[str, str], sink: EventSink, cancelled: Cancelled | None = None
+    scope: GateScope, now: dict[str, str], sink: EventSink, cancelled: Cancelled
 ) -> FabricProof:
-    hosts = tuple(node.host for node in ground.topology.nodes)
-    sink(StageStarted(TITLE, hosts))
-    # Ahead: a gate that hangs or is killed leaves nothing proven.
-    _forget(ground)
-    report = _run(ground, sink, cancelled or threading.Event())
-    verdict = _judged(ground, report)
+    sink(StageStarted(TITLE, tuple(node.host for node in scope.topology.nodes)))
+    file = record_file(scope.inventory.cluster)
+    # Before the gate runs: one that hangs or is killed must leave nothing proven.
+    scope.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
+    report = _run(scope, sink, cancelled)
+    environments = {
+        node.host: node_environment(scope.inventory, scope.topology, node)
+        for node in scope.topology.nodes
+    }
+    verdict = judge(report, scope.topology, environments, scope.facts, scope.inventory.file)
     raise_all(verdict.errors)
     network = [verdict.network] if verdict.network else []
     record = FabricRecord(time.time(), now, list(verdict.lines), network, report.seconds)
-    _keep(ground, record)
+    with suppress(StepFailed):  # on a full disk: the gate runs again next time
+        text = json.dumps(asdict(record), indent=1) + "\n"
+        scope.head.put(text.encode(), file, mode=0o644, sudo=True)
     for text in (*verdict.lines, *verdict.notes, f"proven in {report.seconds:.0f} s"):
         sink(Note(text))
     return FabricProof(record, fresh=True, notes=verdict.notes, report=report)
 
 
-def _judged(ground: FabricGround, report: FabricReport) -> FabricVerdict:
-    environments = {
-        node.host: node_environment(ground.inventory, ground.topology, node)
-        for node in ground.topology.nodes
-    }
-    return judge(report, ground.topology, environments, ground.facts, ground.inventory.file)
-
-
-def _run(ground: FabricGround, sink: EventSink, cancelled: Cancelled) -> FabricReport:
-    """The gate's program in the head's container; what it says on the way goes to `sink`."""
-    accelerator = accelerator_named(ground.inventory.accelerator)
-    spec = FabricSpec(expected_nodes(ground.topology), accelerator.gpu_backend)
-    name = container_name(ground.inventory.cluster)
-    driver = ground.driver(ground.head)
-    argv = driver.exec_argv(name, ["python3", package.install_path(), "fabric"])
+def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricReport:
+    """Run the gate's program in the head's container; its progress goes to `sink`."""
+    accelerator = accelerator_named(scope.inventory.accelerator)
+    spec = FabricSpec(expected_nodes(scope.topology), accelerator.gpu_backend)
+    driver = scope.driver(scope.head)
+    argv = driver.exec_argv(
+        container_name(scope.inventory.cluster), ["python3", package.install_path(), "fabric"]
+    )
+    host = scope.head.host.name
     with driver.host_open(argv) as channel:
         channel.send(json.dumps(asdict(spec)).encode() + b"\n")
         last = ""
@@ -165,12 +196,20 @@ def _run(ground: FabricGround, sink: EventSink, cancelled: Cancelled) -> FabricR
                     last = told["say"]
                     sink(Note(last))
         except TimeoutError:
-            raise _silent(last, ground) from None
-        raise _no_report(channel, ground)
+            # All hosts are waited for: only the program on the head knows which had reported.
+            hosts = ", ".join(node.host for node in scope.topology.nodes)
+            raise StepFailed(
+                f"the fabric gate took longer than {_OVER:.0f} s and reported nothing of {hosts}",
+                host=host,
+                hint=f"clusterctl logs --host {host}, then: clusterctl check "
+                f"{scope.inventory.file} --fabric",
+                detail=f"the last it said: {last or 'nothing'}",
+            ) from None
+        raise _no_report(last_words(channel), host, scope.inventory.file)
 
 
 def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
-    """What it writes, until its end. Raises Interrupted, and TimeoutError at its deadline."""
+    """Yield its output until it ends. Raises Interrupted, and TimeoutError at its deadline."""
     deadline = time.monotonic() + _OVER
     channel.settimeout(_LOOK)
     pending = b""
@@ -187,27 +226,12 @@ def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
             raise TimeoutError
 
 
-def _silent(last: str, ground: FabricGround) -> ClusterctlError:
-    """All hosts are waited for: only the program on the head knows of which it had heard."""
-    host = ground.head.host.name
-    hosts = ", ".join(node.host for node in ground.topology.nodes)
-    return StepFailed(
-        f"the fabric gate took longer than {_OVER:.0f} s and reported nothing of {hosts}",
-        host=host,
-        hint=f"clusterctl logs --host {host}, then: clusterctl check {ground.inventory.file} "
-        "--fabric",
-        detail=f"the last it said: {last or 'nothing'}",
-    )
-
-
-def _no_report(channel: Channel, ground: FabricGround) -> ClusterctlError:
-    host = ground.head.host.name
-    said = last_words(channel)
+def _no_report(said: str, host: str, file: str) -> ClusterctlError:
     if "can't open file" in said:
         return RequirementsNotMet(
-            "its container is of another version of clusterctl, which has no fabric gate",
+            "its container is from another version of clusterctl, which has no fabric gate",
             host=host,
-            hint=f"clusterctl bootstrap {ground.inventory.file}",
+            hint=f"clusterctl bootstrap {file}",
         )
     return StepFailed(
         "the fabric gate ended without a report",
@@ -215,17 +239,3 @@ def _no_report(channel: Channel, ground: FabricGround) -> ClusterctlError:
         hint=f"clusterctl logs --host {host}",
         detail="\n".join(said.splitlines()[-15:]) or None,
     )
-
-
-def _forget(ground: FabricGround) -> None:
-    """Nothing is proven while there is no such file."""
-    file = record_file(ground.inventory.cluster)
-    ground.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
-
-
-def _keep(ground: FabricGround, record: FabricRecord) -> None:
-    """On a full disk nothing is kept, and it is proven again the next time."""
-    file = record_file(ground.inventory.cluster)
-    text = json.dumps(asdict(record), indent=1) + "\n"
-    with suppress(StepFailed):
-        ground.head.put(text.encode(), file, mode=0o644, sudo=True)

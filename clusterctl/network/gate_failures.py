@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, StepFailed
 from clusterctl.network.nccl_log import peers, warnings
-from clusterctl.node.fabric_documents import Crossing, FabricReport, Place, RankReport
+from clusterctl.node.fabric_documents import Crossing, FabricReport, RankReport, SeenNode
 from clusterctl.ray_cluster.topology import Topology
 
 # Linux's own range (ip_local_port_range): Gloo, NCCL and vLLM's queues listen there
@@ -17,59 +17,63 @@ _VARIABLE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME", "contro
 _PHASES = ("started", "imported", "store", "joined", "correct", "measured", "done")
 _BEFORE_COLLECTIVES = {
     "import": "torch was not imported",
-    "store": "the ranks' meeting point did not open",
+    "store": "torch's store did not open",
 }
 
 
 def failures(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
-    """One error for each culprit; none when the gate came to its end. `file`: the inventory's,
-    as a command takes it."""
+    """One error for each culprit; none if the gate ran to its end. `file`: the inventory's, for
+    commands in hints."""
+    head = topology.head.host
     match report.failed:
         case "":
             return []
         case "arrive" if report.absent:
-            return [_absent(host, why, file) for host, why in report.absent.items()]
+            return [
+                RayNotFormed(
+                    "Ray started no process there for the fabric gate: "
+                    + (why.splitlines()[0] if why else "-"),
+                    host=host,
+                    hint=f"{_load(host)}, then: clusterctl check {file} --fabric",
+                    detail=why,
+                )
+                for host, why in report.absent.items()
+            ]
         case "places":
-            return [error for node in report.seen for error in _of_places(report, node.host, file)]
+            return [error for node in report.seen for error in _of_places(node, file)]
         case "crossings":
-            return list(_of_crossings(report.crossings, file))
+            return _of_crossings(report.crossings, file)
         case "time":
-            return _of_time(report, topology, file)
+            # One for each host that was waited for; for the head where that is not known.
+            awaited = report.awaited or {head: []}
+            return [_late(host, ranks, report, file) for host, ranks in awaited.items()]
         case "arrive" | "gate":
-            return [_broken(report, topology, file)]
+            why = f": {report.error.splitlines()[0][:200]}" if report.error else ""
+            return [
+                RayNotFormed(
+                    f"the fabric gate could not join Ray on the head{why}",
+                    host=head,
+                    hint=f"clusterctl check {file} tells whether Ray is as bootstrap formed it",
+                    detail=report.error or None,
+                )
+            ]
         case _:  # import, store, or a backend
-            return _of_ranks(report, topology, file)
+            # The hosts of the ranks that failed: by pairs where some were tried, else by what a
+            # rank reported, else those that did not get as far as the others.
+            hosts = _by_pairs(report) or _behind(report)
+            by_host: dict[str, list[RankReport]] = {}
+            for rank in report.ranks:
+                if rank.host in hosts:
+                    by_host.setdefault(rank.host, []).append(rank)
+            return [
+                _failed_ranks(report, host, ranks, topology, file)
+                for host, ranks in by_host.items()
+            ]
 
 
 def backend_name(backend: str) -> str:
     """As people write it."""
     return "Gloo" if backend == "gloo" else backend.upper()
-
-
-def _absent(host: str, why: str, file: str) -> ClusterctlError:
-    return RayNotFormed(
-        f"Ray started no process there for the fabric gate: {why.splitlines()[0] if why else '-'}",
-        host=host,
-        hint=f"{_load(host)}, then: clusterctl check {file} --fabric",
-        detail=why,
-    )
-
-
-def _broken(report: FabricReport, topology: Topology, file: str) -> ClusterctlError:
-    host = topology.head.host
-    return RayNotFormed(
-        "the fabric gate could not join Ray on the head"
-        + (f": {report.error.splitlines()[0][:200]}" if report.error else ""),
-        host=host,
-        hint=f"clusterctl check {file} tells whether Ray is as bootstrap formed it",
-        detail=report.error or None,
-    )
-
-
-def _of_time(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
-    """One for each host that was waited for; for the head where that is not known."""
-    awaited = report.awaited or {topology.head.host: []}
-    return [_late(host, ranks, report, file) for host, ranks in awaited.items()]
 
 
 def _late(host: str, ranks: Sequence[int], report: FabricReport, file: str) -> ClusterctlError:
@@ -88,26 +92,23 @@ def _load(host: str) -> str:
     return f"clusterctl exec --limit {host} -- uptime"
 
 
-def _of_places(report: FabricReport, host: str, file: str) -> Iterator[ClusterctlError]:
+def _of_places(node: SeenNode, file: str) -> Iterator[ClusterctlError]:
     """Interfaces that the environment names on that host, and that cannot be used."""
-    seen = next(node for node in report.seen if node.host == host)
-    usable = ", ".join(name for name, addresses in seen.interfaces.items() if addresses)
-    for place in seen.places:
-        if place.problem:
-            yield _unusable(host, place, usable, file)
-
-
-def _unusable(host: str, place: Place, usable: str, file: str) -> ClusterctlError:
-    purposes = place.purpose.split(", ")
-    named = " and ".join(_VARIABLE[purpose] for purpose in purposes)
-    what = place.nic or place.ip
-    text = {
-        "missing": f"{named} names {what}, and its container has {usable}",
-        "down": f"{named} names {what}, which is down",
-        "no address": f"{named} names {what}, which has no address",
-    }[place.problem]
-    hint = f"ip link set {what} up" if place.problem == "down" else _rename(host, purposes, file)
-    return RequirementsNotMet(text, host=host, hint=hint)
+    usable = ", ".join(name for name, addresses in node.interfaces.items() if addresses)
+    for place in node.places:
+        if not place.problem:
+            continue
+        purposes = place.purpose.split(", ")
+        named = " and ".join(_VARIABLE[purpose] for purpose in purposes)
+        nic = place.nic or place.ip
+        text = {
+            "missing": f"{named} names {nic}, and its container has {usable}",
+            "down": f"{named} names {nic}, which is down",
+            "no address": f"{named} names {nic}, which has no address",
+        }[place.problem]
+        down = place.problem == "down"
+        hint = f"ip link set {nic} up" if down else _rename(node.host, purposes, file)
+        yield RequirementsNotMet(text, host=node.host, hint=hint)
 
 
 def _rename(host: str, purposes: Sequence[str], file: str) -> str:
@@ -116,11 +117,24 @@ def _rename(host: str, purposes: Sequence[str], file: str) -> str:
 
 
 def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlError]:
-    """Those that failed, told once for each address that is not reached; a host that reaches
-    nobody while others do is told itself."""
+    """One error for each address that is not reached; a host that reaches nobody while others do
+    is the culprit itself."""
     broken = [one for one in crossings if one.error]
     cut_off = set(_cut_off(crossings))
-    errors = [_cannot_leave(host, broken) for host in sorted(cut_off)]
+    errors: list[ClusterctlError] = []
+    for host in sorted(cut_off):
+        own = [one for one in broken if one.source == host]
+        one = own[0]
+        errors.append(
+            RequirementsNotMet(
+                f"it reaches no other host: {one.target}'s {one.nic}, {one.ip} port {one.port}: "
+                f"{_lower(one.error)}",
+                host=host,
+                hint=f"on {host}: ip route get {one.ip}; and the firewall's rules for outgoing "
+                "packets",
+                detail="\n".join(f"{it.target} {it.nic} {it.ip}: {it.error}" for it in own),
+            )
+        )
     by_address: dict[tuple[str, str], list[Crossing]] = {}
     for one in broken:
         if one.source not in cut_off:
@@ -136,18 +150,6 @@ def _cut_off(crossings: Sequence[Crossing]) -> Iterator[str]:
         sound = [one for one in own if (one.target, one.ip) in reached]
         if len({one.target for one in sound}) > 1 and all(one.error for one in own):
             yield source
-
-
-def _cannot_leave(host: str, broken: Sequence[Crossing]) -> ClusterctlError:
-    own = [one for one in broken if one.source == host]
-    one = own[0]
-    return RequirementsNotMet(
-        f"it reaches no other host: {one.target}'s {one.nic}, {one.ip} port {one.port}: "
-        f"{_lower(one.error)}",
-        host=host,
-        hint=f"on {host}: ip route get {one.ip}; and a firewall's rules for what leaves",
-        detail="\n".join(f"{each.target} {each.nic} {each.ip}: {each.error}" for each in own),
-    )
 
 
 def _not_reached(tried: Sequence[Crossing], file: str) -> ClusterctlError:
@@ -179,22 +181,12 @@ def _way_in(one: Crossing, file: str) -> str:
             f"{file} tells the MTU that passes"
         )
     if "unreachable" in one.error.lower() or "route" in one.error.lower():
-        return f"{one.source} has no way to {one.ip} (ip route get {one.ip}): {rename}"
+        return f"{one.source} has no route to {one.ip} (ip route get {one.ip}): {rename}"
     return (
         f"let TCP {EPHEMERAL} through on {one.nic} of {one.target} (sudo iptables -S INPUT; sudo "
         f"nft list ruleset), or look at the cable and the route: ip route get {one.ip} on "
         f"{one.source}"
     )
-
-
-def _of_ranks(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
-    """The hosts of the ranks that spoilt it: by pairs where there are some, else by what a rank
-    said, else those that did not come as far as the others."""
-    ranks = [rank for rank in report.ranks if rank.host in (_by_pairs(report) or _behind(report))]
-    by_host: dict[str, list[RankReport]] = {}
-    for rank in ranks:
-        by_host.setdefault(rank.host, []).append(rank)
-    return [_spoilt(report, host, each, topology, file) for host, each in by_host.items()]
 
 
 def _by_pairs(report: FabricReport) -> set[str]:
@@ -215,29 +207,27 @@ def _behind(report: FabricReport) -> set[str]:
 
 
 def _progress(rank: RankReport, step: str) -> int:
-    """How far it came in that step; a phase of the step before counts as nothing."""
+    """How far it came in that step; a phase of an earlier step counts as nothing."""
     return _PHASES.index(rank.phase) if rank.backend == step or step in _BEFORE_COLLECTIVES else 0
 
 
-def _spoilt(
+def _failed_ranks(
     report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology, file: str
 ) -> ClusterctlError:
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
-    where = _peer_named(complaints, report)
+    where = _unreached_peer(complaints, report)
     numbers = ", ".join(str(rank.rank) for rank in ranks)
-    text = f"{_what(report.failed)}: rank {numbers} {_lag(ranks[0], report)}"
+    what = _BEFORE_COLLECTIVES.get(
+        report.failed, f"the all-reduce over {backend_name(report.failed)} failed"
+    )
+    text = f"{what}: rank {numbers} {_lag(ranks[0], report)}"
     seen = [f"rank {rank.rank}: {line}" for rank in ranks for line in rank.tail[-8:]]
     return RequirementsNotMet(
         text + (f"; {where}" if where else ""),
         host=host,
-        hint=_cure(report.failed, host, topology, file),
+        hint=_fix(report.failed, host, topology, file),
         detail="\n".join([*dict.fromkeys(complaints), *seen]) or None,
     )
-
-
-def _what(step: str) -> str:
-    collective = f"the all-reduce over {backend_name(step)} did not come about"
-    return _BEFORE_COLLECTIVES.get(step, collective)
 
 
 def _lag(rank: RankReport, report: FabricReport) -> str:
@@ -247,11 +237,11 @@ def _lag(rank: RankReport, report: FabricReport) -> str:
         return f"did not import torch ({report.error})"
     if _progress(rank, report.failed) < _PHASES.index("joined"):
         return f"did not join ({report.error})"
-    return f"joined and came no further ({report.error})"
+    return f"joined and got no further ({report.error})"
 
 
-def _peer_named(complaints: Sequence[str], report: FabricReport) -> str:
-    """Whose address it was that a library could not reach."""
+def _unreached_peer(complaints: Sequence[str], report: FabricReport) -> str:
+    """Whose address a library could not reach."""
     owners: Mapping[str, tuple[str, str]] = {
         place.ip: (node.host, place.nic) for node in report.seen for place in node.places
     }
@@ -262,7 +252,7 @@ def _peer_named(complaints: Sequence[str], report: FabricReport) -> str:
     return ""
 
 
-def _cure(step: str, host: str, topology: Topology, file: str) -> str:
+def _fix(step: str, host: str, topology: Topology, file: str) -> str:
     if step == "import":
         return "the image must have torch that works on this host: clusterctl exec -- nvidia-smi"
     if step == "store":

@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.network.gate_record import FabricRecord, read_record, record_file
+from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.planning.hardware import GpuModel, gpu_of_host
 from clusterctl.planning.measured import Learned, measured_file, measured_in
 from clusterctl.planning.placement import HostGpus, Site

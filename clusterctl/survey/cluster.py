@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
-from clusterctl.network.gate import FabricGround
+from clusterctl.network.gate import GateScope
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.survey.requirements import name_listeners, requirements
 from clusterctl.survey.survey import Survey, take_survey
@@ -41,11 +41,11 @@ class Cluster:
         return tuple(host.name for host in self.inventory.hosts if host.name not in self.held)
 
     @property
-    def fabric_ground(self) -> FabricGround:
+    def gate_scope(self) -> GateScope:
         """The hosts whose fabric must carry collectives: those of `held`."""
         transports = {name: view.transport for name, view in self.views.items()}
         facts = {name: view.facts for name, view in self.views.items()}
-        return FabricGround(self.inventory, self.topology, transports, facts).only(self.held)
+        return GateScope(self.inventory, self.topology, transports, facts).only(self.held)
 
     @property
     def head(self) -> HostView:

@@ -17,8 +17,15 @@ from clusterctl.engine.events import Event, Note
 from clusterctl.errors import Interrupted, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network import gate
-from clusterctl.network.gate import FabricGround, ensure_proven, incarnations, prove
-from clusterctl.network.gate_record import FabricRecord, read_record, record_file
+from clusterctl.network.gate import (
+    FabricRecord,
+    GateScope,
+    ensure_proven,
+    incarnations,
+    prove,
+    read_record,
+    record_file,
+)
 from clusterctl.node.fabric_documents import Collective, Crossing, FabricReport
 from clusterctl.planning.cluster_hardware import measured_network
 from clusterctl.planning.speed import LinkSpeed
@@ -76,7 +83,7 @@ class Lab:
         self.events: list[Event] = []
 
     @property
-    def ground(self) -> FabricGround:
+    def ground(self) -> GateScope:
         inventory = Inventory(
             cluster="demo",
             image="i",
@@ -91,7 +98,7 @@ class Lab:
             Node("gpu1", "head", "10.0.0.1", "eth0", ("eth1",), "eth1", (), gpus=1),
             Node("gpu2", "worker", "10.0.0.2", "ens2", ("ens3",), "ens3", (), gpus=1),
         )
-        return FabricGround(inventory, Topology(nodes), self.hosts, {}, self.driver)
+        return GateScope(inventory, Topology(nodes), self.hosts, {}, self.driver)
 
     def driver(self, transport: Transport) -> ContainerDriver:
         """Docker's, but for what it inspects."""
@@ -157,7 +164,7 @@ def test_a_failed_gate_makes_what_is_kept_void_and_names_the_host() -> None:
 @pytest.mark.parametrize(
     ("stderr", "kind", "said"),
     [
-        ("python3: can't open file '/opt/x'", RequirementsNotMet, "of another version"),
+        ("python3: can't open file '/opt/x'", RequirementsNotMet, "from another version"),
         ("Error: No such container", StepFailed, "ended without a report"),
     ],
 )

@@ -206,7 +206,7 @@ def test_a_host_that_reaches_nobody_is_named_itself() -> None:
     [
         ("Connection refused", "127.0.0.1", "ens2 is the host's loopback: correct hosts.gpub.nics"),
         ("gpua answers there", "172.17.0.1", "172.17.0.1 is on both hosts: correct hosts.gpub"),
-        ("Network is unreachable", "10.98.0.2", "gpua has no way to 10.98.0.2 (ip route get"),
+        ("Network is unreachable", "10.98.0.2", "gpua has no route to 10.98.0.2 (ip route get"),
         ("it answers, and 64 KiB do not arrive within 3 s", "10.9.0.2",
          "large packets are lost on the way to ens2 of gpub: clusterctl check demo.yaml tells"),
         ("Connection refused", "10.9.0.2", "let TCP 32768-60999 through on ens2 of gpub"),
@@ -230,7 +230,7 @@ def test_the_rank_that_did_not_join_is_named() -> None:
     found = FabricReport(15.0, "gloo", "not within 15 s", ranks=ranks("joined", "imported"))
     (error,) = verdict(found).errors
     assert str(error) == (
-        "gpub: the all-reduce over Gloo did not come about: rank 1 did not join (not within 15 s)"
+        "gpub: the all-reduce over Gloo failed: rank 1 did not join (not within 15 s)"
     )
     assert error.hint == "clusterctl check demo.yaml tries ens2 of gpub with every other host"
 
