@@ -16,8 +16,7 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.gate import FabricRecord
 from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
-from clusterctl.network.pairs.lanes import default_route_notes
-from clusterctl.network.pairs.model import Seen, Way
+from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
 from clusterctl.survey.consistency import differences
 from clusterctl.survey.drift import gpu_problems, log_problems, plan_problems, ray_problems
@@ -50,7 +49,7 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         name_listeners(lacking, transports)
         topology, misplaced = place(survey)
         told = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
-        seen = Seen((), {}, {})
+        seen = PairResults((), {}, {})
         if topology:
             placed = {node.host: survey.facts[node.host] for node in topology.nodes}
             unrated = IN_USE if survey.running else ""

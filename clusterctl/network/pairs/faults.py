@@ -1,16 +1,16 @@
-"""What one direction of a pair suffers from: the first cause only. Pure."""
+"""What is wrong with one direction of a pair of hosts: the first cause only. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterctl.network.pairs.model import Lane, Way, network
 from clusterctl.network.pairs.sizes import SMALL
 
-RED = 0.5  # Of the link's speed. One TCP connection fills 94 % of an Ethernet link that works.
+RED = 0.5  # of the link's speed; one TCP connection fills 94 % of an Ethernet link that works
 
-# Mbit/s that one TCP connection of one process is sure to fill: faster links are held to this
+# Mbit/s that one TCP connection of one process certainly fills: faster links are judged by this
 CERTAIN = 20_000
 
 CARRIES = {"control": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
@@ -18,12 +18,12 @@ CARRIES = {"control": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
 
 @dataclass(frozen=True)
 class Fault:
-    """Slots of `summary` and `hint`: {nic} and {network} of the host that is told of, {others} all
-    peers that suffer with it, and of the first of them {other} (its name), {other_nic},
+    """Slots in `summary` and `hint`: {nic} and {network} of the host that is named, {others} for
+    all its peers with the same fault, and of the first of them {other} (its name), {other_nic},
     {other_network} and {address}."""
 
     kind: str
-    culprit: str  # The host whose fault it is by itself; "" where only all pairs together can tell
+    culprit: str  # the host whose fault it is; "" where only all pairs together can tell
     way: Way
     summary: str
     hint: str
@@ -31,16 +31,46 @@ class Fault:
 
 def fault_of(way: Way, ports: Mapping[int, str]) -> Fault | None:
     """The first cause. `ports` has Ray's, by number; others are ephemeral ones."""
-    return (
-        _route(way)
-        or _taken_address(way)
-        or _silence(way)
-        or _stranger(way)
-        or _firewall(way, ports)
-        or _lost_packets(way)
-        or _stuck(way)
-        or _slow(way)
-    )
+    sender, receiver = way.sender, way.receiver
+    known = [speed for speed in (sender.speed, receiver.speed) if speed]
+    if way.route is not None and way.route != sender.nic:
+        return _route(way)
+    if taken := _taken_address(way):
+        return taken
+    if way.silent:
+        if apart(way):
+            return _different_networks(way)
+        return Fault(
+            "silence", "", way,
+            f"{{nic}}, which carries {carried(way.lane)}, and {{others}} do not reach each other",
+            "check the cable, switch port and VLAN, then the firewall: ip -br link show {nic}; "
+            "ping -I {nic} {address}",
+        )  # fmt: skip
+    if "another program answers" in way.tcp.values():
+        return Fault(
+            "stranger", receiver.host, way,
+            f"another machine or a proxy answers at its address {receiver.ip} to {{others}}",
+            f"find who has the address too: sudo arping -D -I {receiver.nic} {receiver.ip}",
+        )  # fmt: skip
+    if fault := _firewall(way, ports) or _lost_packets(way):
+        return fault
+    # Where echo requests tell nothing, a transfer does: small packets made the connection.
+    answered = way.echo and way.round_trip is not None
+    if way.rated and way.rate is None and not answered:
+        return Fault(
+            "black hole", "", way,
+            "{nic} and {others} connect, and no data arrives: an MTU black hole, or a firewall "
+            "that inspects connections",
+            f"ping -M do -s {sender.mtu - 28} -I {{nic}} {{address}}",
+        )  # fmt: skip
+    if way.rate is not None and known and way.rate < RED * min(*known, CERTAIN):
+        return Fault(
+            "slow", "", way,
+            f"{way.rate:.0f} Mbit/s between {{nic}} and {{others}}, over a link of {min(known)} "
+            "Mbit/s",
+            "check the negotiated speed and error counters: ethtool {nic}; ip -s link show {nic}",
+        )  # fmt: skip
+    return None
 
 
 def carried(lane: Lane) -> str:
@@ -49,14 +79,12 @@ def carried(lane: Lane) -> str:
 
 
 def apart(way: Way) -> bool:
-    """The ends are in different networks: legitimate with a router between, else a slip."""
+    """The ends are in different networks: fine with a router between them, else a mistake."""
     return network(way.sender) != network(way.receiver)
 
 
-def _route(way: Way) -> Fault | None:
+def _route(way: Way) -> Fault:
     sender, receiver = way.sender, way.receiver
-    if way.route is None or way.route == sender.nic:
-        return None
     if apart(way):
         return _different_networks(way)
     route = f"sudo ip route replace {network(receiver)} dev {sender.nic} src {sender.ip}"
@@ -97,48 +125,22 @@ def _taken_address(way: Way) -> Fault | None:
     )  # fmt: skip
 
 
-def _silence(way: Way) -> Fault | None:
-    if not way.silent:
-        return None
-    if apart(way):
-        return _different_networks(way)
-    return Fault(
-        "silence", "", way,
-        f"{{nic}}, which carries {carried(way.lane)}, and {{others}} do not reach each other",
-        "look at cable, switch port and VLAN, then at the firewall: ip -br link show {nic}; "
-        "ping -I {nic} {address}",
-    )  # fmt: skip
-
-
-def _stranger(way: Way) -> Fault | None:
-    if "another program answers" not in way.tcp.values():
-        return None
-    return Fault(
-        "stranger", way.receiver.host, way,
-        f"another machine or a proxy answers at its address {way.receiver.ip} to {{others}}",
-        f"find who has the address too: sudo arping -D -I {way.receiver.nic} {way.receiver.ip}",
-    )  # fmt: skip
-
-
 def _firewall(way: Way, ports: Mapping[int, str]) -> Fault | None:
     shut = sorted(port for port, word in way.tcp.items() if word != "ok")
     if not shut:
         return None
+    # `6380 (ray_ports.node_manager), ephemeral ports`
+    named = [f"{port} ({ports[port]})" for port in shut if port in ports]
+    named += ["ephemeral ports"] if len(named) < len(shut) else []
     drops = all(way.tcp[port] == "no answer" for port in shut)
     return Fault(
         "firewall", way.receiver.host, way,
         f"a firewall {'drops' if drops else 'refuses'} connections from {{others}} to "
-        f"{_ports(shut, ports) if 'ok' in way.tcp.values() else 'all ports tried'} on "
+        f"{', '.join(named) if 'ok' in way.tcp.values() else 'all ports tried'} on "
         f"{way.receiver.nic}",
-        f"sudo iptables -I INPUT -s {network(way.sender)} -j ACCEPT; what stands in the way: "
+        f"sudo iptables -I INPUT -s {network(way.sender)} -j ACCEPT; current rules: "
         "sudo nft list ruleset; sudo iptables -S INPUT",
     )  # fmt: skip
-
-
-def _ports(shut: Sequence[int], ports: Mapping[int, str]) -> str:
-    """`6380 (ray_ports.node_manager), ephemeral ports`."""
-    named = [f"{port} ({ports[port]})" for port in shut if port in ports]
-    return ", ".join([*named, *(["ephemeral ports"] if len(named) < len(shut) else [])])
 
 
 def _lost_packets(way: Way) -> Fault | None:
@@ -158,32 +160,8 @@ def _lost_packets(way: Way) -> Fault | None:
     passed = way.largest or SMALL
     return Fault(
         "black hole", "", way,
-        f"packets of {lost[0]} bytes between {{nic}} and {{others}} are lost without a word, "
+        f"packets of {lost[0]} bytes between {{nic}} and {{others}} are lost silently, "
         f"{passed} bytes pass: an MTU black hole",
         f"sudo ip link set {{nic}} mtu {passed}, on all hosts; or raise the MTU of the switch or "
         f"tunnel between to {lost[0]}",
-    )  # fmt: skip
-
-
-def _stuck(way: Way) -> Fault | None:
-    """Where echo says nothing, a transfer does: small packets made the connection."""
-    answered = way.echo and way.round_trip is not None
-    if not way.rated or way.rate is not None or answered:
-        return None
-    return Fault(
-        "black hole", "", way,
-        "{nic} and {others} connect, and no data arrives: an MTU black hole, or a firewall that "
-        "looks into connections",
-        f"ping -M do -s {way.sender.mtu - 28} -I {{nic}} {{address}}",
-    )  # fmt: skip
-
-
-def _slow(way: Way) -> Fault | None:
-    known = [speed for speed in (way.sender.speed, way.receiver.speed) if speed]
-    if way.rate is None or not known or way.rate >= RED * min(*known, CERTAIN):
-        return None
-    return Fault(
-        "slow", "", way,
-        f"{way.rate:.0f} Mbit/s between {{nic}} and {{others}}, over a link of {min(known)} Mbit/s",
-        "look at the negotiated speed and at errors: ethtool {nic}; ip -s link show {nic}",
     )  # fmt: skip

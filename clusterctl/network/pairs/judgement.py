@@ -1,5 +1,5 @@
-"""From what was seen between hosts to problems and notes: one for each cause, however many
-pairs suffer from it. Pure."""
+"""Turns what was seen between hosts into problems and notes: one for each cause, however many
+pairs it affects. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from dataclasses import replace
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import clocks_apart
 from clusterctl.network.pairs.faults import Fault, carried, fault_of
-from clusterctl.network.pairs.model import End, Seen, Way, network
+from clusterctl.network.pairs.model import End, PairResults, Way, network
 
-CLOCKS_WITHIN = 1.0  # Seconds, less what the measurement may be wrong by
+CLOCKS_WITHIN = 1.0  # seconds, beside the measurement's own error
 
-# Seconds of a round trip: ten times what a busy switch takes. Tensor parallelism waits for one some
-# hundred times a token.
+# Seconds of a round trip: ten times what a busy switch takes. Tensor parallelism waits for about a
+# hundred of them per token.
 DISTANT = 0.005
 
-NAMED = 3  # Peers that are named; the rest is counted
+NAMED = 3  # peers that are named; the others are only counted
 
 
-def problems(seen: Seen, ports: Mapping[int, str]) -> list[RequirementsNotMet]:
+def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNotMet]:
     """Every cause once. `ports`: Ray's, by number."""
     faults = [fault for way in _without_proxies(seen.ways) if (fault := fault_of(way, ports))]
     groups: dict[tuple[str, ...], list[Fault]] = defaultdict(list)
     for fault in _without_consequences(faults):
         groups[fault.kind, "".join(fault.way.lane.purposes)].append(fault)
     found = [problem for group in groups.values() for problem in _of_group(group)]
-    return [*found, *_clocks(seen)]
+    offsets = {host: clock.offset for host, clock in seen.clocks.items()}
+    limits = {host: CLOCKS_WITHIN + clock.error for host, clock in seen.clocks.items()}
+    return [*found, *clocks_apart(offsets, limits)]
 
 
 def _without_proxies(ways: Sequence[Way]) -> list[Way]:
-    """The same, without the MACs that answer for several hosts: a router's that speaks for all, as
-    in the networks of clouds."""
+    """The same, without MACs that answer for several hosts: a router that speaks for all, as in
+    cloud networks."""
     answers: dict[str, set[str]] = defaultdict(set)
     for way in ways:
         for mac in set(way.neighbours) - way.receiver.macs:
@@ -62,47 +64,36 @@ def _without_consequences(faults: Sequence[Fault]) -> Iterator[Fault]:
 
 
 def _of_group(faults: Sequence[Fault]) -> Iterator[RequirementsNotMet]:
-    """The host that most of the pairs have in common is named first, and its pairs with it."""
+    """Name first the host that most of the pairs have in common, and its pairs with it."""
+
+    def blamed(fault: Fault) -> tuple[str, ...]:
+        ends = (fault.way.sender.host, fault.way.receiver.host)
+        return (fault.culprit,) if fault.culprit else ends
+
     left = list(faults)
     while left:
-        host = _culprit(left)
-        own = [fault for fault in left if _blames(fault, host)]
+        counted = Counter(host for fault in left for host in blamed(fault))
+        most = max(counted.values())
+        # Of hosts with equally many the last: a worker is more likely to be wrong than the head.
+        host = [host for host, number in counted.items() if number == most][-1]
+        own = [fault for fault in left if host in blamed(fault)]
         left = [fault for fault in left if fault not in own]
-        # Neighbours were tried on more ports than others: the longest tale has it all.
-        yield _told(max(own, key=lambda fault: len(fault.summary)), own, host)
-
-
-def _blames(fault: Fault, host: str) -> bool:
-    return host in _blamed(fault)
-
-
-def _blamed(fault: Fault) -> tuple[str, ...]:
-    ends = (fault.way.sender.host, fault.way.receiver.host)
-    return (fault.culprit,) if fault.culprit else ends
-
-
-def _culprit(faults: Sequence[Fault]) -> str:
-    """Of hosts with equally many, the last: it is rather a worker that is wrong than the head."""
-    counted = Counter(host for fault in faults for host in _blamed(fault))
-    most = max(counted.values())
-    return [host for host, number in counted.items() if number == most][-1]
-
-
-def _told(first: Fault, own: Sequence[Fault], host: str) -> RequirementsNotMet:
-    peers = dict.fromkeys(_ends(fault.way, host)[1] for fault in own)
-    end, other = _ends(first.way, host)
-    slots = {
-        "nic": end.nic,
-        "network": network(end),
-        "others": _named([f"{peer.host} ({peer.ip})" for peer in peers]),
-        "other": other.host,
-        "other_nic": other.nic,
-        "other_network": network(other),
-        "address": other.ip,
-    }
-    return RequirementsNotMet(
-        first.summary.format(**slots), host=host, hint=first.hint.format(**slots)
-    )
+        # Neighbours were tried on more ports than others: the longest summary has everything.
+        first = max(own, key=lambda fault: len(fault.summary))
+        end, other = _ends(first.way, host)
+        peers = dict.fromkeys(_ends(fault.way, host)[1] for fault in own)
+        slots = {
+            "nic": end.nic,
+            "network": network(end),
+            "others": _named([f"{peer.host} ({peer.ip})" for peer in peers]),
+            "other": other.host,
+            "other_nic": other.nic,
+            "other_network": network(other),
+            "address": other.ip,
+        }
+        yield RequirementsNotMet(
+            first.summary.format(**slots), host=host, hint=first.hint.format(**slots)
+        )
 
 
 def _ends(way: Way, host: str) -> tuple[End, End]:
@@ -118,14 +109,7 @@ def _named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
 
 
-def _clocks(seen: Seen) -> Iterator[RequirementsNotMet]:
-    yield from clocks_apart(
-        {host: clock.offset for host, clock in seen.clocks.items()},
-        {host: CLOCKS_WITHIN + clock.error for host, clock in seen.clocks.items()},
-    )
-
-
-def notes(seen: Seen) -> Iterator[str]:
+def notes(seen: PairResults) -> Iterator[str]:
     """What was measured, and what could not be."""
     for host, why in seen.unproven.items():
         yield f"{host}: not proven: {why}"
@@ -133,11 +117,6 @@ def notes(seen: Seen) -> Iterator[str]:
         yield "packet sizes are not proven: raw sockets need root on the hosts"
     if seen.unrated:
         yield seen.unrated
-    yield from _of_lanes(seen)
-
-
-def _of_lanes(seen: Seen) -> Iterator[str]:
-    """`Ray: 2 ways, round trip at most 0.10 ms, 9410 to 9420 Mbit/s`."""
     lanes: dict[tuple[str, ...], list[Way]] = defaultdict(list)
     for way in seen.ways:
         lanes[way.lane.purposes].append(way)
@@ -148,6 +127,7 @@ def _of_lanes(seen: Seen) -> Iterator[str]:
         if speeds:
             words.append(f"{min(speeds):.0f} to {max(speeds):.0f} Mbit/s")
         if words:
+            # `between hosts, for Ray: round trip at most 0.10 ms, 9410 to 9420 Mbit/s`
             distant = trips and max(trips) > DISTANT
             yield f"between hosts, for {carried(ways[0].lane)}: {', '.join(words)}" + (
                 "; a local network has less than 1 ms" if distant else ""

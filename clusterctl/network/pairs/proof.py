@@ -1,25 +1,24 @@
-"""The proof between hosts: routes, ports, packet sizes, round trips, throughput and clocks.
+"""Try every pair of hosts: routes, ports, packet sizes, round trips, throughput and clocks.
 
-A few questions to all hosts at once. Every pair is tried both ways; throughput in rounds, in each
-of which a host sends to one and receives from one, at moments told ahead on each host's own clock.
+A few questions go to all hosts at once. Every pair is tried in both directions; throughput in
+rounds, in which each host sends to one and receives from one, at times set beforehand on each
+host's own clock.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from clusterctl import deadlines
-from clusterctl.errors import ClusterctlError, CommandFailed
+from clusterctl.errors import CommandFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.pairs import orders
-from clusterctl.network.pairs.lanes import lanes
-from clusterctl.network.pairs.model import Clock, Seen, Way
+from clusterctl.network.pairs.model import Clock, PairResults, Way, lanes
 from clusterctl.network.pairs.orders import Table
 from clusterctl.network.pairs.session import DOING, PairProbeSession
 from clusterctl.network.pairs.sizes import ray_port_names
@@ -29,7 +28,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import Failed, fan_out, values
 
 IN_USE = (
-    "throughput between hosts was not measured: the cluster is up, and what it serves would feel it"
+    "throughput between hosts was not measured: the cluster is up, and its services would slow down"
 )
 
 NO_PYTHON = (
@@ -37,8 +36,7 @@ NO_PYTHON = (
     "and its clock are tried after that"
 )
 
-LEAD = 0.3  # seconds from the last question to the first round: by then, a hundred hosts have it
-
+LEAD = 0.3  # seconds from the last question to the first round: it reaches 100 hosts by then
 
 Answered = TypeVar("Answered")
 
@@ -50,29 +48,32 @@ def prove(
     transports: Mapping[str, Transport],
     *,
     unrated: str = "",
-) -> Seen:
-    """Try every pair of the hosts that have facts. `unrated`: why throughput is left alone.
+) -> PairResults:
+    """Try every pair of the hosts in `facts`. `unrated`: why throughput is not measured.
 
     Changes nothing on hosts and leaves nothing there. A host that cannot take part is in
-    `Seen.unproven`, with the reason; the others try their ways to it all the same.
+    `PairResults.unproven`, with the reason; the others still try to reach it.
     """
     if len(facts) < 2:
-        return Seen((), {}, {})
-    with _opened(_Crew(inventory, topology, facts, transports)) as crew:
-        found = crew.reach()
-        found = crew.limits(found)
+        return PairResults((), {}, {})
+    hosts = _Participants(inventory, topology, facts, transports)
+    try:
+        hosts.open()
+        found = hosts.limits(hosts.reach())
         if not unrated:
-            found, unrated = crew.rates(found)
-        return Seen(tuple(found), crew.clocks, crew.unproven, unrated)
+            found, unrated = hosts.rates(found)
+        return PairResults(tuple(found), hosts.clocks, hosts.unproven, unrated)
+    finally:
+        hosts.close()
 
 
 def ray_ports(inventory: Inventory) -> dict[int, str]:
-    """Ports that hosts are tried on, with the inventory's words for them."""
+    """Ports that are tried, with their keys in the inventory."""
     return ray_port_names(inventory.ray_ports, head=True)
 
 
-class _Crew:
-    """The hosts that take part, and one question after the other to all of them."""
+class _Participants:
+    """The hosts that take part, asked one question after the other."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class _Crew:
         self.unproven: dict[str, str] = {}
 
     def open(self) -> None:
-        """Start the program on every host that has a Python, and have it listen."""
+        """Start the program on every host that has Python, and have it listen."""
         for host in self._table.hosts:
             if not self._facts[host].python3:
                 self.unproven[host] = NO_PYTHON
@@ -116,14 +117,14 @@ class _Crew:
                 for way in orders.ways(self._table, host, answer)]  # fmt: skip
 
     def limits(self, found: list[Way]) -> list[Way]:
-        """Where large packets were lost: up to which size they pass."""
+        """Find the largest packets that pass where large ones were lost."""
         asked = {host: orders.limits_order(found, host) for host in self._table.members}
         asked = {host: order for host, order in asked.items() if order}
         answers = self._ask("echo", asked, orders.read_echoes)
         return orders.with_limits(found, answers)
 
     def rates(self, found: list[Way]) -> tuple[list[Way], str]:
-        """Throughput, and what of it was left out."""
+        """Measure throughput; also return what was left out."""
         planned = orders.plan_rounds(self._table, found)
         start = time.monotonic() + LEAD
         answers = self._ask(
@@ -135,7 +136,13 @@ class _Crew:
             orders.read_rates,
         )
         rated = orders.with_rates(self._table, planned, found, answers)
-        return rated, _left_out(planned.pairs_each, len(self._table.members) - 1)
+        peers = len(self._table.members) - 1
+        if planned.pairs_each >= peers:
+            return rated, ""
+        return rated, (
+            f"throughput was measured from every host to {planned.pairs_each} of {peers} others, "
+            "to save time; reachability and packet sizes to all"
+        )
 
     def _ask(
         self, command: str, by_host: Mapping[str, Any], read: Callable[[Any], Answered]
@@ -155,32 +162,11 @@ class _Crew:
     def _values(self, outcomes: Mapping[str, Any]) -> dict[str, Any]:
         for host, outcome in outcomes.items():
             if isinstance(outcome, Failed):
-                self.unproven[host] = _sentence(outcome.error)
+                error = outcome.error
+                last = (error.detail or "").strip().splitlines()[-1:]
+                self.unproven[host] = ": ".join([error.summary, *last])
         return values(outcomes)
 
     def close(self) -> None:
         for session in self._sessions.values():
             session.close()
-
-
-@contextmanager
-def _opened(crew: _Crew) -> Iterator[_Crew]:
-    try:
-        crew.open()
-        yield crew
-    finally:
-        crew.close()
-
-
-def _sentence(error: ClusterctlError) -> str:
-    last = (error.detail or "").strip().splitlines()[-1:]
-    return ": ".join([error.summary, *last])
-
-
-def _left_out(measured: int, peers: int) -> str:
-    if measured >= peers:
-        return ""
-    return (
-        f"throughput was measured from every host to {measured} of {peers} others, to save time; "
-        "reachability and packet sizes to all"
-    )

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.network.pairs.judgement import notes, problems
-from clusterctl.network.pairs.model import Clock, End, Lane, Seen, Way
+from clusterctl.network.pairs.model import Clock, End, Lane, PairResults, Way
 
 PORTS = {6379: "ray_ports.gcs", 6380: "ray_ports.node_manager"}
 EPHEMERAL = 41234
@@ -41,7 +41,7 @@ def way(sender: End, receiver: End, **changes: Any) -> Way:
 
 
 def judged(ways: Iterable[Way], clocks: dict[str, Clock] | None = None) -> list[RequirementsNotMet]:
-    return problems(Seen(tuple(ways), clocks or {}, {}), PORTS)
+    return problems(PairResults(tuple(ways), clocks or {}, {}), PORTS)
 
 
 def the_one(*ways: Way) -> RequirementsNotMet:
@@ -233,7 +233,9 @@ def test_clocks_differ_by_a_second_less_what_is_uncertain(clock: Clock, off: lis
 
 
 def test_what_was_measured_and_what_not_is_noted() -> None:
-    seen = Seen((way(A, B, rate=940.4), way(B, A, echo=None)), {}, {"gpu3": "it has no python3"})
+    seen = PairResults(
+        (way(A, B, rate=940.4), way(B, A, echo=None)), {}, {"gpu3": "it has no python3"}
+    )
     assert list(notes(seen)) == [
         "gpu3: not proven: it has no python3",
         "packet sizes are not proven: raw sockets need root on the hosts",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clusterctl.facts.model import HostFacts, NicFacts
-from clusterctl.network.pairs.lanes import default_route_notes, lanes
+from clusterctl.network.pairs.model import default_route_notes, lanes
 from clusterctl.ray_cluster.topology import Node, Topology
 from tests.fakes.host_facts import host_facts, nic
 

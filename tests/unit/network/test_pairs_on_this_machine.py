@@ -15,7 +15,7 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, RayPorts
 from clusterctl.network.pairs import orders
 from clusterctl.network.pairs.judgement import problems
-from clusterctl.network.pairs.model import Seen
+from clusterctl.network.pairs.model import PairResults
 from clusterctl.network.pairs.proof import prove
 from clusterctl.network.pairs.session import PairProbeSession
 from clusterctl.ray_cluster.topology import Node, Topology
@@ -64,7 +64,7 @@ def transports() -> Iterator[dict[str, LocalTransport]]:
         yield made
 
 
-def seen(**changes: object) -> Seen:
+def seen(**changes: object) -> PairResults:
     with transports() as reached:
         return prove(
             inventory(),
