@@ -21,17 +21,18 @@ class Ground:
     snapshot: Optional[Snapshot]  # None when Ray's last report is too old to prove anything
     ray_up: bool  # On this host
     env: Mapping[str, str]
+    taken: float = 0.0  # Monotonic seconds of that report
 
 
 def why_wait(document: ServiceDocument, ground: Ground, not_before: float) -> str:
     """Why the service cannot start yet, or nothing.
 
-    `not_before` (Unix seconds): an older snapshot still counts the GPUs of the last attempt.
+    `not_before` (monotonic seconds): an older snapshot still counts the GPUs of the last attempt.
     """
     if not ground.ray_up:
         return "for Ray on this host"
     snapshot = ground.snapshot
-    if snapshot is None or snapshot.time < not_before:
+    if snapshot is None or ground.taken < not_before:
         return "for Ray's own report of its nodes"
     found = breaches(ground.expected, snapshot.nodes)
     if found:

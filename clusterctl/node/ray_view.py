@@ -45,6 +45,8 @@ class RayView:
         self._unlisted: Optional[float] = None
         self._generation = 0
         self.snapshot: Optional[Snapshot] = None
+        # When the GCS said it, in monotonic seconds: the host's clock may be set in between.
+        self.taken = 0.0
         self.error = ""
 
     def tick(self, now: float, ray_up: bool, env: Mapping[str, str]) -> None:
@@ -60,10 +62,8 @@ class RayView:
 
     def fresh(self) -> Optional[Snapshot]:
         """The last snapshot, unless it is too old to prove anything."""
-        snapshot = self.snapshot
-        if snapshot and time.time() - snapshot.time < self._timing.snapshot_age:
-            return snapshot
-        return None
+        old = time.monotonic() - self.taken >= self._timing.snapshot_age
+        return None if old else self.snapshot
 
     def unlisted(self, now: float) -> str:
         """That the GCS answers and knows no living node of this name, for a while, and why; or
@@ -122,6 +122,7 @@ class RayView:
         self._heard = time.monotonic()
         self.error = snapshot.error
         if not snapshot.error:
+            self.taken = self._heard - max(0.0, time.time() - snapshot.time)
             self.snapshot = snapshot
             self._answered = self._heard
             self._backoff.succeeded()

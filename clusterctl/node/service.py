@@ -222,7 +222,7 @@ class Service:
     def _drop(self, attempt: Attempt) -> None:
         attempt.kill()
         self._attempt = None
-        self._freed = time.time()
+        self._freed = time.monotonic()
 
     def _begin_stop(self, now: float, attempt: Attempt, why: str) -> None:
         patience = min(attempt.document.shutdown_timeout + 5.0, self._timing.stop_limit)
@@ -238,7 +238,7 @@ class Service:
         attempt.kill()
         if attempt.gone:
             self._attempt = None
-            self._freed = time.time()
+            self._freed = time.monotonic()
             self._turn("waiting", "stopped")
 
     def _silence(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import Optional
 
@@ -17,13 +18,15 @@ class StateFile:
         self._path = path
         self._every = every
         self._last: Optional[NodeState] = None
+        self._written = 0.0  # By the clock that nobody sets: the host's may go back an hour
 
     def write(self, state: NodeState) -> None:
         """Readers see the old or the new file, never half of one. It lies in memory; where even
         that is full, the time in the old file tells."""
-        if self._last and not self._is_due(self._last, state):
+        now = time.monotonic()
+        if self._last and now - self._written < self._every and _same(self._last, state):
             return
-        self._last = state
+        self._last, self._written = state, now
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self._path.with_name(f".{self._path.name}.new")
@@ -32,7 +35,7 @@ class StateFile:
         except OSError:
             return
 
-    def _is_due(self, last: NodeState, state: NodeState) -> bool:
-        same = dataclasses.replace(state, time=last.time, nodes_time=last.nodes_time)
-        changed = same != last
-        return changed or state.time - last.time >= self._every
+
+def _same(last: NodeState, state: NodeState) -> bool:
+    """But for its times."""
+    return dataclasses.replace(state, time=last.time, nodes_time=last.nodes_time) == last

@@ -98,6 +98,7 @@ class Supervisor:
             self._view.fresh(),
             self._ray.state == "up",
             self._document.env,
+            self._view.taken,
         )
         for name, service in list(self._services.items()):
             service.tick(now, wanted.get(name), ground)

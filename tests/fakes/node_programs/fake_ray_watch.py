@@ -1,5 +1,5 @@
 """Stands for ray-watch: prints ROOT/nodes.json as a snapshot, over and over, and noise. While there
-is a ROOT/gcs.silent the GCS does not answer."""
+is a ROOT/gcs.silent the GCS does not answer. ROOT/clock: seconds by which the host's clock is ahead."""
 
 # ruff: noqa: T201 - what a program prints is its log
 
@@ -18,5 +18,7 @@ while True:
     found = json.loads(workers.read_text()) if workers.exists() else []
     error = "RpcError: timed out" if (root / "gcs.silent").exists() else ""
     answer = {} if error else {"nodes": nodes, "workers": found}
-    print(json.dumps({"time": time.time(), "error": error, **answer}), flush=True)
+    clock = root / "clock"
+    now = time.time() + (float(clock.read_text()) if clock.exists() else 0)
+    print(json.dumps({"time": now, "error": error, **answer}), flush=True)
     time.sleep(0.05)

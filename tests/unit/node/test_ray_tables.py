@@ -63,7 +63,7 @@ def test_pipeline_parallel_alone_and_a_single_rank() -> None:
 def test_why_a_service_waits() -> None:
     service = ServiceDocument("s", "m", "m", [], {}, "", 1, 1, 1, 1, "f")
     assert why_wait(service, Ground([], None, ray_up=False, env={}), 0) == "for Ray on this host"
-    old = Ground([], Snapshot(10.0), ray_up=True, env={})
+    old = Ground([], Snapshot(10.0), ray_up=True, env={}, taken=10.0)
     assert why_wait(service, old, not_before=11.0) == "for Ray's own report of its nodes"
 
 

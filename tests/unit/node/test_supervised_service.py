@@ -228,6 +228,30 @@ def test_what_is_never_right_is_not_ready_in_time(
     assert f"not ready within 60 s ({told})" in service.state().detail
 
 
+def test_a_clock_that_is_set_back_keeps_no_service_from_starting_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour ahead, then set right while the service is down: neither its restart nor the
+    supervisor's report waits until that hour has passed."""
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 3600)
+    (bench.root / "clock").write_text("3600")
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+    bench.behaviour("vllm", {"never_listen": True})
+    os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
+    bench.await_service("backing-off")
+
+    monkeypatch.setattr(time, "time", right)
+    (bench.root / "clock").write_text("0")
+    bench.behaviour("vllm", {})
+
+    bench.await_service("ready", restarts=1)
+    state = await_value(bench.state, "a report")
+    await_value(lambda: abs((bench.state() or state).time - right()) < 60, "a report of now")
+
+
 def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:
     bench.timing = replace(bench.timing, canary_timeout=0.5)
     bench.declare(stall_timeout=1.5)
