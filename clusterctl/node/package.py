@@ -6,6 +6,7 @@ operators' machines, and a different file would restart every node container.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import zipfile
@@ -20,8 +21,10 @@ _READABLE = 0o644 << 16
 _MAIN = "import sys\n\nfrom clusterctl.node.__main__ import main\n\nsys.exit(main())\n"
 
 
+@functools.cache
 def build() -> bytes:
-    """node.pyz: `python3 node.pyz supervise --cluster NAME`."""
+    """node.pyz: `python3 node.pyz supervise --cluster NAME`. Read once: an upgrade of clusterctl
+    while a run goes on must not name one version to the container and write another."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name, text in sorted(_sources().items()):

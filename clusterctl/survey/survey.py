@@ -164,7 +164,8 @@ class Survey:
     def state_age(self, host: str) -> float | None:
         """Seconds since the supervisor wrote, by the host's own clock; None where it never did."""
         state = self.states.get(host)
-        return max(0.0, self.facts[host].clock - state.time) if state else None
+        # A report from the future was written before the clock was set back, and is as old.
+        return abs(self.facts[host].clock - state.time) if state else None
 
     def fresh_state(self, host: str) -> NodeState | None:
         """The state of a supervisor that is alive: it wrote within `deadlines.STALE` seconds."""
@@ -256,9 +257,10 @@ def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: f
             host=host,
             hint=f"clusterctl bootstrap {inventory.file}",
         )
-    if clock - state.time > deadlines.STALE:
+    age = abs(clock - state.time)
+    if age > deadlines.STALE:
         raise RequirementsNotMet(
-            f"the supervisor last wrote {clock - state.time:.0f} s ago: it has ended, or hangs",
+            f"the supervisor last wrote {age:.0f} s ago: it has ended, or hangs",
             host=host,
             hint=f"clusterctl bootstrap {inventory.file}",
         )

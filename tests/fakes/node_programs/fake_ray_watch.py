@@ -1,5 +1,5 @@
 """Stands for ray-watch: prints ROOT/nodes.json as a snapshot, over and over, and noise. While there
-is a ROOT/gcs.silent the GCS does not answer. ROOT/clock: seconds by which the host's clock is ahead."""
+is a ROOT/gcs.silent the GCS does not answer. ROOT/clock: seconds that the host's clock is ahead."""
 
 # ruff: noqa: T201 - what a program prints is its log
 

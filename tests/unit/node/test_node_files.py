@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -191,7 +192,7 @@ def test_gpus_are_not_looked_for_where_nothing_lists_them() -> None:
 
 
 def test_the_package_is_the_same_every_time_and_runs(tmp_path: Path) -> None:
-    assert package.build() == package.build()
+    assert package.build.__wrapped__() == package.build.__wrapped__()
     program = tmp_path / "node.pyz"
     program.write_bytes(package.build())
 
@@ -202,6 +203,23 @@ def test_the_package_is_the_same_every_time_and_runs(tmp_path: Path) -> None:
 
     assert json.loads(result.stdout)["python"] == ".".join(map(str, sys.version_info[:3]))
     assert package.install_path().startswith("/opt/clusterctl/0.")
+
+
+def test_the_package_stays_what_it_was_while_clusterctl_is_upgraded(tmp_path: Path) -> None:
+    """A container that was told one version could not start from files of another."""
+    source = Path(package.__file__).parents[1]
+    shutil.copytree(source, tmp_path / "clusterctl", ignore=shutil.ignore_patterns("__pycache__"))
+    script = (
+        "from pathlib import Path\n"
+        "from clusterctl.node import package\n"
+        "told = package.install_dir()\n"
+        "Path(package.__file__).with_name('paths.py').write_text('upgraded = True')\n"
+        "assert b'upgraded' not in package.build()\n"
+        "assert package.install_dir() == told\n"
+    )
+    subprocess.run(
+        [sys.executable, "-P", "-c", script], env={"PYTHONPATH": str(tmp_path)}, check=True
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)

@@ -161,6 +161,11 @@ def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
         ("gpu2", {"container": "exited"}, "gpu2: the node container is exited"),
         ("gpu2", {"container": "missing", "state": None}, "gpu2: the node container is missing"),
         ("gpu2", {"state": state("gpu2", time=900.0)}, "gpu2: the supervisor last wrote 100 s ago"),
+        (
+            "gpu2",
+            {"state": state("gpu2", time=1100.0)},
+            "gpu2: the supervisor last wrote 100 s ago",
+        ),
         ("gpu2", {"state": None}, "gpu2: the supervisor has written no state yet"),
         ("gpu1", {"state": state("gpu1", nodes=[ray("gpu1")])}, "gpu2: not in Ray"),
         (
