@@ -141,7 +141,6 @@ def run(
             with interruptible(sink) as cancelled:
                 changed, since = 0, None
                 if not plan.empty:
-                    _require_ways(cluster, sink)
                     carry_out = partial(
                         execute, sink=sink, cancelled=cancelled, before_change=lock.ensure_held
                     )
@@ -178,14 +177,19 @@ def _carry_out(
     sink: EventSink,
 ) -> tuple[Cluster, int]:
     """Run all stages; the cluster as it was seen last, and how many changes were made."""
-    changed = carry_out(engine_stages(cluster.inventory, hosts), cluster.views).changed
+    python, *engine = engine_stages(cluster.inventory, hosts)
+    brought = carry_out((python,), cluster.views).changed
+    if brought:
+        cluster = _look_again(cluster)
+    _require_ways(cluster, sink)
+    changed = carry_out(engine, cluster.views).changed
     if changed:
         cluster = _look_again(cluster)
     names = tuple(host.name for host in hosts)
     with ClusterImages(cluster, names, engines, sink) as images:
         rest = carry_out(node_stages(cluster, images), cluster.views)
     raise_all(rest.set_aside.values())
-    return cluster, changed + rest.changed
+    return cluster, brought + changed + rest.changed
 
 
 def _look_again(cluster: Cluster) -> Cluster:

@@ -21,6 +21,7 @@ from clusterctl.node.package import ROOT
 from clusterctl.ray_cluster.environment import CACHE_DIR
 from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.host_python import PythonAbsent
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
 from clusterctl.steps.paths_absent import PathsAbsent
@@ -62,6 +63,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
         *common,
         Stage("Image, logs, caches", names, (image, logs, shared), aside),
         Stage("Container engine", names, (*brought, EngineAbsent(inventory.cluster)), aside),
+        Stage("Python", names, (PythonAbsent(own),), aside),
     )
 
 

@@ -1,4 +1,4 @@
-"""What must be on a host before its facts are complete: the engine, and its way to the GPUs."""
+"""What must be on a host before its facts are complete: Python, the engine, its way to the GPUs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from clusterctl.engine.plan import Stage
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.packages.bundle import Bundle, open_bundles
 from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.host_python import HostPython
 
 
 def engine_stages(inventory: Inventory, hosts: Iterable[Host]) -> tuple[Stage, ...]:
-    """Raises UsageError when the packages that the inventory names cannot be read."""
+    """Python comes first: what tries the hosts' ways to each other runs on it.
+
+    Raises UsageError when the packages that the inventory names cannot be read.
+    """
     names = tuple(host.name for host in hosts)
     bundles = brought_along(inventory)
+    python = Stage("Python", names, (HostPython(bundles),))
     engine = Stage("Container engine", names, (ContainerEngine(inventory.packages, bundles),))
     accelerator = accelerator_named(inventory.accelerator)
     gpus = accelerator.host_steps(inventory.packages, bundles)
-    return (engine, Stage("GPUs in containers", names, gpus)) if gpus else (engine,)
+    return (
+        python,
+        engine,
+        *((Stage("GPUs in containers", names, gpus),) if gpus else ()),
+    )
 
 
 def brought_along(inventory: Inventory) -> tuple[Bundle, ...]:

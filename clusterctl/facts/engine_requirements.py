@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import ENGINE_ROOT, HostFacts
 from clusterctl.inventory.model import Host
+from clusterctl.transport.python import MISSING
 
 _GIB = 2**30
 
@@ -84,6 +85,24 @@ def _no_control_groups(facts: HostFacts) -> tuple[str, str] | None:
         "mount -t cgroup2 none /sys/fs/cgroup; or a kernel with CONFIG_CGROUP_DEVICE and "
         "CONFIG_CGROUP_BPF",
     )
+
+
+def python_problems(
+    host: Host, facts: HostFacts, *, brought: bool = False
+) -> Iterator[RequirementsNotMet]:
+    """A host that lacks Python, where bootstrap knows no way to install it."""
+    if not facts.python3 and not (brought or _is_known(facts)):
+        yield RequirementsNotMet(
+            f"has {MISSING} ({facts.python_words}), and clusterctl installs one only where there "
+            f"is apt-get or dnf, not on {facts.os.pretty or facts.os.id}",
+            host=host.name,
+            hint="install one there, on root's PATH as python3 or python3.9 and later",
+        )
+
+
+def python_notes(facts: HostFacts) -> Iterator[str]:
+    if not facts.python3:
+        yield (f"has {MISSING} ({facts.python_words}): clusterctl bootstrap installs it")
 
 
 def _is_debian(facts: HostFacts) -> bool:

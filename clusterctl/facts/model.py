@@ -248,6 +248,14 @@ class HostFacts:
     """What could not be read, a sentence each. The field it would fill holds its empty value:
     0, "", () or None."""
 
+    @property
+    def python_words(self) -> str:
+        """What Python was found, for people."""
+        if not self.python3_version:
+            return "no python3"
+        lack = " without its standard library" if self.python3_minimal else ""
+        return f"Python {self.python3_version}{lack}"
+
     def disk(self, path: str) -> Disk | None:
         """The measured disk of `path`, or of the longest measured directory above it."""
         above = [d for d in self.disks if f"{path}/".startswith(f"{d.path.rstrip('/')}/")]

@@ -11,7 +11,13 @@ from typing import Protocol
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
-from clusterctl.facts.engine_requirements import engine_notes, engine_problems, room_problems
+from clusterctl.facts.engine_requirements import (
+    engine_notes,
+    engine_problems,
+    python_notes,
+    python_problems,
+    room_problems,
+)
 from clusterctl.facts.limit_requirements import full_disks, limit_notes, limit_problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import name_notes, network_problems, port_problems
@@ -109,7 +115,9 @@ def _host_problems(
     yield from _architecture_problems(host, facts)
     yield from network_problems(inventory, host, facts)
     yield from devices.problems(inventory, host, facts, image_env)
-    yield from engine_problems(host, facts, brought=inventory.packages.offline is not None)
+    brought = inventory.packages.offline is not None
+    yield from engine_problems(host, facts, brought=brought)
+    yield from python_problems(host, facts, brought=brought)
     yield from limit_problems(host, facts)
 
 
@@ -158,5 +166,6 @@ def _host_notes(
     yield from rdma_notes(inventory, host, facts)
     yield from devices.notes(inventory, host, facts)
     yield from engine_notes(facts)
+    yield from python_notes(facts)
     yield from limit_notes(facts)
     yield from (f"not known: {text}" for text in facts.unknown)

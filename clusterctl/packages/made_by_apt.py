@@ -21,6 +21,7 @@ from clusterctl.packages.wanted import (
     ENGINE_OF_DOCKER,
     TOOLKIT,
     Wanted,
+    python_package,
 )
 
 _SHOWN = "$(CODENAME) $(COMPONENT) $(REPO_URI)"
@@ -45,7 +46,7 @@ def _names(wanted: Wanted, options: list[str]) -> list[str]:
         has_client = "Candidate:" in shown and "(none)" not in shown
         engine = [*ENGINE_OF_DISTRIBUTION, *([CLIENT_OF_DISTRIBUTION] if has_client else [])]
     toolkit = [f"{name}={wanted.toolkit}" for name in TOOLKIT] if wanted.toolkit else []
-    return [*engine, *toolkit]
+    return [python_package(wanted.target), *engine, *toolkit]
 
 
 def _is_everywhere(archive: Path) -> bool:

@@ -13,7 +13,7 @@ from clusterctl import deadlines
 from clusterctl.packages import local_command
 from clusterctl.packages.repository import Repository, docker, key_path, nvidia, source_text
 from clusterctl.packages.vendor_keys import vendor_key
-from clusterctl.packages.wanted import ENGINE_OF_DOCKER, TOOLKIT, Wanted
+from clusterctl.packages.wanted import ENGINE_OF_DOCKER, TOOLKIT, Wanted, python_package
 
 MACHINES_REPOSITORIES = "/etc/yum.repos.d"
 
@@ -72,4 +72,4 @@ def _mirror(wanted: Wanted) -> str:
 
 def _names(wanted: Wanted) -> list[str]:
     toolkit = [f"{name}-{wanted.toolkit}" for name in TOOLKIT] if wanted.toolkit else []
-    return [*ENGINE_OF_DOCKER, *toolkit]
+    return [python_package(wanted.target), *ENGINE_OF_DOCKER, *toolkit]

@@ -21,6 +21,18 @@ TOOLKIT_VERSION = "1.19.1-1"
 """What hosts without the toolkit get, where nothing else is asked for."""
 
 
+# Releases whose own `python3` is older than 3.9, and their package of a newer one.
+_NEWER_PYTHON = {
+    ("ubuntu", "20.04"): "python3.9",
+    **{(system, "8"): "python39" for system in ("rhel", "centos", "rocky", "almalinux")},
+}
+
+
+def python_package(target: Target) -> str:
+    """The package that brings a Python 3.9 or newer with its standard library."""
+    return _NEWER_PYTHON.get((target.system, target.version), "python3")
+
+
 @dataclass(frozen=True)
 class Wanted:
     target: Target

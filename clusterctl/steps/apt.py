@@ -98,6 +98,11 @@ class Apt:
         )
         return sorted(re.findall(r"^Inst (\S+) \(", told.stdout, re.MULTILINE))
 
+    def would_remove(self, packages: Sequence[str]) -> list[str]:
+        argv = ["apt-get", *self._options, "-s", "purge", *packages]
+        told = self._waiting_for_lock(argv, "apt-get purge", timeout=deadlines.PACKAGE_PLAN)
+        return sorted(set(re.findall(r"^(?:Purg|Remv) (\S+) \[", told.stdout, re.MULTILINE)))
+
     def install(self, packages: Sequence[str]) -> None:
         argv = ["apt-get", *self._options, *_KEEP_CONFIGURATION, "-y", "--no-install-recommends"]
         doing = f"apt-get install {' '.join(packages)}"

@@ -73,12 +73,20 @@ class Dnf:
         return f"{package}-{version}"
 
     def would_add(self, packages: Sequence[str]) -> list[str]:
-        argv = [*_DNF, "--assumeno", "install", *self._sources(packages)]
-        result = self._waiting(argv, timeout=deadlines.PACKAGE_INDEX)
+        doing = f"dnf install {' '.join(packages)}"
+        table = self._table(["install", *self._sources(packages)], doing)
+        return sorted(set(_TABLE_ROW.findall(table.partition("\nUpgrading:")[0])))
+
+    def would_remove(self, packages: Sequence[str]) -> list[str]:
+        table = self._table(["--noautoremove", "remove", *packages], "dnf remove")
+        return sorted(set(_TABLE_ROW.findall(table)))
+
+    def _table(self, words: Sequence[str], doing: str) -> str:
+        """What dnf shows before it asks whether to do it; the answer is no."""
+        result = self._waiting([*_DNF, "--assumeno", *words], timeout=deadlines.PACKAGE_INDEX)
         if not result.ok and "Operation aborted" not in result.stdout + result.stderr:
-            raise failure(result, f"dnf install {' '.join(packages)}", self._view.host.name)
-        added = result.stdout.partition("\nUpgrading:")[0].partition("\nTransaction Summary")[0]
-        return sorted(set(_TABLE_ROW.findall(added)))
+            raise failure(result, doing, self._view.host.name)
+        return result.stdout.partition("\nTransaction Summary")[0]
 
     def install(self, packages: Sequence[str]) -> None:
         doing = f"dnf install {' '.join(packages)}"

@@ -24,6 +24,9 @@ class PackageManager(Protocol):
     def would_add(self, packages: Sequence[str]) -> list[str]:
         """Names of the packages that installing would add, dependencies included."""
 
+    def would_remove(self, packages: Sequence[str]) -> list[str]:
+        """Names of the packages that removing would take away, those that need them included."""
+
     def install(self, packages: Sequence[str]) -> None: ...
 
     def purge(self, packages: Sequence[str]) -> None: ...

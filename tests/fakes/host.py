@@ -52,6 +52,10 @@ class FakeHost:
     """Version of NVIDIA's toolkit that the host's own sources have."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of installed packages, where they matter."""
+    python_too_old: bool = False
+    """Whatever package of it is installed."""
+    need_python: set[str] = field(default_factory=set)
+    """Names of packages that would go with python3."""
     gpus: FakeGpus = field(default_factory=FakeGpus)
     systemd: bool = True
     snap: bool = False

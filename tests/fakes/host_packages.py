@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.packages.wanted import TOOLKIT
-from clusterctl.steps import engine_absent, nvidia_toolkit, package_files, package_source
+from clusterctl.steps import (
+    engine_absent,
+    host_python,
+    nvidia_toolkit,
+    package_files,
+    package_source,
+)
 from clusterctl.steps import static_engine as archive
 from clusterctl.transport.base import CommandResult
 
@@ -33,6 +39,7 @@ class ManagedPackages:
             package_source.FETCH: lambda *_: NVIDIA_KEY,
             archive.NAMES: self._archived,
             archive.UNPACK: self._unpack,
+            host_python.LOOK: self._python,
             nvidia_toolkit.LOOK: self._toolkit,
             nvidia_toolkit.LEFT: self._left,
             nvidia_toolkit.RESTORE: self._restore,
@@ -87,9 +94,14 @@ class ManagedPackages:
             return _result(argv, "")
         if words[1] == "list":
             return _result(argv, "", 0 if self._has_source_of(words[2]) else 1)
-        if words[1] == "remove":
+        if words[1] == "remove" and "--assumeno" not in argv:
             self._purge(words[2:])
             return _result(argv, "")
+        if words[1] == "remove":
+            rows = "".join(f" {name}  x86_64  1.0-1  @repo  1 M\n" for name in words[2:])
+            return _result(
+                argv, f"Removing:\n{rows}\nTransaction Summary\n", 1, "Operation aborted."
+            )
         names = [_name(word) for word in words[2:]]
         missing = [name for name in names if name not in self._state.packages]
         if "--assumeno" in argv:
@@ -102,7 +114,11 @@ class ManagedPackages:
 
     def _install_or_purge(self, words: list[str]) -> str:
         if "purge" in words:
-            self._purge(words[words.index("purge") + 1 :])
+            going = words[words.index("purge") + 1 :]
+            if "-s" in words:
+                needing = self._state.need_python & self._state.packages
+                return "".join(f"Purg {name} [1.0]\n" for name in (*going, *needing))
+            self._purge(going)
             return ""
         names = [word.partition("=") for word in words[words.index("install") + 1 :]]
         wanted = [name for name, _, _ in names]
@@ -127,6 +143,10 @@ class ManagedPackages:
         for name in names:
             self._state.about_to_change()
             self._state.packages.discard(name)
+
+    def _python(self, *_: object) -> str:
+        usable = {"python3", "python39"} & self._state.packages and not self._state.python_too_old
+        return "python3\n" if usable else ""
 
     def _toolkit(self, names: list[str], _: bytes) -> str:
         there = [name for name in names if name in self._state.packages]

@@ -127,3 +127,17 @@ def test_a_host_that_has_the_image_needs_no_room(argument: str, healthy: HostFac
     facts = replace(healthy, disks=(Disk("/data/docker", 500 * GIB, GIB),))
     having: dict[str, Any] = {argument: {"gpu1"}}
     assert found(facts, **having) == []
+
+
+def test_no_python_where_none_can_be_installed(healthy: HostFacts) -> None:
+    lacking = replace(healthy, python3=None, python3_version="3.8")
+    assert found(lacking) == [], "apt-get installs it"
+    alpine = replace(healthy.os, id="alpine", like=(), pretty="Alpine Linux v3.22")
+    problem = only(*found(replace(lacking, os=alpine)))
+    assert problem.summary == (
+        "has no Python 3.9 or newer with its standard library (Python 3.8), and clusterctl "
+        "installs one only where there is apt-get or dnf, not on Alpine Linux v3.22"
+    )
+    assert "python3.9" in str(problem.hint)
+    brought = Packages(offline=Path("packages"))
+    assert found(replace(lacking, os=alpine), packages=brought) == []

@@ -18,6 +18,8 @@ from clusterctl.packages.wanted import TOOLKIT
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engine_marks import MARKER
 from clusterctl.steps.gpu_access import GpuAccess
+from clusterctl.steps.host_python import MARKER as PYTHON_MARKER
+from clusterctl.steps.host_python import HostPython, PythonAbsent
 from clusterctl.steps.nvidia_driver import DriverFile, NvidiaDriver
 from clusterctl.steps.nvidia_toolkit import MARKER as TOOLKIT_MARKER
 from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
@@ -27,6 +29,7 @@ from tests.unit.steps.stage import Case, Cluster, facts
 ROCKY = Os("rocky", ("rhel", "centos", "fedora"), "9.5", "", "Rocky Linux 9.5", "x86_64", "5.14")
 DEBS = ("docker.io_20.10.24_amd64.deb", "runc_1.1.5_amd64.deb",
         *(f"{name}_1.19.1-1_amd64.deb" for name in TOOLKIT))  # fmt: skip
+PYTHON = ("python3_3.11.2-1_amd64.deb", "libpython3-stdlib_3.11.2-1_amd64.deb", *DEBS)
 RPMS = ("docker-ce-29.1.3-1.el9.x86_64.rpm", "containerd.io-2.2.0-1.el9.x86_64.rpm",
         "docker-ce-cli-29.1.3-1.el9.x86_64.rpm")  # fmt: skip
 
@@ -88,6 +91,22 @@ def bare(made: Cluster) -> None:
 def bare_rocky(made: Cluster) -> None:
     bare(made)
     made.head_view = replace(made.head_view, facts=replace(facts(), os=ROCKY))
+
+
+def without_python(made: Cluster) -> None:
+    lacking = replace(made.head_view.facts, python3=None, python3_version="3.11")
+    made.head_view = replace(made.head_view, facts=replace(lacking, python3_minimal=True))
+
+
+def _rocky_8_without_python(made: Cluster) -> None:
+    without_python(made)
+    rocky = replace(ROCKY, version="8.10")
+    made.head_view = replace(made.head_view, facts=replace(made.head_view.facts, os=rocky))
+
+
+def python_is_ours(made: Cluster) -> None:
+    made.head.packages |= {"python3"}
+    made.head.files[PYTHON_MARKER] = (b"python3\n", 0o644)
 
 
 def _units(made: Cluster) -> None:
@@ -154,6 +173,10 @@ def _access(_: Cluster) -> GpuAccess:
 
 
 INSTALL_CASES = (
+    Case("Python by apt", without_python, lambda _: HostPython()),
+    Case("Python by dnf", _rocky_8_without_python, lambda _: HostPython()),
+    Case("Python from brought .deb files", without_python, lambda _: HostPython(bundle(*PYTHON))),
+    Case("Python gone", python_is_ours, lambda _: PythonAbsent("/etc/clusterctl/demo")),
     Case("engine by dnf", bare_rocky, lambda _: _engine(Packages(docker=own_key()))),
     Case("engine from Docker, by apt", bare, lambda _: _engine(Packages(docker=own_key()))),
     Case("engine from brought .deb files", bare, lambda _: _engine(None, *DEBS)),

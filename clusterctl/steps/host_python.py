@@ -1,0 +1,127 @@
+"""Python on hosts: what clusterctl sends there runs on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from clusterctl import deadlines
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.packages.bundle import Bundle, fitting
+from clusterctl.packages.wanted import ENGINE_OF_DOCKER, TOOLKIT, python_package
+from clusterctl.steps.apt import Apt
+from clusterctl.steps.dnf import Dnf
+from clusterctl.steps.engine_absent import READ_MARKER, manager_here
+from clusterctl.steps.engine_marks import remember
+from clusterctl.steps.package_files import manager_of
+from clusterctl.steps.package_manager import PackageManager, target
+from clusterctl.steps.paths_absent import REMOVE, beside
+from clusterctl.steps.root_script import root_script
+from clusterctl.transport.python import CANDIDATES, IS_USABLE, MISSING
+
+MARKER = "/var/lib/clusterctl/python-packages"  # names of the packages that came with it
+
+LOOK = f"""\
+for python in {" ".join(CANDIDATES)}; do
+  command -v "$python" >/dev/null || continue
+  "$python" -I -c '{IS_USABLE}' 2>/dev/null && echo "$python" && exit
+done
+exit 0
+"""
+
+
+class HostPython:
+    """The host has a Python that runs what clusterctl sends."""
+
+    title = "Python"
+
+    def __init__(
+        self, bundles: Sequence[Bundle] = (), *, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        """`bundles`: packages brought along, instead of the host's own sources."""
+        self._bundles = tuple(bundles)
+        self._pause = pause
+
+    def check(self, view: HostView) -> Change | None:
+        if view.facts.python3 or _usable(view):
+            return None
+        bundle = self._bundle(view)
+        package = python_package(target(view))
+        source = f" from {bundle.path.name}" if bundle else ""
+        return Change(f"install {package}{source}", before=view.facts.python_words, after=package)
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        if _usable(view):
+            return
+        package = python_package(target(view))
+        manager = self._manager(view)
+        manager.prepare()
+        # Noted before they are installed, so that an installation cut short can be taken back.
+        remember(view, manager.would_add([package]), MARKER)
+        view.say(f"installing {package}")
+        manager.install([package])
+        if not _usable(view):
+            raise RequirementsNotMet(
+                f"{package} is installed, and the host still has {MISSING}",
+                host=view.host.name,
+                hint="install a newer one there as python3.9 or later, on root's PATH",
+            )
+
+    def _manager(self, view: HostView) -> PackageManager:
+        if bundle := self._bundle(view):
+            # dnf installs every file that it is given.
+            return manager_of(view, bundle, wanted=_is_no_engine, pause=self._pause)
+        return Apt(view, self._pause) if target(view).family == "apt" else Dnf(view, self._pause)
+
+    def _bundle(self, view: HostView) -> Bundle | None:
+        """What was brought along for the host. Raises RequirementsNotMet when it has no Python."""
+        if not self._bundles:
+            return None
+        system = target(view)
+        bundle = fitting(self._bundles, system, view.facts.os.architecture, host=view.host.name)
+        package = python_package(system)
+        if not any(file.name.startswith((f"{package}_", f"{package}-")) for file in bundle.files):
+            raise RequirementsNotMet(
+                f"has {MISSING}, and the packages brought along ({bundle.path}) lack {package}",
+                host=view.host.name,
+                hint=f"clusterctl bundle packages --for {system.name} -o DIRECTORY",
+            )
+        return bundle
+
+
+class PythonAbsent:
+    """The Python that clusterctl installed is gone, unless something else has come to need it or
+    another cluster uses the host. `own`: the cluster's own directory on the host."""
+
+    title = "Python"
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+
+    def check(self, view: HostView) -> Change | None:
+        ours = _installed_by_us(view)
+        if not ours or beside(view, self._own):
+            return None
+        manager = Apt(view) if target(view).family == "apt" else Dnf(view)
+        if set(manager.would_remove(ours)) - set(ours):
+            return None  # other packages would go with it
+        return Change(f"remove {', '.join(ours)}")
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        manager_here(view).purge(_installed_by_us(view))
+        root_script(view, REMOVE, MARKER, doing=f"removing {MARKER}")
+
+
+def _usable(view: HostView) -> bool:
+    return bool(root_script(view, LOOK, doing="looking for Python", timeout=deadlines.ENGINE_LOOK))
+
+
+def _is_no_engine(file: str) -> bool:
+    return not file.startswith((*ENGINE_OF_DOCKER, *TOOLKIT, "docker"))
+
+
+def _installed_by_us(view: HostView) -> list[str]:
+    return root_script(view, READ_MARKER, MARKER, doing=f"reading {MARKER}").split()
