@@ -14,7 +14,7 @@ from clusterctl.cli.guard import guarded
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.commands.fit import FitArguments
+    from clusterctl.planning.fit_request import FitArguments
     from clusterctl.planning.image_probe import ProbeResult
     from clusterctl.planning.planner import FitReport
 
@@ -100,7 +100,7 @@ def fit(
 
     Exit 11 when it does not fit, with the nearest settings that would.
     """
-    from clusterctl.commands.fit import FitArguments
+    from clusterctl.planning.fit_request import FitArguments
 
     given = [
         *(["--max-model-len", max_model_len] if max_model_len is not None else []),
@@ -115,7 +115,7 @@ def _answers(asked: FitArguments, inventory: Path | None) -> tuple[FitReport, Pr
     from clusterctl.errors import UsageError
 
     if asked.gpus is not None:
-        from clusterctl.commands.fit import without_cluster
+        from clusterctl.planning.fit_request import without_cluster
 
         if asked.probe:
             raise UsageError(
@@ -124,7 +124,7 @@ def _answers(asked: FitArguments, inventory: Path | None) -> tuple[FitReport, Pr
             )
         return without_cluster(asked), None
     from clusterctl.cli.session import credentials, load_inventory
-    from clusterctl.commands.fit_cluster import run
+    from clusterctl.commands.fit import run
 
     if asked.hosts != 1:
         raise UsageError("--hosts counts hosts with the GPUs of --gpus", hint="--gpus 2xH200")

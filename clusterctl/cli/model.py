@@ -19,7 +19,7 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cli.session import Session
-    from clusterctl.commands.model_list import Listed
+    from clusterctl.commands.model_list import ModelList
     from clusterctl.commands.model_push import Pushed
     from clusterctl.inventory.model import Inventory
 
@@ -54,7 +54,7 @@ def ls(
         print("\n".join(error_lines(error, None)), file=sys.stderr)
 
 
-def _listed(inventory: Path | None, limit: str | None) -> Listed | None:
+def _listed(inventory: Path | None, limit: str | None) -> ModelList | None:
     """What hosts have; None where no inventory is named or remembered."""
     from clusterctl.cli.session import session
     from clusterctl.commands.model_list import run

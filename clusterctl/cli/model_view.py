@@ -9,7 +9,7 @@ from clusterctl.models.catalogue import CATALOGUE, by_directory, by_hub_id
 from clusterctl.reporting.text import columns, size
 
 if TYPE_CHECKING:
-    from clusterctl.commands.model_list import Listed
+    from clusterctl.commands.model_list import ModelList
     from clusterctl.transfer.weights.holdings import Holding
 
 
@@ -18,7 +18,7 @@ def catalogue_lines() -> list[str]:
     return columns([(e.alias, e.hub_id, " ".join(e.tokens(None))) for e in CATALOGUE], indent="")
 
 
-def holding_lines(listed: Listed) -> list[str]:
+def holding_lines(listed: ModelList) -> list[str]:
     """One line a model: its size, its alias, and on which hosts it is what."""
     if not listed.holdings:
         return [f"no model is in {listed.directory} on any host"]
@@ -28,7 +28,7 @@ def holding_lines(listed: Listed) -> list[str]:
     return [f"in {listed.directory}:", *columns(rows)]
 
 
-def listed_document(listed: Listed | None) -> dict[str, object]:
+def listed_document(listed: ModelList | None) -> dict[str, object]:
     """The same for machines; sizes in bytes."""
     catalogue = [
         {"name": e.alias, "hub_id": e.hub_id, "flags": list(e.tokens(None))} for e in CATALOGUE

@@ -16,7 +16,7 @@ from clusterctl.cli.program import Command
 
 if TYPE_CHECKING:
     from clusterctl.commands.serve import Changes, Served
-    from clusterctl.serving.endpoint import Answer
+    from clusterctl.serving.endpoint import ServiceAnswer
 
 
 class ServeCommand(Command):
@@ -141,11 +141,11 @@ def _lines(served: Served) -> list[str]:
     """The result: what answers where, and two lines to paste."""
     from clusterctl.serving.endpoint import curl_line, key_line
 
-    prepared, proof = served.prepared, served.proof
-    note = prepared.location.note if prepared.location else ""
+    plan, proof = served.plan, served.proof
+    note = plan.location.note if plan.location else ""
     cache = served.outcome.sentence if served.outcome else ""
     return [
-        f"{prepared.document.name} is served at {prepared.endpoint.url}/v1",
+        f"{plan.document.name} is served at {plan.endpoint.url}/v1",
         *([f"  weights     {note}"] if note else []),
         f"  ranks       {proof.placement}",
         f"  {_answer(proof.answer)}",
@@ -154,11 +154,11 @@ def _lines(served: Served) -> list[str]:
         "",
         "Ask it yourself; the key stays off the screen:",
         key_line(["clusterctl", "ssh", served.head], served.key_file, sudo=served.sudo),
-        curl_line(replace(prepared.endpoint, task=proof.task)),
+        curl_line(replace(plan.endpoint, task=proof.task)),
     ]
 
 
-def _answer(answer: Answer) -> str:
+def _answer(answer: ServiceAnswer) -> str:
     """What proved it."""
     if answer.task == "completions":
         said = f"{answer.tokens} tokens in {answer.seconds:.1f} s: {_short(answer.text)}"
@@ -173,15 +173,15 @@ def _short(text: str) -> str:
 
 
 def _document(served: Served) -> dict[str, Any]:
-    location = served.prepared.location
+    location = served.plan.location
     return {
-        "service": served.prepared.document.name,
-        "endpoint": f"{served.prepared.endpoint.url}/v1",
+        "service": served.plan.document.name,
+        "endpoint": f"{served.plan.endpoint.url}/v1",
         "changed": served.changed,
         "ranks": [asdict(rank) for rank in served.proof.ranks],
         "answer": asdict(served.proof.answer),
         "ready_seconds": served.proof.ready_seconds,
         "random_weights": bool(location and location.random_weights),
-        "predicted": served.prepared.fit.plan.to_json() if served.prepared.fit else None,
+        "predicted": served.plan.fit.plan.to_json() if served.plan.fit else None,
         "reported": served.outcome.to_json() if served.outcome else [],
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from clusterctl.commands.held_run import execute_held
 from clusterctl.engine.events import EventSink
+from clusterctl.engine.interrupt import execute_held
 from clusterctl.engine.plan import Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView

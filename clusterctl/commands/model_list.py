@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clusterctl.commands.reach import reach
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.survey.survey import connected
 from clusterctl.transfer.weights.holdings import Holding, holdings
 from clusterctl.transfer.weights.on_host import look_at_models
 from clusterctl.transport.credentials import Credentials
@@ -15,16 +15,16 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 
 @dataclass(frozen=True)
-class Listed:
-    """What hosts have, and the hosts that could not be asked."""
+class ModelList:
+    """What hosts have, and the errors of hosts that could not be asked."""
 
     directory: str
     holdings: tuple[Holding, ...]
     errors: tuple[ClusterctlError, ...]
 
 
-def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> Listed:
-    """Ask every host at once. A host that does not answer keeps no other from being listed."""
-    with reach(hosts, credentials) as transports:
+def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> ModelList:
+    """Ask every host at once. One that does not answer does not hold up the others."""
+    with connected(hosts, credentials) as transports:
         found = fan_out(transports, lambda each: look_at_models(each, inventory.models))
-    return Listed(inventory.models, tuple(holdings(values(found))), tuple(failures(found)))
+    return ModelList(inventory.models, tuple(holdings(values(found))), tuple(failures(found)))

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.commands.held_run import execute_held
 from clusterctl.commands.prepared import views
 from clusterctl.commands.reach import look_at_all, reach
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import Mount
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
+from clusterctl.engine.interrupt import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView

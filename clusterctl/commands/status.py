@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from functools import partial
 
 from clusterctl import deadlines
-from clusterctl.commands.same_weights import told_apart
 from clusterctl.inventory.model import Inventory
 from clusterctl.survey.drift import drift
 from clusterctl.survey.status import ClusterStatus, assess
 from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transfer.weights.comparison import told_apart
 from clusterctl.transfer.weights.held import kept_file, look_at
 from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from clusterctl.commands.declared import (
-    look_at_supervised,
-    require_service,
-    service_file,
-    services_in,
-    stop_service,
-)
-from clusterctl.commands.reach import reach
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.serving.declaration import HeadServices, require_service, service_file
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
 def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
-    """Stop the service called `name` and wait for its end.
+    """Stop the service called `name` and wait until it has ended.
 
-    Raises UsageError when there is none of that name, RequirementsNotMet when
-    no supervisor works on the head, StepFailed when it does not end.
+    Raises UsageError if there is none of that name, RequirementsNotMet if no supervisor works on
+    the head, StepFailed if it does not end.
     """
-    with reach((inventory.head,), credentials) as transports:
+    with connected((inventory.head,), credentials) as transports:
         head = transports[inventory.head.name]
 
         def look() -> tuple[ServiceDocument, bytes | None]:
-            answer = look_at_supervised(inventory, head)
-            document = require_service(name, services_in(inventory.cluster, answer))
-            return document, answer.files.get(service_file(inventory.cluster, name))
+            survey = take_survey(inventory, transports)
+            survey.require_supervised_head()
+            document = require_service(name, survey.services)
+            return document, survey.head_file(service_file(inventory.cluster, name))
 
-        look()  # a name that does not exist is told without waiting for anyone
+        look()  # an unknown name is refused without waiting for the lock
         with ClusterLock(head, inventory.cluster, "stop") as lock:
             document, file = look()
-            stop_service(inventory, head, lock, document, file, sink)
+            HeadServices(inventory, head, sink).stop(lock, document, file)

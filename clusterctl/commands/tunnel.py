@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from clusterctl.commands.declared import look_at_head, require_service
-from clusterctl.commands.reach import reach
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Inventory
+from clusterctl.serving.declaration import require_service
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.tunnel import Tunnel
 
@@ -30,13 +30,13 @@ def opened_tunnel(
     Raises UsageError for an unknown service and for a taken port; ConnectionFailed when the head
     cannot be reached, or nothing answers there.
     """
-    with reach((inventory.head,), credentials) as transports:
+    with connected((inventory.head,), credentials) as transports:
         head = transports[inventory.head.name]
         if target == DASHBOARD:
             address, port = "127.0.0.1", inventory.ray_ports.dashboard
         else:
-            _, declared = look_at_head(inventory, head)
-            document = require_service(target, declared)
+            survey = take_survey(inventory, transports).require_answers()
+            document = require_service(target, survey.services)
             address, port = document.host, document.port
         # Before a URL is shown: that it leads somewhere.
         head.open_tcp(address, port).close()

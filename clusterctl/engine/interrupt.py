@@ -8,12 +8,15 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.executor import RunOutcome, execute
+from clusterctl.engine.plan import Stage
+from clusterctl.engine.step import HostView
 from clusterctl.errors import Interrupted
 
 FIRST = "finishing what is under way; press Ctrl-C again to leave at once"
@@ -77,3 +80,15 @@ def interruptible(
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def execute_held(
+    stages: Sequence[Stage],
+    views: Mapping[str, HostView],
+    sink: EventSink,
+    ensure_held: Callable[[], None],
+) -> RunOutcome:
+    """`execute` under a lock, until it is done or Ctrl-C ends it; `ensure_held` raises before a
+    change if the lock was lost."""
+    with interruptible(sink) as cancelled:
+        return execute(stages, views, sink, cancelled=cancelled, before_change=ensure_held)

@@ -11,7 +11,6 @@ from clusterctl.models.catalogue import CatalogueEntry
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version
 from clusterctl.serving.layout import Layout
-from clusterctl.serving.port import FIRST_PORT
 from clusterctl.serving.release_flags import (
     DATA_PARALLEL_BACKEND_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
@@ -26,6 +25,8 @@ from clusterctl.serving.vllm_flags import (
     parse_arguments,
     render,
 )
+
+FIRST_PORT = 8000  # vLLM's own default
 
 _GIB = 1024**3
 

@@ -26,7 +26,7 @@ KEY_VARIABLE = "CLUSTERCTL_API_KEY"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServiceAnswer:
     """What came back."""
 
     task: str  # `completions`, `embeddings`, ..
@@ -38,7 +38,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ServiceEndpoint:
     """Where a service answers, and how it is asked."""
 
     url: str  # `http://10.0.0.1:8000`, without /v1
@@ -63,13 +63,13 @@ class Endpoint:
 
 
 def ask(
-    endpoint: Endpoint,
+    endpoint: ServiceEndpoint,
     api_key: str,
     *,
     deadline: float,
     prompt: str = PROMPT,
     max_tokens: int = 16,
-) -> Answer:
+) -> ServiceAnswer:
     """Ask for one answer and wait for it, at most `deadline` seconds.
 
     Raises ConnectionFailed when nothing answers, and StepFailed when what comes is none: late,
@@ -80,7 +80,7 @@ def ask(
     return _read(endpoint, answer, time.monotonic() - started)
 
 
-def _post(endpoint: Endpoint, api_key: str, body: Mapping[str, Any], deadline: float) -> Any:
+def _post(endpoint: ServiceEndpoint, api_key: str, body: Mapping[str, Any], deadline: float) -> Any:
     import httpx
 
     timeout = httpx.Timeout(deadline, connect=min(deadlines.API_CONNECT, deadline))
@@ -112,7 +112,7 @@ _REFUSALS = {
 }
 
 
-def _answer(endpoint: Endpoint, response: httpx.Response) -> Any:
+def _answer(endpoint: ServiceEndpoint, response: httpx.Response) -> Any:
     if response.is_success:
         try:
             return response.json()
@@ -127,13 +127,13 @@ def _answer(endpoint: Endpoint, response: httpx.Response) -> Any:
     )
 
 
-def _read(endpoint: Endpoint, answer: Any, seconds: float) -> Answer:
+def _read(endpoint: ServiceEndpoint, answer: Any, seconds: float) -> ServiceAnswer:
     task = endpoint.task
     try:
         if task is not COMPLETIONS:
-            return Answer(task.name, task.answer(answer), 0, seconds)
+            return ServiceAnswer(task.name, task.answer(answer), 0, seconds)
         tokens = int(answer["usage"]["completion_tokens"])
-        return Answer(task.name, _text_of(answer["choices"][0]), tokens, seconds)
+        return ServiceAnswer(task.name, _text_of(answer["choices"][0]), tokens, seconds)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StepFailed(
             f"{endpoint.url} answered with something that holds no {task.name}",
@@ -160,7 +160,7 @@ def key_line(ssh: Sequence[str], key_path: str, *, sudo: bool) -> str:
     return f'export {KEY_VARIABLE}="$({shlex.join([*ssh, remote])})"'
 
 
-def curl_line(endpoint: Endpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
+def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
     """A request to paste into a shell, once `key_line` was."""
     body = json.dumps(endpoint.body(prompt, max_tokens), ensure_ascii=False)
     url = shlex.quote(endpoint.url + endpoint.path)

@@ -1,17 +1,39 @@
-"""The document that the supervisor on the head keeps a service by, and what changes in it."""
+"""A service's document, which the supervisor on the head follows, and how two of them differ."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from clusterctl import deadlines
+from clusterctl.errors import UsageError
 from clusterctl.models.name import Model
 from clusterctl.node.documents import STALL_TIMEOUT, ServiceDocument
-from clusterctl.serving.arguments import Launch, serve_argv
+from clusterctl.ray_cluster.topology import base_url, reached_at
+from clusterctl.serving.arguments import FIRST_PORT, Launch, serve_argv
+from clusterctl.serving.endpoint import ServiceEndpoint
+from clusterctl.serving.layout import Layout
 from clusterctl.serving.request import ServiceRequest, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedService:
+    """A service, ready to be declared."""
+
+    document: ServiceDocument
+    layout: Layout  # where the ranks are to run
+    head_address: str = ""  # where clients reach the head
+    chat: bool = True  # its tokenizer has a chat template, as far as is known
+
+    @property
+    def endpoint(self) -> ServiceEndpoint:
+        """Where clients find it."""
+        address = reached_at(self.document.host, self.head_address)
+        url = base_url(address, self.document.port)
+        return ServiceEndpoint(url, self.document.served_name, self.chat)
 
 
 def served_names(request: ServiceRequest, model: Model) -> tuple[str, ...]:
@@ -27,13 +49,42 @@ def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
     return request.name or service_name(names[0])
 
 
+def choose_port(
+    name: str,
+    asked: int | None,
+    services: Iterable[ServiceDocument],
+    listening: Collection[int] = (),
+) -> int:
+    """The port asked for; else the one that the service of this name has already, so that
+    serving it again changes nothing; else the first free one from 8000 on.
+
+    `listening`: ports that something on the head listens on, the service itself included.
+    Raises UsageError when the port asked for is taken, naming by whom and a free one.
+    """
+    known = {service.name: service.port for service in services}
+    own = known.pop(name, None)
+    taken = {*known.values(), *listening} - ({own} if own is not None else set())
+    free = next(port for port in range(FIRST_PORT, 65536) if port not in taken)
+    if asked is None:
+        return own if own is not None else free
+    if asked in taken:
+        owner = next((other for other, port in known.items() if port == asked), None)
+        by = f"the service {owner}" if owner else "another program on the head"
+        raise UsageError(f"port {asked} is taken by {by}", hint=f"--port {free} is free")
+    return asked
+
+
 def build_service(
     launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = deadlines.READY
 ) -> ServiceDocument:
     """The document for one launch. `env` is job-wide: vLLM copies it to every rank, so nothing
     that differs between hosts belongs there. Raises UsageError as `serve_argv`."""
     argv = serve_argv(launch)
-    environment = {**_environment(launch, ready_timeout), **(env or {})}
+    environment = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{ready_timeout:.0f}"}
+    if launch.model_argument.startswith("/"):
+        # With the weights on disk nothing must be asked of the Hub, by any rank.
+        environment["HF_HUB_OFFLINE"] = "1"
+    environment |= env or {}
     layout = launch.layout
     return ServiceDocument(
         name=document_name(launch.request, launch.served_names),
@@ -65,8 +116,11 @@ def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
 
 def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     """What changes from `old` to `new`, a line each; nothing when they are the same."""
-    lines = _changed("model", _model(old), _model(new))
-    lines += _flag_changes(dict(_flags(old.argv)), dict(_flags(new.argv)))
+    lines = _changed("model", *("".join(one.argv[2:3]) or None for one in (old, new)))
+    before, after = dict(_flags(old.argv)), dict(_flags(new.argv))
+    for name in dict.fromkeys((*after, *before)):
+        flag = name if name.startswith("-") else f"--{name}"
+        lines += _changed(flag, _shown(before.get(name)), _shown(after.get(name)))
     for key in sorted({*old.env, *new.env}):
         lines += _changed(key, old.env.get(key), new.env.get(key))
     lines += _changed("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
@@ -84,24 +138,12 @@ def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
     return fingerprint(old.argv, old.env) != fingerprint(new.argv, new.env)
 
 
-def _environment(launch: Launch, ready_timeout: float) -> dict[str, str]:
-    env = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{ready_timeout:.0f}"}
-    if launch.model_argument.startswith("/"):
-        # With the weights on disk nothing must be asked of the Hub, by any rank.
-        env["HF_HUB_OFFLINE"] = "1"
-    return env
-
-
 def _shutdown_timeout(argv: list[str]) -> float:
     text = last_value(parse_arguments(argv[3:]), "shutdown-timeout")
     try:
         return float(text) if text is not None else float(deadlines.SHUTDOWN)
     except ValueError:
         return float(deadlines.SHUTDOWN)
-
-
-def _model(document: ServiceDocument) -> str | None:
-    return document.argv[2] if len(document.argv) > 2 else None
 
 
 def _flags(argv: list[str]) -> Iterator[tuple[str, tuple[Argument, ...]]]:
@@ -111,16 +153,6 @@ def _flags(argv: list[str]) -> Iterator[tuple[str, tuple[Argument, ...]]]:
         earlier = given.get(argument.name, ()) if is_collected(argument.name) else ()
         given[argument.name] = (*earlier, argument)
     yield from given.items()
-
-
-def _flag_changes(
-    old: Mapping[str, tuple[Argument, ...]], new: Mapping[str, tuple[Argument, ...]]
-) -> list[str]:
-    lines = []
-    for name in dict.fromkeys((*new, *old)):
-        flag = name if name.startswith("-") else f"--{name}"
-        lines += _changed(flag, _shown(old.get(name)), _shown(new.get(name)))
-    return lines
 
 
 def _shown(given: tuple[Argument, ...] | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterctl.commands.fit import load_shape
+from clusterctl.planning.fit_request import load_shape
 from clusterctl.planning.placement import Site
 from clusterctl.planning.planner import FitReport, Hardware, PlanRequest, plan, sites_of
 from clusterctl.planning.speed import NETWORK, LinkSpeed

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cli.serve import _answer, _show_plan
 from clusterctl.commands.serve import Changes
-from clusterctl.serving.endpoint import Answer
+from clusterctl.serving.endpoint import ServiceAnswer
 from tests.fakes.fit_requests import fit_request
 
 REPORT = fit_request("qwen2.5-1.5b", gpus="H200", hosts=2, tp=2, vllm="0.25.1")
@@ -38,8 +38,8 @@ def test_without_a_plan_the_notes_say_why(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_proved_a_service_is_said_in_its_own_words() -> None:
-    completion = Answer("completions", "Hello!", 3, 0.42)
-    embedding = Answer("embeddings", "1024 numbers", 0, 0.021)
+    completion = ServiceAnswer("completions", "Hello!", 3, 0.42)
+    embedding = ServiceAnswer("embeddings", "1024 numbers", 0, 0.021)
 
     assert _answer(completion) == "completion  3 tokens in 0.4 s: 'Hello!'"
     assert _answer(embedding) == "answers     embeddings, 1024 numbers, in 0.02 s"

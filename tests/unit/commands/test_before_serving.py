@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -21,11 +21,12 @@ INVENTORY = Inventory(
     hosts=(Host(name="gpu1", address="gpu1", role="head"),),
     source=Path("/srv/my cluster.yaml"),
 )
+ANY: Any = None
 STATE = NodeState("gpu1", "head", 1000.0, "1", "up", 0.0, 0)
 
 
 def decision(*lines: str) -> Decision:
-    return Decision(cast("Any", None), None, Changes(lines, restarts=False), cast("Any", None))
+    return Decision(ANY, ANY, None, Changes(lines, restarts=False))
 
 
 def test_a_supervisor_that_wrote_just_now_is_believed() -> None:
@@ -73,5 +74,5 @@ def test_a_key_that_clients_of_other_services_would_have_to_learn_is_refused() -
 
 
 def test_a_decision_does_not_show_its_key() -> None:
-    shown = Decision(cast("Any", None), None, Changes((), False), cast("Any", None), None, "secret")
+    shown = Decision(ANY, ANY, None, Changes((), False), "secret")
     assert "secret" not in repr(shown)

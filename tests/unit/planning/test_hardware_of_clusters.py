@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands.fit import FitArguments
-from clusterctl.commands.fit_cluster import config_on_hosts, hardware_for_fit
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
@@ -23,11 +21,14 @@ from clusterctl.planning.cluster_hardware import (
     image_environment,
     with_image_env,
 )
+from clusterctl.planning.fit_on_cluster import config_on_hosts, hardware_for_fit
+from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import Hardware
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 from tests.fakes.host_facts import host_facts
+from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport
 
 MIB = 2**20
@@ -73,7 +74,8 @@ def hardware_of(
     inventory: Inventory, answers: dict[str, Probe], vllm: str | None = None
 ) -> Hardware:
     transports = {name: FakeTransport() for name in answers}
-    return hardware_for_fit(inventory, FitArguments("m", vllm=vllm), transports, answers, None)
+    survey = survey_of(inventory, answers, transports)
+    return hardware_for_fit(survey, FitArguments("m", vllm=vllm), None)
 
 
 def test_the_head_comes_first_since_rank_0_starts_there() -> None:
@@ -151,7 +153,7 @@ def test_no_gpu_anywhere_is_said() -> None:
     promised = [Host(name=host.name, address=host.address, role=host.role, gpus=())
                 for host in inventory().hosts]  # fmt: skip
     bare = {name: probe(f"10.0.0.{ip}") for name, ip in (("small", 2), ("big", 1), ("other", 3))}
-    with pytest.raises(UsageError, match="no host shows a GPU"):
+    with pytest.raises(UsageError, match="no host reports a GPU"):
         hardware_of(inventory(hosts=tuple(promised)), bare)
 
 

@@ -19,7 +19,7 @@ from clusterctl.errors import ConnectionFailed, StepFailed
 from clusterctl.node.tasks import task_of
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.endpoint import (
-    Endpoint,
+    ServiceEndpoint,
     ask,
     curl_line,
     key_line,
@@ -85,7 +85,7 @@ def api() -> Iterator[Api]:
 def test_a_chat_completion_comes_back_with_its_tokens_and_time(api: Api) -> None:
     api.says(CHAT)
 
-    answer = ask(Endpoint(api.url, "m", chat=True), "secret", deadline=60, prompt="Hi")
+    answer = ask(ServiceEndpoint(api.url, "m", chat=True), "secret", deadline=60, prompt="Hi")
 
     assert (answer.text, answer.tokens) == ("Hello!", 3)
     assert 0 < answer.seconds < 60
@@ -99,14 +99,14 @@ def test_a_chat_completion_comes_back_with_its_tokens_and_time(api: Api) -> None
 def test_without_a_chat_template_a_plain_completion_is_asked_for(api: Api) -> None:
     api.says(PLAIN)
 
-    assert ask(Endpoint(api.url, "m", chat=False), "k", deadline=60).text == " there"
+    assert ask(ServiceEndpoint(api.url, "m", chat=False), "k", deadline=60).text == " there"
     assert api.paths == ["/v1/completions"]
     assert api.bodies[0]["prompt"]
 
 
 def test_a_model_that_embeds_is_asked_to_embed_whatever_its_chat_template(api: Api) -> None:
     api.says({"data": [{"embedding": [0.5, 0.25]}]})
-    endpoint = Endpoint(api.url, "m", chat=True, task=task_of("embeddings"))
+    endpoint = ServiceEndpoint(api.url, "m", chat=True, task=task_of("embeddings"))
 
     answer = ask(endpoint, "k", deadline=60, prompt="Hi")
 
@@ -119,7 +119,7 @@ def test_a_model_that_embeds_is_asked_to_embed_whatever_its_chat_template(api: A
 def test_thoughts_count_as_an_answer(api: Api, key: str) -> None:
     api.says({**CHAT, "choices": [{"message": {"content": None, key: "hmm"}}]})
 
-    assert ask(Endpoint(api.url, "m", chat=True), "k", deadline=60).text == "hmm"
+    assert ask(ServiceEndpoint(api.url, "m", chat=True), "k", deadline=60).text == "hmm"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_refusal_is_named_with_what_the_server_said(api: Api, status: int, wor
     api.says({"error": "its own words"}, status)
 
     with pytest.raises(StepFailed, match=words) as caught:
-        ask(Endpoint(api.url, "m", chat=True), "the-key", deadline=60)
+        ask(ServiceEndpoint(api.url, "m", chat=True), "the-key", deadline=60)
 
     assert "its own words" in (caught.value.detail or "")
     assert "the-key" not in repr(vars(caught.value))
@@ -146,21 +146,21 @@ def test_what_is_no_completion_is_named(api: Api, answer: object) -> None:
     api.says(answer)
 
     with pytest.raises(StepFailed, match="no completion"):
-        ask(Endpoint(api.url, "m", chat=True), "k", deadline=60)
+        ask(ServiceEndpoint(api.url, "m", chat=True), "k", deadline=60)
 
 
 def test_an_answer_that_is_not_json_is_named(api: Api) -> None:
     api.answer = b"<html>"
 
     with pytest.raises(StepFailed, match="no completion"):
-        ask(Endpoint(api.url, "m", chat=True), "k", deadline=60)
+        ask(ServiceEndpoint(api.url, "m", chat=True), "k", deadline=60)
 
 
 def test_a_server_that_does_not_answer_is_given_up_in_time(api: Api) -> None:
     api.silent = threading.Event()
 
     with pytest.raises(StepFailed, match=r"within 0\.2 s"):
-        ask(Endpoint(api.url, "m", chat=True), "k", deadline=0.2)
+        ask(ServiceEndpoint(api.url, "m", chat=True), "k", deadline=0.2)
 
 
 def test_a_server_that_breaks_off_is_named(api: Api) -> None:
@@ -168,7 +168,7 @@ def test_a_server_that_breaks_off_is_named(api: Api) -> None:
     api.silent.set()
 
     with pytest.raises(StepFailed, match="broke off"):
-        ask(Endpoint(api.url, "m", chat=True), "k", deadline=60)
+        ask(ServiceEndpoint(api.url, "m", chat=True), "k", deadline=60)
 
 
 def test_a_port_where_nothing_listens_is_named() -> None:
@@ -177,7 +177,7 @@ def test_a_port_where_nothing_listens_is_named() -> None:
         url = base_url("127.0.0.1", unused.getsockname()[1])
 
         with pytest.raises(ConnectionFailed) as caught:
-            ask(Endpoint(url, "m", chat=True), "k", deadline=60)
+            ask(ServiceEndpoint(url, "m", chat=True), "k", deadline=60)
 
     assert str(caught.value) == f"nothing answers at {url}"
 
@@ -187,11 +187,11 @@ def test_the_proxy_of_the_operator_is_not_asked(api: Api, monkeypatch: pytest.Mo
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:1")
     api.says(CHAT)
 
-    assert ask(Endpoint(api.url, "m", chat=True), "k", deadline=60).tokens == 3
+    assert ask(ServiceEndpoint(api.url, "m", chat=True), "k", deadline=60).tokens == 3
 
 
 def test_the_line_to_paste_is_one_command_that_a_shell_reads_as_meant() -> None:
-    line = curl_line(Endpoint("http://10.0.0.1:8000", "m", chat=True), prompt="It's $HOME?")
+    line = curl_line(ServiceEndpoint("http://10.0.0.1:8000", "m", chat=True), prompt="It's $HOME?")
 
     shown = subprocess.run(
         ["sh", "-c", f'curl() {{ for word; do printf "%s\\n" "$word"; done; }}; {line}'],

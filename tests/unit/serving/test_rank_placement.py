@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterctl.node.documents import Rank
 from clusterctl.serving.layout import Layout
-from clusterctl.serving.placement import check_placement
+from clusterctl.serving.proof import check_placement
 
 ADDRESSES = {"gpu1": "10.78.0.11", "gpu2": "10.78.0.12"}
 PAIR = ("gpu1", "gpu2")
@@ -72,7 +72,7 @@ def test_a_rank_elsewhere_or_on_another_address_is_named() -> None:
 
     assert problems == (
         "rank 0 is on gpu1 at 192.168.0.1, not at its node IP 10.78.0.11",
-        "rank 1 is on stranger, no inventory host",
+        "rank 1 is on stranger, which is not in the inventory",
     )
 
 

@@ -11,9 +11,14 @@ from clusterctl.models.name import resolve
 from clusterctl.node.documents import ServiceDocument, from_json, to_json
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.layout import Layout
-from clusterctl.serving.port import choose_port
 from clusterctl.serving.request import Options, read_request
-from clusterctl.serving.service import build_service, difference, needs_restart, served_names
+from clusterctl.serving.service import (
+    build_service,
+    choose_port,
+    difference,
+    needs_restart,
+    served_names,
+)
 from clusterctl.serving.vllm_flags import parse_arguments
 
 PAIR = ("gpu1", "gpu2")

@@ -1,9 +1,8 @@
-"""Ranks on several hosts load the same bytes: before they start, each host's files are compared by
-hash.
+"""Compare the model files of hosts by hash, so that ranks on several hosts load the same bytes.
 
 What is known already, or small, is compared before anything starts. What would take minutes to
-hash is said to be unproven, and hashed on the hosts once the service is up: `status`, and the next
-`serve`, compare that.
+hash is reported as unproven, and hashed on the hosts once the service is up: `status` and the next
+`serve` compare it then.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 TITLE = "Weights are the same on all hosts"
 
-# Bytes of a host that are hashed while the user waits: 3 to 10 s where a disk gives what loading a
-# model needs. Of a host that has more to hash, only what is small is hashed at once.
+# Bytes per host that are hashed while the user waits: 3 to 10 s on a disk fast enough to load a
+# model from. On a host that has more to hash, only small files are hashed at once.
 INLINE = 4 << 30
 
-# Bytes of a file that is hashed at once in any case: configuration, tokenizer, adapters
+# Largest file, in bytes, that is always hashed at once: configuration, tokenizer, adapters
 SMALL = 16 << 20
 
-Fix = Callable[[str], str]  # The command that brings the model from a host to the others
+Fix = Callable[[str], str]  # host: the command that copies the model from it to the others
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The model in the directory `path`, as every host of a service holds it."""
+class ComparedWeights:
+    """The model directory `path`, as every host of a service has it."""
 
     path: str
     hosts: Mapping[str, Transport]
@@ -56,7 +55,7 @@ class Weights:
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """What could not be compared, in sentences; none when all of it was."""
+        """What could not be compared, in sentences."""
         unread = [name for name, held in self.held.items() if not held.files]
         rest = {name: _size(held.unknown) for name, held in self.held.items() if held.unknown}
         found = []
@@ -65,13 +64,13 @@ class Weights:
         if rest:
             found.append(
                 f"not compared yet: {gib(max(rest.values()))} of {self.path} on {', '.join(rest)}, "
-                "which take long to hash; done there once the service is up, and told by: "
-                "clusterctl status"
+                "which take long to hash; hosts do it once the service is up, and "
+                "clusterctl status reports the result"
             )
         return tuple(found)
 
     def hash_rest(self) -> None:
-        """Have the hosts hash what is not known, in the background. Raises the errors of all."""
+        """Have the hosts hash the rest in the background. Raises the errors of all hosts."""
 
         def begin(transport: Transport) -> None:
             keep(transport, self.path, self.held[transport.host.name], hash_rest=True)
@@ -82,18 +81,20 @@ class Weights:
 
 def require_same(
     path: str, hosts: Mapping[str, Transport], *, head: str, fix: Fix, sink: EventSink
-) -> Weights:
+) -> ComparedWeights:
     """Compare the model directory `path` of all `hosts`.
 
-    Raises, of all hosts together, RequirementsNotMet for one whose files are others than those of
-    the rest, and what keeps hosts from telling.
+    Raises, for all hosts together, RequirementsNotMet for one whose files differ from the others',
+    and the errors of hosts that could not compare.
     """
     started, told = time.monotonic(), one_at_a_time(sink)
     told(StageStarted(TITLE, tuple(hosts)))
 
     def on_host(transport: Transport) -> Held:
         held = look_at(transport, path)
-        now = _at_once(held)
+        now = held.unknown
+        if _size(now) > INLINE:
+            now = {name: file for name, file in now.items() if file.size <= SMALL}
         if not now:
             return held
         name = transport.host.name
@@ -104,8 +105,11 @@ def require_same(
 
     outcomes = fan_out(hosts, on_host)
     raise_all(failures(outcomes))
-    weights = Weights(path, hosts, values(outcomes))
-    raise_all(_problem(path, one, fix) for one in unlike(weights.held, head))
+    weights = ComparedWeights(path, hosts, values(outcomes))
+    raise_all(
+        RequirementsNotMet(_sentence(path, one), host=one.host, hint=fix(one.other))
+        for one in unlike(weights.held, head)
+    )
     for sentence in weights.unproven:
         told(Note(sentence))
     told(StageFinished(TITLE, time.monotonic() - started))
@@ -113,28 +117,17 @@ def require_same(
 
 
 def told_apart(path: str, held: Mapping[str, Held], head: str) -> dict[str, tuple[str, ...]]:
-    """What `status` says of hosts whose files are others than those of the rest, by host."""
+    """What `status` says about hosts whose files differ from the others', by host."""
     found: dict[str, tuple[str, ...]] = {}
     for one in unlike(held, head):
         found[one.host] = (*found.get(one.host, ()), _sentence(path, one))
     return found
 
 
-def _at_once(held: Held) -> dict[str, HeldFile]:
-    """The files to hash while the user waits."""
-    if _size(held.unknown) <= INLINE:
-        return held.unknown
-    return {path: file for path, file in held.unknown.items() if file.size <= SMALL}
-
-
 def _size(files: Mapping[str, HeldFile]) -> int:
     return sum(file.size for file in files.values())
 
 
-def _problem(path: str, one: Unlike, fix: Fix) -> RequirementsNotMet:
-    return RequirementsNotMet(_sentence(path, one), host=one.host, hint=fix(one.other))
-
-
 def _sentence(path: str, one: Unlike) -> str:
-    which = "" if one.recorded else "; which of them is right, no manifest says"
+    which = "" if one.recorded else "; no manifest says which of them is right"
     return f"{one.path} in {path} is not the file that {one.other} has{which}"

@@ -1,4 +1,4 @@
-"""Following a service that the supervisor brings up: its stages as events, until it is ready."""
+"""Watch a service that the supervisor starts: its stages as events, until it is ready."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import Wait
 from clusterctl.serving.diagnose import explain
 
-POLL = 0.3  # Seconds between two looks at the head's state
-
-RETRY = 2.0  # Seconds until the next look after one that failed on the way
+POLL = 0.3  # seconds between two looks at the head's state
+RETRY = 2.0  # seconds until the next look after one that failed on the way
 
 _STAGES = {
     "waiting": "wait for Ray",
@@ -40,7 +39,7 @@ _STAGES = {
 
 
 def stage_title(state: ServiceState) -> str:
-    """What a user reads for where the service is."""
+    """The stage of a service as users read it."""
     key = state.stage if state.state == "loading" and state.stage else state.state
     return _STAGES.get(key, "start vLLM" if state.state == "loading" else key)
 
@@ -72,20 +71,21 @@ class StageEvents:
             self._title = ""
 
 
-class OutOfSight(ConnectionFailed):
-    """The head cannot be watched any more; that says nothing about the service."""
+class ContactLost(ConnectionFailed):
+    """The head cannot be watched any more; the service itself may be fine."""
 
 
-class Overruled(StepFailed):
-    """Someone else stopped the service, or declared it otherwise, while it was watched."""
+class ChangedByOthers(StepFailed):
+    """Someone else stopped or redeclared the service while it was watched."""
 
 
 @dataclass
-class PatientLook:
-    """A look at the head's state that outlasts a short failure of the way there.
+class PatientReader:
+    """Reads the head's state and tolerates short failures of the connection.
 
-    It is None while looks fail. Raises OutOfSight after `deadlines.OUT_OF_SIGHT` of them, or at
-    once where another try cannot help (a refused key, sudo): the head's service goes on without us.
+    Returns None while reads fail. Raises ContactLost after `deadlines.OUT_OF_SIGHT` seconds of
+    failures, or at once if another try cannot help (a refused key, sudo): the service goes on
+    without us.
     """
 
     read: Callable[[], NodeState | None]
@@ -95,29 +95,26 @@ class PatientLook:
     def __call__(self) -> NodeState | None:
         try:
             state = self.read()
-        except Overruled:
+        except ChangedByOthers:
             raise
         except ClusterctlError as error:
-            self._bear(error)
+            now = self.wait.clock()
+            if self._failing_since is None:
+                self._failing_since = now
+            passing = isinstance(error, ConnectionFailed | CommandTimedOut) and not isinstance(
+                error, AuthenticationRejected | HostKeyProblem
+            )
+            if not passing or now - self._failing_since >= deadlines.OUT_OF_SIGHT:
+                raise ContactLost(
+                    f"lost contact with the head; the service keeps loading there: {error.summary}",
+                    host=error.host,
+                    hint="clusterctl status",
+                    detail=error.detail,
+                ) from error
+            self.wait.sleep(RETRY)
             return None
         self._failing_since = None
         return state
-
-    def _bear(self, error: ClusterctlError) -> None:
-        now = self.wait.clock()
-        if self._failing_since is None:
-            self._failing_since = now
-        passing = isinstance(error, ConnectionFailed | CommandTimedOut) and not isinstance(
-            error, AuthenticationRejected | HostKeyProblem
-        )
-        if not passing or now - self._failing_since >= deadlines.OUT_OF_SIGHT:
-            raise OutOfSight(
-                f"the service goes on loading, out of sight: {error.summary}",
-                host=error.host,
-                hint="clusterctl status",
-                detail=error.detail,
-            ) from error
-        self.wait.sleep(RETRY)
 
 
 def await_ready(
@@ -126,16 +123,16 @@ def await_ready(
     events: StageEvents,
     wait: Wait | None = None,
 ) -> ServiceState:
-    """The state of the service once it is ready.
+    """Return the state of the service once it is ready.
 
-    `read` gives the head's state anew; what it raises is passed on. Raises StepFailed with what
+    `read` gives the head's current state; what it raises is passed on. Raises StepFailed with what
     the log says when an attempt fails or time runs out, RayNotFormed when Ray does not come to
-    hold what it needs.
+    hold what the service needs.
     """
     wait = wait or Wait()
     seen = wait.clock()
     node: NodeState | None = None
-    last = "nothing of it was seen"
+    last = "its supervisor never reported it"
     waiting_since: float | None = None
     deadline = seen + document.ready_timeout + document.shutdown_timeout + deadlines.NOTICE
     while (now := wait.clock()) < deadline:
@@ -143,7 +140,13 @@ def await_ready(
         state = followed(node, document) if node else None
         if state is None:
             if now - seen > deadlines.NOTICE + document.shutdown_timeout:
-                raise _unnoticed(document, node, events.host)
+                ray = f"Ray there is {node.ray}{_colon(node.ray_detail)}" if node else ""
+                raise StepFailed(
+                    f"the supervisor did not pick up {document.name} within "
+                    f"{deadlines.NOTICE:.0f} s; {ray or 'it reports nothing'}",
+                    host=events.host,
+                    hint="clusterctl status",
+                )
             wait.sleep(POLL)
             continue
         seen = now
@@ -152,8 +155,18 @@ def await_ready(
             return state
         events.see(state)
         last = f"last seen: {stage_title(state)}{_colon(state.detail)}"
-        _raise_if_over(state, document, events.host)
-        waiting_since = _waiting(state, waiting_since, now, events.host)
+        if state.state in {"failed", "backing-off", "stopped"} and state.last_error:
+            raise explain(document.name, state.last_error, host=events.host)
+        if state.state != "waiting":
+            waiting_since = None
+        elif waiting_since is None:
+            waiting_since = now
+        elif now - waiting_since > deadlines.WAIT_FOR_RAY:
+            raise RayNotFormed(
+                f"Ray did not come to hold what the service needs: {state.detail}",
+                host=events.host,
+                hint="clusterctl status",
+            )
         wait.sleep(POLL)
     raise StepFailed(
         f"no answer within {document.ready_timeout:.0f} s; {last}",
@@ -163,38 +176,11 @@ def await_ready(
 
 
 def followed(node: NodeState, document: ServiceDocument) -> ServiceState | None:
-    """Its state, once the supervisor follows this very document."""
+    """The service's state, once the supervisor follows this very document."""
     for state in node.services:
         if state.name == document.name and state.fingerprint == document.fingerprint:
             return state
     return None
-
-
-def _waiting(state: ServiceState, since: float | None, now: float, host: str) -> float | None:
-    """Since when it waits for Ray; raises once that is too long."""
-    if state.state != "waiting":
-        return None
-    if since is not None and now - since > deadlines.WAIT_FOR_RAY:
-        raise RayNotFormed(
-            f"Ray did not come to hold what the service needs: {state.detail}",
-            host=host,
-            hint="clusterctl status",
-        )
-    return since if since is not None else now
-
-
-def _raise_if_over(state: ServiceState, document: ServiceDocument, host: str) -> None:
-    if state.state in {"failed", "backing-off", "stopped"} and state.last_error:
-        raise explain(document.name, state.last_error, host=host)
-
-
-def _unnoticed(document: ServiceDocument, node: NodeState | None, host: str) -> StepFailed:
-    last = f"Ray there is {node.ray}{_colon(node.ray_detail)}" if node else "it reports nothing"
-    return StepFailed(
-        f"the supervisor took no notice of {document.name} within {deadlines.NOTICE:.0f} s; {last}",
-        host=host,
-        hint="clusterctl status",
-    )
 
 
 def _colon(text: str) -> str:

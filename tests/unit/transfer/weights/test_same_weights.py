@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.commands.same_weights import INLINE, Weights, require_same
 from clusterctl.engine.events import Event, Note
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.inventory.model import Host
+from clusterctl.transfer.weights.comparison import INLINE, ComparedWeights, require_same
 from tests.fakes.transport import FakeTransport
 
 PATH = "/data/models/tiny"
@@ -23,7 +23,7 @@ def host(name: str, *files: tuple[str, int, str]) -> FakeTransport:
     return transport
 
 
-def compare(*hosts: FakeTransport) -> tuple[Weights, list[Event]]:
+def compare(*hosts: FakeTransport) -> tuple[ComparedWeights, list[Event]]:
     told: list[Event] = []
     weights = require_same(
         PATH,
@@ -57,8 +57,8 @@ def test_other_bytes_are_refused_with_host_file_and_fix() -> None:
     error = caught.value
     assert error.host == "gpu2"
     assert error.summary == (
-        "model.safetensors in /data/models/tiny is not the file that gpu1 has; which of them is "
-        "right, no manifest says"
+        "model.safetensors in /data/models/tiny is not the file that gpu1 has; no manifest "
+        "says which of them is right"
     )
     assert error.hint == "clusterctl model push tiny --from host:gpu1"
 

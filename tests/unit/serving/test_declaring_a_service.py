@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.commands.declared import declare
-from clusterctl.commands.service_watch import OutOfSight, Overruled
 from clusterctl.engine.events import Event, Note
 from clusterctl.errors import AuthenticationRejected, StepFailed, Unreachable
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState, to_json
+from clusterctl.serving.declaration import HeadServices
+from clusterctl.serving.watch import ChangedByOthers, ContactLost
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.lock import ClusterLock
 from tests.fakes.transport import Call, FakeTransport, starts
@@ -57,7 +57,7 @@ def run(head: Head, old: ServiceDocument | None, events: list[Event] | None = No
     file = head.text.encode() if head.text else None
     with ClusterLock(head, "demo", "serve") as lock:
         sink = (lambda _: None) if events is None else events.append
-        declare(INVENTORY, head, lock, NEW, old, file, sink)
+        HeadServices(INVENTORY, head, sink).declare(lock, NEW, old, file)
 
 
 def test_a_new_service_that_fails_is_withdrawn() -> None:
@@ -89,7 +89,7 @@ def test_the_failure_of_the_service_outlives_a_failed_withdrawal() -> None:
 
 def test_a_service_out_of_sight_stays_declared() -> None:
     head = Head("loading", AS_OLD).on(starts("cat"), raises=AuthenticationRejected("sudo: no"))
-    with pytest.raises(OutOfSight):
+    with pytest.raises(ContactLost):
         run(head, OLD)
     assert head.text == AS_NEW
 
@@ -108,7 +108,7 @@ def test_what_others_did_while_this_run_was_frozen_stays_so(
         return CommandResult(call.argv, 0, looked, "")
 
     head.on(starts("cat"), answer=look)
-    with pytest.raises(Overruled, match=said):
+    with pytest.raises(ChangedByOthers, match=said):
         run(head, OLD)
     assert head.text == meanwhile
 
@@ -135,7 +135,7 @@ def test_a_file_that_is_another_by_now_is_not_written_over() -> None:
         ClusterLock(head, "demo", "serve") as lock,
         pytest.raises(StepFailed, match="was changed by someone else meanwhile"),
     ):
-        declare(INVENTORY, head, lock, NEW, None, None, lambda _: None)
+        HeadServices(INVENTORY, head, lambda _: None).declare(lock, NEW, None, None)
     assert head.text == AS_OLD
 
 

@@ -11,9 +11,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.commands.fit import FitArguments
-from clusterctl.commands.fit_cluster import plan_request
-from clusterctl.commands.launch import Prepared, prepare
 from clusterctl.errors import ClusterctlError, DoesNotFit
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
@@ -22,11 +19,16 @@ from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState, to_json
 from clusterctl.node.paths import NodePaths
+from clusterctl.planning.fit_on_cluster import plan_request
+from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.planner import FitReport, plan
+from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
+from clusterctl.survey.survey import Survey
 from tests.fakes.catalogue import config_of
 from tests.fakes.host_facts import host_facts
+from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport, starts
 
 MIB = {
@@ -112,20 +114,23 @@ class Cluster:
             transport.on(starts("sh", "-c"), stdout=record)
         return found
 
+    @cached_property
+    def survey(self) -> Survey:
+        return survey_of(self.inventory, self.answers, self.transports)
+
     def fit(self) -> FitReport | ClusterctlError:
         asked = FitArguments(MODEL, self.tp, self.pp, arguments=self.flags)
         try:
-            request, _ = plan_request(self.inventory, asked, self.transports, self.answers)
+            request, _ = plan_request(self.survey, asked)
             return plan(request)
         except ClusterctlError as error:
             return error
 
-    def serve(self) -> Prepared | ClusterctlError:
+    def serve(self) -> ServicePlan | ClusterctlError:
         request = read_request(Options(MODEL, self.tp, self.pp), (), parse_arguments(self.flags))
         model = resolve(MODEL, self.inventory.models)
         try:
-            return prepare(self.inventory, request, model, self.transports, self.answers,
-                           self.state, self.declared)  # fmt: skip
+            return plan_service(self.survey, request, model)
         except ClusterctlError as error:
             return error
 
@@ -172,7 +177,7 @@ def assert_agreed(cluster: Cluster) -> None:
         assert said[: len(fatal)] == [f"{problem.name}: {problem.text}" for problem in fatal]
         assert all(any(advice.text in line for line in said) for advice in report.advice)
         return
-    assert isinstance(served, Prepared), served
+    assert isinstance(served, ServicePlan), served
     assert served.fit is not None, served.notes
     placement, layout = report.plan.placement, served.layout
     assert (layout.tensor_parallel, layout.pipeline_parallel) == (placement.tp, placement.pp)
@@ -201,7 +206,7 @@ def test_fit_and_serve_agree_to_the_letter(cluster: Cluster) -> None:
 def test_both_keep_what_is_served_and_say_what_would_come_first() -> None:
     qwen = config_of("Qwen/Qwen2.5-1.5B-Instruct")
     first = Cluster(qwen, (("NVIDIA H200", 2),), None, tp=2).serve()
-    assert isinstance(first, Prepared)
+    assert isinstance(first, ServicePlan)
     again = Cluster(qwen, (("NVIDIA H200", 2),), None, served=first.document)
     assert_agreed(again)
     report = again.fit()
@@ -240,12 +245,12 @@ def test_the_two_that_once_differed() -> None:
     )
     assert_agreed(large)
     taken = large.serve()
-    assert isinstance(taken, Prepared)
+    assert isinstance(taken, ServicePlan)
     assert taken.layout.tensor_parallel == 8
     small = Cluster(config_of("Qwen/Qwen2.5-1.5B-Instruct"), (("NVIDIA H200", 2),), None)
     assert_agreed(small)
     one = small.serve()
-    assert isinstance(one, Prepared)
+    assert isinstance(one, ServicePlan)
     assert one.layout.ranks == 1
     said = "serve starts one of the 2 replicas; -- --data-parallel-size 2 starts all of them"
     assert said in one.notes

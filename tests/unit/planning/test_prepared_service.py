@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands.launch import Prepared, prepare
 from clusterctl.errors import DoesNotFit
 from clusterctl.facts.model import Address, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.name import resolve
-from clusterctl.node.documents import NodeState, RayNode, ServiceDocument
+from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, to_json
+from clusterctl.node.paths import NodePaths
+from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 from tests.fakes.catalogue import config_of
 from tests.fakes.host_facts import gpus, host_facts
+from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport, starts
 
 CONFIG = json.dumps(config_of("Qwen/Qwen2.5-1.5B-Instruct"))
@@ -57,15 +59,21 @@ class Cluster:
         tp: int | None = None,
         own: ServiceDocument | None = None,
         other: ServiceDocument | None = None,
-    ) -> Prepared:
+    ) -> ServicePlan:
         request = read_request(
             Options("/data/models/qwen", tp, name="qwen"), (), parse_arguments(args)
         )
         model = resolve(request.model, self.inventory.models)
         declared = {document.name: document for document in (own, other) if document}
-        return prepare(
-            self.inventory, request, model, self.transports, self.answers, self.state, declared
-        )
+        paths = NodePaths("demo")
+        files: dict[str, bytes | None] = {
+            f"{paths.services}/{name}.json": to_json(document).encode()
+            for name, document in declared.items()
+        }
+        files[str(paths.state)] = to_json(self.state).encode()
+        answers = {**self.answers, "gpu1": replace(self.answers["gpu1"], files=files)}
+        survey = survey_of(self.inventory, answers, self.transports)
+        return plan_service(survey, request, model)
 
 
 def _probe(ip: str, report: GpuReport) -> Probe:

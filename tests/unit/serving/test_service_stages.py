@@ -7,7 +7,6 @@ from itertools import count
 
 import pytest
 
-from clusterctl.commands.service_watch import OutOfSight, PatientLook, StageEvents, await_ready
 from clusterctl.engine.events import Event, StepFinished, StepProgress, StepStarted
 from clusterctl.errors import (
     AuthenticationRejected,
@@ -18,6 +17,7 @@ from clusterctl.errors import (
 )
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import Wait
+from clusterctl.serving.watch import ContactLost, PatientReader, StageEvents, await_ready
 
 DOCUMENT = ServiceDocument(
     name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
@@ -80,7 +80,7 @@ def test_a_wait_for_ray_ends() -> None:
 
 
 def test_a_supervisor_that_takes_no_notice_is_named() -> None:
-    with pytest.raises(StepFailed, match="took no notice of tiny within 30 s; it reports nothing"):
+    with pytest.raises(StepFailed, match="did not pick up tiny within 30 s; it reports nothing"):
         follow([None] * 20, seconds_per_look=50)
 
 
@@ -89,7 +89,7 @@ def test_a_service_that_is_never_ready_tells_what_was_seen_last() -> None:
         follow([node("loading", stage="weights", detail="shard 3 of 9")] * 90, seconds_per_look=50)
 
 
-def looks(outcomes: list[NodeState | Exception], clock: Iterator[int]) -> PatientLook:
+def looks(outcomes: list[NodeState | Exception], clock: Iterator[int]) -> PatientReader:
     remaining = iter(outcomes)
 
     def read() -> NodeState:
@@ -98,7 +98,7 @@ def looks(outcomes: list[NodeState | Exception], clock: Iterator[int]) -> Patien
             raise found
         return found
 
-    return PatientLook(read, Wait(clock=lambda: float(next(clock)), sleep=lambda _: None))
+    return PatientReader(read, Wait(clock=lambda: float(next(clock)), sleep=lambda _: None))
 
 
 def test_a_way_that_fails_for_a_while_is_borne() -> None:
@@ -112,14 +112,14 @@ def test_a_way_that_fails_for_a_while_is_borne() -> None:
 def test_a_way_that_stays_broken_is_no_verdict_on_the_service() -> None:
     look = looks([Unreachable("no route", host="gpu1")] * 5, count(0, 31))
 
-    with pytest.raises(OutOfSight, match="goes on loading, out of sight: no route") as caught:
+    with pytest.raises(ContactLost, match="service keeps loading there: no route") as caught:
         [look() for _ in range(5)]
     assert (caught.value.host, caught.value.exit_code) == ("gpu1", 4)
     assert caught.value.hint == "clusterctl status"
 
 
 def test_a_refused_key_is_not_tried_again() -> None:
-    with pytest.raises(OutOfSight):
+    with pytest.raises(ContactLost):
         looks([AuthenticationRejected("no")], count())()
 
 

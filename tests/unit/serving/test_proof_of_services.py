@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands import proof
-from clusterctl.commands.launch import Prepared
-from clusterctl.commands.proof import Proof, prove
 from clusterctl.engine.events import Event
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.serving import proof
 from clusterctl.serving.layout import Layout
-from tests.fakes.transport import FakeTransport, starts
+from clusterctl.serving.proof import Proof, prove
+from clusterctl.serving.service import PlannedService
+from tests.fakes.transport import FakeTransport
 
 INVENTORY = Inventory(
     cluster="demo",
@@ -64,15 +64,15 @@ def port() -> Iterator[int]:
 def proved(port: int, task: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
     """As a supervisor says that the service serves `task`."""
     monkeypatch.setattr(proof, "Tunnel", lambda *_: nullcontext(SimpleNamespace(port=port)))
-    head = FakeTransport(Host(name="gpu1", address="gpu1")).on(starts("cat"), stdout="key\n")
+    head = FakeTransport(Host(name="gpu1", address="gpu1"))
     layout = Layout(1, 1, ("gpu1",), 1, keeps_tp_in_host=True, reason="")
     node = RayNode("n1", "10.0.0.1", "gpu1", True, True, 1, 1, 8)
     rank = Rank(0, 0, 0, "gpu1", "10.0.0.1", 7)
     service = ServiceState("m", "ready", 0.0, "f", task=task, ranks=[rank], ready_seconds=9.0)
     state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, nodes=[node], services=[service])
     events: list[Event] = []
-    prepared = Prepared(DOCUMENT, layout, None, ())
-    return prove(INVENTORY, head, prepared, lambda: state, events.append)
+    planned = PlannedService(document=DOCUMENT, layout=layout)
+    return prove(planned, "key", head, lambda: state, events.append)
 
 
 def test_an_embedding_model_is_asked_for_an_embedding(

@@ -1,0 +1,168 @@
+"""What `fit` plans on a cluster: what `serve` would start on the GPUs that are free now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl import deadlines
+from clusterctl.containers.drivers import driver_for
+from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
+from clusterctl.models.config_files import parse_config, read_config
+from clusterctl.models.config_json import describe
+from clusterctl.models.name import resolve as resolve_model
+from clusterctl.models.probe import ModelDirectory, look_for
+from clusterctl.models.shape import ModelShape
+from clusterctl.models.version import parse_version
+from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.cluster_hardware import hardware_of, smallest_gpu, with_image_env
+from clusterctl.planning.fit_request import FitArguments, launch_for, load_shape
+from clusterctl.planning.gpu_holders import gpus_held
+from clusterctl.planning.image_probe import (
+    ProbeAnswer,
+    ProbeResult,
+    hosts_to_ask,
+    probe_question,
+    probe_result,
+    read_answer,
+    script,
+)
+from clusterctl.planning.placement import HostGpus
+from clusterctl.planning.planner import (
+    FitReport,
+    Hardware,
+    PlanRequest,
+    request_for,
+    served_layout,
+)
+from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.serving.service import document_name, served_names
+from clusterctl.survey.survey import Survey
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import failures, fan_out, values
+
+
+@dataclass(frozen=True)
+class _KnownModel:
+    shape: ModelShape
+    config: dict[str, Any] | None = None  # the whole config.json, which the catalogue lacks
+    directories: tuple[str, ...] = ()  # where hosts have it
+
+
+def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict[str, Any] | None]:
+    """The plan that `serve` would ask for, and the model's config.json if anybody has it."""
+    request = asked.request()
+    model = _known_model(survey, asked.model)
+    own = None  # the service that `serve` would replace
+    if not _is_local(asked.model):
+        names = served_names(request, resolve_model(asked.model, survey.inventory.models))
+        own = survey.services.get(document_name(request, names))
+    hardware = hardware_for_fit(survey, asked, own)
+    launch = launch_for(request, model.shape, hardware, smallest_gpu(survey.answers))
+    same = own if own and own.argv[2] in model.directories else None
+    return request_for(launch, model.shape, hardware, served_layout(same)), model.config
+
+
+def hardware_for_fit(survey: Survey, asked: FitArguments, own: ServiceDocument | None) -> Hardware:
+    """The free GPUs; all of them before a cluster is up, and if none is free."""
+    inventory, topology = survey.inventory, survey.topology
+    state = survey.states.get(inventory.head.name)
+    free: Sequence[HostGpus] = [HostGpus(node.host, node.gpus) for node in topology.nodes]
+    holders: tuple[str, ...] = ()
+    as_if_free = False
+    if state:
+        held = gpus_held(topology, state, survey.services, own)
+        holders = held.holders
+        as_if_free = not any(host.free for host in held.free)
+        free = free if as_if_free else held.free
+    tag = inventory.image if parse_version(inventory.image) else None
+    version = asked.vllm or (state.vllm_version if state else "") or tag
+    hardware = hardware_of(inventory, topology, survey.answers, free, version, holders)
+    hardware = replace(hardware, as_if_free=as_if_free)
+    if not hardware.sites:
+        raise UsageError(
+            "no host reports a GPU to plan for",
+            hint="clusterctl check, or name GPUs: --gpus 2xH200",
+        )
+    if asked.link() is not None:
+        hardware = replace(hardware, network=asked.link())
+    head = driver_for(survey.transports[inventory.head.name])
+    return with_image_env(hardware, head, inventory.image)
+
+
+def _is_local(model: str) -> bool:
+    return model.startswith((".", "~")) or Path(model).exists()
+
+
+def _known_model(survey: Survey, model: str) -> _KnownModel:
+    """From a path here, else from the hosts' models directory, else from the catalogue."""
+    if _is_local(model):
+        path = Path(model).expanduser()
+        return _KnownModel(load_shape(path), read_config(path))
+    named = resolve_model(model, survey.inventory.models)
+    found = values(fan_out(survey.transports, lambda host: look_for(host, named.candidates)))
+    text = config_on_hosts(found.values())
+    if text is None:
+        return _KnownModel(load_shape(named.hub_id or model))
+    config = parse_config(text, f"{model}/config.json")
+    directories = {directory.path for each in found.values() for directory in each}
+    shape = describe(config, named.hub_id or named.served_name)
+    return _KnownModel(shape, config, tuple(directories))
+
+
+def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:
+    """The config.json that most hosts have; None if none has one."""
+    configs = Counter(
+        directory.config
+        for found in findings
+        for directory in found[:1]
+        if directory.config is not None
+    )
+    return configs.most_common(1)[0][0] if configs else None
+
+
+def ask_images(
+    survey: Survey, asked: PlanRequest, report: FitReport, config: Mapping[str, Any] | None
+) -> ProbeResult:
+    """Ask the vLLM in the image of one host for each GPU type.
+
+    Raises UsageError without a config.json, RequirementsNotMet where no node container runs,
+    StepFailed where vLLM does not answer.
+    """
+    if config is None:
+        raise UsageError(
+            "--probe needs the model's config.json, and no host has it",
+            hint="give a directory with config.json, or bring the model to the hosts",
+        )
+    hosts = hosts_to_ask(report.plan)
+    question = probe_question(report.plan, config, asked.arguments, asked.hardware.env)
+    container = container_name(survey.inventory.cluster)
+
+    def ask(transport: Transport) -> ProbeAnswer:
+        driver, host = driver_for(transport), transport.host.name
+        there = driver.find(container)
+        if there is None or not there.running:
+            raise RequirementsNotMet(
+                "the node container does not run, and --probe asks the vLLM in it",
+                host=host,
+                hint=f"clusterctl bootstrap {survey.inventory.file}",
+            )
+        argv = ["python3", "-c", script()]
+        result = driver.exec(container, argv, stdin=question, timeout=deadlines.ASK_VLLM)
+        try:
+            return read_answer(result.stdout)
+        except ValueError:
+            raise StepFailed(
+                "the image's vLLM could not be asked; the prediction stands without it",
+                host=host,
+                hint="clusterctl fit without --probe",
+                detail=result.last_lines(),
+            ) from None
+
+    found = fan_out({host: survey.transports[host] for host in hosts.values()}, ask)
+    raise_all(failures(found))
+    answers = values(found)
+    return probe_result(report.plan, {gpu: answers[host] for gpu, host in hosts.items()})

@@ -1,0 +1,99 @@
+"""What `fit` is asked, and its answer for GPUs that are only named.
+
+What is planned is what `serve` would start: the same planner, for the same flags. Loads nothing
+that only a cluster needs, so that the answer comes at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry, by_alias, by_directory, by_hub_id
+from clusterctl.models.config_files import checkpoint_bytes, read_config
+from clusterctl.models.config_json import describe
+from clusterctl.models.name import did_you_mean
+from clusterctl.models.shape import ModelShape
+from clusterctl.models.version import parse_version
+from clusterctl.planning.planner import FitReport, Hardware, plan, request_for, sites_of
+from clusterctl.planning.speed import LinkSpeed, parse_network
+from clusterctl.planning.weights import compared_with_files
+from clusterctl.serving.arguments import Launch
+from clusterctl.serving.layout import UNDECIDED
+from clusterctl.serving.request import Options, ServiceRequest, read_request
+from clusterctl.serving.vllm_flags import parse_arguments
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """What the user typed. `arguments`: vLLM's flags, those after -- and those of our options."""
+
+    model: str
+    tp: int | None = None
+    pp: int | None = None
+    gpus: str | None = None
+    hosts: int = 1
+    vllm: str | None = None
+    network: str | None = None
+    arguments: tuple[str, ...] = ()
+    probe: bool = False  # ask the image's own vLLM too
+
+    def request(self) -> ServiceRequest:
+        """The same request that `serve` would read. Raises UsageError."""
+        options = Options(self.model, self.tp, self.pp)
+        return read_request(options, (), parse_arguments(self.arguments))
+
+    def link(self) -> LinkSpeed | None:
+        """What --network says. Raises UsageError."""
+        return parse_network(self.network) if self.network else None
+
+
+def without_cluster(asked: FitArguments) -> FitReport:
+    """The report for the GPUs that --gpus names. Raises UsageError and DoesNotFit."""
+    request = asked.request()
+    if asked.gpus is None:
+        raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
+    hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
+    shape = load_shape(asked.model)
+    return plan(request_for(launch_for(request, shape, hardware), shape, hardware))
+
+
+def launch_for(
+    request: ServiceRequest, shape: ModelShape, hardware: Hardware, smallest_gpu: int | None = None
+) -> Launch:
+    """The launch that `serve` would make of the request, as far as it decides planned flags."""
+    return Launch(
+        request=request,
+        model_argument=request.model,
+        served_names=(),
+        layout=UNDECIDED,
+        host="",
+        shape=shape,
+        entry=entry_of(request.model),
+        defaults=hardware.defaults,
+        version=parse_version(hardware.vllm) if hardware.vllm else None,
+        smallest_gpu=smallest_gpu or hardware.smallest_gpu,
+    )
+
+
+def entry_of(model: str) -> CatalogueEntry | None:
+    """The catalogue entry with this alias, Hub id or directory name."""
+    return by_alias(model) or by_hub_id(model) or by_directory(model.rstrip("/").rpartition("/")[2])
+
+
+def load_shape(model: str | Path) -> ModelShape:
+    """The shape of a catalogue entry, of its Hub id, or of a local path. Raises UsageError."""
+    name = str(model)
+    entry = by_alias(name) or by_directory(name) or by_hub_id(name)
+    if entry is not None:
+        return entry.shape
+    path = Path(name)
+    if not path.exists():
+        known = ", ".join(entry.alias for entry in CATALOGUE)
+        raise UsageError(
+            f"{name} is not in the catalogue, and there is no such path{did_you_mean(name)}",
+            hint=f"give a directory with config.json, or one of: {known}",
+        )
+    shape = describe(read_config(path), path.resolve().name)
+    return compared_with_files(shape, checkpoint_bytes(path)) if path.is_dir() else shape

@@ -1,0 +1,130 @@
+"""From a request and a survey to a service document: everything that `serve` decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.containers.drivers import driver_for
+from clusterctl.errors import RayNotFormed, UsageError, raise_all
+from clusterctl.models.location import ModelLocation, locate
+from clusterctl.models.name import Model
+from clusterctl.models.probe import look_for
+from clusterctl.models.version import parse_version
+from clusterctl.node.contract import breaches
+from clusterctl.planning.cluster_hardware import (
+    hardware_of,
+    hardware_of_unknown_gpus,
+    smallest_gpu,
+    with_image_env,
+)
+from clusterctl.planning.forecast import forecast_memory
+from clusterctl.planning.gpu_holders import gpus_held
+from clusterctl.planning.planner import FitReport, served_layout
+from clusterctl.ray_cluster.nodes import expected_nodes
+from clusterctl.ray_cluster.topology import head_address
+from clusterctl.serving.arguments import Launch
+from clusterctl.serving.layout import UNDECIDED
+from clusterctl.serving.request import ServiceRequest
+from clusterctl.serving.service import (
+    PlannedService,
+    build_service,
+    choose_port,
+    document_name,
+    served_names,
+)
+from clusterctl.survey.survey import Survey
+from clusterctl.transport.fanout import failures, fan_out, values
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServicePlan(PlannedService):
+    """A service, ready to be declared, and why it is planned like this."""
+
+    location: ModelLocation | None = None  # None: every host downloads it from the Hub
+    notes: tuple[str, ...] = ()
+    fit: FitReport | None = None  # predicted memory and speed; None if they cannot be predicted
+
+
+def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> ServicePlan:
+    """Decide everything about the service. Every host must have answered the survey.
+
+    Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
+    """
+    inventory, answers, declared = survey.inventory, survey.answers, survey.services
+    state = survey.require_supervised_head()
+    topology = survey.topology
+    raise_all(
+        RayNotFormed(
+            breach.summary, host=breach.host, hint=f"clusterctl bootstrap {inventory.file}"
+        )
+        for breach in breaches(expected_nodes(topology), state.nodes)
+    )
+    location = _locate(survey, request, model)
+    head = inventory.head
+    address = head_address(head, survey.facts[head.name], topology.head.node_ip)
+    names = served_names(request, model)
+    name = document_name(request, names)
+    listening = survey.facts[head.name].listening_ports
+    shape = location.shape if location else None
+    launch = Launch(
+        request=request,
+        model_argument=location.path if location else request.model,
+        served_names=names,
+        layout=UNDECIDED,
+        port=choose_port(name, request.port, declared.values(), listening),
+        shape=shape or (model.entry.shape if model.entry else None),
+        host=request.host or address,
+        entry=model.entry,
+        defaults=accelerator_named(inventory.accelerator).defaults,
+        version=parse_version(state.vllm_version),
+        smallest_gpu=smallest_gpu(answers),
+        random_weights=bool(location and location.random_weights),
+    )
+    build_service(launch)  # flags that this vLLM does not know are refused before all else
+    own = declared.get(name)
+    held = gpus_held(topology, state, declared, own)
+    version = state.vllm_version
+    try:
+        hardware = hardware_of(inventory, topology, answers, held.free, version, held.holders)
+        driver = driver_for(survey.transports[head.name])
+        hardware = with_image_env(hardware, driver, inventory.image)
+    except UsageError:  # GPUs of which nothing is known
+        hardware = hardware_of_unknown_gpus(inventory, held.free, version, held.holders)
+    same = own if own and own.argv[2:3] == [launch.model_argument] else None
+    config = location.config if location else None
+    forecast = forecast_memory(launch, model, config, hardware, served_layout(same))
+    layout = forecast.layout
+    notes = [
+        f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}",
+        *layout.notes,
+    ]
+    if location is None:
+        notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
+    elif location.note:
+        notes.append(location.note)
+    return ServicePlan(
+        document=build_service(replace(launch, layout=layout), env=forecast.env),
+        layout=layout,
+        head_address=address,
+        chat=location is None or location.chat_template,
+        location=location,
+        notes=(*notes, *forecast.notes),
+        fit=forecast.report,
+    )
+
+
+def _locate(survey: Survey, request: ServiceRequest, model: Model) -> ModelLocation | None:
+    """Where all hosts have the model; None for a Hub id that no host has."""
+    found = fan_out(survey.transports, lambda transport: look_for(transport, model.candidates))
+    raise_all(failures(found))
+    findings = values(found)
+    if not any(findings.values()) and request.model == model.hub_id:
+        return None
+    return locate(
+        model,
+        findings,
+        random_weights=request.random_weights,
+        head=survey.inventory.head.name,
+        models=survey.inventory.models,
+    )

@@ -1,0 +1,163 @@
+"""The services declared on the head: declare one and follow it until it is ready, or stop it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterctl import deadlines
+from clusterctl.engine.events import (
+    EventSink,
+    Note,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+    StepStarted,
+)
+from clusterctl.engine.step import Change
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, UsageError
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import NodeState, ServiceDocument, from_json, to_json
+from clusterctl.node.paths import NodePaths
+from clusterctl.serving.watch import (
+    ChangedByOthers,
+    ContactLost,
+    PatientReader,
+    StageEvents,
+    await_ready,
+    followed,
+)
+from clusterctl.survey.survey import read_head_state
+from clusterctl.transport.base import Transport
+from clusterctl.transport.lock import ClusterLock
+
+_READ = 'if [ -e "$1" ]; then cat "$1"; fi'
+
+
+def service_file(cluster: str, name: str) -> str:
+    """The file on the head that declares the service called `name`."""
+    return str(NodePaths(cluster).services / f"{name}.json")
+
+
+def require_service(name: str, declared: Mapping[str, ServiceDocument]) -> ServiceDocument:
+    """The service called `name`. Raises UsageError that lists those there are."""
+    if name in declared:
+        return declared[name]
+    have = ", ".join(sorted(declared)) or "none"
+    raise UsageError(f"no service is called {name}; there are: {have}", hint="clusterctl status")
+
+
+@dataclass(frozen=True)
+class HeadServices:
+    """What is declared on the head; progress goes to `sink`."""
+
+    inventory: Inventory
+    head: Transport
+    sink: EventSink
+
+    def declare(
+        self,
+        lock: ClusterLock,
+        document: ServiceDocument,
+        old: ServiceDocument | None,
+        file: bytes | None,
+    ) -> None:
+        """Write the document over `file`, the content when this was decided, and follow it; if
+        the service fails, put `old` back. Each is written only while `lock` is held and nobody
+        else wrote meanwhile: a run that was frozen does not bring back what others stopped.
+
+        Losing contact with the head is no failure of the service: it keeps loading. Raises
+        ContactLost then, else as `await_ready`.
+        """
+        path = service_file(self.inventory.cluster, document.name)
+        written = to_json(document).encode()
+        lock.replace(path, written, before=file)
+        try:
+            self.follow(document)
+        except (ContactLost, ChangedByOthers):
+            raise
+        except ClusterctlError:
+            name, before = document.name, to_json(old).encode() if old else None
+            try:
+                lock.replace(path, before, before=written)
+            except ClusterctlError as error:
+                note = f"{name} stays declared: {error}; to end it: clusterctl stop {name}"
+            else:
+                was = "it goes back to what was served before" if old else "it would fail again"
+                note = f"{name} is withdrawn: {was}"
+            self.sink(Note(note))
+            raise
+
+    def follow(self, document: ServiceDocument) -> None:
+        """Report the stages of a declared service until it is ready. Raises as `declare`."""
+
+        def look() -> NodeState | None:
+            state = read_head_state(self.inventory, self.head)
+            if state is not None and not followed(state, document):
+                self._ensure_declared(document)
+            return state
+
+        await_ready(document, PatientReader(look), StageEvents(self.head.host.name, self.sink))
+
+    def _ensure_declared(self, document: ServiceDocument) -> None:
+        """Raises ChangedByOthers if the head's file of the service is gone or was changed."""
+        path = service_file(self.inventory.cluster, document.name)
+        text = self.head.run(
+            ["sh", "-c", _READ, "read", path], sudo=True, timeout=deadlines.SMALL_FILE
+        ).stdout
+        try:
+            same = text and from_json(ServiceDocument, text).fingerprint == document.fingerprint
+        except ValueError:
+            return  # unreadable: the supervisor says so, and goes on with what it read before
+        if not same:
+            raise ChangedByOthers(
+                f"{document.name} was {'served otherwise' if text else 'stopped'} by someone else "
+                "meanwhile, and is left as it is",
+                host=self.head.host.name,
+                hint="clusterctl status",
+            )
+
+    def stop(self, lock: ClusterLock, document: ServiceDocument, file: bytes | None) -> None:
+        """Withdraw the service, whose file holds `file`, and wait until the supervisor reports
+        that it is gone.
+
+        Raises StepFailed if it still runs after its own shutdown time and some slack.
+        """
+        started, host = time.monotonic(), self.head.host.name
+        title = f"Stop {document.name}"
+        self.sink(StageStarted(title, (host,)))
+        self.sink(StepStarted(host, title, Change("let running requests finish, then end vLLM")))
+        lock.replace(service_file(self.inventory.cluster, document.name), None, before=file)
+        deadline = started + document.shutdown_timeout + deadlines.STOP_SLACK
+        while True:
+            state = read_head_state(self.inventory, self.head)
+            if state is None:
+                raise RequirementsNotMet(
+                    "no supervisor reports from the head, so nothing there can stop the service",
+                    hint="clusterctl status",
+                )
+            if all(it.name != document.name or it.state == "stopped" for it in state.services):
+                break
+            if time.monotonic() > deadline:
+                raise StepFailed(
+                    f"{document.name} still runs after {deadline - started:.0f} s",
+                    host=host,
+                    hint=f"clusterctl logs {document.name}",
+                )
+            time.sleep(0.3)
+        self.sink(StepFinished(host, title, "changed", time.monotonic() - started))
+        self.sink(StageFinished(title, time.monotonic() - started))
+
+
+def read_key(inventory: Inventory, head: Transport) -> str:
+    """The API key, from its file on the head; it travels over SSH only."""
+    result = head.run(["cat", str(NodePaths(inventory.cluster).api_key)], sudo=True)
+    if not result.ok:
+        raise StepFailed(
+            "the API key cannot be read",
+            host=head.host.name,
+            hint=f"clusterctl bootstrap {inventory.file}",
+            detail=result.last_lines(),
+        )
+    return result.stdout.strip()
