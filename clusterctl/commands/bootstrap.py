@@ -25,7 +25,7 @@ from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
 from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, from_json, to_json
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
 from clusterctl.ray_cluster.hosts_file import HOSTS_FILE, hosts_file
 from clusterctl.ray_cluster.nodes import container_spec, node_document

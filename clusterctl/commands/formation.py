@@ -11,7 +11,7 @@ from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
 from clusterctl.node.documents import NodeState
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.contract import Wait, await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.survey.cluster import Cluster

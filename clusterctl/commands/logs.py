@@ -18,7 +18,7 @@ from clusterctl.errors import (
     raise_all,
 )
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.survey.survey import connected
 from clusterctl.transport.base import Channel, Transport
 from clusterctl.transport.base import lines as lines_of

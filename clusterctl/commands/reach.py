@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.survey.survey import connected as reach
 from clusterctl.survey.survey import (
     read_head_state,

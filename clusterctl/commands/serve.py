@@ -18,7 +18,7 @@ from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
 from clusterctl.network.gate import GateScope, ensure_proven
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.measured import (
     StartOutcome,

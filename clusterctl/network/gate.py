@@ -32,7 +32,7 @@ from clusterctl.network.gate_verdict import judge
 from clusterctl.node import package
 from clusterctl.node.documents import from_json
 from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.node.timing import GATE
 from clusterctl.ray_cluster.environment import node_environment
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes

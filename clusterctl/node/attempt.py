@@ -1,28 +1,72 @@
-"""One run of a service's process: the process, its log, the watch over its endpoint."""
+"""One run of a service's process: the process, its log, and the watch over its endpoint."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from typing import Dict, FrozenSet, List, Mapping, Optional
+from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
-from clusterctl.node import stages
 from clusterctl.node.children import Child
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.node.endpoint import Endpoint
+from clusterctl.node.endpoint import LocalApi
 from clusterctl.node.endpoint_watch import EndpointWatch, Reading
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.timing import Timing
 
-ARGPARSE_STATUS = 2  # What argparse, and so `vllm serve`, ends with when it refuses its arguments
+ARGPARSE_STATUS = 2  # Exit status of argparse, and so of `vllm serve`, when it rejects arguments
 
-# Seconds for its words on that. Nothing else is running yet that could hold its output open.
+# Seconds for what it prints about that. Nothing else runs yet that could hold its output open.
 REFUSAL_LIMIT = 10.0
+
+STAGES = ("ray", "weights", "kv-cache", "graphs", "warm-up", "listening")
+
+# Substrings of log lines of vLLM 0.7 to 0.33, where they agree.
+_MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
+    ("ray", ("Connecting to existing Ray cluster", "Connected to Ray cluster", "placement group")),
+    ("weights", ("Starting to load model", "Loading safetensors", "Loading weights took",
+                 "downloading weights", "Loading model weights", "Model loading took")),
+    ("kv-cache", ("torch.compile", "Dynamo bytecode", "Available KV cache memory",
+                  "KV cache size", "Maximum concurrency for", "Memory profiling")),
+    ("graphs", ("Capturing CUDA graph", "Capturing cudagraphs", "Graph capturing finished")),
+    ("warm-up", ("init engine (profile", "Compile and warming up", "Warming up", "warm up")),
+    ("listening", ("Starting vLLM", "Uvicorn running on", "Application startup complete")),
+)  # fmt: skip
+
+# Lines about settings, naming things that then do not happen.
+_MISLEADING = ("Enforce eager set",)
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+_PREFIX = re.compile(r"^(\([^)]*\)\s*|(DEBUG|INFO|WARNING)\s+[\d-]+\s+[\d:.]+\s*|\[[^\]]*\]\s*)+")
+
+
+def stage_of(line: str) -> Optional[str]:
+    """Return the stage of start-up that a log line of vLLM shows, if any."""
+    if any(words in line for words in _MISLEADING):
+        return None
+    for stage, marks in _MARKS:
+        if any(mark in line for mark in marks):
+            return stage
+    return None
+
+
+def later(current: str, found: str) -> str:
+    """Return the later of two stages: workers on other hosts log late, but a stage never goes
+    back."""
+    if current not in STAGES:
+        return found
+    return STAGES[max(STAGES.index(current), STAGES.index(found))]
+
+
+def plain(line: str) -> str:
+    """Return a log line without process, time and colours, at most 160 characters of it."""
+    return _PREFIX.sub("", _COLOURS.sub("", line)).strip()[:160]
 
 
 class Attempt:
-    """Begins with the process. Raises OSError when it cannot be started."""
+    """A started process. The constructor raises OSError if it cannot be started."""
 
     def __init__(
         self,
@@ -32,16 +76,19 @@ class Attempt:
         timing: Timing,
         nodes: FrozenSet[str],
     ) -> None:
-        """`nodes`: ids of the Ray nodes that lived when it began."""
+        """`nodes` are the ids of the Ray nodes that are alive at its start."""
         self.document = document
         self.nodes = nodes
         self.started = time.monotonic()
         self.was_ready = False
-        self._ranks: Dict[str, WorkerActor] = {}
-        self._rank_missed: Optional[float] = None
+        self._ranks: Dict[str, WorkerActor] = {}  # Every rank seen since it was ready, by name
+        self._rank_missed: Optional[float] = None  # Since when one of them has been missing
         self.stage = ""
         self.stage_line = ""
-        key = _read_key(paths)
+        try:
+            key = paths.api_key.read_text("utf-8").strip()
+        except FileNotFoundError:
+            key = ""
         self._child = Child(
             document.argv,
             {**os.environ, **env, **document.env, **({"VLLM_API_KEY": key} if key else {})},
@@ -49,7 +96,7 @@ class Attempt:
             self._read,
         )
         self._watch = EndpointWatch(
-            Endpoint(document.host, document.port, document.served_name, key), timing
+            LocalApi(document.host, document.port, document.served_name, key), timing
         )
         self._watch.start()
 
@@ -63,7 +110,7 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
-        """The leader ended; others of its session may linger."""
+        """Whether the leader ended. Others of its session may linger."""
         return self._child.exit_status() is not None
 
     @property
@@ -71,17 +118,17 @@ class Attempt:
         return self._child.gone()
 
     def progress(self) -> str:
-        """The stage it is in."""
-        return stages.later(self.stage, self.reading.stage) if self.reading.stage else self.stage
+        """Return the stage that it has reached."""
+        return later(self.stage, self.reading.stage) if self.reading.stage else self.stage
 
     def how_it_ended(self) -> str:
         status = self._child.exit_status()
         if status is None:
-            return "still runs"
+            return "is still running"
         return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def refused_its_arguments(self) -> bool:
-        """It can never start with this document: trying again changes nothing."""
+        """Return whether it can never start with this document, so that retrying is useless."""
         if self._child.exit_status() != ARGPARSE_STATUS:
             return False
         self._child.settle(REFUSAL_LIMIT)
@@ -92,16 +139,16 @@ class Attempt:
         return self._child.tail()[-20:]
 
     def owned(self, snapshot: Optional[Snapshot]) -> List[WorkerActor]:
-        """The vLLM workers whose driver is in this attempt's session."""
+        """Return the vLLM workers whose driver belongs to this attempt's session."""
         workers = snapshot.workers if snapshot else []
         return [worker for worker in workers if _session_of(worker.driver_pid) == self.pid]
 
     def ended_rank(self, snapshot: Optional[Snapshot], now: float, patience: float) -> str:
-        """A rank that Ray has counted among the living since the service was ready, and no longer
-        does, while vLLM goes on without it for `patience` seconds; or nothing.
+        """Name a rank that Ray no longer counts as alive, although vLLM has carried on without it
+        for `patience` seconds; otherwise return an empty string.
 
-        vLLM ends by itself when it notices. It does not always: requests then hang in a
-        collective that the rank will never join.
+        vLLM normally notices and ends by itself. When it does not, requests hang in a collective
+        that the rank will never join.
         """
         if snapshot is None or not self.was_ready:
             return ""
@@ -132,18 +179,10 @@ class Attempt:
         self._child.kill_all()
 
     def _read(self, line: str) -> None:
-        stage = stages.stage_of(line)
+        stage = stage_of(line)
         if stage:
-            self.stage = stages.later(self.stage, stage)
-            self.stage_line = stages.plain(line)
-
-
-def _read_key(paths: NodePaths) -> str:
-    """The API key, or nothing where none was made."""
-    try:
-        return paths.api_key.read_text("utf-8").strip()
-    except FileNotFoundError:
-        return ""
+            self.stage = later(self.stage, stage)
+            self.stage_line = plain(line)
 
 
 def _session_of(pid: int) -> int:

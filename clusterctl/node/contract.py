@@ -1,7 +1,6 @@
-"""The Ray contract: every expected node is there exactly once, as promised. Pure.
+"""The Ray contract: every expected node is in Ray exactly once, with what was promised. Pure.
 
-Used by the supervisor before it starts a service, and by the controller through
-`ray_cluster.contract`.
+The supervisor checks it before it starts a service, the controller through `ray_cluster.contract`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from clusterctl.node.documents import ExpectedNode, RayNode
 
 @dataclass(frozen=True)
 class Breach:
-    """One way in which Ray is not what was promised."""
+    """One way in which Ray differs from what was promised."""
 
     host: str
     summary: str
@@ -23,20 +22,23 @@ class Breach:
 
 
 def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List[Breach]:
-    """Every breach; none means that the contract holds. Dead nodes explain missing ones."""
+    """Return every breach of the contract. Dead nodes explain missing ones."""
     alive = [node for node in nodes if node.alive]
     found: List[Breach] = []
     for promise in expected:
         found.extend(_of_node(promise, alive, nodes))
     known = {promise.host for promise in expected}
-    found.extend(_unexpected(alive, known))
+    for node in alive:
+        if node.name not in known:
+            text = f"is in Ray at {node.node_ip}, and not in the inventory"
+            found.append(Breach(node.name or node.node_ip, text))
     found.extend(_differing(alive, "Ray", lambda node: node.ray_version))
     found.extend(_differing(alive, "Python", lambda node: node.python_version))
     return found
 
 
 def free_gpus(nodes: Sequence[RayNode]) -> float:
-    """GPUs of living nodes that nothing holds."""
+    """Return the number of GPUs of living nodes that are not reserved."""
     return sum(node.gpus - node.gpus_used for node in nodes if node.alive)
 
 
@@ -45,14 +47,13 @@ def _of_node(
 ) -> List[Breach]:
     same = [node for node in alive if node.name == promise.host]
     if not same:
-        return [Breach(promise.host, _why_missing(promise, nodes), missing=True)]
+        dead = [node for node in nodes if node.name == promise.host and not node.alive]
+        why = f"left Ray: {dead[-1].death_reason or 'no reason given'}" if dead else ""
+        return [Breach(promise.host, why or "has not joined Ray", missing=True)]
     if len(same) > 1:
         places = ", ".join(sorted(node.node_ip for node in same))
         return [Breach(promise.host, f"is in Ray {len(same)} times ({places})")]
-    return _as_promised(promise, same[0])
-
-
-def _as_promised(promise: ExpectedNode, node: RayNode) -> List[Breach]:
+    (node,) = same
     found: List[Breach] = []
     if node.node_ip != promise.node_ip:
         text = f"joined Ray as {node.node_ip}, and its node IP is {promise.node_ip}"
@@ -63,25 +64,10 @@ def _as_promised(promise: ExpectedNode, node: RayNode) -> List[Breach]:
     return found
 
 
-def _why_missing(promise: ExpectedNode, nodes: Sequence[RayNode]) -> str:
-    reasons = [node.death_reason for node in nodes if node.name == promise.host and not node.alive]
-    if not reasons:
-        return "has not joined Ray"
-    return f"left Ray: {reasons[-1] or 'no reason given'}"
-
-
-def _unexpected(alive: Sequence[RayNode], known: set[str]) -> List[Breach]:
-    return [
-        Breach(node.name or node.node_ip, f"is in Ray at {node.node_ip}, and not in the inventory")
-        for node in alive
-        if node.name not in known
-    ]
-
-
 def _differing(
     alive: Sequence[RayNode], what: str, version: Callable[[RayNode], str]
 ) -> List[Breach]:
-    """The nodes whose version is not the commonest one, the head's where two are as common."""
+    """Return the nodes whose version is not the most common one; the head's decides a tie."""
     known = [node for node in sorted(alive, key=lambda node: not node.head) if version(node)]
     if not known:
         return []

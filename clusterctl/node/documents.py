@@ -1,13 +1,15 @@
-"""The files that the controller and a node exchange, as typed data. Standard library only:
-this package also runs inside the node container, under the image's own Python (3.9 and up).
+"""The files that the controller and a node exchange, as typed data.
+
+This package also runs inside the node container, under the image's own Python (3.9 and up), so it
+uses the standard library only. The names of fields are a format between versions.
 
 On a host, for the cluster NAME:
 
     /etc/clusterctl/NAME/node.json               NodeDocument     written by the controller
-    /etc/clusterctl/NAME/hosts                   names and addresses of the cluster, the same
-    /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  the same, head only
+    /etc/clusterctl/NAME/hosts                   names and addresses of the cluster, likewise
+    /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  likewise, head only
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
-    /run/clusterctl/NAME/state.json              NodeState        replaced whole by the supervisor
+    /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
@@ -24,8 +26,8 @@ from typing import Any, Dict, List, Type, TypeVar
 T = TypeVar("T")
 
 
-# Seconds. With the time between two looks, a service that hangs is known within 60. Far more than
-# one step of an engine takes, and every step is a sign of life: a long prompt is read in many.
+# Seconds. With the time between two looks, a service that hangs is detected within 60. That is far
+# more than one step of an engine takes, and every step is a sign of life: a long prompt has many.
 STALL_TIMEOUT = 50.0
 
 
@@ -40,15 +42,15 @@ class ExpectedNode:
 
 @dataclass(frozen=True)
 class GpuListing:
-    """The command that lists the GPUs which the container sees, one of its lines for each."""
+    """The command that lists the GPUs that the container sees, one per line."""
 
-    argv: List[str] = field(default_factory=list)  # Empty: there are none to count
-    begins: str = ""  # How the line of a GPU begins
+    argv: List[str] = field(default_factory=list)  # Empty if there are none to count
+    begins: str = ""  # What the line of a GPU begins with
 
 
 @dataclass(frozen=True)
 class NodeDocument:
-    """What this node is to be."""
+    """The desired state of this node."""
 
     cluster: str
     host: str
@@ -56,9 +58,9 @@ class NodeDocument:
     node_ip: str
     head_ip: str
     ray_argv: List[str]  # `ray start --block ...`, complete
-    env: Dict[str, str]  # Per-node environment, the same that the container has
+    env: Dict[str, str]  # Per-node environment, the same as the container's
     expected: List[ExpectedNode]  # Every node of the cluster, on every node
-    gcs_port: int = 6379  # Where the head's GCS listens; a worker watches it
+    gcs_port: int = 6379  # Port of the head's GCS, which a worker watches
     gpu_listing: GpuListing = field(default_factory=GpuListing)
 
 
@@ -67,26 +69,26 @@ class ServiceDocument:
     """A model to keep serving. Lives on the head."""
 
     name: str
-    model: str  # What the user asked for, for display
-    served_name: str  # The `model` of API requests
+    model: str  # As the user named it, for display
+    served_name: str  # The `model` in API requests
     argv: List[str]  # `vllm serve ...`, complete
     env: Dict[str, str]
     host: str  # Address that the API listens on
     port: int
     tensor_parallel: int
     pipeline_parallel: int
-    gpus: int  # Ranks in all
+    gpus: int  # Total number of ranks
     fingerprint: str  # Changes whenever the service must be restarted to follow this document
     # Seconds from start to the first answer before an attempt counts as failed.
     ready_timeout: float = 1800.0
     shutdown_timeout: float = 60.0  # Seconds that running requests get when the service stops
-    # Seconds without a sign of life, while something is asked of it, until it is restarted.
+    # Seconds without a sign of life, while there are requests, until it is restarted.
     stall_timeout: float = STALL_TIMEOUT
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """One node as Ray's GCS reports it."""
+    """A node as Ray's GCS reports it."""
 
     node_id: str
     node_ip: str
@@ -103,7 +105,7 @@ class RayNode:
 
 @dataclass(frozen=True)
 class Rank:
-    """One vLLM worker, as Ray places it."""
+    """A vLLM worker, as Ray placed it."""
 
     rank: int
     tp: int
@@ -127,103 +129,107 @@ class ServiceState:
     fingerprint: str = ""
     detail: str = ""  # One sentence: why it waits, why it failed
     pid: int = 0
-    attempts: int = 0  # Starts since the last time it was ready
+    attempts: int = 0  # Starts since it was last ready
     restarts: int = 0
-    # While it loads: ray | weights | kv-cache | graphs | warm-up | listening, from vLLM's log;
-    # `detail` then has the line that says so.
+    # While it loads: ray | weights | kv-cache | graphs | warm-up | listening, from vLLM's log.
+    # `detail` then holds the line that says so.
     stage: str = ""
     ready_seconds: float = 0.0  # From the start of the process to its first answer
-    # What it was seen to answer, once it is ready (`tasks`): completions | embeddings | ...
+    # What it answers, once it is ready (endpoint.TASKS): completions | embeddings | ...
     task: str = ""
     running: float = 0.0
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0  # 0 to 1
-    # What sign of life is missing, and for how long: `no token for 15 s (3 requests running, 0
-    # waiting)`; nothing while all is well.
+    # Which sign of life is missing, and for how long: `no token for 15 s (3 requests running, 0
+    # waiting)`. Empty while all is well.
     silence: str = ""
     ranks: List[Rank] = field(default_factory=list)
     # The last lines of the log of an attempt that failed.
     last_error: List[str] = field(default_factory=list)
-    # Why it was last ended or ended by itself, in one sentence; kept once it is ready again.
+    # Why it last ended or was ended, in one sentence. Kept when it is ready again, and over a
+    # restart of the container.
     last_failure: str = ""
     last_failure_time: float = 0.0  # Unix seconds
 
 
 @dataclass(frozen=True)
 class UnreadableDocument:
-    """A document that the supervisor cannot read, as it was found or after it was changed."""
+    """A document that the supervisor cannot read."""
 
     file: str  # `node.json`, `services/NAME.json`
     why: str
-    # The text that was read there last, which the supervisor goes on with; empty: none was.
+    # Its last readable text, which the supervisor keeps using; empty if there was none.
     last_good: str = ""
 
 
 @dataclass(frozen=True)
 class BrokenNic:
-    """A NIC of this node that carries nothing now."""
+    """A NIC of this node that currently carries no traffic."""
 
-    name: str  # Empty where no NIC has the node IP any more
-    purposes: str  # `gloo, nccl`: what it is to carry
-    problem: str  # missing | down (by order, or without a link) | no address
+    name: str  # Empty if no NIC has the node IP any more
+    purposes: str  # `gloo, nccl`: what it should carry
+    problem: str  # missing | down (administratively, or no link) | no address
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """Everything `status` needs of a node, rewritten at least every 3 s."""
+    """Everything that `status` needs to know of a node, rewritten at least every 3 s."""
 
     host: str
     role: str
-    time: float  # Unix seconds of writing: an old one means that the supervisor hangs or is gone
+    time: float  # Unix seconds of writing; an old one means that the supervisor hangs or is gone
     version: str
-    ray: str  # waiting (a worker, for its head) | starting | up | down | backing-off
+    ray: str  # waiting (a worker for its head) | starting | up | down | backing-off
     ray_since: float
     ray_restarts: int
     ray_detail: str = ""
     ray_version: str = ""
     python_version: str = ""
     vllm_version: str = ""
-    # GPUs that the container sees now (NodeDocument.gpu_listing); -1: not looked, or none to
-    # count.
+    # GPUs that the container sees (NodeDocument.gpu_listing); -1 if it has not looked yet, or has
+    # none to count.
     gpus_visible: int = -1
-    gpus_said: str = ""  # The words of the command that lists them, when it shows none
+    gpus_said: str = ""  # Output of the command that lists them, if it shows none
     broken_nics: List[BrokenNic] = field(default_factory=list)
-    # Head only: the GCS's own list, dead ones included.
+    # Head only: the GCS's own list, including dead nodes.
     nodes: List[RayNode] = field(default_factory=list)
     nodes_time: float = 0.0
     services: List[ServiceState] = field(default_factory=list)
     unreadable: List[UnreadableDocument] = field(default_factory=list)
-    # Why logs and journal are not written, as `DIRECTORY is on a file system that is full`;
-    # empty: they are.
+    # Why logs and journal cannot be written: `DIRECTORY is on a full file system`; empty if they
+    # can.
     logs_problem: str = ""
 
 
 def config_dir(cluster: str) -> str:
-    """Where the documents and secrets of `cluster` are, on the host and in the container."""
+    """Return the directory of documents and secrets, on the host and in the container."""
     return f"/etc/clusterctl/{cluster}"
 
 
 def log_dir(cluster: str) -> str:
-    """Where logs, the journal and the state are, on the host and in the container."""
+    """Return the directory of logs and the journal, on the host and in the container."""
     return f"/var/log/clusterctl/{cluster}"
 
 
 def run_dir(cluster: str) -> str:
-    """Where the state is, on the host and in the container: in memory, so that it can be told of
-    a full disk, and that none from before a reboot is taken for one of now."""
+    """Return the directory of the state file, on the host and in the container.
+
+    It is in memory, so that a full disk can be reported, and so that no state from before a reboot
+    is taken for a current one.
+    """
     return f"/run/clusterctl/{cluster}"
 
 
 def to_json(document: Any) -> str:
-    """A document as stable, readable JSON."""
+    """Return a document as stable, readable JSON."""
     return json.dumps(dataclasses.asdict(document), indent=1, sort_keys=True) + "\n"
 
 
 def from_json(kind: Type[T], text: str) -> T:
-    """A document of `kind` from `text`; unknown keys are skipped, so that versions may differ.
+    """Read a document of `kind`. Unknown keys are skipped, so that versions may differ.
 
-    Raises ValueError when `text` is not JSON, lacks a key, or has a value of another type.
+    Raises ValueError if `text` is not JSON, lacks a key, or has a value of the wrong type.
     """
     try:
         return typing.cast("T", _build(kind, json.loads(text)))
@@ -232,7 +238,7 @@ def from_json(kind: Type[T], text: str) -> T:
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """`value` as `kind`: dataclasses, lists of them, and plain values."""
+    """Convert `value` to `kind`: a dataclass, a list or dictionary of them, or a plain value."""
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         known = {f.name for f in dataclasses.fields(kind)}
@@ -250,5 +256,5 @@ def _build(kind: Any, value: Any) -> Any:
 
 def _of_type(kind: Any, value: Any) -> Any:
     if not isinstance(value, (int, float) if kind is float else kind):
-        raise TypeError(f"{json.dumps(value)[:40]} is no {kind.__name__}")
+        raise TypeError(f"{json.dumps(value)[:40]} is not a {kind.__name__}")
     return value

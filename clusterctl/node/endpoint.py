@@ -1,4 +1,10 @@
-"""vLLM's HTTP interface, as far as the supervisor needs it. Every call has a deadline."""
+"""vLLM's HTTP interface, as far as the supervisor needs it. Every call has a deadline.
+
+Whether a model generates text is decided by vLLM while it loads (`--runner auto`, files beside the
+weights), so the running server is asked, completions first: a model that generates is asked
+nothing else. vLLM 0.32 has only the paths that its model serves and answers 404 for others; before
+0.12 it had all of them and answered 400; 501 means that another setting would enable the task.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,7 @@ import http.client
 import json
 import socket
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
-
-from clusterctl.node.tasks import COMPLETIONS, NOT_SERVED, PROMPT_TOKENS, TASKS, Task
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 PROBE_TOKENS = 4
 
@@ -17,17 +21,116 @@ PROBE_TEXT = "Hello"
 # The second is the gauge's name in old releases, 0.7 and 0.8 among them.
 KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
+# HTTP statuses that a server returns for a task that its model does not serve.
+NOT_SERVED = frozenset({400, 404, 405, 501})
+
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+
+# Makes a request without its `model`, from a text and the most tokens to generate.
+Body = Callable[[str, int], Dict[str, Any]]
+
 
 class EndpointError(Exception):
     """The endpoint did not do what a working one does; the text says what it did."""
 
 
-class Refused(EndpointError):
-    """The server has no such request, or not for its model."""
+class RequestRefused(EndpointError):
+    """The server does not serve this kind of request, or not for its model."""
 
 
 class NothingToAsk(EndpointError):
-    """The server works, and serves none of the tasks that are known: asking again is no use."""
+    """The server works but serves none of the known tasks, so asking again is useless."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of request that a served model may answer."""
+
+    name: str  # What the server answers: `embeddings`
+    path: str
+    body: Body
+    # Describes the content of an answer, or returns an empty string if there is nothing to add.
+    # Raises what dictionaries, lists and numbers raise if it is not an answer.
+    read: Callable[[Any], str]
+    # The metric that moves while it works: a pooling model generates no tokens.
+    counter: str = PROMPT_TOKENS
+
+    def answer(self, content: Any) -> str:
+        """Like `read`, but raises ValueError for whatever is not an answer."""
+        try:
+            return self.read(content)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"no {self.name} in {str(content)[:200]} ({error!r})") from error
+
+
+def _completion(text: str, tokens: int) -> Dict[str, Any]:
+    return {"prompt": text, "max_tokens": tokens, "temperature": 0}
+
+
+def _input(text: str, _tokens: int) -> Dict[str, Any]:
+    return {"input": text}
+
+
+def _pair(text: str, _tokens: int) -> Dict[str, Any]:
+    return {"query": text, "documents": [text]}
+
+
+def _read_completion(content: Any) -> str:
+    str(content["choices"][0]["text"])  # any text will do: random weights answer with anything
+    return ""
+
+
+def _read_embedding(content: Any) -> str:
+    return _numbers(content["data"][0]["embedding"])
+
+
+def _read_score(content: Any) -> str:
+    score = float(content["results"][0]["relevance_score"])
+    return f"{score:.3g} for a text and itself"
+
+
+def _read_classes(content: Any) -> str:
+    probabilities = content["data"][0]["probs"]
+    _numbers(probabilities)
+    return f"{len(probabilities)} of them"
+
+
+def _read_pooled(content: Any) -> str:
+    """Read a vector of the whole text, or one per token."""
+    found = content["data"][0]["data"]
+    if isinstance(found[0], list):
+        return f"{len(found)} x {_numbers(found[0])}"
+    return _numbers(found)
+
+
+def _numbers(vector: Any) -> str:
+    if not vector or not all(isinstance(number, (int, float)) for number in vector):
+        raise ValueError("not a vector of numbers")
+    return f"{len(vector)} numbers"
+
+
+COMPLETIONS = Task(
+    "completions",
+    "/v1/completions",
+    _completion,
+    _read_completion,
+    counter="vllm:generation_tokens_total",
+)
+
+# In the order in which they are tried, the most specific first: a model that embeds can score as
+# well, and one that scores can classify.
+TASKS = (
+    COMPLETIONS,
+    Task("embeddings", "/v1/embeddings", _input, _read_embedding),
+    Task("scores", "/rerank", _pair, _read_score),
+    Task("classes", "/classify", _input, _read_classes),
+    Task("pooling", "/pooling", _input, _read_pooled),
+)
+
+
+def task_of(name: str) -> Task:
+    """Return the task of that name, or completions: supervisors of older versions name none."""
+    return next((task for task in TASKS if task.name == name), COMPLETIONS)
 
 
 @dataclass(frozen=True)
@@ -36,29 +139,27 @@ class Metrics:
 
     running: float
     waiting: float
-    kv_cache_use: float  # 0 to 1; the fullest engine's
-    tokens: float  # Generated since the start; read, where the model generates none
-    # Whatever moves while the engine works: tokens made and read, KV cache in use.
+    kv_cache_use: float  # 0 to 1; that of the fullest engine
+    tokens: float  # Generated since the start, or read if the model generates none
+    # Everything that moves while the engine works: tokens generated and read, KV cache in use.
     signs: Tuple[float, ...] = ()
 
 
-class Endpoint:
-    """The API server of one service, on this host."""
+class LocalApi:
+    """The API server of one service on this host."""
 
     def __init__(self, host: str, port: int, served_name: str, api_key: str) -> None:
         self._host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         self._port = port
         self._served_name = served_name
-        self.task: Optional[Task] = None
-        """What the model serves, once `prove` found it."""
-        self.answer = ""
-        """What the last proof was, in words: `1024 numbers`."""
+        self.task: Optional[Task] = None  # What the model serves, once `prove` has found it
+        self.answer = ""  # The content of the last proof: `1024 numbers`
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def listens(self, timeout: float) -> bool:
-        """vLLM listens only once its engine is up: a refused connection means 'still loading'."""
+        """Return whether the port is open. vLLM opens it only once its engine is up."""
         try:
             with socket.create_connection((self._host, self._port), timeout):
                 return True
@@ -66,19 +167,22 @@ class Endpoint:
             return False
 
     def check_health(self, timeout: float) -> None:
-        """Raises EndpointError; 200 alone proves little: the engine may hang behind it."""
+        """Raise EndpointError unless /health answers 200, which the engine behind it may
+        survive."""
         self._request("GET", "/health", None, timeout)
 
     def check_model(self, timeout: float) -> None:
-        """The served name is in the list of models. Raises EndpointError."""
+        """Raise EndpointError unless the served name is in the list of models."""
         listed = _json(self._request("GET", "/v1/models", None, timeout)).get("data", [])
         names = [model.get("id") for model in listed]
         if self._served_name not in names:
             raise EndpointError(f"/v1/models lists {names}, not {self._served_name}")
 
     def prove(self, timeout: float) -> None:
-        """One real answer; the first finds out what the model serves. Raises EndpointError, and
-        NothingToAsk where that is nothing known."""
+        """Get one real answer; the first call finds out what the model serves.
+
+        Raises EndpointError, and NothingToAsk if the model serves no known task.
+        """
         if self.task:
             self.answer = self._ask(self.task, timeout)
             return
@@ -86,7 +190,7 @@ class Endpoint:
         for task in TASKS:
             try:
                 self.answer = self._ask(task, timeout)
-            except Refused as error:
+            except RequestRefused as error:
                 refusals.append(str(error))
             else:
                 self.task = task
@@ -121,41 +225,39 @@ class Endpoint:
         finally:
             connection.close()
         if response.status != http.client.OK:
-            kind = Refused if response.status in NOT_SERVED else EndpointError
-            raise kind(f"{method} {path}: HTTP {response.status} {_words(content)}")
+            kind = RequestRefused if response.status in NOT_SERVED else EndpointError
+            raise kind(f"{method} {path}: HTTP {response.status} {_excerpt(content)}")
         return content
 
 
 def parse_metrics(text: str, counter: str = COMPLETIONS.counter) -> Metrics:
-    """Metrics from Prometheus text; the series of several engines are summed. `counter`: of what
-    moves while the model works."""
-    tokens, read = sum(_series(text, counter)), sum(_series(text, PROMPT_TOKENS))
-    kv_cache_use = [use for name in KV_CACHE_USE for use in _series(text, name)]
+    """Read metrics from Prometheus text, adding up the series of several engines.
+
+    `counter` names the metric that moves while the model works.
+    """
+
+    def series(name: str) -> List[float]:
+        lines = (line.rpartition(" ") for line in text.splitlines())
+        return [float(value) for metric, _, value in lines if metric.partition("{")[0] == name]
+
+    tokens, read = sum(series(counter)), sum(series(PROMPT_TOKENS))
+    kv_cache_use = [use for name in KV_CACHE_USE for use in series(name)]
     return Metrics(
-        running=sum(_series(text, "vllm:num_requests_running")),
-        waiting=sum(_series(text, "vllm:num_requests_waiting")),
+        running=sum(series("vllm:num_requests_running")),
+        waiting=sum(series("vllm:num_requests_waiting")),
         kv_cache_use=max(kv_cache_use, default=0.0),
         tokens=tokens,
         signs=(tokens, read, *kv_cache_use),
     )
 
 
-def _series(text: str, name: str) -> list[float]:
-    values = []
-    for line in text.splitlines():
-        metric, _, value = line.rpartition(" ")
-        if metric.partition("{")[0] == name:
-            values.append(float(value))
-    return values
-
-
 def _json(content: bytes) -> Dict[str, Any]:
     try:
         value = json.loads(content)
     except ValueError as error:
-        raise EndpointError(f"an answer that is not JSON: {_words(content)}") from error
+        raise EndpointError(f"the answer is not JSON: {_excerpt(content)}") from error
     return value if isinstance(value, dict) else {}
 
 
-def _words(content: bytes) -> str:
+def _excerpt(content: bytes) -> str:
     return content.decode("utf-8", "replace").strip()[:200]

@@ -1,6 +1,10 @@
 """Watches one attempt of a service from outside: is it ready, and does it show signs of life?
 
-Runs in a thread of its own, since a hung engine answers nothing for as long as it is asked.
+It runs in a thread of its own, since a hung engine blocks whoever asks it.
+
+A sign of life is an answered canary, or any movement in what the engine itself counts: tokens
+generated, tokens read, and how full the KV cache is. The last one moves with every chunk of a long
+prompt, during which no token is generated, so that a long prefill does not look like a stall.
 """
 
 from __future__ import annotations
@@ -10,9 +14,20 @@ import time
 from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
-from clusterctl.node.endpoint import Endpoint, EndpointError, NothingToAsk
-from clusterctl.node.progress import Progress, Silence
+from clusterctl.node.endpoint import EndpointError, LocalApi, Metrics, NothingToAsk
 from clusterctl.node.timing import Timing
+
+
+@dataclass(frozen=True)
+class Silence:
+    """No sign of life since `since` (monotonic seconds), although something was asked."""
+
+    since: float
+    what: str  # What is missing: `no token`, `no answer`
+    asked: str  # What was asked: the requests in the engine, or the check that failed and how
+
+    def told(self, now: float) -> str:
+        return f"{self.what} for {now - self.since:.0f} s ({self.asked})"
 
 
 @dataclass(frozen=True)
@@ -20,23 +35,23 @@ class Reading:
     """What is known now. Replaced whole, so that another thread may read it at any time."""
 
     ready: bool = False
-    stage: str = ""  # `listening` or `warm-up`, once the endpoint itself tells
+    stage: str = ""  # `listening` or `warm-up`, once the endpoint itself shows it
     running: float = 0.0
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0
-    # Set while it owes a sign of life; how long is too long, the service decides.
+    # Set while a sign of life is due. The service decides how long is too long.
     silence: Optional[Silence] = None
-    error: str = ""  # What the last check that failed said
+    error: str = ""  # What the last failed check said
     task: str = ""  # What the model serves: `embeddings`; known once it is ready
-    answer: str = ""  # The proof of it, in words: `1024 numbers`
-    unprovable: str = ""  # It works, and nothing that it serves is known here; what it said
+    answer: str = ""  # The content of the proof: `1024 numbers`
+    unprovable: str = ""  # What a working server said that serves no known task
 
 
 class EndpointWatch:
-    """Climbs to readiness, TCP, /health, /v1/models, a real answer; then keeps looking."""
+    """Checks a service until it is ready, then keeps watching it."""
 
-    def __init__(self, endpoint: Endpoint, timing: Timing) -> None:
+    def __init__(self, endpoint: LocalApi, timing: Timing) -> None:
         self._endpoint = endpoint
         self._timing = timing
         self._ended = threading.Event()
@@ -46,29 +61,27 @@ class EndpointWatch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
-        """The thread ends after the call it is in."""
+        """Let the thread end after its current call."""
         self._ended.set()
 
     def _run(self) -> None:
-        if self._climb():
-            task = self._endpoint.task
-            name = task.name if task else ""
-            self._set(ready=True, error="", task=name, answer=self._endpoint.answer)
-            self._stay()
-
-    def _climb(self) -> bool:
-        """True once ready; False when stopped before that, or nothing can prove it. The attempt's
-        own deadline is kept by the service."""
+        # The deadline of the whole attempt is the service's to keep.
         timing = self._timing
-        rungs: tuple[tuple[str, Callable[[], None]], ...] = (
+        checks: tuple[tuple[str, Callable[[], None]], ...] = (
             ("", self._check_port),
             ("listening", lambda: self._endpoint.check_health(timing.http_timeout)),
             ("listening", lambda: self._endpoint.check_model(timing.http_timeout)),
             ("warm-up", lambda: self._endpoint.prove(timing.answer_timeout)),
         )
-        return all(self._climb_one(stage, check) for stage, check in rungs)
+        if all(self._await(stage, check) for stage, check in checks):
+            task = self._endpoint.task
+            name = task.name if task else ""
+            self._set(ready=True, error="", task=name, answer=self._endpoint.answer)
+            self._keep_watching()
 
-    def _climb_one(self, stage: str, check: Callable[[], None]) -> bool:
+    def _await(self, stage: str, check: Callable[[], None]) -> bool:
+        """Repeat a check until it passes. False if the watch was stopped, or nothing can prove
+        that the service works."""
         while not self._ended.is_set():
             self._set(stage=stage)
             try:
@@ -87,13 +100,21 @@ class EndpointWatch:
         if not self._endpoint.listens(self._timing.http_timeout):
             raise EndpointError("not listening yet")
 
-    def _stay(self) -> None:
-        """Read the metrics; ask for an answer where nobody else asks. A canary that failed is sent
-        again after the next reading."""
-        progress = Progress(time.monotonic())
+    def _keep_watching(self) -> None:
+        """Read the metrics, and send a canary when nobody else sends requests. A canary that
+        failed is sent again after the next reading."""
+        progress = EngineProgress(time.monotonic())
         while not self._ended.wait(self._timing.scrape_every):
             try:
-                self._scrape(progress)
+                metrics = self._endpoint.metrics(self._timing.http_timeout)
+                progress.update(time.monotonic(), metrics)
+                self._set(
+                    running=metrics.running,
+                    waiting=metrics.waiting,
+                    kv_cache_use=metrics.kv_cache_use,
+                    tokens_per_second=progress.tokens_per_second,
+                    silence=progress.silence(),
+                )
             except EndpointError as error:
                 progress.unread(str(error))
             if progress.wants_canary(time.monotonic(), self._timing.canary_every):
@@ -104,16 +125,66 @@ class EndpointWatch:
                     progress.unanswered(str(error))
             self._set(silence=progress.silence())
 
-    def _scrape(self, progress: Progress) -> None:
-        metrics = self._endpoint.metrics(self._timing.http_timeout)
-        progress.update(time.monotonic(), metrics)
-        self._set(
-            running=metrics.running,
-            waiting=metrics.waiting,
-            kv_cache_use=metrics.kv_cache_use,
-            tokens_per_second=progress.tokens_per_second,
-            silence=progress.silence(),
-        )
-
     def _set(self, **changes: object) -> None:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
+
+
+class EngineProgress:
+    """Tells a working engine from a wedged one by what it counts and answers.
+
+    Pure: it is told what the endpoint says. Times are monotonic seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        """Start with an engine that has just answered."""
+        self._last: Optional[Metrics] = None
+        self._read_at = now
+        self._sign_at = now
+        self._asked_at: Optional[float] = (
+            None  # Since when there are requests; None: there are none
+        )
+        self._unread = ""  # Why the metrics could not be read
+        self._unanswered = ""  # Why the canary was not answered
+        self.tokens_per_second = 0.0
+
+    def update(self, now: float, metrics: Metrics) -> None:
+        """Record the metrics that were read now."""
+        last, span = self._last, now - self._read_at
+        if last is not None and span > 0:
+            self.tokens_per_second = max(0.0, metrics.tokens - last.tokens) / span
+        # A counter that went back belongs to a new engine: that is movement too.
+        if last is not None and metrics.signs != last.signs:
+            self.answered(now)
+        if metrics.running == 0 and metrics.waiting == 0:
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at = now
+        self._last, self._read_at, self._unread = metrics, now, ""
+
+    def unread(self, error: str) -> None:
+        """Record that the metrics could not be read."""
+        self._unread = error
+
+    def answered(self, now: float) -> None:
+        """Record that the canary was answered."""
+        self._sign_at, self._unanswered = now, ""
+
+    def unanswered(self, error: str) -> None:
+        """Record that the canary was not answered."""
+        self._unanswered = error
+
+    def wants_canary(self, now: float, every: float) -> bool:
+        """Return whether the engine is idle and has shown no sign of life for `every` seconds."""
+        idle = self._asked_at is None and not self._unread
+        return idle and now - self._sign_at >= every
+
+    def silence(self) -> Optional[Silence]:
+        """Return since when a sign of life has been due, or None while none is."""
+        if self._unanswered:
+            return Silence(self._sign_at, "no answer", self._unanswered)
+        if self._unread:
+            return Silence(max(self._sign_at, self._read_at), "no answer", self._unread)
+        if self._asked_at is None or self._last is None:
+            return None
+        load = f"{self._last.running:g} requests running, {self._last.waiting:g} waiting"
+        return Silence(max(self._sign_at, self._asked_at), "no token", load)

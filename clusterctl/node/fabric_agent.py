@@ -1,7 +1,7 @@
-"""The gate's process on a node: started by Ray, it listens, connects, and looks after the ranks.
+"""The gate's process on a node, started by Ray: it listens, connects, and runs the ranks.
 
-Ranks are processes of their own, which have the environment that Ray's worker has here, and so
-the one that vLLM's workers get. This process only waits on them, and so answers whatever hangs.
+Ranks are processes of their own. They have the environment of Ray's worker on this node, which is
+the one that vLLM's workers get. This process only waits for them, so it answers whatever hangs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field, replace
@@ -19,29 +18,24 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence
 
 from clusterctl.node.fabric_crossing import Echo, cross_all
-from clusterctl.node.fabric_documents import Crossing, Place, RankReport, SeenNode
+from clusterctl.node.fabric_documents import Crossing, FabricAddress, RankReport, SeenNode
 from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
+from clusterctl.node.ray_watch import own_argv
 
 _TAIL = 30
 _LOG_LINES = 200
-# What is kept of NCCL's log: which interfaces and transports it found and took, and complaints.
+# Lines of NCCL's log that are kept: the interfaces and transports it found and chose, and warnings.
 _TELLING = ("NET/", "NET plugin", "Using network", " via ", "NVL[", "WARN", "NCCL version")
 
 _GPU_MASK = "CUDA_VISIBLE_DEVICES"
 
-# The graph is where NCCL writes whether GPUs of a host are joined by NVLink.
+# GRAPH is where NCCL logs whether GPUs of a host are connected by NVLink.
 _NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
 
 
 @dataclass
-class _Listening:
-    place: Place
-    echo: Echo
-
-
-@dataclass
-class _Process:
-    """A rank: its process and what it told so far."""
+class _RankProcess:
+    """A rank: its process, and what it has reported so far."""
 
     report: RankReport
     process: subprocess.Popen[str]
@@ -51,7 +45,7 @@ class _Process:
     readers: List[threading.Thread] = field(default_factory=list)
 
     def follow(self) -> None:
-        """Two threads read what it writes; both end with it."""
+        """Read what it writes, in two threads that end with it."""
         assert self.process.stdout  # noqa: S101 - a pipe
         assert self.process.stderr  # noqa: S101 - a pipe
         for stream, take in ((self.process.stdout, self._event), (self.process.stderr, self._line)):
@@ -60,17 +54,17 @@ class _Process:
             self.readers.append(reader)
 
     def end(self) -> None:
-        """SIGKILL: a rank may hang in a library. One that hangs in a driver is left behind."""
+        """Send SIGKILL: a rank may hang in a library. One that hangs in a driver is left behind."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
-        with contextlib.suppress(OSError):  # what it never read of its orders
+        with contextlib.suppress(OSError):  # orders that it never read
             if self.process.stdin:
                 self.process.stdin.close()
         self.settle()
 
     def settle(self) -> None:
-        """Take in what an ended rank still had in its pipes."""
+        """Read what an ended rank left in its pipes."""
         for reader in self.readers:
             reader.join(1)
 
@@ -82,18 +76,13 @@ class _Process:
         self.tail.append(line[:500])
 
 
-def rank_argv() -> List[str]:
-    """What runs a rank: this package again, by the Python that runs this."""
-    origin = Path(__file__).parents[2]
-    if origin.is_file():
-        return [sys.executable, str(origin), "fabric-rank"]
-    return [sys.executable, "-m", "clusterctl.node", "fabric-rank"]
-
-
 def _given_environment() -> Dict[str, str]:
-    """This process's environment, with the GPUs that its container has. Ray hides them from a
-    process that reserved none (this one reserves none, so that a cluster that serves can be
-    looked at), but in the running process alone: /proc has what it was started with."""
+    """Return this process's environment, with the GPUs that its container has.
+
+    Ray hides GPUs from a process that reserved none, and this one reserves none so that the gate
+    also works on a cluster that serves. It hides them only in the running process: /proc still has
+    the environment that it was started with.
+    """
     text = Path("/proc/self/environ").read_text(errors="replace")
     started = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
     env = {name: value for name, value in os.environ.items() if name != _GPU_MASK}
@@ -101,7 +90,7 @@ def _given_environment() -> Dict[str, str]:
 
 
 class Agent:
-    """One node's part. Its methods return within seconds, whatever happens."""
+    """One node's part of the gate. Its methods return within seconds, whatever happens."""
 
     def __init__(
         self,
@@ -112,14 +101,14 @@ class Agent:
         env: Optional[Mapping[str, str]] = None,
     ) -> None:
         self._host = host
-        self._argv = list(argv) if argv is not None else rank_argv()
+        self._argv = list(argv) if argv is not None else [*own_argv(), "fabric-rank"]
         self._found = found
         self._env = dict(_given_environment() if env is None else env)
-        self._echoes: List[_Listening] = []
-        self._ranks: Dict[int, _Process] = {}
+        self._echoes: List[Echo] = []
+        self._ranks: Dict[int, _RankProcess] = {}
 
     def look(self, node_ip: str) -> SeenNode:
-        """What is there: environment, interfaces, and which of them must be reached."""
+        """Report the environment, the interfaces, and the addresses that others must reach."""
         found = self._found()
         return SeenNode(
             host=self._host,
@@ -128,31 +117,33 @@ class Agent:
             places=places(self._env, node_ip, found),
         )
 
-    def listen(self, wanted: Sequence[Place]) -> List[Crossing]:
-        """A listener on each place; what others are to try. A place that cannot be bound has an
-        error already."""
-        return [self._listen(place) for place in wanted]
-
-    def _listen(self, place: Place) -> Crossing:
-        port, error = 0, ""
-        try:
-            echo = Echo(self._host, place.ip)
-            self._echoes.append(_Listening(place, echo))
-            port = echo.port
-        except OSError as failure:
-            error = f"cannot listen there: {failure.strerror or failure}"
-        return Crossing("", self._host, place.purpose, place.nic, place.ip, port, error)
+    def listen(self, wanted: Sequence[FabricAddress]) -> List[Crossing]:
+        """Listen on each address, and return what others are to try. An address that cannot be
+        bound comes back with an error."""
+        offered = []
+        for place in wanted:
+            port, error = 0, ""
+            try:
+                echo = Echo(self._host, place.ip)
+                self._echoes.append(echo)
+                port = echo.port
+            except OSError as failure:
+                error = f"cannot listen there: {failure.strerror or failure}"
+            offered.append(
+                Crossing("", self._host, place.purpose, place.nic, place.ip, port, error)
+            )
+        return offered
 
     def cross(self, targets: Sequence[Crossing]) -> List[Crossing]:
-        """Connect to all of them at once."""
+        """Connect to all targets at once."""
         return cross_all([replace(target, source=self._host) for target in targets])
 
     def launch(self, devices: Mapping[int, int]) -> None:
-        """Start the ranks that live here: rank: device (-1 without a GPU)."""
+        """Start the ranks of this node. `devices` maps each to its GPU, -1 without one."""
         for rank, device in devices.items():
             self._ranks[rank] = self._start(rank, device)
 
-    def _start(self, rank: int, device: int) -> _Process:
+    def _start(self, rank: int, device: int) -> _RankProcess:
         env, log = dict(self._env), None
         if device >= 0:
             log = Path(tempfile.mkdtemp(prefix="fabric-")) / "nccl.log"
@@ -167,12 +158,12 @@ class Agent:
             errors="replace",
             start_new_session=True,
         )
-        started = _Process(RankReport(rank, self._host, device, "started"), process, log)
+        started = _RankProcess(RankReport(rank, self._host, device, "started"), process, log)
         started.follow()
         return started
 
     def order(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
-        """Tell ranks what to do; one that has ended is found by `hear`."""
+        """Send orders to ranks. `hear` reports those that have ended."""
         for rank, order in orders.items():
             stdin = self._ranks[rank].process.stdin
             with contextlib.suppress(OSError):
@@ -181,29 +172,30 @@ class Agent:
                     stdin.flush()
 
     def hear(self) -> Dict[int, List[Dict[str, Any]]]:
-        """All that each rank told so far; an `ended` comes last when its process is gone."""
+        """Return everything that each rank has reported, with a last `ended` if its process is
+        gone."""
         heard = {}
         for rank, one in self._ranks.items():
             status = one.process.poll()
-            if status is not None:  # why it ended is the last that it told
+            if status is not None:  # the last thing it reported is why it ended
                 one.settle()
             gone = [] if status is None else [{"phase": "ended", "status": status}]
             heard[rank] = [*one.events, *gone]
         return heard
 
     def stop_ranks(self) -> List[RankReport]:
-        """End them all, and what there is to say of each: the end of stderr, NCCL's log."""
-        told = []
+        """End all ranks, and return the end of stderr and NCCL's log of each."""
+        reports = []
         for one in self._ranks.values():
             one.end()
-            told.append(replace(one.report, tail=list(one.tail), log=_telling_lines(one.log)))
+            reports.append(replace(one.report, tail=list(one.tail), log=_telling_lines(one.log)))
         self._ranks = {}
-        return told
+        return reports
 
     def close(self) -> None:
         self.stop_ranks()
         for one in self._echoes:
-            one.echo.close()
+            one.close()
         self._echoes = []
 
 
@@ -214,7 +206,7 @@ def _each_line(stream: Any, take: Callable[[str], None]) -> None:
 
 
 def _telling_lines(log: Optional[Path]) -> List[str]:
-    """The log's lines without what only debuggers read; the file goes."""
+    """Return the lines of the log that matter to users, and remove the file."""
     if log is None:
         return []
     lines: List[str] = []

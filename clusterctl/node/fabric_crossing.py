@@ -1,8 +1,8 @@
 """TCP connections between nodes, to ephemeral ports, as Gloo, NCCL and vLLM's queues make them.
 
-None of them binds its own side: which interface a connection leaves by is the routes' choice, so
-it is theirs here too, and told. A listener answers with its own host's name, so that an address
-that leads back to the caller, or to somebody else, is not taken for the peer. Then 64 KiB go there:
+None of them binds its own side: which interface a connection leaves by is up to the routes, so it
+is here too, and it is reported. A listener answers with its own host's name, so that an address
+that leads back to the caller, or to somebody else, is not taken for the peer. Then 64 KiB follow:
 where an MTU swallows large packets, small ones pass and those never arrive.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import List, Sequence
 
 from clusterctl.node.fabric_documents import Crossing
@@ -26,13 +27,14 @@ _GOT = b"!"
 
 
 class Echo:
-    """A listener on one address and an ephemeral port: says its host's name, echoes, and tells
-    when all of the bulk has come."""
+    """A listener on one address and an ephemeral port. It sends its host's name, echoes pings, and
+    confirms when all of the bulk has arrived."""
 
     def __init__(self, host: str, ip: str) -> None:
-        """Raises OSError when the address cannot be bound."""
+        """Raises OSError if the address cannot be bound."""
         self._greeting = host.encode() + b"\n"
-        self._socket = socket.create_server((ip, 0), family=_family(ip), backlog=512)
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        self._socket = socket.create_server((ip, 0), family=family, backlog=512)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -64,7 +66,7 @@ class Echo:
 
 
 def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
-    """Try them all at once; the same, each with how it went."""
+    """Try all connections at once, and return each with its outcome."""
     found: List[Crossing] = list(targets)
 
     def one(index: int) -> None:
@@ -79,7 +81,7 @@ def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
 
 
 def cross(target: Crossing) -> Crossing:
-    """One connection: reached, refused, silent, or somebody else."""
+    """Try one connection: it is reached, refused, silent, or answered by another host."""
     left_by, trip, error = "", 0.0, ""
     try:
         with socket.create_connection((target.ip, target.port), WITHIN) as connection:
@@ -89,25 +91,11 @@ def cross(target: Crossing) -> Crossing:
         error = f"no answer within {WITHIN:g} s"
     except OSError as failure:
         error = failure.strerror or str(failure)
-    return _told(target, error, left_by, trip)
-
-
-def _told(target: Crossing, error: str, left_by: str, trip: float) -> Crossing:
-    return Crossing(
-        source=target.source,
-        target=target.target,
-        purpose=target.purpose,
-        nic=target.nic,
-        ip=target.ip,
-        port=target.port,
-        error=error,
-        left_by=left_by,
-        round_trip=trip,
-    )
+    return replace(target, error=error, left_by=left_by, round_trip=trip)
 
 
 def _talk(connection: socket.socket, expected: str) -> tuple[str, float]:
-    """What is wrong with who answers, and the shortest round trip in seconds."""
+    """Return what is wrong with the peer, and the shortest round trip in seconds."""
     connection.settimeout(WITHIN)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     name = b""
@@ -118,25 +106,14 @@ def _talk(connection: socket.socket, expected: str) -> tuple[str, float]:
         name += part
     if name.decode().strip() != expected:
         return f"{name.decode().strip()} answers there", 0.0
-    trip = min(_round_trip(connection) for _ in range(_ROUNDS))
-    return _bulk(connection), trip
-
-
-def _bulk(connection: socket.socket) -> str:
-    """What is wrong with a large message that goes there."""
+    trips = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        connection.sendall(_PING)
+        connection.recv(1)
+        trips.append(time.perf_counter() - began)
     try:
         connection.sendall(b"#" * _BULK)
-        return "" if connection.recv(1) == _GOT else "64 KiB did not arrive"
+        return "" if connection.recv(1) == _GOT else "64 KiB did not arrive", min(trips)
     except socket.timeout:  # noqa: UP041 - as above
-        return f"it answers, and 64 KiB do not arrive within {WITHIN:g} s"
-
-
-def _round_trip(connection: socket.socket) -> float:
-    began = time.perf_counter()
-    connection.sendall(_PING)
-    connection.recv(1)
-    return time.perf_counter() - began
-
-
-def _family(ip: str) -> int:
-    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+        return f"it answers, and 64 KiB do not arrive within {WITHIN:g} s", min(trips)

@@ -1,4 +1,4 @@
-"""What the fabric gate asks and answers: data between the controller, the head and the ranks.
+"""What the fabric gate takes and returns: data between the controller, the head and the ranks.
 
 `python3 node.pyz fabric` on the head takes a FabricSpec on stdin and prints JSON lines: `{"say":
 TEXT}` while it works, `{"report": FabricReport}` at the end.
@@ -14,24 +14,24 @@ from clusterctl.node.documents import ExpectedNode
 
 @dataclass(frozen=True)
 class GpuBackend:
-    """What PyTorch calls GPUs and the collectives between them; empty: there are only CPUs."""
+    """PyTorch's names for GPUs and the collectives between them; empty if there are only CPUs."""
 
-    device: str = ""  # Such as `cuda`: a module of torch, and the beginning of each device's name
+    device: str = ""  # Such as `cuda`: a module of torch, and the prefix of its devices
     collectives: str = ""  # Such as `nccl`: the backend of torch.distributed
 
 
 @dataclass(frozen=True)
 class FabricSpec:
-    """Which nodes are to prove that they reach each other."""
+    """The nodes that are to prove that they reach each other."""
 
     nodes: List[ExpectedNode]
-    # Empty: a node is one rank, on its CPUs, whatever it has.
+    # Empty: a node is one rank on its CPUs, whatever GPUs it has.
     gpu_backend: GpuBackend = field(default_factory=GpuBackend)
 
 
 @dataclass(frozen=True)
-class Place:
-    """An address that other nodes must reach, and what for."""
+class FabricAddress:
+    """An address that other nodes must reach, and why."""
 
     purpose: str  # `control`, `gloo`, `nccl`, or several of them: `gloo, nccl`
     nic: str
@@ -41,12 +41,12 @@ class Place:
 
 @dataclass(frozen=True)
 class SeenNode:
-    """What a process that Ray started on a node finds there."""
+    """What a process that Ray started on a node found there."""
 
     host: str
-    env: Dict[str, str]  # The variables that choose interfaces, as they came
+    env: Dict[str, str]  # The variables that select interfaces, unchanged
     interfaces: Dict[str, List[str]]
-    places: List[Place] = field(default_factory=list)
+    places: List[FabricAddress] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,25 @@ class Crossing:
     source: str
     target: str
     purpose: str
-    nic: str  # The target's, by the name it has there
+    nic: str  # The target's NIC, by its name on the target
     ip: str
     port: int
-    error: str = ""  # Empty: it answered as itself
-    left_by: str = ""  # The address that the routes gave the connection on its own side
+    error: str = ""  # Empty if the target itself answered
+    left_by: str = ""  # The connection's own address, as the routes chose it
     round_trip: float = 0.0  # Seconds, the shortest of ten
 
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-reduce over all ranks of one backend, whose result was right."""
+    """An all-reduce over all ranks of one backend that returned the right result."""
 
-    backend: str  # `gloo`, or the one between GPUs, such as `nccl`
+    backend: str  # `gloo`, or the one between GPUs such as `nccl`
     ranks: int
     hosts: int
-    # Bytes/s that cross each host's link, at least: 2 (n - 1) / n x size / time with n hosts, and
-    # with n ranks on a single host. With one rank on each host it is what nccl-tests call bus
-    # bandwidth; with several, NCCL adds up inside the hosts first, and theirs can exceed the
-    # line.
+    # Bytes/s that cross each host's link, at least: 2 (n - 1) / n x size / time with n hosts, or
+    # with n ranks on a single host. With one rank per host this is the bus bandwidth of
+    # nccl-tests; with several, NCCL reduces inside the hosts first, and theirs can exceed the
+    # link's rate.
     bandwidth: float
     latency: float  # Seconds of an all-reduce of 8 bytes
     size: int  # Bytes of the tensor that the bandwidth was measured with
@@ -82,7 +82,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class RankReport:
-    """How far a rank came: started | imported | store | joined | correct | measured."""
+    """How far a rank got: started | imported | store | joined | correct | measured."""
 
     rank: int
     host: str
@@ -92,12 +92,12 @@ class RankReport:
     error: str = ""
     ended: bool = False
     tail: List[str] = field(default_factory=list)  # The end of its stderr
-    log: List[str] = field(default_factory=list)  # Telling lines of NCCL's log
+    log: List[str] = field(default_factory=list)  # The lines of NCCL's log that matter
 
 
 @dataclass(frozen=True)
 class PairReport:
-    """An all-reduce between two nodes alone, tried after one of all nodes failed."""
+    """An all-reduce between two nodes, tried after one of all nodes failed."""
 
     first: str
     second: str
@@ -108,7 +108,7 @@ class PairReport:
 
 @dataclass(frozen=True)
 class FabricReport:
-    """Everything the gate saw, whether it went well or not."""
+    """Everything that the gate saw, whether it passed or not."""
 
     seconds: float
     # The step that ended the gate: arrive | places | crossings | import | store | gloo | the
@@ -122,7 +122,7 @@ class FabricReport:
     collectives: List[Collective] = field(default_factory=list)
     ranks: List[RankReport] = field(default_factory=list)
     pairs: List[PairReport] = field(default_factory=list)
-    # When time ran out, by host: the ranks that had not come as far as they must; no rank where
-    # the host itself was waited for.
+    # When time ran out, by host: the ranks that had not got far enough; none if the gate was still
+    # waiting for the host itself.
     awaited: Dict[str, List[int]] = field(default_factory=dict)
     timeline: Dict[str, float] = field(default_factory=dict)  # Seconds that each step took

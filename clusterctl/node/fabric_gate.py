@@ -1,28 +1,30 @@
-"""The gate, step by step, from the head: every step has a deadline, and the first that fails ends
-it with what was seen. Knows neither Ray nor torch.
+"""The fabric gate, step by step, run on the head. Every step has a deadline, and the first failure
+ends the gate with a report of what was seen. Knows neither Ray nor torch.
 
     arrive      Ray starts a process on every node
-    places      the interfaces that the environment names are there, up, with an address
+    places      the interfaces that the environment names exist, are up, and have an address
     crossings   every node reaches every other one on each of these addresses
-    import      ranks, one per GPU, have torch
-    store       rank 0 opens the store that the ranks meet at
-    gloo, nccl  all-reduces: joined, right, measured; nccl, or what else GPUs have, between GPUs
+    import      ranks, one per GPU, have imported torch
+    store       rank 0 has opened the store that the ranks meet at
+    gloo, nccl  all-reduces: joined, correct, measured; nccl (or what else GPUs have) between GPUs
 
-When a collective fails though every connection came about, pairs of nodes try it alone: that
-names the node which spoils it.
+When a collective fails although every connection worked, pairs of nodes try it alone, which shows
+the node that breaks it.
 """
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from clusterctl.node.fabric_agents import Agents
-from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec, SeenNode
-from clusterctl.node.fabric_pairs import try_pairs
-from clusterctl.node.fabric_ranks import Ranks, RanksFailed
+from clusterctl.node.documents import ExpectedNode
+from clusterctl.node.fabric_documents import FabricReport, FabricSpec, PairReport, SeenNode
+from clusterctl.node.fabric_ranks import Agents, Ranks, RanksFailed
 from clusterctl.node.timing import GateTiming
+
+Pair = Tuple[ExpectedNode, ExpectedNode]
 
 
 class GateFailed(Exception):
@@ -45,8 +47,8 @@ class Gate:
     _ranks: Optional[Ranks] = None
 
     def so_far(self, limit: float) -> FabricReport:
-        """For who ends a gate that still runs after `limit` seconds: the failure that it looks
-        into, else whom it waits for."""
+        """Return the report of a gate that is ended after `limit` seconds: the failure that it is
+        investigating, or what it is waiting for."""
         if self.report.failed:
             return self.report
         behind = self._ranks.behind() if self._ranks else {}
@@ -58,27 +60,24 @@ class Gate:
         )
 
     def run(self) -> FabricReport:
-        """Never raises for what nodes do; ends within the sum of the limits."""
+        """Run all steps within the sum of their limits. Never raises for what nodes do."""
         began = time.monotonic()
         try:
-            self._steps()
+            self._timed("arrive", self._arrive)
+            ranks = self._ranks = Ranks(self.spec, self.agents, self.limits)
+            try:
+                if ranks.world > 1:
+                    ranks.launch()  # they import torch while connections are tried
+                if len(self.spec.nodes) > 1:
+                    self._timed("crossings", self._crossings)
+                if ranks.world > 1:
+                    self._collectives(ranks)
+            finally:
+                self._note(ranks=ranks.stop())
         except (GateFailed, RanksFailed) as failure:
             self._note(failed=failure.step, error=failure.error)
         self._note(seconds=time.monotonic() - began)
         return self.report
-
-    def _steps(self) -> None:
-        self._timed("arrive", self._arrive)
-        ranks = self._ranks = Ranks(self.spec, self.agents, self.limits)
-        try:
-            if ranks.world > 1:
-                ranks.launch()  # torch is imported while connections are tried
-            if len(self.spec.nodes) > 1:
-                self._timed("crossings", self._crossings)
-            if ranks.world > 1:
-                self._collectives(ranks)
-        finally:
-            self._note(ranks=ranks.stop())
 
     def _timed(self, step: str, work: Callable[[], None]) -> None:
         began = time.monotonic()
@@ -123,6 +122,10 @@ class Gate:
         return {host: answer.value for host, answer in answers.items()}
 
     def _collectives(self, ranks: Ranks) -> None:
+        def measure(backend: str) -> None:
+            found = ranks.await_measured(backend)
+            self._note(collectives=[*self.report.collectives, found])
+
         try:
             self._say(f"{ranks.world} ranks import torch")
             self._timed("import", ranks.await_imported)
@@ -130,24 +133,16 @@ class Gate:
             ranks.join()
             for backend in ranks.backends:
                 self._say(f"all-reduce over {backend}")
-                self._timed(backend, lambda name=backend: self._measured(ranks, name))  # type: ignore[misc]
+                self._timed(backend, lambda name=backend: measure(name))  # type: ignore[misc]
         except RanksFailed as failure:
             self._note(ranks=ranks.stop(), failed=failure.step, error=failure.error)
-            self._bisect(ranks, failure)
+            # With two nodes there is nothing to learn from pairs.
+            if failure.step in ranks.backends and len(self.spec.nodes) > 2:
+                self._say(f"{failure.step} failed with all nodes: trying pairs")
+                began = time.monotonic()
+                pairs = try_pairs(self.spec, self.agents, self.limits, failure.step, began)
+                self._note(pairs=pairs)
             raise GateFailed(failure.step, failure.error) from failure
-
-    def _measured(self, ranks: Ranks, backend: str) -> None:
-        found: Collective = ranks.await_measured(backend)
-        self._note(collectives=[*self.report.collectives, found])
-
-    def _bisect(self, ranks: Ranks, failure: RanksFailed) -> None:
-        """Nodes of a failed collective, two by two; with two nodes there is nothing to learn."""
-        if failure.step not in ranks.backends or len(self.spec.nodes) < 3:
-            return
-        self._say(f"{failure.step} failed with all nodes: trying pairs")
-        began = time.monotonic()
-        pairs = try_pairs(self.spec, self.agents, self.limits, failure.step, began)
-        self._note(pairs=pairs)
 
     def _say(self, doing: str) -> None:
         self._doing = doing
@@ -155,3 +150,48 @@ class Gate:
 
     def _note(self, **found: Any) -> None:
         self.report = replace(self.report, **found)
+
+
+def rounds(nodes: Sequence[ExpectedNode]) -> Iterator[List[Pair]]:
+    """Yield all pairs, in rounds in which no node has two partners (the circle method)."""
+    places: List[Any] = list(nodes) + ([None] if len(nodes) % 2 else [])
+    half = len(places) // 2
+    for _ in range(len(places) - 1):
+        facing = zip(places[:half], reversed(places[half:]))  # noqa: B905 - Python 3.9
+        yield [(first, second) for first, second in facing if first and second]
+        places = [places[0], places[-1], *places[1:-1]]
+
+
+def try_pairs(
+    spec: FabricSpec, agents: Agents, limits: GateTiming, backend: str, began: float
+) -> List[PairReport]:
+    """Run the collective in rounds of pairs, side by side, until time is up.
+
+    Three rounds find one bad node among any number: it is the one that fails with every partner.
+    """
+
+    def one(pair: Pair) -> PairReport:
+        # One GPU of each node is enough: the question is whether the nodes reach each other.
+        nodes = [replace(node, gpus=min(node.gpus, 1)) for node in pair]
+        ranks = Ranks(replace(spec, nodes=nodes), agents, limits)
+        error = ""
+        try:
+            ranks.launch()
+            ranks.await_imported()
+            ranks.open_store()
+            ranks.join()
+            for name in ranks.backends[: ranks.backends.index(backend) + 1]:
+                ranks.await_measured(name)
+        except (RanksFailed, ValueError) as failure:
+            error = str(failure)
+        finally:
+            ranks.stop()
+        return PairReport(pair[0].host, pair[1].host, backend, not error, error)
+
+    found: List[PairReport] = []
+    for pairs in rounds(spec.nodes):
+        if time.monotonic() - began > limits.pairs:
+            break
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            found += pool.map(one, pairs)
+    return found

@@ -1,8 +1,8 @@
-"""Which interfaces the environment chooses on this node, and whether they can be used.
+"""Which interfaces the environment selects on this node, and whether they are usable.
 
-The grammar is the libraries' own. Gloo: exact names, a comma list. NCCL: a leading `^` excludes,
-a leading `=` makes all names exact, else they are prefixes (src/os/linux.cc of NCCL); without
-the variable NCCL chooses by itself, and nothing is said here.
+The syntax is that of the libraries. Gloo takes a comma-separated list of exact names. NCCL takes
+prefixes; a leading `=` makes all names exact, a leading `^` excludes them (src/os/linux.cc of
+NCCL). Without the variable NCCL chooses by itself, and nothing is checked here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import struct
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
-from clusterctl.node.fabric_documents import Place
+from clusterctl.node.fabric_documents import FabricAddress
 
-# Prefixes of the variables that choose interfaces and transports; none of them is a secret.
+# Prefixes of the variables that select interfaces and transports. None of them is a secret.
 TELLING = ("NCCL_", "GLOO_")
 
 _SIOCGIFFLAGS = 0x8913
@@ -38,8 +38,11 @@ class Interface:
 
 
 def interfaces() -> List[Interface]:
-    """Those of this network namespace, with their IPv4 and global IPv6 addresses."""
-    held = _addresses()
+    """Return the interfaces of this network namespace, with IPv4 and global IPv6 addresses."""
+    held: Dict[int, List[str]] = {}  # By interface index
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for index, address in _dumped(family):
+            held.setdefault(index, []).append(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         return [
             Interface(name, tuple(held.get(index, ())), _running(asked, name))
@@ -48,49 +51,40 @@ def interfaces() -> List[Interface]:
 
 
 def telling(env: Mapping[str, str]) -> Dict[str, str]:
-    """The part of an environment that decides what this gate proves."""
+    """Return the part of an environment that decides what the gate proves."""
     names = [name for name in env if name.startswith(TELLING) or name == "VLLM_HOST_IP"]
     return {name: env[name] for name in sorted(names)}
 
 
-def places(env: Mapping[str, str], node_ip: str, found: Sequence[Interface]) -> List[Place]:
-    """Every address that others must reach; those of one interface and address together."""
-    wanted = [("control", _holder(node_ip, found), node_ip)]
-    wanted += [("gloo", name, "") for name in _gloo(env)]
+def places(env: Mapping[str, str], node_ip: str, found: Sequence[Interface]) -> List[FabricAddress]:
+    """Return every address that others must reach, with all purposes of an address in one entry."""
+    # The loopback interface has all of 127.0.0.0/8, and lists one address.
+    loopback = "lo" if node_ip.startswith("127.") else ""
+    holder = next((one.name for one in found if node_ip in one.addresses), loopback)
+    wanted = [("control", holder, node_ip)]
+    gloo = env.get("GLOO_SOCKET_IFNAME", "").split(",")
+    wanted += [("gloo", name, "") for name in gloo if name]
     wanted += [("nccl", name, "") for name in _nccl(env, [one.name for one in found])]
     known = {one.name: one for one in found}
     joined: Dict[Tuple[str, str, str], List[str]] = {}
     for purpose, name, ip in wanted:
-        place = _place(known.get(name), ip, ":" in node_ip)
-        joined.setdefault((name, *place), []).append(purpose)
+        interface = known.get(name)
+        if interface is None:
+            address, problem = ip, "missing"
+        else:
+            same_family = [a for a in interface.addresses if (":" in a) == (":" in node_ip)]
+            address = ip or next(iter(same_family), "")
+            problem = "down" if not interface.running else "" if address else "no address"
+        joined.setdefault((name, address, problem), []).append(purpose)
     return [
-        Place(", ".join(dict.fromkeys(purposes)), name, ip, problem)
+        FabricAddress(", ".join(dict.fromkeys(purposes)), name, ip, problem)
         for (name, ip, problem), purposes in joined.items()
     ]
 
 
-def _holder(ip: str, found: Sequence[Interface]) -> str:
-    """The loopback has all of 127.0.0.0/8, and tells one address."""
-    loopback = "lo" if ip.startswith("127.") else ""
-    return next((one.name for one in found if ip in one.addresses), loopback)
-
-
-def _place(interface: Interface | None, ip: str, ipv6: bool) -> Tuple[str, str]:
-    """Address and problem."""
-    if interface is None:
-        return ip, "missing"
-    ip = ip or next((a for a in interface.addresses if (":" in a) == ipv6), "")
-    if not interface.running:
-        return ip, "down"
-    return ip, "" if ip else "no address"
-
-
-def _gloo(env: Mapping[str, str]) -> List[str]:
-    return [name for name in env.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-
-
 def _nccl(env: Mapping[str, str], names: Sequence[str]) -> List[str]:
-    """The interfaces that NCCL would take; a name that fits none stays, to be told of."""
+    """Return the interfaces that NCCL would use. A name that matches none is kept, to be
+    reported."""
     text = env.get("NCCL_SOCKET_IFNAME", "")
     if not text or text.startswith("^"):
         return []
@@ -111,17 +105,8 @@ def _running(asked: socket.socket, name: str) -> bool:
     return bool(flags & _UP and flags & _RUNNING)
 
 
-def _addresses() -> Dict[int, List[str]]:
-    """By interface index: all addresses that others could reach, IPv4 first."""
-    found: Dict[int, List[str]] = {}
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for index, address in _dumped(family):
-            found.setdefault(index, []).append(address)
-    return found
-
-
 def _dumped(family: int) -> Iterator[Tuple[int, str]]:
-    """What the kernel lists of a family; the ioctl would tell the first address alone."""
+    """Yield index and address of what the kernel lists. An ioctl would return one address only."""
     header = struct.pack("=LHHLL", 24, _RTM_GETADDR, _REQUEST_DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.settimeout(5)
@@ -137,7 +122,7 @@ def _dumped(family: int) -> Iterator[Tuple[int, str]]:
 
 
 def _address(message: bytes, family: int) -> Iterator[Tuple[int, str]]:
-    """Index and address of one message, unless it is of the link's own scope."""
+    """Yield index and address of one message, unless its scope is the link."""
     got, _, _, scope, index = struct.unpack_from("=BBBBL", message)
     attributes = dict(_attributes(message[8:]))
     data = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)

@@ -1,8 +1,8 @@
 """One rank of the gate: `python3 node.pyz fabric-rank`, a process beside Ray's worker.
 
-It takes orders as JSON lines on stdin and tells how far it came as JSON lines on stdout, so that
-a collective that hangs is a process that can be ended, and never takes Ray's worker with it. The
-end of stdin ends it at once, wherever it hangs.
+It takes orders as JSON lines on stdin and reports its progress as JSON lines on stdout. As a
+process of its own it can be ended when a collective hangs, without ending Ray's worker. The end of
+stdin ends it at once, wherever it hangs.
 
     {"do": "store", "ip": IP}                                      -> {"phase": "store", "port": N}
     {"do": "join", "ip": IP, "port": N, "rank": R, "world": W, "device": D, "gpus": [RANK, ...],
@@ -19,16 +19,32 @@ import os
 import queue
 import sys
 import threading
+import time
 from typing import IO, Any, Dict, Mapping
 
-from clusterctl.node.fabric_measure import Bench
-
 Order = Mapping[str, Any]
+
+# Values 0 to 250: a prime, so that a shifted or repeated chunk does not fit. Sums of them over
+# 60,000 ranks are exact in float32.
+PATTERN = 251
+
+_CHECKED = 2**20  # Elements whose sum is compared, 4 MiB
+_SMALL_ROUNDS = 50
+_WARM_UP = 20  # NCCL loads the kernel for small messages with the first of them
+_FIRST = 2**18
+_LARGEST = 2**28  # Bytes: 256 KiB to 256 MiB
+# Seconds of one all-reduce from which on the tensor is large enough: what a queue on the way holds
+# (a token bucket's burst, a socket's buffer) no longer shows in the rate.
+_LONG_ENOUGH = 0.15
+_MEASURED = 2.0  # Seconds that the measurement takes, within the least and most rounds
+_ROUNDS = (3, 40)
 
 
 def main() -> int:
     """Serve orders until stdin ends."""
-    out = _private_stdout()
+    # What libraries print on stdout (Gloo does) goes to stderr instead.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
     orders: queue.Queue[Order] = queue.Queue()
     threading.Thread(target=_read, args=(sys.stdin, orders), daemon=True).start()
     try:
@@ -37,13 +53,6 @@ def main() -> int:
         _say(out, phase="error", text=f"{type(error).__name__}: {error}"[:2000])
         return 1
     return 0
-
-
-def _private_stdout() -> IO[str]:
-    """What libraries print on stdout (Gloo does) goes to stderr instead."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    return out
 
 
 def _read(stream: IO[str], orders: queue.Queue[Order]) -> None:
@@ -68,16 +77,13 @@ class _Rank:
         while True:
             order = orders.get()
             if order["do"] == "store":
-                self._open_store(order)
+                # On rank 0's node IP and an ephemeral port, as in vLLM's executor.
+                self._store = self._dist.TCPStore(
+                    order["ip"], 0, None, is_master=True, wait_for_workers=False
+                )
+                _say(self._out, phase="store", port=self._store.port)
             else:
                 self._join(order)
-
-    def _open_store(self, order: Order) -> None:
-        """On rank 0's node IP and an ephemeral port, where vLLM's executor has it too."""
-        self._store = self._dist.TCPStore(
-            order["ip"], 0, None, is_master=True, wait_for_workers=False
-        )
-        _say(self._out, phase="store", port=self._store.port)
 
     def _join(self, order: Order) -> None:
         within = datetime.timedelta(seconds=order["within"])
@@ -100,7 +106,7 @@ class _Rank:
         _say(self._out, phase="done")
 
     def _prove(self, backend: str, group: Any, device: str, ranks: int) -> None:
-        bench = Bench(self._torch, self._dist, group, device, ranks)
+        bench = AllReduceBench(self._torch, self._dist, group, device, ranks)
         bench.join()
         _say(self._out, phase="joined", backend=backend)
         wrong = bench.wrong_elements()
@@ -111,3 +117,77 @@ class _Rank:
         _say(self._out, phase="correct", backend=backend)
         found: Dict[str, Any] = bench.measure()
         _say(self._out, phase="measured", backend=backend, **found)
+
+
+class AllReduceBench:
+    """All-reduces with torch.distributed: is the result right, and how fast does it arrive?
+
+    All ranks of a group must call the same methods in the same order.
+    """
+
+    def __init__(self, torch: Any, dist: Any, group: Any, device: str, ranks: int) -> None:
+        """`ranks` is the size of the group; a `group` of None is the default one."""
+        self._torch = torch
+        self._dist = dist
+        self._group = group
+        self._device = device
+        self._ranks = ranks
+
+    def join(self) -> None:
+        """Do the first all-reduce, in which libraries make their connections."""
+        self._reduce(self._zeros(8))
+        self._settle()
+
+    def wrong_elements(self) -> int:
+        """Return how many elements of a sum over all ranks are wrong."""
+        torch, own = self._torch, self._dist.get_rank(self._group) + 1
+        pattern = (torch.arange(_CHECKED, device=self._device) % PATTERN).to(torch.float32)
+        found = pattern * own
+        self._reduce(found)
+        self._settle()
+        expected = pattern * (self._ranks * (self._ranks + 1) // 2)
+        return int((found != expected).sum().item())
+
+    def measure(self) -> Dict[str, Any]:
+        """Return `seconds` of an all-reduce of `size` bytes, and `latency`, the seconds of a small
+        one. All ranks return the same."""
+        small = self._zeros(8)
+        self._seconds(small, _WARM_UP)
+        latency = self._slowest(self._seconds(small, _SMALL_ROUNDS) / _SMALL_ROUNDS)
+        size = _FIRST
+        while True:
+            tensor = self._zeros(size)
+            self._seconds(tensor, 1)
+            one = self._slowest(self._seconds(tensor, 1))
+            if one >= _LONG_ENOUGH or size >= _LARGEST:
+                break
+            size *= 4
+        least, most = _ROUNDS
+        rounds = max(least, min(most, round(_MEASURED / one)))
+        seconds = self._slowest(self._seconds(self._zeros(size), rounds) / rounds)
+        return {"seconds": seconds, "latency": latency, "size": size}
+
+    def _seconds(self, tensor: Any, rounds: int) -> float:
+        self._settle()
+        began = time.perf_counter()
+        for _ in range(rounds):
+            self._reduce(tensor)
+        self._settle()
+        return time.perf_counter() - began
+
+    def _slowest(self, seconds: float) -> float:
+        """Return the longest time of all ranks, on every rank."""
+        told = self._torch.tensor([seconds], dtype=self._torch.float64, device=self._device)
+        self._dist.all_reduce(told, op=self._dist.ReduceOp.MAX, group=self._group)
+        return float(told.item())
+
+    def _reduce(self, tensor: Any) -> None:
+        self._dist.all_reduce(tensor, group=self._group)
+
+    def _zeros(self, size: int) -> Any:
+        """Return `size` bytes of zeros, whose sums stay the same however often they are added."""
+        return self._torch.zeros(size // 4, dtype=self._torch.float32, device=self._device)
+
+    def _settle(self) -> None:
+        # torch.cpu has it too, where it does nothing.
+        getattr(self._torch, self._device.partition(":")[0]).synchronize()

@@ -1,12 +1,11 @@
-"""The ranks of one all-reduce, over all nodes or some of them: started, led, waited for."""
+"""The ranks of one all-reduce, over all nodes or some of them: start, direct and await them."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Protocol, Sequence, Tuple
 
-from clusterctl.node.fabric_agents import Agents
 from clusterctl.node.fabric_documents import Collective, FabricSpec, RankReport
 from clusterctl.node.timing import GateTiming
 
@@ -15,8 +14,25 @@ Heard = Dict[int, List[Dict[str, Any]]]
 _ORDER = ("started", "imported", "store", "joined", "correct", "measured", "done")
 
 
+@dataclass(frozen=True)
+class AgentAnswer:
+    """What an agent returned, or why it did not."""
+
+    value: Any = None
+    error: str = ""
+
+
+class Agents(Protocol):
+    """The processes on the nodes, an `Agent` each."""
+
+    def ask(
+        self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
+    ) -> Dict[str, AgentAnswer]:
+        """Call `method` on each host of `arguments` at once, and wait at most `within` seconds."""
+
+
 class RanksFailed(Exception):
-    """Ranks did not come as far as they must in time, or said why they cannot."""
+    """Ranks did not get as far as they should have in time, or said why they cannot."""
 
     def __init__(self, step: str, error: str) -> None:
         super().__init__(error)
@@ -29,11 +45,11 @@ class Seat:
     rank: int
     host: str
     node_ip: str
-    device: int
+    device: int  # -1 without a GPU
 
 
 def seats(spec: FabricSpec) -> List[Seat]:
-    """One for each GPU, and one for a node without any; on CPUs one for each node."""
+    """Return one rank per GPU, and one for a node without any; on CPUs one per node."""
     found: List[Seat] = []
     for node in spec.nodes:
         gpus = node.gpus if spec.gpu_backend.device else 0
@@ -52,8 +68,8 @@ class Ranks:
         self._heard: Heard = {}
         self._stopped: List[RankReport] = []
         self._port = 0
+        # What is being waited for: which ranks, and the phase and backend they must reach.
         self._wanted: Tuple[Sequence[int], str, str] = ((), "", "")
-        """Ranks, and the phase and backend that they are waited for."""
 
     @property
     def world(self) -> int:
@@ -67,35 +83,39 @@ class Ranks:
         self._ask("launch", {seat.rank: seat.device for seat in self._seats})
 
     def await_imported(self) -> None:
-        self._await("import", self._all(), "imported", "", self._limits.importing)
+        ranks = [seat.rank for seat in self._seats]
+        self._await("import", ranks, "imported", "", self._limits.importing)
 
     def open_store(self) -> None:
-        """Rank 0 opens it; the others learn its port with the order to join."""
+        """Have rank 0 open it. The others learn its port with the order to join."""
         self._ask("order", {0: {"do": "store", "ip": self._seats[0].node_ip}})
         self._await("store", [0], "store", "", self._limits.store)
         (event,) = [event for event in self._heard[0] if event["phase"] == "store"]
         self._port = event["port"]
 
     def join(self) -> None:
-        self._ask("order", {seat.rank: self._joining(seat) for seat in self._seats})
-
-    def _joining(self, seat: Seat) -> Dict[str, Any]:
-        return {
-            "do": "join",
-            "ip": self._seats[0].node_ip,
-            "port": self._port,
-            "rank": seat.rank,
-            "world": self.world,
-            "device": seat.device,
-            "gpus": self._gpus if len(self._gpus) > 1 else [],
-            "gpu_device": self._backend.device,
-            "gpu_backend": self._backend.collectives,
-            "within": self._limits.join,
-        }
+        self._ask(
+            "order",
+            {
+                seat.rank: {
+                    "do": "join",
+                    "ip": self._seats[0].node_ip,
+                    "port": self._port,
+                    "rank": seat.rank,
+                    "world": self.world,
+                    "device": seat.device,
+                    "gpus": self._gpus if len(self._gpus) > 1 else [],
+                    "gpu_device": self._backend.device,
+                    "gpu_backend": self._backend.collectives,
+                    "within": self._limits.join,
+                }
+                for seat in self._seats
+            },
+        )
 
     def await_measured(self, backend: str) -> Collective:
-        """Joined, right and measured, each within its own limit."""
-        members = self._members(backend)
+        """Wait for join, verification and benchmark, each with its own timeout."""
+        members = [seat for seat in self._seats if backend == "gloo" or seat.device >= 0]
         ranks = [seat.rank for seat in members]
         self._await(backend, ranks, "joined", backend, self._limits.join)
         self._await(backend, ranks, "correct", backend, self._limits.correct)
@@ -117,47 +137,44 @@ class Ranks:
         )
 
     def stop(self) -> List[RankReport]:
-        """End all processes; what is to say of each rank. A second call says the same again."""
-        if not self._stopped:
-            hosts = {seat.host: () for seat in self._seats}
-            answers = self._agents.ask("stop_ranks", hosts, self._limits.answer)
-            told = [one for answer in answers.values() for one in answer.value or ()]
-            self._stopped = [self._report(one) for one in sorted(told, key=lambda one: one.rank)]
+        """End all processes and report on each rank. A second call returns the same reports."""
+        if self._stopped:
+            return self._stopped
+        hosts = {seat.host: () for seat in self._seats}
+        answers = self._agents.ask("stop_ranks", hosts, self._limits.answer)
+        told = [one for answer in answers.values() for one in answer.value or ()]
+        for one in sorted(told, key=lambda one: one.rank):
+            events = self._heard.get(one.rank, [])
+            phase, backend, error = _furthest(events)
+            ended = any(event["phase"] == "ended" for event in events)
+            self._stopped.append(
+                replace(one, phase=phase, backend=backend, error=error, ended=ended)
+            )
         return self._stopped
 
-    def _report(self, told: RankReport) -> RankReport:
-        events = self._heard.get(told.rank, [])
-        phase, backend, error = _furthest(events)
-        ended = any(event["phase"] == "ended" for event in events)
-        return replace(told, phase=phase, backend=backend, error=error, ended=ended)
-
-    def _members(self, backend: str) -> List[Seat]:
-        return [seat for seat in self._seats if backend == "gloo" or seat.device >= 0]
-
-    def _all(self) -> List[int]:
-        return [seat.rank for seat in self._seats]
-
     def behind(self) -> Dict[str, List[int]]:
-        """By host: ranks that have not come as far as they are waited for."""
+        """Return, by host, the ranks that have not yet got as far as is being waited for."""
         ranks, phase, backend = self._wanted
         found: Dict[str, List[int]] = {}
         for rank in ranks:
-            if not self._has(self._heard.get(rank, []), phase, backend):
+            events = self._heard.get(rank, [])
+            if not any(e["phase"] == phase and e.get("backend", "") == backend for e in events):
                 found.setdefault(self._seats[rank].host, []).append(rank)
         return found
-
-    @staticmethod
-    def _has(events: Sequence[Mapping[str, Any]], phase: str, backend: str) -> bool:
-        return any(e["phase"] == phase and e.get("backend", "") == backend for e in events)
 
     def _await(
         self, step: str, ranks: Sequence[int], phase: str, backend: str, within: float
     ) -> None:
-        """Poll until these ranks told of it; an error, an end or the deadline before raises."""
+        """Poll until these ranks report `phase`. Raises RanksFailed for an error, for a process
+        that ended, and when `within` seconds have passed."""
         self._wanted = (ranks, phase, backend)
+        hosts = {seat.host: () for seat in self._seats}
         deadline = time.monotonic() + within
         while True:
-            self._hear(step)
+            for host, answer in self._agents.ask("hear", hosts, self._limits.answer).items():
+                if answer.error:
+                    raise RanksFailed(step, f"{host}: {answer.error}")
+                self._heard.update(answer.value)
             broken = [
                 f"rank {rank}: {_furthest(events)[2]}"
                 for rank, events in sorted(self._heard.items())
@@ -171,13 +188,6 @@ class Ranks:
                 raise RanksFailed(step, f"not within {within:g} s")
             time.sleep(self._limits.poll)
 
-    def _hear(self, step: str) -> None:
-        hosts = {seat.host: () for seat in self._seats}
-        for host, answer in self._agents.ask("hear", hosts, self._limits.answer).items():
-            if answer.error:
-                raise RanksFailed(step, f"{host}: {answer.error}")
-            self._heard.update(answer.value)
-
     def _ask(self, method: str, by_rank: Mapping[int, Any]) -> None:
         by_host: Dict[str, Dict[int, Any]] = {}
         for rank, value in by_rank.items():
@@ -189,7 +199,7 @@ class Ranks:
 
 
 def _furthest(events: Sequence[Mapping[str, Any]]) -> Tuple[str, str, str]:
-    """Phase, backend and error of a rank that told these."""
+    """Return the phase and backend that a rank has reached, and its error."""
     phase, backend, error = "started", "", ""
     for event in events:
         if event["phase"] in _ORDER:

@@ -1,4 +1,4 @@
-"""The gate's way to the nodes: an actor on each, started by Ray as vLLM's workers are."""
+"""How the gate reaches the nodes: an actor on each, started by Ray as vLLM's workers are."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from clusterctl.node import timing
 from clusterctl.node.documents import ExpectedNode, from_json
-from clusterctl.node.fabric_agents import Answer
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import Gate
+from clusterctl.node.fabric_ranks import AgentAnswer
 
 
 def main() -> int:
-    """A FabricSpec on stdin, a line of JSON; JSON lines on stdout. The end of stdin ends it: what
-    asked has gone."""
+    """Read a FabricSpec from stdin, and write JSON lines to stdout.
+
+    The end of stdin ends it: whoever asked has gone.
+    """
     spec = from_json(FabricSpec, sys.stdin.readline())
     limit = _Limit()
-    for work in (_end_with_stdin, limit.keep):
+    for work in (_end_with_stdin, limit.enforce):
         threading.Thread(target=work, daemon=True).start()
     try:
         agents = RayAgents(spec.nodes)
@@ -40,7 +42,7 @@ def main() -> int:
 
 
 def _tell(line: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")  # whole, whichever thread tells
+    sys.stdout.write(json.dumps(line) + "\n")  # in one piece, whichever thread writes
     sys.stdout.flush()
 
 
@@ -50,11 +52,11 @@ def _end_with_stdin() -> None:
 
 
 class _Limit:
-    """Ends this process with a report of what is known by then."""
+    """Ends this process after timing.GATE, with a report of what is known by then."""
 
-    gate: Optional[Gate] = None  # None while Ray is joined
+    gate: Optional[Gate] = None  # None until Ray is joined
 
-    def keep(self) -> None:
+    def enforce(self) -> None:
         time.sleep(timing.GATE)
         joining = FabricReport(timing.GATE, failed="time", error=f"{timing.GATE:g} s (joining Ray)")
         report = self.gate.so_far(timing.GATE) if self.gate else joining
@@ -63,11 +65,11 @@ class _Limit:
 
 
 class RayAgents:
-    """An `Agent` in an actor on every node. They reserve nothing, so that a cluster whose GPUs
-    serve can be asked too."""
+    """An `Agent` in an actor on every node. Actors reserve nothing, so that the gate also works
+    on a cluster whose GPUs are serving."""
 
     def __init__(self, nodes: Sequence[ExpectedNode]) -> None:
-        """Raises what Ray raises when the cluster cannot be joined."""
+        """Raises what Ray raises if the cluster cannot be joined."""
         self._ray: Any = importlib.import_module("ray")
         self._ray.init(
             address=os.environ.get("RAY_ADDRESS", "auto"),
@@ -91,12 +93,12 @@ class RayAgents:
                 max_concurrency=8,
                 scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
             )
-            .remote(_program(), host)
+            .remote(str(Path(__file__).parents[2]), host)  # where this package is imported from
         )
 
     def ask(
         self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
-    ) -> Dict[str, Answer]:
+    ) -> Dict[str, AgentAnswer]:
         """See `Agents`."""
         asked = {
             host: self._actors[host].call.remote(method, list(given))
@@ -104,26 +106,25 @@ class RayAgents:
             if host in self._actors
         }
         self._ray.wait(list(asked.values()), num_returns=max(1, len(asked)), timeout=within)
-        found = {host: self._answer(ref, within) for host, ref in asked.items()}
-        return {host: found.get(host) or Answer(error=self._absent[host]) for host in arguments}
+        found = {host: self._result(ref, within) for host, ref in asked.items()}
+        return {
+            host: found.get(host) or AgentAnswer(error=self._absent[host]) for host in arguments
+        }
 
-    def _answer(self, ref: Any, within: float) -> Answer:
+    def _result(self, ref: Any, within: float) -> AgentAnswer:
         try:
-            return Answer(self._ray.get(ref, timeout=0.01))
+            return AgentAnswer(self._ray.get(ref, timeout=0.01))
         except self._ray.exceptions.GetTimeoutError:
-            return Answer(error=f"a process that Ray starts there does not answer in {within:g} s")
+            return AgentAnswer(
+                error=f"a process that Ray starts there does not answer in {within:g} s"
+            )
         except Exception as error:
-            return Answer(error=f"{type(error).__name__}: {error}"[:1000])
-
-
-def _program() -> str:
-    """The file or directory that this package is imported from."""
-    return str(Path(__file__).parents[2])
+            return AgentAnswer(error=f"{type(error).__name__}: {error}"[:1000])
 
 
 def _envoy() -> Any:
-    """The actor's class, made inside a function: Ray then sends its code along, and the node
-    needs nothing but this package's file in the place where every node has it."""
+    """Return the actor's class. It is defined inside a function so that Ray sends its code along:
+    the node then needs only this package's file, in the place where every node has it."""
 
     class Envoy:
         def __init__(self, program: str, host: str) -> None:

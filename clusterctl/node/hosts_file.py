@@ -1,16 +1,15 @@
 """Keeps the cluster's names in the container's /etc/hosts, as the controller declared them.
 
-The engine gives every container a file of its own there, made anew from the host's at each start.
-It is a mount, so a new file cannot take its place: it is written over.
+The engine gives every container its own file there, created from the host's at each start. It is a
+mount, so a new file cannot replace it: it is overwritten in place.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, Optional, Set, Tuple
+from typing import List, Optional, Tuple
 
-from clusterctl.node.journal import Journal
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import Journal, NodePaths
 
 _BEGIN, _END = "# clusterctl: begin", "# clusterctl: end"
 _FILES_FIRST = "hosts: files dns\n"
@@ -26,17 +25,19 @@ class HostsFile:
         self._problem = ""
 
     def tick(self) -> None:
-        """Write what was declared, where it is not there. Never raises: names that are missing
-        make look-ups slow where name servers are, and stop nothing."""
+        """Write the declared names if they are not there yet.
+
+        Never raises: without the names look-ups are slow where name servers are, but they work.
+        """
         try:
-            self._follow()
+            self._update()
             self._problem = ""
         except (OSError, UnicodeError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 self._journal.write("names", "failed", self._problem)
 
-    def _follow(self) -> None:
+    def _update(self) -> None:
         if not self._declared.exists() or not self._target.exists():
             return
         if self._changed_at() == self._seen:
@@ -47,7 +48,7 @@ class HostsFile:
             _overwrite(self._target, wanted)
             self._journal.write("names", "written", str(self._target))
         if not self._switch.exists():
-            # Some versions of glibc ask name servers first where the image does not say.
+            # Some versions of glibc ask name servers first if the image does not say.
             self._switch.write_text(_FILES_FIRST, "utf-8")
         self._seen = self._changed_at()
 
@@ -57,46 +58,37 @@ class HostsFile:
 
 
 def with_names(text: str, declared: str) -> str:
-    """A hosts file with the declared lines first. The rest, which the engine took from the host,
-    keeps all names that are not declared: Debian has a host's own name on 127.0.1.1."""
+    """Return the hosts file `text` with the declared lines first.
+
+    The other lines, which the engine took from the host, lose the declared names: Debian has a
+    host's own name on 127.0.1.1.
+    """
     names = {name for line in declared.splitlines() for name in _fields(line)[1:]}
-    kept = [left for line in _outside(text.splitlines())
-            for left in [_without(line, names)] if left is not None]  # fmt: skip
-    block = [_BEGIN, *declared.splitlines(), _END]
-    return "\n".join([*block, *kept]) + "\n"
-
-
-def _outside(lines: List[str]) -> List[str]:
-    """Lines that are not of an earlier block of ours."""
-    found: List[str] = []
-    ours = False
-    for line in lines:
-        if line == _BEGIN:
-            ours = True
+    kept: List[str] = []
+    ours = False  # Inside the block of an earlier run
+    for line in text.splitlines():
+        ours = ours or line == _BEGIN
         if not ours:
-            found.append(line)
-        if line == _END:
-            ours = False
-    return found
-
-
-def _without(line: str, names: Set[str]) -> Optional[str]:
-    """A line without these names; None when it then names nothing."""
-    address, *named = _fields(line) or [""]
-    left = [name for name in named if name.lower() not in names]
-    if left == named:
-        return line
-    return "\t".join([address, *left]) if left else None
+            address, *named = _fields(line) or [""]
+            left = [name for name in named if name.lower() not in names]
+            if left == named:
+                kept.append(line)
+            elif left:
+                kept.append("\t".join([address, *left]))
+        ours = ours and line != _END
+    return "\n".join([_BEGIN, *declared.splitlines(), _END, *kept]) + "\n"
 
 
 def _fields(line: str) -> List[str]:
-    """Address and names, without a comment."""
+    """Return address and names, without a comment."""
     return line.partition("#")[0].split()
 
 
 def _overwrite(path: Path, text: str) -> None:
-    """In one write, padded with empty lines to the old length, and only then cut: who reads
-    meanwhile finds whole lines, old or new, and so does who reads after we were killed."""
+    """Write in one call, padded with empty lines to the old length, and truncate afterwards.
+
+    Concurrent readers then see whole lines, old or new, and so do readers after we were killed.
+    """
     data = text.encode()
     with path.open("r+b", buffering=0) as file:
         written = file.write(data.ljust(path.stat().st_size, b"\n"))

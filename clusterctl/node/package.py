@@ -1,7 +1,7 @@
-"""This package as one runnable file for hosts: the same bytes wherever it is built.
+"""This package as one runnable file for hosts, with the same bytes wherever it is built.
 
-Stored, not compressed, and with one fixed time stamp: compression libraries differ between
-operators' machines, and a different file would restart every node container.
+It is not compressed, and has one fixed timestamp: compression libraries differ between operators'
+machines, and a different file would restart every node container.
 """
 
 from __future__ import annotations
@@ -23,11 +23,21 @@ _MAIN = "import sys\n\nfrom clusterctl.node.__main__ import main\n\nsys.exit(mai
 
 @functools.cache
 def build() -> bytes:
-    """node.pyz: `python3 node.pyz supervise --cluster NAME`. Read once: an upgrade of clusterctl
-    while a run goes on must not name one version to the container and write another."""
+    """Return node.pyz, for `python3 node.pyz supervise --cluster NAME`.
+
+    It is read once: if clusterctl is upgraded during a run, the run must not name one version to
+    the container and write another.
+    """
+    files = {"__main__.py": _MAIN}
+    files["clusterctl/__init__.py"] = (
+        resources.files("clusterctl").joinpath("__init__.py").read_text("utf-8")
+    )
+    for file in resources.files("clusterctl.node").iterdir():
+        if file.name.endswith(".py"):
+            files[f"clusterctl/node/{file.name}"] = file.read_text("utf-8")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-        for name, text in sorted(_sources().items()):
+        for name, text in sorted(files.items()):
             entry = zipfile.ZipInfo(name, _OLDEST)
             entry.external_attr = _READABLE
             archive.writestr(entry, text)
@@ -35,21 +45,10 @@ def build() -> bytes:
 
 
 def install_dir() -> str:
-    """Where node.pyz lies on hosts: named after version and content, so that two versions
-    never share a file and a running container keeps its own."""
+    """Return the directory of node.pyz on hosts. It is named after version and content, so that
+    two versions never share a file and a running container keeps its own."""
     return f"{ROOT}/{__version__}-{hashlib.sha256(build()).hexdigest()[:8]}"
 
 
 def install_path() -> str:
     return f"{install_dir()}/{FILE_NAME}"
-
-
-def _sources() -> dict[str, str]:
-    """Path in the archive: text."""
-    files = {
-        f"clusterctl/node/{file.name}": file.read_text("utf-8")
-        for file in resources.files("clusterctl.node").iterdir()
-        if file.name.endswith(".py")
-    }
-    top = resources.files("clusterctl").joinpath("__init__.py").read_text("utf-8")
-    return {"__main__.py": _MAIN, "clusterctl/__init__.py": top, **files}

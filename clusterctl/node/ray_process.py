@@ -1,7 +1,8 @@
 """Keeps Ray running on this node: `ray start --block` with all its vital parts, known to the GCS.
 
-Neither the end of `ray start` nor a raylet that runs tells enough. `ray start` outlives its parts
-(see `ray_parts`), and a raylet that was frozen for a while runs on and is dead to the cluster.
+Neither a running `ray start` nor a running raylet proves enough. `ray start --block` takes the end
+of one of its processes by SIGTERM, or with status 0, for a `ray stop`, and carries on without it
+(Ray 2.60). A raylet that was frozen for a while keeps running and is dead to the cluster.
 """
 
 from __future__ import annotations
@@ -9,20 +10,30 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
+import threading
 import time
-from typing import List, Optional
+from pathlib import Path
+from typing import Dict, FrozenSet, List, Optional
 
-from clusterctl.node.backoff import Backoff
-from clusterctl.node.children import Child
+from clusterctl.node.children import Child, session_members
 from clusterctl.node.documents import NodeDocument
-from clusterctl.node.head_probe import HeadProbe
-from clusterctl.node.journal import Journal
-from clusterctl.node.paths import NodePaths
-from clusterctl.node.ray_parts import RayParts
-from clusterctl.node.timing import Timing
+from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.timing import Backoff, Timing
 
 # `ray start` prints it once its processes run and the node has joined.
 STARTED_MARK = "Ray runtime started"
+
+CONNECT_TIMEOUT = 2.0  # Seconds for a connection to the head's GCS
+
+# Each part's name, and how a word of its command line ends (agents rename themselves). A node is
+# useless without any of these, but not without Ray's monitor, log monitor or dashboard.
+VITAL = {
+    "gcs_server": ("/gcs_server",),
+    "raylet": ("/raylet",),
+    "dashboard agent": ("ray::DashboardAgent", "dashboard/agent.py"),
+    "runtime_env agent": ("ray::RuntimeEnvAgent", "runtime_env/agent/main.py"),
+}
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TELLING = re.compile(r"PANIC|[Ee]rror")
@@ -39,7 +50,7 @@ class RayProcess:
         journal: Journal,
         extra_argv: List[str],
     ) -> None:
-        """`extra_argv` is added to the document's `ray start`: what only the node knows."""
+        """`extra_argv` is appended to the document's `ray start`: what only the node knows."""
         self._document = document
         self._paths = paths
         self._timing = timing
@@ -49,8 +60,8 @@ class RayProcess:
         self._child: Optional[Child] = None
         self._parts = RayParts(0, timing.parts_every)
         self._next_start = 0.0
-        self._marked = False
-        self._losses = 0
+        self._marked = False  # Whether this `ray start` said that it started
+        self._losses = 0  # What the head probe had counted when Ray was started
         self._probe = self._new_probe()
         self.state = "starting"
         self.since = time.time()
@@ -63,16 +74,17 @@ class RayProcess:
         return HeadProbe(self._document.head_ip, self._document.gcs_port, self._timing.head_poll)
 
     def tick(self, now: float, fault: str = "") -> None:
-        """Look, and do what is due. `now` is monotonic; never blocks. `fault`: what the GCS has
-        against this node, or nothing."""
+        """Do what is due, without blocking. `now` is monotonic; `fault` says why Ray has to be
+        restarted although it runs, if it has to."""
         child = self._child
         if child is None:
-            self._maybe_start(now)
+            if now >= self._next_start:
+                self._start(now)
         elif child.exit_status() is not None:
             child.kill_all()  # it may hold the output open
             child.settle()
             self._fail(now, child, f"ended with status {child.exit_status()}: {_last_words(child)}")
-        elif self._head_is_gone():
+        elif self._probe and self._probe.losses != self._losses:
             self._drop("the head's GCS is gone")
         elif gone := self._parts.gone(now):
             self._fail(now, child, f"its {gone} ended")
@@ -85,7 +97,7 @@ class RayProcess:
             self._backoff.succeeded()
 
     def follow(self, document: NodeDocument) -> None:
-        """Take a new document; Ray is restarted when its part of it changed."""
+        """Adopt a new document, and restart Ray if Ray's part of it changed."""
         old, self._document = self._document, document
         if (old.ray_argv, old.env, old.head_ip) != (
             document.ray_argv, document.env, document.head_ip,
@@ -96,7 +108,7 @@ class RayProcess:
             self._probe = self._new_probe()
 
     def stop(self) -> None:
-        """End Ray: SIGTERM, then SIGKILL to what is left. Blocks for `ray_stop` at most."""
+        """End Ray: SIGTERM, then SIGKILL for what is left. Blocks for `ray_stop` at most."""
         if self._probe:
             self._probe.stop()
         if self._child is None:
@@ -109,20 +121,15 @@ class RayProcess:
         self._child = None
         self._turn("down", "stopped")
 
-    def _maybe_start(self, now: float) -> None:
-        if now < self._next_start:
-            return
+    def _start(self, now: float) -> None:
         if self._probe and self._probe.answer != "open":
             where = f"{self._document.head_ip}:{self._document.gcs_port}"
             self._turn("waiting", f"for the head's GCS at {where} ({self._probe.answer})")
             return
-        self._start(now)
-
-    def _start(self, now: float) -> None:
         self._marked = False
         self._losses = self._probe.losses if self._probe else 0
         has_client = importlib.util.find_spec("grpc") is not None
-        argv = [*understood(self._document.ray_argv, has_client=has_client), *self._extra]
+        argv = [*supported_argv(self._document.ray_argv, has_client=has_client), *self._extra]
         env = {**os.environ, **self._document.env}
         try:
             self._child = Child(argv, env, self._paths.log("ray"), self._read)
@@ -136,9 +143,6 @@ class RayProcess:
         if STARTED_MARK in line:
             self._marked = True
 
-    def _head_is_gone(self) -> bool:
-        return bool(self._probe and self._probe.losses != self._losses)
-
     def _fail(self, now: float, child: Child, why: str) -> None:
         # Ray's agents outlive a raylet that was killed, and hold its ports.
         child.kill_all()
@@ -149,10 +153,10 @@ class RayProcess:
     def _back_off(self, now: float, why: str) -> None:
         delay = self._backoff.failed()
         self._next_start = now + delay
-        self._turn("backing-off", f"{why}; again in {delay:g} s")
+        self._turn("backing-off", f"{why}; retrying in {delay:g} s")
 
     def _drop(self, why: str) -> None:
-        """End Ray at once, without a wait before the next start: it is not Ray that failed."""
+        """End Ray and let it start again without a delay: it is not Ray that failed."""
         if self._child:
             self._child.kill_all()
             self.restarts += 1
@@ -168,17 +172,108 @@ class RayProcess:
         self.state, self.detail = state, detail
 
 
-def understood(argv: List[str], *, has_client: bool) -> List[str]:
-    """`ray start` refuses the port of its client where that part (it needs grpc) is missing,
-    as it is after a plain `pip install ray`."""
+def supported_argv(argv: List[str], *, has_client: bool) -> List[str]:
+    """Drop the port of Ray's client from `argv` if the client is missing (it needs grpc, which a
+    plain `pip install ray` does not bring): `ray start` would refuse the option."""
     if has_client:
         return argv
     return [word for word in argv if not word.startswith("--ray-client-server-port")]
 
 
 def _last_words(child: Child) -> str:
-    """The last line that says something. `ray start` prints some of its messages twice, the
-    second time with `{}` where the names belong."""
+    """Return the last line that explains something. `ray start` prints some of its messages twice,
+    the second time with `{}` in place of the names."""
     lines = [_COLOURS.sub("", line).strip() for line in child.tail() if line.strip(" -")]
     telling = [line for line in lines if _TELLING.search(line) and "{}" not in line]
     return (telling or lines or ["it wrote nothing"])[-1][:300]
+
+
+class RayParts:
+    """The vital processes of one `ray start`, found by the session that it leads."""
+
+    def __init__(self, session: int, every: float) -> None:
+        """`every` is the time in seconds between two looks."""
+        self._session = session
+        self._every = every
+        self._next = 0.0
+        self._seen: Dict[str, int] = {}  # The pid of each part that was ever there
+        self._missing: FrozenSet[str] = frozenset()
+
+    def gone(self, now: float) -> str:
+        """Name the parts that used to run and were missing in two looks in a row."""
+        if now < self._next:
+            return ""
+        self._next = now + self._every
+        before = self._missing
+        self.look()
+        lost = sorted(before & self._missing)
+        return ", ".join(f"{name} (pid {self._seen[name]})" for name in lost)
+
+    def look(self) -> None:
+        """Record which parts are running, and which of the earlier ones are missing."""
+        found: Dict[str, int] = {}
+        for pid in session_members(self._session):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")[:4]
+            except OSError:
+                continue  # it has ended meanwhile
+            for name, ends in VITAL.items():
+                if any(word.rstrip().endswith(ends) for word in words):
+                    found.setdefault(name, pid)
+        self._missing = frozenset(self._seen.keys() - found.keys())
+        self._seen.update(found)
+
+
+class HeadProbe:
+    """A worker's check of its head: is a GCS listening there, and is it still the same one?
+
+    A raylet whose GCS was replaced within seconds took 54 s to notice and to end (Ray 2.60: "GCS
+    returned an authentication error"). A connection that is held open breaks the moment the GCS
+    ends, and the next attempt is refused: from then on it is a new GCS, which does not know this
+    node. A connection that times out proves nothing: the cable may be out.
+
+    One connection after another is held in a thread. `answer` is the last outcome: unknown | open
+    | refused | silent.
+    """
+
+    def __init__(self, ip: str, port: int, every: float) -> None:
+        """`every` is how long in seconds a connection is held, and the pause after a failed one."""
+        self._address = (ip, port)
+        self._every = every
+        self._ended = threading.Event()
+        self.answer = "unknown"
+        # How often a GCS that had answered was gone: raylets from before are useless.
+        self.losses = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        answered = False
+        while not self._ended.is_set():
+            outcome = self._look()
+            self.losses += answered and outcome == "refused"
+            answered = outcome == "open" or (answered and outcome == "silent")
+            self.answer = outcome
+            if outcome != "open":
+                self._ended.wait(self._every)
+
+    def _look(self) -> str:
+        """Connect, and hold the connection until it breaks or its time is up."""
+        try:
+            with socket.create_connection(self._address, CONNECT_TIMEOUT) as connection:
+                self.answer = "open"
+                deadline = time.monotonic() + self._every
+                while (left := deadline - time.monotonic()) > 0:
+                    connection.settimeout(left)
+                    try:
+                        if not connection.recv(4096):  # else a greeting, which nobody needs
+                            break
+                    except OSError:
+                        break
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError:
+            return "silent"
+        return "open"

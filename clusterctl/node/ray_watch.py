@@ -1,9 +1,9 @@
-"""Asks the GCS who is there and prints a JSON line each time. The only module that needs Ray.
+"""What Ray's GCS says of the nodes: the process that asks it, and the supervisor's side of it.
 
-It runs as a process of its own: Ray's C++ client ends the process it lives in when the GCS
-stays away, and the supervisor must not end with it.
+`watch` runs in a process of its own, since Ray's C++ client ends its process when the GCS stays
+away, and the supervisor must not end with it. Nothing else in this package imports Ray.
 
-`ray._private.state.GlobalState` is used, since it needs neither a dashboard nor a driver that
+It uses `ray._private.state.GlobalState`, which needs neither a dashboard nor a driver that
 registers a job, and answers in milliseconds (2.60: 8 ms; `ray list nodes` takes 4 s).
 """
 
@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, List, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
 
-from clusterctl.node.documents import RayNode
+from clusterctl.node.children import Child
+from clusterctl.node.documents import RayNode, from_json
+from clusterctl.node.timing import Backoff, Timing
 
-# Labels that `ray start` gets from the supervisor: the GCS itself keeps no version per node.
+# Labels that the supervisor passes to `ray start`: the GCS itself keeps no version per node.
 VERSION_LABELS = ("ray-version", "python-version")
 
 WORKER_PREFIX = "vllm_Worker_"
@@ -25,7 +31,7 @@ WORKER_PREFIX = "vllm_Worker_"
 
 @dataclass(frozen=True)
 class WorkerActor:
-    """A living vLLM worker: `name` is vllm_Worker_INSTANCE[_TPi][_PPj]."""
+    """A living vLLM worker. `name` is vllm_Worker_INSTANCE[_TPi][_PPj]."""
 
     name: str
     node_id: str
@@ -45,18 +51,7 @@ class Snapshot:
 
 
 def watch(address: str, interval: float) -> None:
-    """Print a snapshot every `interval` seconds until nobody reads them."""
-    state = _connect(address)
-    while True:
-        _print(_look(state))
-        time.sleep(interval)
-
-
-def _print(snapshot: Snapshot) -> None:
-    print(json.dumps(asdict(snapshot)), flush=True)  # noqa: T201
-
-
-def _connect(address: str) -> Any:
+    """Print a snapshot as a JSON line every `interval` seconds, until nobody reads them."""
     raylet: Any = importlib.import_module("ray._raylet")
     private_state: Any = importlib.import_module("ray._private.state")
     state = private_state.GlobalState()
@@ -64,49 +59,50 @@ def _connect(address: str) -> Any:
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     state._initialize_global_state(options)  # noqa: SLF001
-    return state
-
-
-def _look(state: Any) -> Snapshot:
-    try:
-        nodes = ray_nodes(state.node_table(), state.available_resources_per_node())
-        workers = worker_actors(state.actor_table(None, None, "ALIVE"), state.job_table())
-    except Exception as error:
-        return Snapshot(time.time(), error=f"{type(error).__name__}: {error}")
-    return Snapshot(time.time(), nodes, workers)
+    while True:
+        try:
+            nodes = ray_nodes(state.node_table(), state.available_resources_per_node())
+            workers = worker_actors(state.actor_table(None, None, "ALIVE"), state.job_table())
+            snapshot = Snapshot(time.time(), nodes, workers)
+        except Exception as error:
+            snapshot = Snapshot(time.time(), error=f"{type(error).__name__}: {error}")
+        print(json.dumps(asdict(snapshot)), flush=True)  # noqa: T201
+        time.sleep(interval)
 
 
 def ray_nodes(
     table: List[Dict[str, Any]], available: Mapping[str, Mapping[str, float]]
 ) -> List[RayNode]:
-    """RayNodes from Ray's node table and what each living node has left."""
-    return [_ray_node(row, available.get(row["NodeID"], {})) for row in table]
-
-
-def _ray_node(row: Mapping[str, Any], left: Mapping[str, float]) -> RayNode:
-    total = row.get("Resources", {})
-    labels = row.get("Labels", {})
-    gpus = float(total.get("GPU", 0.0))
-    alive = bool(row["Alive"])
-    return RayNode(
-        node_id=row["NodeID"],
-        node_ip=row["NodeManagerAddress"],
-        name=row.get("NodeName", ""),
-        alive=alive,
-        head="node:__internal_head__" in total,
-        gpus=gpus,
-        gpus_used=gpus - float(left.get("GPU", 0.0)) if alive else 0.0,
-        cpus=float(total.get("CPU", 0.0)),
-        ray_version=labels.get(VERSION_LABELS[0], ""),
-        python_version=labels.get(VERSION_LABELS[1], ""),
-        death_reason=row.get("DeathReasonMessage", ""),
-    )
+    """Convert Ray's node table. `available` is what each living node has left, by node id."""
+    found = []
+    for row in table:
+        total = row.get("Resources", {})
+        labels = row.get("Labels", {})
+        gpus = float(total.get("GPU", 0.0))
+        alive = bool(row["Alive"])
+        left = float(available.get(row["NodeID"], {}).get("GPU", 0.0))
+        found.append(
+            RayNode(
+                node_id=row["NodeID"],
+                node_ip=row["NodeManagerAddress"],
+                name=row.get("NodeName", ""),
+                alive=alive,
+                head="node:__internal_head__" in total,
+                gpus=gpus,
+                gpus_used=gpus - left if alive else 0.0,
+                cpus=float(total.get("CPU", 0.0)),
+                ray_version=labels.get(VERSION_LABELS[0], ""),
+                python_version=labels.get(VERSION_LABELS[1], ""),
+                death_reason=row.get("DeathReasonMessage", ""),
+            )
+        )
+    return found
 
 
 def worker_actors(
     actors: Mapping[str, Mapping[str, Any]], jobs: List[Dict[str, Any]]
 ) -> List[WorkerActor]:
-    """The vLLM workers among Ray's actors, each with the pid of its driver."""
+    """Return the vLLM workers among Ray's actors, each with the pid of its driver."""
     drivers = {job["JobID"]: int(job["DriverPid"]) for job in jobs}
     return [
         WorkerActor(
@@ -119,3 +115,113 @@ def worker_actors(
         for actor in actors.values()
         if actor["Name"].startswith(WORKER_PREFIX) and actor["State"] == "ALIVE"
     ]
+
+
+def own_argv() -> List[str]:
+    """Return the command that runs this package again, from its zip file or the source tree."""
+    origin = Path(__file__).parents[2]
+    if origin.is_file():
+        return [sys.executable, str(origin)]
+    return [sys.executable, "-m", "clusterctl.node"]
+
+
+class RayView:
+    """Keeps the watching process alive and holds its last snapshot.
+
+    Workers run one too, not only the head: a raylet that hangs cannot report itself, and the GCS,
+    which counts it dead, tells nobody who would restart it.
+    """
+
+    def __init__(self, argv: List[str], host: str, timing: Timing) -> None:
+        """`argv` runs the watching process; `host` is the name of this node."""
+        self._argv = argv
+        self._host = host
+        self._timing = timing
+        self._child: Optional[Child] = None
+        self._backoff = Backoff(timing.ray_backoff_first, timing.ray_backoff_max)
+        # The times are monotonic seconds.
+        self._next_start = 0.0
+        self._heard = 0.0
+        self._answered: Optional[float] = None  # When the GCS last answered
+        self._unlisted: Optional[float] = None  # Since when it has not listed this node
+        self._generation = 0  # Tells the lines of a process that was ended from those of the next
+        self.snapshot: Optional[Snapshot] = None
+        self.taken = 0.0  # When the GCS said it: the host's clock may be set in between
+        self.error = ""
+
+    def tick(self, now: float, ray_up: bool, env: Mapping[str, str]) -> None:
+        """Start, restart or end the process. `now` is monotonic."""
+        if self._child is None:
+            if ray_up and now >= self._next_start:
+                self._start(now, env)
+        elif not ray_up:
+            self.stop()
+        elif (
+            self._child.exit_status() is not None or now - self._heard > self._timing.watch_silence
+        ):
+            self._end_child()
+            self._next_start = now + self._backoff.failed()
+
+    def fresh(self) -> Optional[Snapshot]:
+        """Return the last snapshot, unless it is too old to prove anything."""
+        old = time.monotonic() - self.taken >= self._timing.snapshot_age
+        return None if old else self.snapshot
+
+    def unlisted(self, now: float) -> str:
+        """Return why this node counts as lost, if the GCS has answered for a while without listing
+        it as alive; otherwise an empty string."""
+        snapshot = self.fresh()
+        own = [node for node in snapshot.nodes if node.name == self._host] if snapshot else []
+        if snapshot is None or any(node.alive for node in own):
+            self._unlisted = None
+            return ""
+        self._unlisted = now if self._unlisted is None else self._unlisted
+        if now - self._unlisted < self._timing.unlisted_limit:
+            return ""
+        reason = own[-1].death_reason if own else ""
+        return f"the GCS considers this node dead: {reason or 'it does not know it'}"
+
+    def unanswered(self, now: float) -> str:
+        """Say for how long a GCS that used to answer has been silent, if that is too long."""
+        if self._answered is None or now - self._answered < self._timing.gcs_silence:
+            return ""
+        return f"the GCS has not answered for {now - self._answered:.0f} s"
+
+    def stop(self) -> None:
+        """End the process, and forget what it said: it does not apply to the next Ray."""
+        self._end_child()
+        self._answered = self._unlisted = None
+
+    def _end_child(self) -> None:
+        if self._child:
+            self._child.kill_all()
+        self._child = None
+        self._generation += 1
+        self.snapshot = None
+
+    def _start(self, now: float, env: Mapping[str, str]) -> None:
+        self._heard = now
+        try:
+            self._generation += 1
+            read = partial(self._read, self._generation)
+            self._child = Child(self._argv, {**os.environ, **env}, None, read)
+        except OSError as error:
+            self.error = str(error)
+            self._next_start = now + self._backoff.failed()
+
+    def _read(self, generation: int, line: str) -> None:
+        # Runs in the reader's thread. Ray's own warnings arrive here too, and the last lines of
+        # a process that was ended may arrive late.
+        if generation != self._generation or not line.startswith("{"):
+            return
+        try:
+            snapshot = from_json(Snapshot, line)
+        except ValueError:
+            return
+        self._heard = time.monotonic()
+        self.error = snapshot.error
+        if not snapshot.error:
+            self.taken = self._heard - max(0.0, time.time() - snapshot.time)
+            self.snapshot = snapshot
+            self._answered = self._heard
+            self._backoff.succeeded()

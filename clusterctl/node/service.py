@@ -1,7 +1,7 @@
 """Keeps one declared service running: wait, start, watch, restart the whole group, stop.
 
-vLLM is fail-stop: when one rank dies, all of it has to start again, on nodes that are there.
-So a service whose ground is gone is ended at once, rather than left to the timeouts of NCCL.
+vLLM is fail-stop: when one rank dies, the whole group has to start again, on nodes that are there.
+So a service that has lost a node is ended at once rather than left to the timeouts of NCCL.
 
     waiting -> starting -> loading -> ready
        ^          |           |         |  \\
@@ -12,27 +12,95 @@ So a service whose ground is gone is ended at once, rather than left to the time
 
 from __future__ import annotations
 
+import re
 import time
-from typing import List, Optional
+from dataclasses import dataclass
+from typing import FrozenSet, List, Mapping, Optional, Sequence
 
-from clusterctl.node.admission import Ground, living, ranks, who_left, why_wait
 from clusterctl.node.attempt import Attempt
-from clusterctl.node.backoff import Backoff
-from clusterctl.node.documents import Rank, ServiceDocument, ServiceState
-from clusterctl.node.journal import Journal
-from clusterctl.node.paths import NodePaths
-from clusterctl.node.ray_watch import Snapshot
-from clusterctl.node.timing import Timing
+from clusterctl.node.contract import breaches, free_gpus
+from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
+from clusterctl.node.timing import Backoff, Timing
 
 UNPROVABLE = "it listens, and answers no request that would prove it"
+
+_RANK_NAME = re.compile(WORKER_PREFIX + r".+?(?:_TP(?P<tp>\d+))?(?:_PP(?P<pp>\d+))?(?:_PCP\d+)?$")
+
+_LOADING = ("starting", "loading")
+
+
+@dataclass(frozen=True)
+class RayConditions:
+    """What a service needs of Ray in order to run, at one moment."""
+
+    expected: Sequence[ExpectedNode]
+    snapshot: Optional[Snapshot]  # None if Ray's last report is too old to prove anything
+    ray_up: bool  # On this host
+    env: Mapping[str, str]
+    taken: float = 0.0  # Monotonic seconds of the snapshot
+
+
+def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: float) -> str:
+    """Return why the service cannot start yet, or an empty string.
+
+    A snapshot from before `not_before` (monotonic seconds) still counts GPUs of the last attempt.
+    """
+    if not conditions.ray_up:
+        return "for Ray on this host"
+    snapshot = conditions.snapshot
+    if snapshot is None or conditions.taken < not_before:
+        return "for Ray to report its nodes"
+    found = breaches(conditions.expected, snapshot.nodes)
+    if found:
+        return "; ".join(f"{breach.host} {breach.summary}" for breach in found)
+    free = free_gpus(snapshot.nodes)
+    if free < document.gpus:
+        return f"{document.gpus} GPUs are needed, {free:g} are free"
+    return ""
+
+
+def who_left(started_with: FrozenSet[str], snapshot: Optional[Snapshot]) -> str:
+    """Name a node that was there at the start and is dead now, or return an empty string.
+
+    A raylet that came back has another id: vLLM's worker on the old one is gone all the same.
+    """
+    for node in snapshot.nodes if snapshot else []:
+        if not node.alive and node.node_id in started_with:
+            reason = node.death_reason or "no reason given"
+            return f"{node.name or node.node_ip} left Ray: {reason}"
+    return ""
+
+
+def ranks(
+    workers: Sequence[WorkerActor], nodes: Sequence[RayNode], tensor_parallel: int
+) -> List[Rank]:
+    """Return where each vLLM worker runs, by rank: TP counts fastest, then PP."""
+    hosts = {node.node_id: node.name for node in nodes}
+    found = []
+    for worker in workers:
+        match = _RANK_NAME.match(worker.name)
+        if match:
+            tp, pp = int(match["tp"] or 0), int(match["pp"] or 0)
+            rank = pp * tensor_parallel + tp
+            host = hosts.get(worker.node_id, "")
+            found.append(Rank(rank, tp, pp, host, worker.node_ip, worker.pid))
+    return sorted(found, key=lambda rank: rank.rank)
 
 
 class Service:
     """Driven by `tick`, which never blocks. Times named `now` are monotonic seconds."""
 
     def __init__(
-        self, document: ServiceDocument, paths: NodePaths, timing: Timing, journal: Journal
+        self,
+        document: ServiceDocument,
+        paths: NodePaths,
+        timing: Timing,
+        journal: Journal,
+        previous: Optional[ServiceState] = None,
     ) -> None:
+        """`previous` is what the supervisor of an earlier container last said of this service."""
         self._shown = document
         self._paths = paths
         self._timing = timing
@@ -40,9 +108,9 @@ class Service:
         self._backoff = Backoff(timing.service_backoff_first, timing.service_backoff_max)
         self._attempt: Optional[Attempt] = None
         self._retry_at: Optional[float] = None
-        self._kill_at = 0.0
-        self._freed = 0.0
-        self._attempts = 0
+        self._kill_at = 0.0  # When a service that stops is killed
+        self._freed = 0.0  # When the last attempt gave its GPUs back
+        self._attempts = 0  # Since it was last ready
         self._starts = 0
         self._ready_seconds = 0.0
         self._last_error: List[str] = []
@@ -52,30 +120,41 @@ class Service:
         self._detail = ""
         self._since = 0.0
         self._snapshot: Optional[Snapshot] = None
-        self.forgotten = False
-        """Removed and stopped: nothing is left to do or to show."""
+        self.forgotten = False  # Removed and stopped: there is nothing left to do or to show
+        if previous and previous.fingerprint == document.fingerprint:
+            self._last_failure = previous.last_failure
+            self._last_failure_time = previous.last_failure_time
+            if previous.pid or previous.attempts or previous.ready_seconds:
+                self._starts = previous.restarts + 1
         self._turn("waiting", "for its turn")
 
-    def tick(self, now: float, wanted: Optional[ServiceDocument], ground: Ground) -> None:
-        """Look, and do what is due. `wanted` is None once the document is removed."""
-        self._snapshot = ground.snapshot
+    def tick(
+        self, now: float, wanted: Optional[ServiceDocument], conditions: RayConditions
+    ) -> None:
+        """Do what is due. `wanted` is None once the document has been removed."""
+        self._snapshot = conditions.snapshot
         attempt = self._attempt
         if attempt is None:
-            self._without_process(now, wanted, ground)
+            self._without_process(now, wanted, conditions)
         elif self._phase == "stopping":
             self.finish_stop(now)
         elif wanted is None or wanted.fingerprint != attempt.document.fingerprint:
             self._begin_stop(now, attempt, "it was changed" if wanted else "it was removed")
-        elif not ground.ray_up:
-            self._lose_ground(attempt, "Ray is not running on this host")
+        elif not conditions.ray_up:
+            self._wait_again(attempt, "Ray is not running on this host")
         else:
             self._shown = wanted
             self._look(now, attempt)
 
     def state(self) -> ServiceState:
-        """As it goes into state.json."""
+        """Return its entry for state.json."""
         attempt = self._attempt
         reading = attempt.reading if attempt else None
+        silence = reading.silence if reading and self._phase == "ready" else None
+        # Only after two looks in a row that saw no sign of life.
+        now = time.monotonic()
+        shown = silence and now - silence.since >= self._timing.silence_shown
+        tensor_parallel = self._shown.tensor_parallel
         return ServiceState(
             name=self._shown.name,
             state=self._phase,
@@ -92,76 +171,80 @@ class Service:
             waiting=reading.waiting if reading else 0.0,
             tokens_per_second=reading.tokens_per_second if reading else 0.0,
             kv_cache_use=reading.kv_cache_use if reading else 0.0,
-            ranks=self._ranks(),
+            ranks=ranks(attempt.owned(self._snapshot), self._snapshot.nodes, tensor_parallel)
+            if attempt and self._snapshot
+            else [],
             last_error=self._last_error,
-            silence=self._silence(),
+            silence=silence.told(now) if silence and shown else "",
             last_failure=self._last_failure,
             last_failure_time=self._last_failure_time,
         )
 
     def stop(self, now: float) -> None:
-        """The supervisor ends: stop gracefully; call `finish_stop` until `stopped`."""
+        """Begin a graceful stop, since the supervisor ends. Call `finish_stop` until `stopped`."""
         if self._attempt and self._phase != "stopping":
-            self._begin_stop(now, self._attempt, "the supervisor stops")
+            self._begin_stop(now, self._attempt, "the supervisor is stopping")
 
     @property
     def stopped(self) -> bool:
         return self._attempt is None
 
     def _without_process(
-        self, now: float, wanted: Optional[ServiceDocument], ground: Ground
+        self, now: float, wanted: Optional[ServiceDocument], conditions: RayConditions
     ) -> None:
         if wanted is None:
             self._turn("stopped", "it was removed")
             self.forgotten = True
             return
         if wanted.fingerprint != self._shown.fingerprint:
-            self._start_over(wanted)
-        if self._phase != "waiting" and not self._is_due(now):
+            # Failures of the old document say nothing about the new one.
+            self._shown = wanted
+            self._attempts = self._starts = 0
+            self._last_error = []
+            self._last_failure, self._last_failure_time = "", 0.0
+            self._backoff.succeeded()
+            self._turn("waiting", "it was changed")
+        due = self._retry_at is not None and now >= self._retry_at
+        if self._phase != "waiting" and not due:
             return
-        reason = why_wait(wanted, ground, self._freed)
+        reason = why_wait(wanted, conditions, self._freed)
         if reason:
             self._turn("waiting", reason)
         else:
-            self._start(wanted, ground)
+            self._start(wanted, conditions)
 
-    def _start_over(self, document: ServiceDocument) -> None:
-        """Another document: failures of the old one say nothing about it."""
-        self._shown = document
-        self._attempts = self._starts = 0
-        self._last_error = []
-        self._last_failure, self._last_failure_time = "", 0.0
-        self._backoff.succeeded()
-        self._turn("waiting", "it was changed")
-
-    def _is_due(self, now: float) -> bool:
-        return self._retry_at is not None and now >= self._retry_at
-
-    def _start(self, document: ServiceDocument, ground: Ground) -> None:
+    def _start(self, document: ServiceDocument, conditions: RayConditions) -> None:
         self._shown = document
         self._attempts += 1
         self._starts += 1
-        nodes = living(ground.snapshot)
+        nodes = conditions.snapshot.nodes if conditions.snapshot else []
+        living = frozenset(node.node_id for node in nodes if node.alive)
         try:
-            self._attempt = Attempt(document, ground.env, self._paths, self._timing, nodes)
+            self._attempt = Attempt(document, conditions.env, self._paths, self._timing, living)
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])
             return
         self._turn("starting", f"attempt {self._attempts}, pid {self._attempt.pid}")
 
     def _look(self, now: float, attempt: Attempt) -> None:
+        """Judge a running attempt: the first of these that applies decides."""
         reading = attempt.reading
         left = who_left(attempt.nodes, self._snapshot)
         ended_rank = attempt.ended_rank(self._snapshot, now, self._timing.rank_patience)
         if attempt.ended:
-            self._after_end(now, attempt)
+            how = attempt.how_it_ended()
+            if attempt.refused_its_arguments():
+                self._drop(attempt)
+                self._give_up(f"vLLM rejected its arguments ({how})", attempt.last_lines())
+            else:
+                self._retry_later(now, attempt, how)
         elif left:
-            self._lose_ground(attempt, left)
+            self._wait_again(attempt, left)
         elif ended_rank:
-            self._end_failed(now, attempt, ended_rank)
+            self._retry_later(now, attempt, ended_rank)
         elif reading.silence and now - reading.silence.since >= self._shown.stall_timeout:
             self._turn("stalled", reading.silence.told(now))
-            self._end_failed(now, attempt, f"stalled: {reading.silence.told(now)}")
+            self._retry_later(now, attempt, f"stalled: {reading.silence.told(now)}")
         elif reading.ready:
             self._be_ready(now, attempt)
         elif reading.unprovable:
@@ -169,7 +252,7 @@ class Service:
             self._give_up(UNPROVABLE, [f"{UNPROVABLE}: {reading.unprovable}"])
         elif now - attempt.started > attempt.document.ready_timeout:
             limit = f"not ready within {attempt.document.ready_timeout:g} s"
-            self._end_failed(now, attempt, f"{limit} ({reading.error})")
+            self._retry_later(now, attempt, f"{limit} ({reading.error})")
         elif attempt.progress():
             self._turn("loading", attempt.stage_line or reading.error)
 
@@ -184,39 +267,31 @@ class Service:
         if now - attempt.started - self._ready_seconds > self._timing.ray_steady:
             self._backoff.succeeded()
 
-    def _after_end(self, now: float, attempt: Attempt) -> None:
-        how = attempt.how_it_ended()
-        if attempt.refused_its_arguments():
-            lines = attempt.last_lines()
-            self._drop(attempt)
-            self._give_up(f"vLLM refused its arguments ({how})", lines)
-        else:
-            self._end_failed(now, attempt, how)
-
-    def _end_failed(self, now: float, attempt: Attempt, why: str) -> None:
-        """End all of it, and try again after a while."""
+    def _retry_later(self, now: float, attempt: Attempt, why: str) -> None:
+        """End the whole group after a failure of its own, and start it again after a delay."""
         self._drop(attempt)
         self._last_error = attempt.last_lines()
         delay = self._backoff.failed()
         self._retry_at = now + delay
         beyond = self._attempts >= self._timing.attempts_until_failed
-        self._turn("failed" if beyond else "backing-off", f"{why}; again in {delay:g} s")
-        self._remember(why)
+        self._turn("failed" if beyond else "backing-off", f"{why}; retrying in {delay:g} s")
+        self._record_failure(why)
 
-    def _lose_ground(self, attempt: Attempt, why: str) -> None:
-        """A node it stands on is gone: not its own failure, so no backoff."""
+    def _wait_again(self, attempt: Attempt, why: str) -> None:
+        """End the whole group because a node that it needs is gone. That is not its own failure,
+        so it starts again without a delay once the node is back."""
         self._drop(attempt)
         self._last_error = attempt.last_lines()
         self._turn("waiting", why)
-        self._remember(why)
+        self._record_failure(why)
 
     def _give_up(self, why: str, lines: List[str]) -> None:
         self._last_error = lines
         self._retry_at = None
-        self._turn("failed", f"{why}; it is not tried again until it is changed")
-        self._remember(why)
+        self._turn("failed", f"{why}; not retried until it is changed")
+        self._record_failure(why)
 
-    def _remember(self, failure: str) -> None:
+    def _record_failure(self, failure: str) -> None:
         self._last_failure, self._last_failure_time = failure, time.time()
 
     def _drop(self, attempt: Attempt) -> None:
@@ -231,7 +306,7 @@ class Service:
         self._turn("stopping", f"{why}; at most {patience:g} s")
 
     def finish_stop(self, now: float) -> None:
-        """One look at a service that stops: what is left after its time is killed."""
+        """Check once on a service that is stopping. What is left after its time is killed."""
         attempt = self._attempt
         if attempt is None or (not attempt.ended and now < self._kill_at):
             return
@@ -241,20 +316,6 @@ class Service:
             self._freed = time.monotonic()
             self._turn("waiting", "stopped")
 
-    def _silence(self) -> str:
-        """Told from the second look on that saw no sign of life."""
-        silence = self._attempt.reading.silence if self._attempt else None
-        if silence is None or self._phase != "ready":
-            return ""
-        now = time.monotonic()
-        return silence.told(now) if now - silence.since >= self._timing.silence_shown else ""
-
-    def _ranks(self) -> List[Rank]:
-        if self._attempt is None or self._snapshot is None:
-            return []
-        workers = self._attempt.owned(self._snapshot)
-        return ranks(workers, self._snapshot.nodes, self._shown.tensor_parallel)
-
     def _turn(self, phase: str, detail: str) -> None:
         if phase != self._phase:
             self._since = time.time()
@@ -262,6 +323,3 @@ class Service:
         elif detail != self._detail and phase == "waiting":
             self._journal.write(self._shown.name, phase, detail)
         self._phase, self._detail = phase, detail
-
-
-_LOADING = ("starting", "loading")

@@ -1,6 +1,6 @@
 """The node's supervisor: Ray on every node, the declared services on the head.
 
-One loop that never blocks looks at everything in turn. What may block, reading logs and
+One loop that never blocks looks at everything in turn. What may block, such as reading logs and
 asking endpoints, has threads of its own.
 """
 
@@ -11,19 +11,13 @@ import time
 from typing import Dict, List, Optional
 
 from clusterctl import __version__
-from clusterctl.node import versions
-from clusterctl.node.admission import Ground
-from clusterctl.node.declared import Declared
 from clusterctl.node.documents import NodeDocument, NodeState, ServiceDocument
-from clusterctl.node.gpus import GpuCount
+from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
 from clusterctl.node.hosts_file import HostsFile
-from clusterctl.node.journal import Journal, why_not_written
-from clusterctl.node.links import Links
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.probes import GpuCount, Links, installed_versions, version_labels
 from clusterctl.node.ray_process import RayProcess
-from clusterctl.node.ray_view import RayView, own_argv
-from clusterctl.node.service import Service
-from clusterctl.node.state_file import StateFile
+from clusterctl.node.ray_watch import RayView, own_argv
+from clusterctl.node.service import RayConditions, Service
 from clusterctl.node.timing import Timing
 
 
@@ -45,68 +39,28 @@ class Supervisor:
         self._journal = journal
         self._hosts_file = HostsFile(paths, journal)
         self._hosts_file.tick()
-        self._versions = versions.probe()
+        self._versions = installed_versions()
         self._declared = Declared(paths, journal)
-        self._ray = RayProcess(document, paths, timing, journal, versions.labels(self._versions))
+        labels = version_labels(self._versions)
+        self._ray = RayProcess(document, paths, timing, journal, labels)
         self._view = RayView(watch_argv or _watch_argv(document, timing), document.host, timing)
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._links = Links(timing)
         self._services: Dict[str, Service] = {}
         self._state_file = StateFile(paths.state, timing.state_every)
+        # Restarts and failures that happened before the container was restarted.
+        self._before = self._state_file.services_before()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Ask for the end: services first, then Ray."""
+        """Ask `run` to end: services first, then Ray."""
         self._stopping.set()
 
     def run(self) -> None:
         self._journal.write("supervisor", "started", f"version {__version__}")
         while not self._stopping.wait(self._timing.tick):
             self._round(time.monotonic())
-        self._end()
-        self._journal.write("supervisor", "stopped")
-
-    def _round(self, now: float) -> None:
-        self._follow_node_document()
-        self._hosts_file.tick()
-        self._ray.tick(now, self._fault(now))
-        self._view.tick(now, self._ray.state == "up", self._document.env)
-        self._gpus.tick(now)
-        self._links.tick(now, self._document)
-        if self._document.role == "head":
-            self._tick_services(now, self._declared.services())
-        self._state_file.write(self.state())
-
-    def _fault(self, now: float) -> str:
-        """Why Ray on this node has to be started anew although it runs, or nothing. A GCS that does
-        not answer is the head's to replace: workers then find that theirs is gone."""
-        of_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
-        return self._view.unlisted(now) or of_gcs
-
-    def _follow_node_document(self) -> None:
-        document = self._declared.node()
-        if document and document != self._document:
-            self._document = document
-            self._ray.follow(document)
-
-    def _tick_services(self, now: float, wanted: Dict[str, ServiceDocument]) -> None:
-        for name, document in wanted.items():
-            if name not in self._services:
-                self._services[name] = Service(document, self._paths, self._timing, self._journal)
-        ground = Ground(
-            self._document.expected,
-            self._view.fresh(),
-            self._ray.state == "up",
-            self._document.env,
-            self._view.taken,
-        )
-        for name, service in list(self._services.items()):
-            service.tick(now, wanted.get(name), ground)
-            if service.forgotten:
-                del self._services[name]
-
-    def _end(self) -> None:
-        """Services side by side, each within its own deadline; then what watched them."""
+        # Services stop side by side, each within its own deadline; then what watched them.
         for service in self._services.values():
             service.stop(time.monotonic())
         while not all(service.stopped for service in self._services.values()):
@@ -118,6 +72,41 @@ class Supervisor:
         self._view.stop()
         self._ray.stop()
         self._state_file.write(self.state())
+        self._journal.write("supervisor", "stopped")
+
+    def _round(self, now: float) -> None:
+        document = self._declared.node()
+        if document and document != self._document:
+            self._document = document
+            self._ray.follow(document)
+        self._hosts_file.tick()
+        # A GCS that does not answer is the head's to replace: workers then see theirs go.
+        silent_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
+        self._ray.tick(now, self._view.unlisted(now) or silent_gcs)
+        self._view.tick(now, self._ray.state == "up", self._document.env)
+        self._gpus.tick(now)
+        self._links.tick(now, self._document)
+        if self._document.role == "head":
+            self._tick_services(now, self._declared.services())
+        self._state_file.write(self.state())
+
+    def _tick_services(self, now: float, wanted: Dict[str, ServiceDocument]) -> None:
+        for name, document in wanted.items():
+            if name not in self._services:
+                self._services[name] = Service(
+                    document, self._paths, self._timing, self._journal, self._before.pop(name, None)
+                )
+        conditions = RayConditions(
+            self._document.expected,
+            self._view.fresh(),
+            self._ray.state == "up",
+            self._document.env,
+            self._view.taken,
+        )
+        for name, service in list(self._services.items()):
+            service.tick(now, wanted.get(name), conditions)
+            if service.forgotten:
+                del self._services[name]
 
     def state(self) -> NodeState:
         snapshot = self._view.snapshot if self._document.role == "head" else None

@@ -1,5 +1,6 @@
-"""Every duration that what runs in containers lives by, in seconds, in one place. What runs on the
-operator's machine has its own table, `clusterctl/deadlines.py`, which says how long is long enough.
+"""Every duration in seconds that code inside node containers uses, in one place.
+
+What runs on the operator's machine has its own table, `clusterctl/deadlines.py`.
 """
 
 from __future__ import annotations
@@ -9,26 +10,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """Tests shorten them; nothing else does."""
+    """Durations of the supervisor. Only tests change them."""
 
     tick: float = 0.2  # Pause between two rounds of the main loop
     state_every: float = 3.0  # state.json is written at least this often
 
     ray_backoff_first: float = 1.0
     ray_backoff_max: float = 30.0
-    ray_steady: float = 60.0  # Up for this long, and the next failure counts as the first again
+    ray_steady: float = 60.0  # After this long up, the next failure counts as the first again
     ray_stop: float = 10.0  # From SIGTERM to SIGKILL
-    # How long a worker holds a connection to its head's GCS before it tries another.
-    head_poll: float = 1.0
+    head_poll: float = 1.0  # How long a worker holds a connection to its head's GCS
     watch_interval: float = 1.0  # How often ray-watch asks the GCS: a few milliseconds of work
-    worker_watch_interval: float = 3.0  # The same on a worker, which looks for itself alone
-    watch_silence: float = 20.0  # Without a line for this long, ray-watch is started anew
-    # How often Ray's own processes are counted; what is missing twice is gone.
-    parts_every: float = 2.0
-    # How long the GCS may know no living node of this host before Ray is started anew.
+    worker_watch_interval: float = 3.0  # The same on a worker, which only looks for itself
+    watch_silence: float = 20.0  # Without a line for this long, ray-watch is restarted
+    parts_every: float = 2.0  # How often Ray's processes are counted; missing twice means gone
+    # How long the GCS may list no living node of this host before Ray is restarted.
     unlisted_limit: float = 4.0
-    # How long a GCS may be silent before the head starts Ray anew, which ends all that serves: on
-    # an overloaded machine ray-watch is given up after 20 s, and takes 30 s to start again.
+    # How long a GCS may be silent before the head restarts Ray, which ends everything that serves:
+    # on an overloaded machine ray-watch is given up after 20 s, and takes 30 s to start again.
     gcs_silence: float = 90.0
 
     service_backoff_first: float = 2.0
@@ -39,18 +38,18 @@ class Timing:
     stop_limit: float = 70.0
     snapshot_age: float = 10.0  # An older report of ray-watch proves nothing
 
-    connect_every: float = 0.5  # How often a port that does not answer yet is tried
+    connect_every: float = 0.5  # How often a port that is not open yet is tried
     http_timeout: float = 10.0
     answer_timeout: float = 120.0  # For the first answer, which may still compile something
     scrape_every: float = 5.0
-    # An idle engine that showed no sign of life for this long is asked for one.
+    # An idle engine that showed no sign of life for this long is sent a request.
     canary_every: float = 15.0
-    # With the two above: a service that owes a sign of life has failed to give one by 50 s after
+    # With the two above: an engine that owes a sign of life has failed to give one by 50 s after
     # the last, so that stall_timeout (ServiceDocument) holds for idle engines too.
     canary_timeout: float = 30.0
-    silence_shown: float = 10.0  # From here on a missing sign of life is told: two looks saw none
+    silence_shown: float = 10.0  # A missing sign of life is reported from here on, after two looks
 
-    nics_every: float = 2.0  # How often the node's NICs are looked at: a few milliseconds
+    nics_every: float = 2.0  # How often the node's NICs are checked: a few milliseconds of work
     # For vLLM to end by itself after one of its ranks did: its words say more than ours.
     rank_patience: float = 5.0
 
@@ -58,32 +57,49 @@ class Timing:
     gpus_timeout: float = 20.0
 
 
-# After which the fabric gate ends, whatever hangs, and says what it waited for: more than its
-# steps need one after the other on the slowest machines, less than all their limits together.
+# The whole fabric gate, which then reports what it was waiting for. Its steps need less than this
+# one after the other even on the slowest machines, though the sum of their limits is larger.
 GATE = 600.0
 
 
 @dataclass(frozen=True)
 class GateTiming:
-    """How long the fabric gate waits for each step. Tests shorten them."""
+    """How long the fabric gate waits for each step. Only tests change it."""
 
-    # Ray's own start of a worker process takes 2 to 6 s on two busy cores, 8.5 s under a load of
-    # 34.
+    # Ray takes 2 to 6 s to start a worker process on two busy cores, 8.5 s under a load of 34.
     arrive: float = 60.0
     answer: float = 20.0  # For an agent to answer at all; a crossing takes 3 s at most
-    # torch with CUDA is gigabytes, read from a cold disk the first time; without, 25 to 27 s on
-    # two cores under a load of 34 to 64.
+    # torch with CUDA is gigabytes, read from a cold disk the first time; without CUDA it took 25
+    # to 27 s on two cores under a load of 34 to 64.
     importing: float = 180.0
-    # The store opens in a moment, under any load; but torch asks for the name of its address
-    # first, and name servers that never answer cost 10 s.
+    # The store opens in a moment under any load, but torch first looks up the name of its address,
+    # and name servers that never answer cost 10 s.
     store: float = 60.0
-    join: float = 30.0  # For ranks to meet: connections, and again names
+    join: float = 30.0  # For ranks to meet: connections, and name look-ups again
     # For the 4 MiB whose sums are compared: an MTU black hole lets ranks join, and then nothing
     # arrives.
     correct: float = 20.0
     # For some all-reduces of 64 MiB, half a second each on 1 Gbit/s. With joining it took 33 s on
     # two cores under a load of 51, with name servers that never answered.
     measure: float = 60.0
-    # Until no further round of pairs begins, once an all-reduce of all has failed.
+    # No further round of pairs begins after this, once an all-reduce of all nodes has failed.
     pairs: float = 45.0
     poll: float = 0.1
+
+
+class Backoff:
+    """Seconds to wait between attempts: `first`, then doubling, at most `longest`."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self.failures = 0  # In a row
+
+    def failed(self) -> float:
+        """Count a failure and return the wait before the next attempt."""
+        delay = min(self._first * 2.0 ** min(self.failures, 32), self._longest)
+        self.failures += 1
+        return delay
+
+    def succeeded(self) -> None:
+        self.failures = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.reported import WANTED, Comparison, Reported, compare, learn, read_reported

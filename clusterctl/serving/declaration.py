@@ -19,7 +19,7 @@ from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, from_json, to_json
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.serving.watch import (
     ChangedByOthers,
     ContactLost,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, StepFailed
-from clusterctl.node.tasks import COMPLETIONS, Task
+from clusterctl.node.endpoint import COMPLETIONS, Task
 
 if TYPE_CHECKING:
     import httpx

@@ -16,7 +16,7 @@ from clusterctl.engine.events import EventSink, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
 from clusterctl.node.documents import NodeState, Rank, ServiceDocument, ServiceState
-from clusterctl.node.tasks import Task, task_of
+from clusterctl.node.endpoint import Task, task_of
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.endpoint import ServiceAnswer, ask
 from clusterctl.serving.layout import Layout

@@ -12,7 +12,7 @@ from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import log_dir, to_json
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.node_container import own_container

@@ -25,7 +25,7 @@ from clusterctl.node.documents import (
     UnreadableDocument,
     from_json,
 )
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport

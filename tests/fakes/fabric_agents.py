@@ -13,9 +13,15 @@ from typing import Any
 
 from clusterctl.node.documents import ExpectedNode
 from clusterctl.node.fabric_agent import Agent
-from clusterctl.node.fabric_agents import Answer
-from clusterctl.node.fabric_documents import Crossing, FabricSpec, GpuBackend, Place, RankReport
+from clusterctl.node.fabric_documents import (
+    Crossing,
+    FabricAddress,
+    FabricSpec,
+    GpuBackend,
+    RankReport,
+)
 from clusterctl.node.fabric_nics import Interface
+from clusterctl.node.fabric_ranks import AgentAnswer
 from tests.fakes.ports import port_of, reserved
 
 FAKE_RANK = Path(__file__).parent / "node_programs" / "fake_rank.py"
@@ -72,7 +78,7 @@ class Deaf(Agent):
 
     _ports: tuple[socket.socket, ...] = ()
 
-    def listen(self, wanted: Sequence[Place]) -> list[Crossing]:
+    def listen(self, wanted: Sequence[FabricAddress]) -> list[Crossing]:
         offered = super().listen(wanted)
         self._ports = tuple(reserved(one.ip) for one in offered)
         return [
@@ -88,7 +94,7 @@ class Deaf(Agent):
 class Narrow(Agent):
     """Answers small messages and loses large ones: behind an MTU black hole."""
 
-    def listen(self, wanted: Sequence[Place]) -> list[Crossing]:
+    def listen(self, wanted: Sequence[FabricAddress]) -> list[Crossing]:
         return [replace(one, port=self._narrow(one)) for one in super().listen(wanted)]
 
     def _narrow(self, one: Crossing) -> int:
@@ -119,12 +125,12 @@ class LocalAgents:
 
     def ask(
         self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
-    ) -> dict[str, Answer]:
+    ) -> dict[str, AgentAnswer]:
         self.asked.append(method)
-        found: dict[str, Answer] = {}
+        found: dict[str, AgentAnswer] = {}
 
         def one(host: str) -> None:
-            found[host] = Answer(getattr(self.agents[host], method)(*arguments[host]))
+            found[host] = AgentAnswer(getattr(self.agents[host], method)(*arguments[host]))
 
         asked = [host for host in arguments if host not in self._silent]
         threads = [threading.Thread(target=one, args=(host,)) for host in asked]
@@ -132,4 +138,4 @@ class LocalAgents:
             thread.start()
         for thread in threads:
             thread.join(within)
-        return {host: found.get(host, Answer(error="does not answer")) for host in arguments}
+        return {host: found.get(host, AgentAnswer(error="does not answer")) for host in arguments}

@@ -23,8 +23,7 @@ from clusterctl.node.documents import (
     from_json,
     to_json,
 )
-from clusterctl.node.journal import Journal
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.supervisor import Supervisor
 from clusterctl.node.timing import Timing
 from tests.fakes.ports import port_of, reserved
@@ -149,12 +148,15 @@ class Bench:
         self.thread.start()
 
     def stop(self) -> None:
+        self.end_supervisor()
+        for port in self.ports.values():
+            port.close()
+
+    def end_supervisor(self) -> None:
         if self.supervisor and self.thread:
             self.supervisor.stop()
             self.thread.join(PATIENCE)
             assert not self.thread.is_alive()
-        for port in self.ports.values():
-            port.close()
 
     def state(self) -> NodeState | None:
         try:

@@ -10,7 +10,7 @@ from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, to_json
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import Done, Failed

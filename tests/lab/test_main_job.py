@@ -319,7 +319,7 @@ def test_a_full_file_system_of_logs_is_named_and_stops_nothing(
         time.sleep(deadlines.STALE + 1)  # a state that is written no more would count as old by now
         ran = operator.run("status")
         assert ran.status == 8, ran.text
-        assert f"gpu1: {logs} is on a file system that is full" in ran.stdout, ran.text
+        assert f"gpu1: {logs} is on a full file system" in ran.stdout, ran.text
         assert "1 problem:" in ran.stdout, ran.text
         assert service(operator, "tiny")["state"] == "ready"
         ran = operator.run("serve", "/data/models/tiny", "--tp", "2", "--name", "tiny", "--dry-run")

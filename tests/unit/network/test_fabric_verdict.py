@@ -13,9 +13,9 @@ from clusterctl.network.gate_verdict import NOTHING, FabricVerdict, in_words, ju
 from clusterctl.node.fabric_documents import (
     Collective,
     Crossing,
+    FabricAddress,
     FabricReport,
     PairReport,
-    Place,
     RankReport,
     SeenNode,
 )
@@ -42,10 +42,12 @@ def verdict(found: FabricReport, *hosts: str, speed: int | None = 10_000) -> Fab
     return judge(found, topology(*hosts), {}, facts, "demo.yaml")
 
 
+ALL = "control, gloo, nccl"
+
+
 def seen(*hosts: str) -> list[SeenNode]:
     return [
-        SeenNode(h, {}, {NICS[h]: [IPS[h]]}, [Place("control, gloo, nccl", NICS[h], IPS[h])])
-        for h in hosts
+        SeenNode(h, {}, {NICS[h]: [IPS[h]]}, [FabricAddress(ALL, NICS[h], IPS[h])]) for h in hosts
     ]
 
 
@@ -166,7 +168,7 @@ def test_a_host_where_ray_starts_nothing() -> None:
 )  # fmt: skip
 def test_an_interface_that_cannot_be_used(problem: str, said: str, hint: str) -> None:
     nodes = seen("gpua", "gpub")
-    wrong = replace(nodes[1], places=[*nodes[1].places, Place("gloo", "eth7", "", problem)])
+    wrong = replace(nodes[1], places=[*nodes[1].places, FabricAddress("gloo", "eth7", "", problem)])
     (error,) = verdict(FabricReport(1.0, "places", seen=[nodes[0], wrong])).errors
     assert (error.host, error.summary) == ("gpub", said)
     assert hint in (error.hint or "")

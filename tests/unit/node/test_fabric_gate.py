@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from clusterctl.node.fabric_agent import Agent
-from clusterctl.node.fabric_agents import Answer
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import Gate
+from clusterctl.node.fabric_ranks import AgentAnswer
 from clusterctl.node.timing import GateTiming
 from tests.fakes.fabric_agents import Deaf, LocalAgents, Narrow, agent, spec
 
@@ -134,7 +134,7 @@ class Looking(LocalAgents):
 
     def ask(
         self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
-    ) -> dict[str, Answer]:
+    ) -> dict[str, AgentAnswer]:
         self.reports[method] = self.gate.so_far(300)
         return super().ask(method, arguments, within)
 

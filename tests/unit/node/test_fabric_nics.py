@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.node.documents import BrokenNic, NodeDocument
-from clusterctl.node.fabric_documents import Place
+from clusterctl.node.fabric_documents import FabricAddress
 from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
-from clusterctl.node.links import Links
+from clusterctl.node.probes import Links
 from clusterctl.node.timing import Timing
 
 ENV = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
@@ -61,7 +61,7 @@ def test_what_an_interface_lacks(name: str, problem: str) -> None:
 
 def test_an_ipv6_node_is_reached_by_ipv6() -> None:
     found = places({"GLOO_SOCKET_IFNAME": "eth0"}, "fd00::1", FOUND)
-    assert found == [Place("control, gloo", "eth0", "fd00::1")]
+    assert found == [FabricAddress("control, gloo", "eth0", "fd00::1")]
 
 
 def test_only_variables_of_the_fabric_are_told() -> None:
@@ -71,7 +71,7 @@ def test_only_variables_of_the_fabric_are_told() -> None:
 
 def test_a_second_address_of_an_interface_counts() -> None:
     found = [Interface("eth0", ("10.0.0.1", "10.0.0.9"), running=True)]
-    assert places({}, "10.0.0.9", found) == [Place("control", "eth0", "10.0.0.9")]
+    assert places({}, "10.0.0.9", found) == [FabricAddress("control", "eth0", "10.0.0.9")]
 
 
 def test_the_loopback_has_all_of_its_network() -> None:

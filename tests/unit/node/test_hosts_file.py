@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.hosts_file import HostsFile, with_names
-from clusterctl.node.journal import Journal
-from clusterctl.node.paths import NodePaths
 
 DECLARED = "127.0.0.1\tlocalhost\n10.0.0.1\tgpu1 rack7\n10.0.0.2\tgpu2\n"
 BLOCK = f"# clusterctl: begin\n{DECLARED}# clusterctl: end\n"

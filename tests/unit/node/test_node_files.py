@@ -14,15 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.node import documents, journal, package
-from clusterctl.node.backoff import Backoff
+from clusterctl.node import documents, files, package
 from clusterctl.node.children import Child, RotatedLog
-from clusterctl.node.declared import Declared
 from clusterctl.node.documents import GpuListing, ServiceDocument, to_json
-from clusterctl.node.gpus import GpuCount
-from clusterctl.node.journal import Journal, why_not_written
-from clusterctl.node.paths import NodePaths
-from clusterctl.node.timing import Timing
+from clusterctl.node.files import Declared, Journal, NodePaths, why_not_written
+from clusterctl.node.probes import GpuCount
+from clusterctl.node.timing import Backoff, Timing
 from tests.fakes.node_bench import await_value
 
 LISTING = GpuListing(["nvidia-smi", "-L"], "GPU ")
@@ -46,7 +43,7 @@ def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
 
 
 def test_the_journal_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "LIMIT", 50)
+    monkeypatch.setattr(files, "JOURNAL_LIMIT", 50)
     path = tmp_path / "journal.jsonl"
     told = io.StringIO()
     writer = Journal(path, "a", told)
@@ -68,9 +65,9 @@ def test_a_directory_of_logs_on_a_full_or_read_only_file_system_is_told(tmp_path
     try:
         assert why_not_written(tmp_path) == ""
         (tmp_path / "ballast").write_bytes(bytes(1536 * 1024))
-        assert why_not_written(tmp_path) == f"{tmp_path} is on a file system that is full"
+        assert why_not_written(tmp_path) == f"{tmp_path} is on a full file system"
         mount("-o", "remount,ro")
-        assert why_not_written(tmp_path) == f"{tmp_path} is on a file system that is read-only"
+        assert why_not_written(tmp_path) == f"{tmp_path} is on a read-only file system"
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
     assert why_not_written(tmp_path / "gone") == f"{tmp_path}/gone: No such file or directory"
@@ -213,8 +210,8 @@ def test_the_package_stays_what_it_was_while_clusterctl_is_upgraded(tmp_path: Pa
         "from pathlib import Path\n"
         "from clusterctl.node import package\n"
         "told = package.install_dir()\n"
-        "Path(package.__file__).with_name('paths.py').write_text('upgraded = True')\n"
-        "assert b'upgraded' not in package.build()\n"
+        "Path(package.__file__).with_name('files.py').write_text('upgraded = True')\n"
+        "assert b'upgraded = True' not in package.build()\n"
         "assert package.install_dir() == told\n"
     )
     subprocess.run(

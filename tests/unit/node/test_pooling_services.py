@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.node.endpoint import Metrics, parse_metrics
-from clusterctl.node.tasks import COMPLETIONS, TASKS, Task, task_of
+from clusterctl.node.endpoint import COMPLETIONS, TASKS, Metrics, Task, parse_metrics, task_of
 from clusterctl.serving.diagnose import diagnose
 from tests.fakes.node_bench import Bench, await_value
 

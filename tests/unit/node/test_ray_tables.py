@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from clusterctl.node.admission import Ground, ranks, who_left, why_wait
 from clusterctl.node.documents import RayNode, ServiceDocument
+from clusterctl.node.probes import Versions, version_labels
 from clusterctl.node.ray_watch import Snapshot, WorkerActor, ray_nodes, worker_actors
-from clusterctl.node.versions import Versions, labels
+from clusterctl.node.service import RayConditions, ranks, who_left, why_wait
 
 ROW = {
     "NodeID": "0ff7", "Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeName": "a",
@@ -62,9 +62,12 @@ def test_pipeline_parallel_alone_and_a_single_rank() -> None:
 
 def test_why_a_service_waits() -> None:
     service = ServiceDocument("s", "m", "m", [], {}, "", 1, 1, 1, 1, "f")
-    assert why_wait(service, Ground([], None, ray_up=False, env={}), 0) == "for Ray on this host"
-    old = Ground([], Snapshot(10.0), ray_up=True, env={}, taken=10.0)
-    assert why_wait(service, old, not_before=11.0) == "for Ray's own report of its nodes"
+    assert (
+        why_wait(service, RayConditions([], None, ray_up=False, env={}), 0)
+        == "for Ray on this host"
+    )
+    old = RayConditions([], Snapshot(10.0), ray_up=True, env={}, taken=10.0)
+    assert why_wait(service, old, not_before=11.0) == "for Ray to report its nodes"
 
 
 def test_a_node_that_was_dead_before_is_not_missed() -> None:
@@ -75,6 +78,6 @@ def test_a_node_that_was_dead_before_is_not_missed() -> None:
 
 def test_versions_become_labels_where_ray_takes_them() -> None:
     known = Versions(ray="2.60.0", python="3.12.1+x", vllm="")
-    assert labels(known) == ["--labels=ray-version=2.60.0,python-version=3.12.1-x"]
-    assert labels(Versions("2.40.0", "3.12.1", "")) == []
-    assert labels(Versions("", "3.12.1", "")) == []
+    assert version_labels(known) == ["--labels=ray-version=2.60.0,python-version=3.12.1-x"]
+    assert version_labels(Versions("2.40.0", "3.12.1", "")) == []
+    assert version_labels(Versions("", "3.12.1", "")) == []

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.node.children import session_members
 from clusterctl.node.documents import ExpectedNode
-from clusterctl.node.ray_process import understood
+from clusterctl.node.ray_process import supported_argv
 from tests.fakes.node_bench import Bench, await_value
 from tests.fakes.ports import port_of, reserved
 
@@ -89,7 +89,7 @@ def test_a_raylet_that_the_gcs_counts_dead_is_started_again(tmp_path: Path, role
             await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
             assert not session_members(bench.starts("ray")[0]["pid"])
             told = " ".join(bench.told("ray"))
-            assert "the GCS counts this node dead: missed 3 checks" in told
+            assert "the GCS considers this node dead: missed 3 checks" in told
 
             bench.in_ray(bench.node("a", "n1", alive=False), bench.node("a", "n3"))
             bench.await_ray("up")
@@ -208,5 +208,5 @@ def test_a_worker_reads_no_services(worker: Bench, tmp_path: Path) -> None:
 
 def test_ray_without_its_client_is_given_no_port_for_it() -> None:
     argv = ["ray", "start", "--head", "--ray-client-server-port=10001", "--block"]
-    assert understood(argv, has_client=True) == argv
-    assert understood(argv, has_client=False) == ["ray", "start", "--head", "--block"]
+    assert supported_argv(argv, has_client=True) == argv
+    assert supported_argv(argv, has_client=False) == ["ray", "start", "--head", "--block"]

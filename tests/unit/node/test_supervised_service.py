@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.node.admission import Ground
 from clusterctl.node.children import session_members
-from clusterctl.node.journal import Journal
+from clusterctl.node.files import Journal
 from clusterctl.node.ray_watch import Snapshot
-from clusterctl.node.service import Service
+from clusterctl.node.service import RayConditions, Service
 from tests.fakes.node_bench import Bench, await_value
 
 
@@ -66,7 +65,7 @@ def test_it_waits_for_free_gpus(bench: Bench) -> None:
     bench.declare()
     bench.start()
 
-    bench.await_service("waiting", detail="2 GPUs are needed, and 1 are free")
+    bench.await_service("waiting", detail="2 GPUs are needed, 1 are free")
 
 
 def test_stage_and_metrics_are_shown(bench: Bench) -> None:
@@ -137,7 +136,7 @@ def test_refused_arguments_are_not_tried_again_until_the_document_changes(bench:
     bench.declare()
     bench.start()
     failed = bench.await_service("failed")
-    assert "refused its arguments" in failed.detail
+    assert "rejected its arguments" in failed.detail
     assert "--frobnicate" in failed.last_error[-1]
 
     bench.behaviour("vllm", {})
@@ -217,7 +216,7 @@ def test_what_is_never_right_is_not_ready_in_time(
     document = bench.declare(gpus=0)
     journal = Journal(bench.paths.journal, "a", io.StringIO())
     service = Service(document, bench.paths, bench.timing, journal)
-    ground = Ground([], Snapshot(time.time()), ray_up=True, env={})
+    ground = RayConditions([], Snapshot(time.time()), ray_up=True, env={})
     service.tick(time.monotonic(), document, ground)
     attempt = await_value(lambda: service._attempt, "a start")
     await_value(lambda: attempt.reading.error == told, told)
@@ -363,3 +362,33 @@ def test_a_rank_that_ended_while_vllm_goes_on_ends_the_whole_group(bench: Bench)
 
     again = bench.await_service("ready", restarts=1)
     assert again.last_failure == "a rank ended on b (process 8)"
+
+
+def test_a_restarted_supervisor_keeps_restarts_and_the_last_failure(bench: Bench) -> None:
+    """The state file is on the host, so it outlives the container."""
+    bench.declare()
+    bench.start()
+    first = bench.await_service("ready")
+    os.kill(first.pid, signal.SIGKILL)
+    again = bench.await_service("ready", restarts=1)
+    assert again.last_failure == "was ended by signal 9"
+    bench.end_supervisor()
+
+    bench.start()
+
+    ready = bench.await_service("ready", restarts=2)
+    assert ready.last_failure == again.last_failure
+    assert ready.last_failure_time == again.last_failure_time
+
+
+def test_failures_of_another_document_are_not_kept_over_a_restart(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    os.kill(bench.await_service("ready").pid, signal.SIGKILL)
+    bench.await_service("ready", restarts=1)
+    bench.end_supervisor()
+
+    bench.declare(fingerprint="2")
+    bench.start()
+
+    assert not bench.await_service("ready", restarts=0, fingerprint="2").last_failure

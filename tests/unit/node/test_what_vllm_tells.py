@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.node.attempt import later, plain, stage_of
 from clusterctl.node.endpoint import Metrics, parse_metrics
-from clusterctl.node.progress import Progress
-from clusterctl.node.stages import later, plain, stage_of
+from clusterctl.node.endpoint_watch import EngineProgress
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def counted(running: float, waiting: float, tokens: float, kv_cache_use: float =
 
 
 def test_an_engine_whose_tokens_move_is_at_most_one_look_silent() -> None:
-    progress = Progress(now=0)
+    progress = EngineProgress(now=0)
     for second in range(0, 100, 5):
         progress.update(second, counted(1, 0, second))
         silence = progress.silence()
@@ -81,7 +81,7 @@ def test_an_engine_whose_tokens_move_is_at_most_one_look_silent() -> None:
 
 
 def test_requests_and_no_tokens_are_silence_since_they_are_there() -> None:
-    progress = Progress(now=0)
+    progress = EngineProgress(now=0)
     progress.update(30, counted(0, 0, 7))
     progress.update(35, counted(1, 2, 7))
     progress.update(40, counted(1, 2, 7))
@@ -91,7 +91,7 @@ def test_requests_and_no_tokens_are_silence_since_they_are_there() -> None:
 
 
 def test_a_prompt_that_is_read_in_chunks_is_no_silence() -> None:
-    progress = Progress(now=0)
+    progress = EngineProgress(now=0)
     for second in range(0, 300, 5):
         progress.update(second, counted(1, 0, 7, kv_cache_use=second / 1000))
         silence = progress.silence()
@@ -100,7 +100,7 @@ def test_a_prompt_that_is_read_in_chunks_is_no_silence() -> None:
 
 
 def test_an_idle_engine_owes_nothing_and_is_asked_for_a_sign() -> None:
-    progress = Progress(now=0)
+    progress = EngineProgress(now=0)
     for second in range(5, 20, 5):
         progress.update(second, counted(0, 0, 7))
         assert progress.silence() is None
@@ -113,7 +113,7 @@ def test_an_idle_engine_owes_nothing_and_is_asked_for_a_sign() -> None:
 
 
 def test_a_canary_without_an_answer_is_silence_since_the_last_sign() -> None:
-    progress = Progress(now=0)
+    progress = EngineProgress(now=0)
     progress.update(5, counted(0, 0, 7))
     progress.unanswered("POST /v1/completions: timed out")
     progress.update(40, counted(1, 0, 7))  # the canary itself, which the engine took
@@ -127,7 +127,7 @@ def test_a_canary_without_an_answer_is_silence_since_the_last_sign() -> None:
 
 
 def test_metrics_that_cannot_be_read_are_silence_since_they_could() -> None:
-    progress = Progress(now=0)
+    progress = EngineProgress(now=0)
     progress.update(100, counted(0, 0, 7))
     progress.unread("GET /metrics: timed out")
     silence = progress.silence()

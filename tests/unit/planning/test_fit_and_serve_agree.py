@@ -18,7 +18,7 @@ from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState, to_json
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.planning.fit_on_cluster import plan_request
 from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.planner import FitReport, plan

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConnectionFailed, StepFailed
-from clusterctl.node.tasks import task_of
+from clusterctl.node.endpoint import task_of
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.endpoint import (
     ServiceEndpoint,

@@ -255,11 +255,11 @@ def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
 
 def test_a_full_file_system_of_logs_is_named_and_nothing_else(facts: HostFacts) -> None:
     reports = healthy(facts)
-    full = state("gpu2", logs_problem=f"{LOGS} is on a file system that is full")
+    full = state("gpu2", logs_problem=f"{LOGS} is on a full file system")
     reports["gpu2"] = replace(reports["gpu2"], state=full)
     status = assess(survey_of(INVENTORY, reports))
     assert status.problems == (
-        f"gpu2: {LOGS} is on a file system that is full: logs and journal are not written",
+        f"gpu2: {LOGS} is on a full file system: logs and journal are not written",
     )
     assert status.hints == ("clusterctl exec --limit gpu2 -- df -h /var/log/clusterctl/demo",)
 

@@ -11,7 +11,7 @@ from clusterctl.facts.network_requirements import PortsTaken
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory, Nics
 from clusterctl.node.documents import NodeState, RayNode, to_json
-from clusterctl.node.paths import NodePaths
+from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.survey.consistency import releases_apart
 from clusterctl.survey.drift import ray_problems

@@ -1,0 +1,219 @@
+"""What the supervisor reads and writes on its host: documents, the state file, the journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, TextIO, Type, TypeVar
+
+from clusterctl.node.documents import (
+    NodeDocument,
+    NodeState,
+    ServiceDocument,
+    ServiceState,
+    UnreadableDocument,
+    config_dir,
+    from_json,
+    log_dir,
+    run_dir,
+    to_json,
+)
+
+T = TypeVar("T")
+
+JOURNAL_LIMIT = 5 * 2**20  # Bytes; a larger journal is moved to journal.jsonl.1
+
+# Bytes. A file system with less free space counts as full: the next lines may not fit whole.
+LEAST_FREE = 2**20
+
+
+@dataclass(frozen=True)
+class NodePaths:
+    """Where the files of a cluster are on a node. Tests use another root."""
+
+    cluster: str
+    root: Path = Path("/")
+
+    @property
+    def config(self) -> Path:
+        return self.root / config_dir(self.cluster).lstrip("/")
+
+    @property
+    def logs(self) -> Path:
+        return self.root / log_dir(self.cluster).lstrip("/")
+
+    @property
+    def node_document(self) -> Path:
+        return self.config / "node.json"
+
+    @property
+    def declared_hosts(self) -> Path:
+        """The names and addresses of the cluster, in the format of /etc/hosts."""
+        return self.config / "hosts"
+
+    @property
+    def etc(self) -> Path:
+        return self.root / "etc"
+
+    @property
+    def services(self) -> Path:
+        return self.config / "services"
+
+    @property
+    def api_key(self) -> Path:
+        return self.config / "api.key"
+
+    @property
+    def state(self) -> Path:
+        return self.root / run_dir(self.cluster).lstrip("/") / "state.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.logs / "journal.jsonl"
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+
+class Journal:
+    """Appends a JSON line per event to the journal and prints it for people.
+
+    Thread-safe. A full disk never stops the supervisor.
+    """
+
+    def __init__(self, path: Path, host: str, stream: TextIO = sys.stdout) -> None:
+        self._path = path
+        self._host = host
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def write(self, subject: str, event: str, text: str = "") -> None:
+        """Record that `event` (one word) happened to `subject`: `ray`, `supervisor` or a
+        service."""
+        now = time.time()
+        entry = {"time": now, "host": self._host, "subject": subject, "event": event, "text": text}
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+        with self._lock:
+            print(f"{stamp} {subject} {event} {text}".rstrip(), file=self._stream, flush=True)
+            try:
+                if self._path.exists() and self._path.stat().st_size > JOURNAL_LIMIT:
+                    self._path.replace(self._path.with_name(self._path.name + ".1"))
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(entry) + "\n")
+            except OSError as error:
+                print(f"{stamp} journal not written: {error}", file=self._stream, flush=True)
+
+
+def why_not_written(directory: Path) -> str:
+    """Return why logs in `directory` cannot be written, or an empty string if they can."""
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    if found.f_flag & os.ST_RDONLY:
+        return f"{directory} is on a read-only file system"
+    if found.f_bfree * found.f_frsize < LEAST_FREE:
+        return f"{directory} is on a full file system"
+    if found.f_files and not found.f_ffree:
+        return f"{directory} is on a file system without free inodes"
+    return ""
+
+
+class Declared:
+    """The documents on disk, read again and again while the controller changes them.
+
+    When a document becomes unreadable its last good version stays in force, since a typo must not
+    stop what is serving; `unreadable` lists it until it is fixed or removed.
+    """
+
+    def __init__(self, paths: NodePaths, journal: Journal) -> None:
+        self._paths = paths
+        self._journal = journal
+        self._read_last: Dict[str, bytes] = {}
+        self._good: Dict[str, object] = {}
+        self._unreadable: Dict[str, UnreadableDocument] = {}
+
+    def node(self) -> Optional[NodeDocument]:
+        """Return node.json, or None until it exists and is readable."""
+        return self._read(NodeDocument, "node.json", self._paths.node_document)
+
+    def services(self) -> Dict[str, ServiceDocument]:
+        """Return the declared services by name; none if the directory is missing."""
+        found: Dict[str, ServiceDocument] = {}
+        paths = {f"services/{path.name}": path for path in self._paths.services.glob("[!.]*.json")}
+        for name in [name for name in self._unreadable if name not in {"node.json", *paths}]:
+            del self._unreadable[name]
+        for name, path in sorted(paths.items()):
+            document = self._read(ServiceDocument, name, path)
+            if document:
+                found[document.name] = document
+        return found
+
+    def unreadable(self) -> List[UnreadableDocument]:
+        return list(self._unreadable.values())
+
+    def _read(self, kind: Type[T], name: str, path: Path) -> Optional[T]:
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if data != self._read_last.get(name):
+            self._read_last[name] = data
+            try:
+                self._good[name] = from_json(kind, data.decode())
+                self._unreadable.pop(name, None)
+            except ValueError as error:
+                good = self._good.get(name)
+                last_good = to_json(good) if good else ""
+                self._unreadable[name] = UnreadableDocument(name, str(error), last_good)
+                self._journal.write("supervisor", "unreadable", f"{name}: {error}")
+        good = self._good.get(name)
+        return good if isinstance(good, kind) else None
+
+
+class StateFile:
+    """state.json, replaced whole on every change and at least every few seconds."""
+
+    def __init__(self, path: Path, every: float) -> None:
+        """`every` is the time in seconds after which even an unchanged state is written again:
+        its timestamp shows that the supervisor is alive."""
+        self._path = path
+        self._every = every
+        self._last: Optional[NodeState] = None
+        self._written = 0.0  # Monotonic seconds: the host's clock may be set back by an hour
+
+    def services_before(self) -> Dict[str, ServiceState]:
+        """Return the services in the file that the previous supervisor left, by name.
+
+        The file is on the host, so it outlives the container but not a reboot.
+        """
+        try:
+            state = from_json(NodeState, self._path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {service.name: service for service in state.services}
+
+    def write(self, state: NodeState) -> None:
+        """Replace the file atomically, if the state changed or the last write is too old.
+
+        The file is in memory. If even that is full, its old timestamp says so.
+        """
+        now, last = time.monotonic(), self._last
+        if last and now - self._written < self._every:
+            same = dataclasses.replace(state, time=last.time, nodes_time=last.nodes_time)
+            if same == last:
+                return
+        self._last, self._written = state, now
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._path.with_name(f".{self._path.name}.new")
+            fresh.write_text(to_json(state), "utf-8")
+            os.replace(fresh, self._path)  # noqa: PTH105 - atomic, also over an existing file
+        except OSError:
+            return

@@ -1,0 +1,138 @@
+"""What the supervisor checks on its own node: visible GPUs, NICs, and installed versions."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Callable, List, Optional, Sequence
+
+from clusterctl.node.documents import BrokenNic, GpuListing, NodeDocument
+from clusterctl.node.fabric_nics import Interface, interfaces, places
+from clusterctl.node.ray_watch import VERSION_LABELS
+from clusterctl.node.timing import Timing
+
+NOT_LOOKED = -1
+LONGEST = 200  # Characters of the command's output that are kept
+
+FIRST_WITH_PLAIN_LABELS = (2, 49)  # Older `ray start` takes JSON for --labels, or lacks the option
+
+
+class GpuCount:
+    """Counts the GPUs that the container sees, without ever blocking on the command for it.
+
+    A `systemctl daemon-reload` on the host can take GPUs away from a running container
+    (nvidia-container-toolkit issue 48), and this command is the first to show it.
+    """
+
+    def __init__(self, listing: GpuListing, timing: Timing) -> None:
+        self._listing = listing
+        self._timing = timing
+        self._process: Optional[subprocess.Popen[str]] = None
+        self._asked = 0.0
+        self.visible = NOT_LOOKED
+        self.said = ""  # What the command printed, if it shows no GPU
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the command is not running."""
+        return self._process is None
+
+    def tick(self, now: float) -> None:
+        """Start the command or collect its output. `now` is monotonic."""
+        argv = self._listing.argv
+        if self._process is not None:
+            self._collect(now, self._process)
+        elif argv and (self._asked == 0.0 or now - self._asked > self._timing.gpus_every):
+            self._asked = now
+            try:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            except OSError as error:
+                self.visible, self.said = 0, f"{argv[0]} cannot be started: {error.strerror}"
+
+    def _collect(self, now: float, process: subprocess.Popen[str]) -> None:
+        if process.poll() is None:
+            if now - self._asked > self._timing.gpus_timeout:
+                process.kill()
+                self.visible, self.said = 0, f"{self._listing.argv[0]} does not answer"
+            return
+        # A few lines per GPU fit into the pipe, so the command never blocked on writing them.
+        lines = process.communicate()[0].splitlines()
+        self._process = None
+        self.visible = sum(line.startswith(self._listing.begins) for line in lines)
+        if self.visible:
+            self.said = ""
+        elif lines:
+            self.said = lines[-1].strip()[:LONGEST]
+
+
+class Links:
+    """Checks whether the NICs that the node's environment selects can carry traffic.
+
+    A pulled cable or a renamed NIC shows nowhere else as long as Ray uses another interface.
+    """
+
+    def __init__(
+        self, timing: Timing, look: Callable[[], Sequence[Interface]] = interfaces
+    ) -> None:
+        self._timing = timing
+        self._look = look
+        self._due = 0.0
+        self.broken: List[BrokenNic] = []
+
+    def tick(self, now: float, document: NodeDocument) -> None:
+        """Look again if it is time. `now` is monotonic."""
+        if now < self._due:
+            return
+        self._due = now + self._timing.nics_every
+        try:
+            found = self._look()
+        except OSError:
+            return  # try again next time
+        self.broken = [
+            BrokenNic(place.nic, place.purpose, place.problem)
+            for place in places(document.env, document.node_ip, found)
+            if place.problem
+        ]
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions of what the image has. Empty where a package is not installed."""
+
+    ray: str
+    python: str
+    vllm: str
+
+
+def installed_versions() -> Versions:
+    """Read the versions from package metadata: importing Ray would take a second."""
+
+    def of(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return ""
+
+    return Versions(of("ray"), platform.python_version(), of("vllm"))
+
+
+def version_labels(versions: Versions) -> List[str]:
+    """Return the arguments of `ray start` that show this node's versions to the head."""
+    release = tuple(int(part) for part in versions.ray.split(".")[:2] if part.isdigit())
+    if release < FIRST_WITH_PLAIN_LABELS:
+        return []
+    pairs = []
+    for key, value in zip(VERSION_LABELS, (versions.ray, versions.python)):  # noqa: B905 - Python 3.9
+        # Labels may hold letters, digits, dots, dashes and underscores, at most 63 of them.
+        clean = "".join(c if c.isalnum() or c in ".-_" else "-" for c in value)[:63]
+        pairs.append(f"{key}={clean}")
+    return ["--labels=" + ",".join(pairs)]
