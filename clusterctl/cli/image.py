@@ -44,6 +44,14 @@ def push(
     inventory: options.Inventory = None,
     limit: options.Limit = None,
     limit_rate: options.LimitRate = None,
+    compress: Annotated[
+        bool | None,
+        typer.Option(
+            "--compress/--no-compress",
+            help="Compress the plain layers of an archive or of Docker here; default: with a "
+            "--limit-rate under 500 Mbit/s.",
+        ),
+    ] = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -54,7 +62,7 @@ def push(
 
     def prepare(opened: Session) -> Move[Pushed]:
         reference = image or opened.inventory.image
-        wanted = Push(opened.inventory, opened.hosts, reference, source, rate)
+        wanted = Push(opened.inventory, opened.hosts, reference, source, rate, compress)
         return Move(partial(make_plan, wanted), partial(run, wanted))
 
     nothing = "Nothing to move: every host has the image."

@@ -6,7 +6,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Self
 
-from clusterctl.commands.image_source import ImageSource, operators_engine
 from clusterctl.commands.prepared import Cluster
 from clusterctl.containers.driver import EngineUnavailable
 from clusterctl.engine.events import EventSink, Note
@@ -17,9 +16,15 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_marks import mark
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.steps.node_image import NodeImage, node_tag
-from clusterctl.transfer.image_origin import HostOrigin, Origin
-from clusterctl.transfer.sending import Terms
-from clusterctl.transfer.shipment import Shipment, Stocks
+from clusterctl.transfer.image_receiver import ImageReceiver
+from clusterctl.transfer.image_sources import (
+    HostOrigin,
+    ImageFinder,
+    Origin,
+    Stocks,
+    operators_engine,
+)
+from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.closing import Closing
 
 
@@ -47,13 +52,21 @@ class ClusterImages(Closing):
         self._workers = tuple(name for name in names if name != self._head)
         self._drivers = {name: engines(view) for name, view in cluster.views.items()}
         self.node = NodeImage(cluster.inventory.image, self.engines, cluster.head)
-        self._base = Shipment(self._source().find, self._drivers, names, self._terms(marks=True))
-        self._made = Shipment(self._find_made, self._drivers, self._workers, self._terms())
+        route = self._route()
+        self._base = ImageReceiver(
+            self._finder().find,
+            self._drivers,
+            names,
+            route,
+            before=lambda view: mark(view, cluster.inventory.image),
+        )
+        made = ImageReceiver(self._find_made, self._drivers, self._workers, route)
+        self._transfers = Transfer(self._base, route), Transfer(made, route)
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.enter_context(self._base)
-        self._open.enter_context(self._made)
+        for transfer in self._transfers:
+            self._open.enter_context(transfer)
         return self
 
     def close(self) -> None:
@@ -62,11 +75,12 @@ class ClusterImages(Closing):
     def stages(self) -> tuple[Stage, ...]:
         """In order. Raises when the image exists nowhere."""
         heads = (self._head,) if self._head in self.names else ()
+        base, made = self._transfers
         return (
             *self._pulled(),
-            Stage("Image", self.names, (self._base,)),
+            Stage("Image", self.names, (base,)),
             Stage("Node image", heads, (self._with_ray(),)),
-            Stage("Node image on workers", self._workers, (self._made,)),
+            Stage("Node image on workers", self._workers, (made,)),
         )
 
     def _pulled(self) -> tuple[Stage, ...]:
@@ -77,10 +91,10 @@ class ClusterImages(Closing):
         step = ImagePulled(reference, self.engines, origin.reason, marked=True)
         return (Stage("Image from its registry", self.names[:1], (step,)),)
 
-    def _source(self) -> ImageSource:
+    def _finder(self) -> ImageFinder:
         inventory = self._cluster.inventory
         others = (name for name in self._drivers if name != self._head)
-        return ImageSource(
+        return ImageFinder(
             inventory.image,
             self._drivers,
             (self._head, *others),
@@ -89,13 +103,12 @@ class ClusterImages(Closing):
             say=lambda text: self._sink(Note(text)),
         )
 
-    def _terms(self, *, marks: bool = False) -> Terms:
+    def _route(self) -> Route:
         views, topology = self._cluster.views, self._cluster.topology
-        return Terms(
+        return Route(
             {name: view.transport for name, view in views.items()},
             lambda name: topology.node(name).node_ip,
             speed=lambda name: topology.node(name).speed,
-            before=lambda view: mark(view, self._cluster.inventory.image) if marks else None,
             say=lambda host, text: self._sink(Note(text, host)),
         )
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.commands.image_source import HOST, operators_engine
 from clusterctl.commands.reach import reach
 from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.drivers import driver_for
@@ -21,7 +20,7 @@ from clusterctl.transfer.bundle import write_bundle
 from clusterctl.transfer.content import Blob, ImageContent, ImageSource
 from clusterctl.transfer.engine_image import engine_image, save_on_host
 from clusterctl.transfer.image_load import HostBlobs
-from clusterctl.transfer.image_origin import SAVED
+from clusterctl.transfer.image_sources import HOST, SAVED, operators_engine
 from clusterctl.transfer.manifests import fits, wrong_platform
 from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Credentials

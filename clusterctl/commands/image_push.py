@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.commands.image_source import HOST, ImageSource, archive_for, operators_engine
 from clusterctl.commands.prepared import views
 from clusterctl.commands.reach import look_at_all, reach
 from clusterctl.containers.drivers import driver_for
@@ -21,8 +20,9 @@ from clusterctl.network.choice import resolve
 from clusterctl.ray_cluster.topology import Node
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_pulled import ImagePulled
-from clusterctl.transfer.sending import Terms
-from clusterctl.transfer.shipment import Shipment
+from clusterctl.transfer.image_receiver import ImageReceiver
+from clusterctl.transfer.image_sources import HOST, ImageFinder, archive_for, operators_engine
+from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
@@ -54,8 +54,8 @@ class Push:
     reference: str
     chosen: str | None = None
     """--from: registry, docker, host:NAME, or a path; None for the nearest place."""
-    limit_rate: int | None = None
-    """Bytes a second that leave the source."""
+    limit_rate: int | None = None  # Bytes a second that leave the source
+    compress: bool | None = None  # Plain layers; None: where `limit_rate` says that it pays
 
     @property
     def involved(self) -> tuple[Host, ...]:
@@ -72,15 +72,16 @@ class _Ready:
 
     push: Push
     transports: Mapping[str, Transport]
-    shipment: Shipment
+    images: ImageReceiver
+    transfer: Transfer
     nodes: dict[str, Node]
     """By host; known from `views` on."""
 
     def stages(self) -> tuple[Stage, ...]:
         """A host that fails keeps no other from its image."""
         names = tuple(host.name for host in self.push.hosts)
-        bring = Stage("Image", names, (self.shipment,), OnFailure.SET_HOST_ASIDE)
-        origin = self.shipment.origin()
+        bring = Stage("Image", names, (self.transfer,), OnFailure.SET_HOST_ASIDE)
+        origin = self.images.origin()
         if isinstance(origin, Unknown):
             engines = Engines(driver_for)
             first = ImagePulled(self.push.reference, engines, origin.reason, marked=False)
@@ -124,7 +125,7 @@ def run(
     began = time.monotonic()
     with reach(push.involved, credentials) as transports:
         ready = _ready(push, transports, credentials, sink)
-        changed = 0 if ready.shipment.settled() else _bring(ready, agree, sink)
+        changed = 0 if ready.images.is_done() else _bring(ready, agree, sink)
     return _pushed(ready, changed, time.monotonic() - began)
 
 
@@ -132,7 +133,7 @@ def _bring(ready: _Ready, agree: Callable[[Plan], None], sink: EventSink) -> int
     """How many hosts were changed."""
     inventory, known = ready.push.inventory, ready.views()
     head = ready.transports[inventory.head.name]
-    with ClusterLock(head, inventory.cluster, "image push") as lock, ready.shipment:
+    with ClusterLock(head, inventory.cluster, "image push") as lock, ready.transfer:
         stages = ready.stages()
         agree(plan_stages(stages, known))
         outcome = execute_held(stages, known, sink, lock.ensure_held)
@@ -141,7 +142,7 @@ def _bring(ready: _Ready, agree: Callable[[Plan], None], sink: EventSink) -> int
 
 
 def _pushed(ready: _Ready, changed: int, seconds: float) -> Pushed:
-    origin, moved = ready.shipment.origin(), ready.shipment.moved
+    origin, moved = ready.images.origin(), ready.transfer.moved
     return Pushed(
         ready.push.reference,
         "" if isinstance(origin, Unknown) else origin.name,
@@ -157,7 +158,7 @@ def _ready(
     push: Push, transports: Mapping[str, Transport], credentials: Credentials, sink: EventSink
 ) -> _Ready:
     drivers = {name: driver_for(transport) for name, transport in transports.items()}
-    source = ImageSource(
+    finder = ImageFinder(
         push.reference,
         drivers,
         tuple(host.name for host in push.involved),
@@ -165,11 +166,12 @@ def _ready(
         archive=archive_for(push.inventory, push.reference),
         operator=operators_engine(),
         limit_rate=push.limit_rate,
+        compress=push.compress,
         ask=credentials.ask,
         say=lambda text: sink(Note(text)),
     )
     nodes: dict[str, Node] = {}
-    terms = Terms(
+    route = Route(
         transports,
         lambda name: nodes[name].node_ip,
         push.limit_rate,
@@ -177,4 +179,5 @@ def _ready(
         say=lambda host, text: sink(Note(text, host)),
     )
     targets = tuple(host.name for host in push.hosts)
-    return _Ready(push, transports, Shipment(source.find, drivers, targets, terms), nodes)
+    images = ImageReceiver(finder.find, drivers, targets, route)
+    return _Ready(push, transports, images, Transfer(images, route), nodes)

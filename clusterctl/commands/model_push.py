@@ -22,8 +22,9 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.ray_cluster.topology import Node
 from clusterctl.transfer.chain_link import CACHE
-from clusterctl.transfer.weights.delivery import Delivery, Terms
+from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.manifest import Manifest
+from clusterctl.transfer.weights.receiver import WeightsReceiver
 from clusterctl.transfer.weights.supply import Supply
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -72,33 +73,35 @@ class _Ready:
     """All that is known before the first byte moves."""
 
     push: Push
+    transports: Mapping[str, Transport]
     supply: Supply
     views: Mapping[str, HostView]
     """The hosts that are to have the model."""
     nodes: Mapping[str, Node]
     pythons: Mapping[str, tuple[str, ...]]
 
-    def delivery(self, say: Callable[[str, str], None]) -> Delivery:
-        terms = Terms(
-            self.push.inventory.models,
-            lambda view: self.nodes[view.host.name].node_ip,
+    def transfer(self, say: Callable[[str, str], None]) -> Transfer:
+        route = Route(
+            self.transports,
+            lambda name: self.nodes[name].node_ip,
             limit_rate=self.push.limit_rate,
-            python=lambda view: self.pythons[view.host.name],
-            speed=lambda view: self.nodes[view.host.name].speed,
+            python=lambda name: self.pythons[name],
+            speed=lambda name: self.nodes[name].speed,
             say=say,
         )
-        return Delivery(self.supply, self.views, terms)
+        models = self.push.inventory.models
+        return Transfer(WeightsReceiver(self.supply, self.views, models, route), route)
 
-    def stages(self, delivery: Delivery) -> tuple[Stage, ...]:
+    def stages(self, transfer: Transfer) -> tuple[Stage, ...]:
         """A host that fails keeps no other from its weights."""
-        return (Stage("Model", tuple(self.views), (delivery,), OnFailure.SET_HOST_ASIDE),)
+        return (Stage("Model", tuple(self.views), (transfer,), OnFailure.SET_HOST_ASIDE),)
 
 
 def make_plan(push: Push, credentials: Credentials) -> Plan:
     """What would be brought where. Changes nothing."""
     with reach(push.involved, credentials) as transports:
         ready = _look(push, transports)
-        return plan_stages(ready.stages(ready.delivery(lambda _host, _text: None)), ready.views)
+        return plan_stages(ready.stages(ready.transfer(lambda _host, _text: None)), ready.views)
 
 
 def run(
@@ -115,24 +118,24 @@ def run(
         head = transports[push.inventory.head.name]
         with ClusterLock(head, f"{push.inventory.cluster}-models", "model push") as lock:
             ready = _look(push, transports)
-            delivery = ready.delivery(lambda host, text: sink(Note(text, host)))
-            plan = plan_stages(ready.stages(delivery), ready.views)
+            transfer = ready.transfer(lambda host, text: sink(Note(text, host)))
+            plan = plan_stages(ready.stages(transfer), ready.views)
             agree(plan)
-            changed = 0 if plan.empty else _carry_out(ready, delivery, sink, lock)
+            changed = 0 if plan.empty else _carry_out(ready, transfer, sink, lock)
     return Pushed(
         ready.supply.manifest,
         f"{push.inventory.models}/{ready.supply.manifest.name}",
         tuple(host.name for host in push.hosts),
         changed,
-        delivery.sent,
+        transfer.moved.sent,
         time.monotonic() - began,
     )
 
 
-def _carry_out(ready: _Ready, delivery: Delivery, sink: EventSink, lock: ClusterLock) -> int:
+def _carry_out(ready: _Ready, transfer: Transfer, sink: EventSink, lock: ClusterLock) -> int:
     """How many hosts were changed."""
-    with delivery:
-        outcome = execute_held(ready.stages(delivery), ready.views, sink, lock.ensure_held)
+    with transfer:
+        outcome = execute_held(ready.stages(transfer), ready.views, sink, lock.ensure_held)
         raise_all(outcome.set_aside.values())
     return outcome.changed
 
@@ -150,7 +153,7 @@ def _look(push: Push, transports: Mapping[str, Transport]) -> _Ready:
         name: python_on(answer, push.inventory.models, driver_for(transports[name]))
         for name, answer in answers.items()
     }
-    return _Ready(push, push.supplying(seen), targets, nodes, pythons)
+    return _Ready(push, transports, push.supplying(seen), targets, nodes, pythons)
 
 
 def python_on(answer: Probe, models: str, driver: ContainerDriver) -> tuple[str, ...]:

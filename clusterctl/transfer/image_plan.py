@@ -7,13 +7,13 @@ Then a partial `docker load`, of the layers that lack and no others, moves less.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.amounts import gib
-from clusterctl.transfer.codec import ZSTD_SINCE, major
 from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.engine_stock import EngineStock, HeldImage
 from clusterctl.transfer.manifests import fits
@@ -31,6 +31,9 @@ SMALL = 1024**2  # Bytes for which no other way is gone than the plain one
 PARTIAL_SINCE = 25
 
 
+ZSTD_SINCE = 23  # First Docker whose overlay2 unpacks zstd layers (moby, pkg/archive)
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The image that hosts are to have."""
@@ -41,32 +44,21 @@ class Wanted:
     settings: str  # As `engine_stock.settings` gives them
 
 
-class Way(StrEnum):
+class Method(StrEnum):
     """How the image comes to a host."""
 
-    PULL = "pull"  # `docker pull` from the relay on the host
-    LOAD = "load"  # `docker load` of the layers that lack, which the relay on the host fetches
-    # `docker load` of the layers that lack, sent over SSH: for a host where no relay can run. Each
-    # such host takes its bytes from the operator's link anew.
-    STREAM = "stream"
-
-    @property
-    def words(self) -> str:
-        return _WORDS[self]
-
-
-_WORDS = {
-    Way.PULL: "docker pull",
-    Way.LOAD: "docker load",
-    Way.STREAM: "docker load over SSH",
-}
+    PULL = "docker pull"  # From the relay on the host
+    LOAD = "docker load"  # Of the missing layers, which the relay on the host fetches
+    # Of the missing layers, for a host where no relay can run. Each such host takes its bytes from
+    # the operator's link anew.
+    STREAM = "docker load over SSH"
 
 
 @dataclass(frozen=True)
-class Delivery:
+class ImageDelivery:
     """What has to be moved to a host, and how."""
 
-    way: Way
+    method: Method
     layers: tuple[Blob, ...]
 
     @property
@@ -89,16 +81,16 @@ def same_image(stock: EngineStock, wanted: Wanted) -> HeldImage | None:
     return next(iter(named or found), None)
 
 
-def choose_delivery(stock: EngineStock, content: ImageContent) -> Delivery:
+def choose_delivery(stock: EngineStock, content: ImageContent) -> ImageDelivery:
     """The way that moves least, for a host that has not got the image."""
     lacking = content.layers[stock.common(content.diff_ids) :]
     if stock.python is None or stock.rootless:
-        return Delivery(Way.STREAM, lacking if _takes_partial(stock) else content.layers)
+        return ImageDelivery(Method.STREAM, lacking if _takes_partial(stock) else content.layers)
     pulled = content.layers[_recognized(stock, content) :]
     surplus = sum(blob.size for blob in pulled) - sum(blob.size for blob in lacking)
     if surplus > SMALL and _takes_partial(stock):
-        return Delivery(Way.LOAD, lacking)
-    return Delivery(Way.PULL, pulled)
+        return ImageDelivery(Method.LOAD, lacking)
+    return ImageDelivery(Method.PULL, pulled)
 
 
 def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[RequirementsNotMet]:
@@ -110,7 +102,7 @@ def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[R
             hint=f"name an image for {stock.platform}, or leave the host out: --limit '!{host}'",
         )
     zstd = any("zstd" in layer.media_type for layer in content.layers)
-    if zstd and not stock.containerd and major(stock.version) < ZSTD_SINCE:
+    if zstd and not stock.containerd and _major(stock.version) < ZSTD_SINCE:
         yield RequirementsNotMet(
             f"{content.reference} has zstd layers, which Docker {stock.version} cannot unpack",
             host=host,
@@ -120,9 +112,9 @@ def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[R
 
 
 def _room_problems(
-    host: str, stock: EngineStock, delivery: Delivery
+    host: str, stock: EngineStock, delivery: ImageDelivery
 ) -> Iterator[RequirementsNotMet]:
-    cached = 0 if delivery.way is Way.STREAM else delivery.size
+    cached = 0 if delivery.method is Method.STREAM else delivery.size
     shared = cached if stock.one_disk else 0
     needed = delivery.size + sum(map(unpacked, delivery.layers)) + shared + SLACK
     hint = (
@@ -161,4 +153,11 @@ def _recognized(stock: EngineStock, content: ImageContent) -> int:
 
 
 def _takes_partial(stock: EngineStock) -> bool:
-    return not stock.containerd or major(stock.version) >= PARTIAL_SINCE
+    return not stock.containerd or _major(stock.version) >= PARTIAL_SINCE
+
+
+def _major(version: str) -> int:
+    """Of an engine (20.10.24+dfsg1); 0 for what is no version: such an engine gets what all
+    understand."""
+    found = re.match(r"\d+", version)
+    return int(found[0]) if found else 0

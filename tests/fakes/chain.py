@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transfer.chain_link import Link, LinkProgress
-from clusterctl.transfer.content import BlobSource, ImageContent
+from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from tests.fakes.container_engine import FakeEngine
 from tests.fakes.loaded_image import image_of
 
@@ -29,7 +29,9 @@ class FakeChains:
     broken: bool = False
     """Engines find nothing at their relays."""
 
-    def __call__(self, links: Sequence[Link], **options: Any) -> FakeChain:
+    def __call__(
+        self, links: Sequence[Link], blobs: Sequence[Blob] = (), **options: Any
+    ) -> FakeChain:
         self.links.append(tuple(link.host for link in links))
         return FakeChain(self, options["image"], options["source"], options["report"])
 

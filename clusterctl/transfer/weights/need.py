@@ -69,7 +69,7 @@ class Need:
         return self.state == "complete"
 
     @property
-    def nothing(self) -> bool:
+    def is_noop(self) -> bool:
         """Whether the host may be left alone."""
         return self.complete and not self.leftovers
 

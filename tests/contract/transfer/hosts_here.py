@@ -11,9 +11,10 @@ from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import HostView
 from clusterctl.inventory.model import Host
-from clusterctl.transfer.weights.delivery import Delivery, Terms
+from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.files_source import FilesSource
 from clusterctl.transfer.weights.hashing import HashCache, manifest_of
+from clusterctl.transfer.weights.receiver import WeightsReceiver
 from clusterctl.transfer.weights.supply import Supply
 from clusterctl.transfer.weights.tree import read_tree
 from clusterctl.transport.local import LocalTransport
@@ -62,11 +63,13 @@ class Cluster:
         source = FilesSource(tree, manifest)
         return Supply(manifest, "here", source, trouble=source.changes)
 
-    def delivery(self, supply: Supply, *hosts: str) -> Delivery:
+    def delivery(self, supply: Supply, *hosts: str) -> Transfer:
         wanted = {name: self.views[name] for name in hosts or self.views}
-        return Delivery(supply, wanted, Terms(str(self.models), lambda _: "127.0.0.1"))
+        transports = {name: view.transport for name, view in self.views.items()}
+        route = Route(transports, lambda _: "127.0.0.1")
+        return Transfer(WeightsReceiver(supply, wanted, str(self.models), route), route)
 
-    def run(self, delivery: Delivery, sink: EventSink | None = None) -> RunOutcome:
+    def run(self, delivery: Transfer, sink: EventSink | None = None) -> RunOutcome:
         stage = Stage("Model", tuple(self.views), (delivery,), OnFailure.SET_HOST_ASIDE)
         with delivery:
             return execute((stage,), self.views, sink or self.events.append)
@@ -75,7 +78,7 @@ class Cluster:
         """How it went, and the bytes that left this side."""
         delivery = self.delivery(supply)
         outcome = self.run(delivery)
-        return outcome, delivery.sent
+        return outcome, delivery.moved.sent
 
     def relay(self, name: str) -> int | None:
         """The process of a host's relay, known by its mount; None while there is none."""

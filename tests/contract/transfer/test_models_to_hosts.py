@@ -18,6 +18,7 @@ from clusterctl.engine.events import Event, StepProgress
 from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
+from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
 from clusterctl.transfer.weights import placing
 from clusterctl.transfer.weights.arriving import Arriving
@@ -105,7 +106,7 @@ def test_a_new_version_sends_what_is_new_and_replaces_the_tree(
     (model / "tokenizer.json").unlink()
     supply = cluster.supply(model)
     change = cluster.delivery(supply).check(cluster.views["h1"])
-    assert change is not None
+    assert isinstance(change, Change)
     assert change.disruptive
     _, sent = cluster.push(supply)
     assert sent == (model / "config.json").stat().st_size

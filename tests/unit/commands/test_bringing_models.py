@@ -14,8 +14,8 @@ from clusterctl.errors import UsageError
 from clusterctl.facts.model import ImageFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.transfer.chain_link import LinkProgress
-from clusterctl.transfer.weights.bringing import bringing_text
 from clusterctl.transfer.weights.hub import HubFile, Listing
+from clusterctl.transfer.weights.receiver import WeightsReceiver
 from tests.fakes.host_facts import host_facts
 from tests.fakes.transport import FakeTransport
 
@@ -62,7 +62,7 @@ def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
     ],
 )
 def test_one_line_says_how_far_a_host_is(progress: LinkProgress, text: str) -> None:
-    assert bringing_text(progress, 4 * GIB) == text
+    assert WeightsReceiver.describe(progress, 4 * GIB) == text
 
 
 def test_what_was_got_and_is_read_once_more_is_said_too() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from clusterctl.engine.step import HostView
 from clusterctl.steps.image_marks import mark
-from clusterctl.transfer.image_origin import LocalOrigin
-from clusterctl.transfer.sending import Terms
-from clusterctl.transfer.shipment import Find, Shipment
+from clusterctl.transfer.image_receiver import Find, ImageReceiver
+from clusterctl.transfer.image_sources import LocalOrigin
+from clusterctl.transfer.transfer import Route, Transfer
 from tests.fakes.chain import FakeChains
 from tests.fakes.host import FakeHost, fake_driver
 from tests.fakes.loaded_image import image_of
@@ -30,14 +30,16 @@ def from_archive(image: MadeImage, reference: str = REFERENCE) -> Find:
 
 def ship(
     find: Find, views: dict[str, HostView], chains: FakeChains, **speeds: int | None
-) -> Shipment:
+) -> Transfer:
     """To all of `views`; bootstrap's way, which marks what it brings. Mbit/s by host."""
-    terms = Terms(
+    route = Route(
         {name: view.transport for name, view in views.items()},
         lambda name: f"{name}.example",
-        before=lambda view: mark(view, REFERENCE),
         speed=speeds.get,
         chain=chains,  # type: ignore[arg-type]
     )
     drivers = {name: fake_driver(view.transport) for name, view in views.items()}
-    return Shipment(find, drivers, tuple(views), terms)
+    images = ImageReceiver(
+        find, drivers, tuple(views), route, before=lambda view: mark(view, REFERENCE)
+    )
+    return Transfer(images, route)

@@ -24,7 +24,7 @@ from clusterctl.steps.node_image import BASE_LABEL, RAY_LABEL, REFERENCE_LABEL, 
 from clusterctl.steps.paths_absent import PathsAbsent
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
-from clusterctl.transfer.shipment import Shipment
+from clusterctl.transfer.transfer import Transfer
 from tests.fakes.chain import RELAY, FakeChains
 from tests.fakes.container_engine import foreign, image
 from tests.fakes.host import DOCKER_PACKAGES, FakeHost, fake_driver, fake_view
@@ -95,7 +95,7 @@ def cluster() -> Cluster:
     return Cluster(head, worker, *views, Engines(fake_driver))
 
 
-def shipment(made: Cluster, wanted: MadeImage) -> Shipment:
+def transfer(made: Cluster, wanted: MadeImage) -> Transfer:
     """To the head, out of an archive."""
     chains = FakeChains({"gpu1": made.head.engine})
     return ship(from_archive(wanted), {"gpu1": made.head_view}, chains)
@@ -256,10 +256,10 @@ CASES = (
     Case("container, none there", lambda _: None, _node_container),
     Case("container from another spec", _other_container, _node_container),
     Case("container beside a surplus one", _surplus_container, _node_container),
-    Case("image, none there", lambda _: None, lambda made: shipment(made, IMAGE)),
-    Case("image in place of another", _image_on_head, lambda made: shipment(made, IMAGE)),
-    Case("image without its name", _nameless, lambda made: shipment(made, IMAGE)),
-    Case("top layer of an image", _older_image, lambda made: shipment(made, NEWER)),
+    Case("image, none there", lambda _: None, lambda made: transfer(made, IMAGE)),
+    Case("image in place of another", _image_on_head, lambda made: transfer(made, IMAGE)),
+    Case("image without its name", _nameless, lambda made: transfer(made, IMAGE)),
+    Case("top layer of an image", _older_image, lambda made: transfer(made, NEWER)),
     Case(
         "image that only the host can pull",
         _image_in_registry,

@@ -8,8 +8,8 @@ import tarfile
 
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.engine_stock import parse_stock, settings
+from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.load_archive import archive, documents, skeleton
-from clusterctl.transfer.sending import progress_text
 from tests.fakes.made_image import layer, made_image
 
 MIB = 1024**2
@@ -60,14 +60,14 @@ def test_settings_are_the_same_whether_what_is_empty_is_said_or_not() -> None:
 
 def test_progress_says_how_much_how_fast_how_long_and_from_whom() -> None:
     at_work = LinkProgress("gpu2", 300 * MIB, 999, 999, 10.0 * MIB, ("gpu1", "source"))
-    assert progress_text(at_work, 420 * MIB) == (
+    assert ImageReceiver.describe(at_work, 420 * MIB) == (
         "300 of 420 MiB, 10.0 MiB/s, 12 s left, from gpu1, this machine"
     )
-    assert progress_text(LinkProgress("gpu2", 0, 0, 0, 0.0, waiting="waits for gpu1"), 5 * MIB) == (
-        "0 of 5 MiB, waits for gpu1"
-    )
+    assert ImageReceiver.describe(
+        LinkProgress("gpu2", 0, 0, 0, 0.0, waiting="waits for gpu1"), 5 * MIB
+    ) == ("0 of 5 MiB, waits for gpu1")
     done = LinkProgress("gpu2", 500 * MIB, 0, 0, 1.0)
-    assert progress_text(done, 420 * MIB) == "420 of 420 MiB, the engine unpacks"
+    assert ImageReceiver.describe(done, 420 * MIB) == "420 of 420 MiB, the engine unpacks"
 
 
 def test_an_archive_holds_the_layers_that_are_sent_and_names_them_all() -> None:

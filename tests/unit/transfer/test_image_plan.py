@@ -9,9 +9,9 @@ import pytest
 from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.engine_stock import EngineStock, HeldImage
 from clusterctl.transfer.image_plan import (
-    Delivery,
+    ImageDelivery,
+    Method,
     Wanted,
-    Way,
     choose_delivery,
     problems,
     same_image,
@@ -49,19 +49,22 @@ def known(count: int) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("has", "delivery"),
     [
-        (stock(), Delivery(Way.PULL, LAYERS)),
-        (stock(held("x", "y")), Delivery(Way.PULL, LAYERS)),
-        (stock(held("a", "b"), digests=known(2)), Delivery(Way.PULL, LAYERS[2:])),
-        (stock(held("a", "b")), Delivery(Way.LOAD, LAYERS[2:])),
-        (stock(held("a", "b"), digests=known(1)), Delivery(Way.LOAD, LAYERS[2:])),
-        (stock(held("a"), held("a", "b", "z")), Delivery(Way.LOAD, LAYERS[2:])),
-        (stock(digests=known(3)), Delivery(Way.PULL, LAYERS)),
-        (stock(held("a", "b"), containerd=True, version="26.1.5"), Delivery(Way.PULL, LAYERS[2:])),
-        (stock(held("a", "b"), python=None), Delivery(Way.STREAM, LAYERS[2:])),
-        (stock(held("a", "b"), rootless=True), Delivery(Way.STREAM, LAYERS[2:])),
+        (stock(), ImageDelivery(Method.PULL, LAYERS)),
+        (stock(held("x", "y")), ImageDelivery(Method.PULL, LAYERS)),
+        (stock(held("a", "b"), digests=known(2)), ImageDelivery(Method.PULL, LAYERS[2:])),
+        (stock(held("a", "b")), ImageDelivery(Method.LOAD, LAYERS[2:])),
+        (stock(held("a", "b"), digests=known(1)), ImageDelivery(Method.LOAD, LAYERS[2:])),
+        (stock(held("a"), held("a", "b", "z")), ImageDelivery(Method.LOAD, LAYERS[2:])),
+        (stock(digests=known(3)), ImageDelivery(Method.PULL, LAYERS)),
+        (
+            stock(held("a", "b"), containerd=True, version="26.1.5"),
+            ImageDelivery(Method.PULL, LAYERS[2:]),
+        ),
+        (stock(held("a", "b"), python=None), ImageDelivery(Method.STREAM, LAYERS[2:])),
+        (stock(held("a", "b"), rootless=True), ImageDelivery(Method.STREAM, LAYERS[2:])),
         (
             stock(held("a"), containerd=True, version="24.0.9", python=None),
-            Delivery(Way.STREAM, LAYERS),
+            ImageDelivery(Method.STREAM, LAYERS),
         ),
     ],
     ids=[
@@ -71,13 +74,13 @@ def known(count: int) -> frozenset[str]:
         "an old containerd store takes no partial archive",
     ],
 )  # fmt: skip
-def test_the_way_that_moves_least(has: EngineStock, delivery: Delivery) -> None:
+def test_the_way_that_moves_least(has: EngineStock, delivery: ImageDelivery) -> None:
     assert choose_delivery(has, CONTENT) == delivery
 
 
 def test_few_bytes_are_no_reason_to_leave_the_plain_way() -> None:
     small = tuple(replace(layer, size=1000) for layer in LAYERS)
-    assert choose_delivery(stock(held("a")), replace(CONTENT, layers=small)).way is Way.PULL
+    assert choose_delivery(stock(held("a")), replace(CONTENT, layers=small)).method is Method.PULL
 
 
 def test_an_image_is_the_same_by_its_id_or_by_all_that_containers_get_of_it() -> None:

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.commands.image_source import ImageSource
 from clusterctl.errors import LockHeld, RequirementsNotMet
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.codec import Codec
+from clusterctl.transfer.compressed_image import compressed_image
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.image_origin import LocalOrigin
+from clusterctl.transfer.image_sources import ImageFinder, LocalOrigin
 from clusterctl.transfer.layer_cache import clear, look
 from clusterctl.transfer.local_disk import SPARE
-from clusterctl.transfer.recompressed import recompressed
 from clusterctl.transfer.registry_image import RegistryImage
 from tests.fakes.image_archives import MadeImage, sha256
 from tests.fakes.registry_server import RegistryServer
@@ -104,7 +102,7 @@ def test_a_registrys_image_is_not_sent_where_it_does_not_fit(
     server: RegistryServer, image: MadeImage, home: Path, store: BlobStore, free: Free
 ) -> None:
     reference = server.add("acme/vllm:1", image)
-    origin = ImageSource(reference, {}, (), chosen="registry", store=store).find({})
+    origin = ImageFinder(reference, {}, (), chosen="registry", store=store).find({})
     assert isinstance(origin, LocalOrigin)
     free(0)
     with pytest.raises(RequirementsNotMet, match="image layers are to come into"):
@@ -138,11 +136,11 @@ def test_without_room_to_compress_layers_they_travel_as_they_are(
     source = archive_image(path, store, reference=None, platform=None, say=said.append)
     first = {source.content.diff_ids[0]}
     free(SPARE)
-    assert recompressed(source, Codec.GZIP, store, say=said.append, lacking=first) is source
+    assert compressed_image(source, store, say=said.append, lacking=first) is source
     assert said[-1].startswith("no room here to compress 0.0 GiB of layers: they travel as")
     free(SPARE + source.content.size)
-    packed = recompressed(source, Codec.GZIP, store, say=said.append, lacking=first)
+    packed = compressed_image(source, store, say=said.append, lacking=first)
     assert packed.content.layers[0] != source.content.layers[0]
     free(0)
-    again = recompressed(source, Codec.GZIP, store, say=said.append, lacking=first)
+    again = compressed_image(source, store, say=said.append, lacking=first)
     assert again.content == packed.content

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.engine.step import HostView
-from clusterctl.transfer.weights.delivery import Delivery, Terms
+from clusterctl.engine.step import Change, HostView
+from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.on_host import IDLE_AFTER, INCOMING, look_at_models
+from clusterctl.transfer.weights.receiver import WeightsReceiver
 from clusterctl.transfer.weights.supply import Supply
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host_facts import host_facts
@@ -48,10 +49,10 @@ def leave(models: str) -> Leave:
     return left
 
 
-def delivery(manifest: Manifest, view: HostView, models: str) -> Delivery:
-    return Delivery(
-        Supply(manifest, "here"), {view.host.name: view}, Terms(models, lambda _: "127.0.0.1")
-    )
+def delivery(manifest: Manifest, view: HostView, models: str) -> Transfer:
+    name, supply = view.host.name, Supply(manifest, "here")
+    route = Route({name: view.transport}, lambda _: "127.0.0.1")
+    return Transfer(WeightsReceiver(supply, {name: view}, models, route), route)
 
 
 @pytest.mark.parametrize("name", ["Tiny-1B.0123456789ab", "Tiny-1B.0123456789ab.old"])
@@ -62,9 +63,9 @@ def test_they_are_named_and_removed(
     view = HostView(here.host, host_facts(), here)
     with delivery(manifest, view, models) as step:
         change = step.check(view)
-        assert change is not None
+        assert isinstance(change, Change)
         assert change.summary == (
-            "remove what a run that was cut short left of Tiny-1B: up to 1.0 MiB, "
+            "remove what an interrupted run left of Tiny-1B: up to 1.0 MiB, "
             "not written to for 60 minutes"
         )
         assert not change.disruptive

@@ -10,7 +10,8 @@ from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.errors import ConnectionFailed, Problems, RequirementsNotMet, StepFailed
-from clusterctl.transfer.shipment import Find, Shipment
+from clusterctl.transfer.image_receiver import Find
+from clusterctl.transfer.transfer import Transfer
 from tests.fakes.chain import FakeChains
 from tests.fakes.made_image import made_image
 from tests.unit.steps.shipping import BASE, IMAGE, NEWER, REFERENCE, from_archive, give_image, ship
@@ -29,14 +30,14 @@ class Site:
     made: Cluster
     chains: FakeChains
 
-    def ship(self, find: Find) -> Shipment:
+    def ship(self, find: Find) -> Transfer:
         views = {"gpu1": self.made.head_view, "gpu2": self.made.worker_view}
         return ship(find, views, self.chains)
 
     def run(self, find: Find) -> int:
         """How many hosts were changed."""
-        with self.ship(find) as shipment:
-            stage = Stage("Image", ("gpu1", "gpu2"), (shipment,))
+        with self.ship(find) as transfer:
+            stage = Stage("Image", ("gpu1", "gpu2"), (transfer,))
             views = {"gpu1": self.made.head_view, "gpu2": self.made.worker_view}
             return execute([stage], views, lambda _: None).changed
 
@@ -60,8 +61,8 @@ def test_one_chain_serves_all_that_lack_it(site: Site) -> None:
 
 def test_a_slow_host_slows_none_but_those_behind_it(site: Site) -> None:
     views = {"gpu1": site.made.head_view, "gpu2": site.made.worker_view}
-    with ship(from_archive(IMAGE), views, site.chains, gpu1=1_000, gpu2=10_000) as shipment:
-        execute([Stage("Image", tuple(views), (shipment,))], views, lambda _: None)
+    with ship(from_archive(IMAGE), views, site.chains, gpu1=1_000, gpu2=10_000) as transfer:
+        execute([Stage("Image", tuple(views), (transfer,))], views, lambda _: None)
     assert site.chains.links == [("gpu2", "gpu1")]
 
 

@@ -1,4 +1,4 @@
-"""Plain layers are compressed for a slow link: those that hosts lack, and that are worth it."""
+"""Plain layers are compressed where asked, or for a slow link: those that hosts lack."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.commands.image_source import WORTH_PACKING, ImageSource
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.engine_stock import EngineStock
-from clusterctl.transfer.image_origin import LocalOrigin
+from clusterctl.transfer.image_sources import WORTH_COMPRESSING, ImageFinder, LocalOrigin
 from tests.fakes.container_engine import FakeDriver, FakeEngine
 from tests.fakes.image_archives import MadeImage, layer_tar, tar_of
 
@@ -27,13 +26,15 @@ STOCK = EngineStock(
     cache_free=1 << 40,
     one_disk=True,
 )
-IMAGE = MadeImage("acme/vllm:1", (tar_of({"big": bytes(WORTH_PACKING)}), layer_tar("ray", 5000)))
+IMAGE = MadeImage(
+    "acme/vllm:1", (tar_of({"big": bytes(WORTH_COMPRESSING)}), layer_tar("ray", 5000))
+)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> ImageSource:
+def source(tmp_path: Path) -> ImageFinder:
     (tmp_path / "image.tar").write_bytes(IMAGE.legacy())
-    return ImageSource(
+    return ImageFinder(
         IMAGE.name,
         {"gpu1": FakeDriver("gpu1", FakeEngine(), lambda: None)},
         ("gpu1",),
@@ -42,7 +43,7 @@ def source(tmp_path: Path) -> ImageSource:
     )
 
 
-def sent(source: ImageSource, *lacking: int) -> list[str]:
+def sent(source: ImageFinder, *lacking: int) -> list[str]:
     """Media types of the layers as they would travel."""
     origin = source.find({"gpu1": STOCK})
     assert isinstance(origin, LocalOrigin)
@@ -51,8 +52,27 @@ def sent(source: ImageSource, *lacking: int) -> list[str]:
     return [layer.media_type.rpartition(".")[2] for layer in content.layers]
 
 
-def test_a_slow_link_gets_what_lacks_compressed(source: ImageSource) -> None:
+def test_a_slow_link_gets_what_lacks_compressed(source: ImageFinder) -> None:
     slow = replace(source, limit_rate=10_000_000)
     assert sent(slow, 0) == ["tar+gzip", "tar"]
     assert sent(slow, 0, 1) == ["tar+gzip", "tar+gzip"]
     assert sent(slow, 1) == ["tar", "tar"], "a layer so small is there before it is compressed"
+
+
+@pytest.mark.parametrize(
+    ("compress", "rate", "layer"),
+    [
+        (None, None, "tar"),
+        (None, 200_000_000, "tar"),
+        (True, None, "tar+gzip"),
+        (True, 200_000_000, "tar+gzip"),
+        (False, 10_000_000, "tar"),
+    ],
+)
+def test_the_flag_decides(
+    source: ImageFinder, compress: bool | None, rate: int | None, layer: str
+) -> None:
+    said: list[str] = []
+    asked = replace(source, compress=compress, limit_rate=rate, say=said.append)
+    assert sent(asked, 0) == [layer, "tar"]
+    assert any("--compress" in text for text in said) == (compress is None), "who did not say"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,25 +13,9 @@ from clusterctl.errors import StepFailed
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.archives.split import clean
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.codec import Codec, choose_codec
+from clusterctl.transfer.compressed_image import compressed_image, plain_size
 from clusterctl.transfer.location import LocalImage
-from clusterctl.transfer.recompressed import plain_size, recompressed
 from tests.fakes.image_archives import MadeImage, sha256, tar_of
-
-
-@pytest.mark.parametrize(
-    ("link", "engines", "zstd", "chosen"),
-    [
-        (100.0, ["20.10.24+dfsg1", "26.1.5"], True, Codec.GZIP),
-        (100.0, ["26.1.5", "23.0.0"], True, Codec.ZSTD),
-        (100.0, ["26.1.5"], False, Codec.GZIP),
-        (100.0, ["unknown"], True, Codec.GZIP),
-        (1000.0, ["20.10.24"], True, Codec.PLAIN),
-        (None, ["20.10.24"], True, Codec.PLAIN),
-    ],
-)
-def test_the_choice(link: float | None, engines: list[str], zstd: bool, chosen: Codec) -> None:
-    assert choose_codec(link, engines, zstd_at_hand=zstd) is chosen
 
 
 @pytest.fixture
@@ -43,27 +25,18 @@ def plain(image: MadeImage, tmp_path: Path, store: BlobStore) -> LocalImage:
     return archive_image(path, store, reference=None, platform=None, say=print)
 
 
-def unpacked(data: bytes, codec: Codec) -> bytes:
-    if codec is Codec.GZIP:
-        return gzip.decompress(data)
-    return subprocess.run(["zstd", "-dqc"], input=data, capture_output=True, check=True).stdout
-
-
-@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD])
 def test_layers_are_the_same_once_unpacked(
-    plain: LocalImage, image: MadeImage, store: BlobStore, codec: Codec
+    plain: LocalImage, image: MadeImage, store: BlobStore
 ) -> None:
-    if codec is Codec.ZSTD and not shutil.which("zstd"):
-        pytest.skip("zstd is not installed")
-    found = recompressed(plain, codec, store, say=print)
+    found = compressed_image(plain, store, say=print)
     assert found.content.config.digest == plain.content.config.digest
     assert found.content.diff_ids == plain.content.diff_ids
     for layer, original in zip(found.content.layers, image.layers, strict=True):
         data = b"".join(found.open(layer))
         assert sha256(data) == layer.digest
         assert len(data) == layer.size < len(original)
-        assert layer.media_type.endswith(f"+{codec}")
-        assert unpacked(data, codec) == original
+        assert layer.media_type.endswith("+gzip")
+        assert gzip.decompress(data) == original
         assert found.location(layer)
     listed = json.loads(found.content.manifest)["layers"]
     assert [one["digest"] for one in listed] == [layer.digest for layer in found.content.layers]
@@ -73,14 +46,14 @@ def test_layers_are_the_same_once_unpacked(
 def test_the_second_time_it_is_all_there(
     plain: LocalImage, image: MadeImage, store: BlobStore, tmp_path: Path
 ) -> None:
-    first = recompressed(plain, Codec.GZIP, store, say=print)
+    first = compressed_image(plain, store, say=print)
     (tmp_path / "image.tar").write_bytes(b"gone")
-    assert recompressed(plain, Codec.GZIP, store, say=print).content == first.content
+    assert compressed_image(plain, store, say=print).content == first.content
 
 
 def test_without_the_cache_it_comes_out_the_same(plain: LocalImage, tmp_path: Path) -> None:
     made = [
-        recompressed(plain, Codec.GZIP, BlobStore(tmp_path / name), say=print).content
+        compressed_image(plain, BlobStore(tmp_path / name), say=print).content
         for name in ("one", "two")
     ]
     assert made[0] == made[1]
@@ -91,18 +64,14 @@ def test_only_what_travels_is_compressed(
 ) -> None:
     """What was compressed for an earlier push keeps the digest that engines know it by."""
     last = plain.content.diff_ids[1]
-    found = recompressed(plain, Codec.GZIP, store, say=print, lacking=[last])
+    found = compressed_image(plain, store, say=print, lacking=[last])
     assert [layer.media_type.endswith("gzip") for layer in found.content.layers] == [
         False, True, False,
     ]  # fmt: skip
     assert b"".join(found.open(found.content.layers[0])) == image.layers[0]
     assert plain_size(plain, [last]) == len(image.layers[1])
-    whole = recompressed(plain, Codec.GZIP, store, say=print)
-    assert recompressed(plain, Codec.GZIP, store, say=print, lacking=[]).content == whole.content
-
-
-def test_plain_stays_plain(plain: LocalImage, store: BlobStore) -> None:
-    assert recompressed(plain, Codec.PLAIN, store, say=print) is plain
+    whole = compressed_image(plain, store, say=print)
+    assert compressed_image(plain, store, say=print, lacking=[]).content == whole.content
 
 
 def test_compressed_layers_are_left_alone(
@@ -115,7 +84,7 @@ def test_compressed_layers_are_left_alone(
     path = tmp_path / "image.tar"
     path.write_bytes(tar_of({"manifest.json": json.dumps([entry]).encode(), **files}))
     source = archive_image(path, store, reference=None, platform=None, say=print)
-    found = recompressed(source, Codec.GZIP, store, say=print)
+    found = compressed_image(source, store, say=print)
     assert found.content.layers[0] == source.content.layers[0]
     assert b"".join(found.open(found.content.layers[0])) == packed
     assert gzip.decompress(b"".join(found.open(found.content.layers[1]))) == image.layers[1]
@@ -128,7 +97,7 @@ def test_a_source_that_fails_leaves_nothing(
     store.blobs.mkdir(parents=True)
     (store.blobs / "save-999999999-abc.part").write_bytes(b"of a killed run")
     with pytest.raises(StepFailed):
-        recompressed(plain, Codec.GZIP, store, say=print)
+        compressed_image(plain, store, say=print)
     assert not list(store.blobs.iterdir())
 
 

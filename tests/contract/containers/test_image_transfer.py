@@ -17,10 +17,10 @@ from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.engine.step import Change, HostView
 from clusterctl.transfer.engine_stock import take_stock
-from clusterctl.transfer.image_origin import HostOrigin, LocalOrigin, Origin
-from clusterctl.transfer.image_plan import Way, choose_delivery
-from clusterctl.transfer.sending import Terms
-from clusterctl.transfer.shipment import Shipment, Stocks
+from clusterctl.transfer.image_plan import Method, choose_delivery
+from clusterctl.transfer.image_receiver import ImageReceiver
+from clusterctl.transfer.image_sources import HostOrigin, LocalOrigin, Origin, Stocks
+from clusterctl.transfer.transfer import Route, Transfer
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.host_facts import host_facts
@@ -49,20 +49,20 @@ class Site:
             for name, engine in self.engines.items()
         }
 
-    def shipment(self, find: Callable[[Stocks], Origin]) -> Shipment:
+    def transfer(self, find: Callable[[Stocks], Origin]) -> Transfer:
         transports = {name: engine.transport for name, engine in self.engines.items()}
-        terms = Terms(transports, lambda _: "127.0.0.1", cache=lambda name: str(self.caches / name))
+        route = Route(transports, lambda _: "127.0.0.1", cache=lambda name: str(self.caches / name))
         drivers = {name: engine.driver() for name, engine in self.engines.items()}
-        return Shipment(find, drivers, tuple(self.engines), terms)
+        return Transfer(ImageReceiver(find, drivers, tuple(self.engines), route), route)
 
     def bring(self, find: Callable[[Stocks], Origin]) -> int:
         """Bring it everywhere; how many hosts were changed."""
-        with self.shipment(find) as shipment:
-            stage = Stage("Image", tuple(self.engines), (shipment,))
+        with self.transfer(find) as transfer:
+            stage = Stage("Image", tuple(self.engines), (transfer,))
             return execute([stage], self.views, self.events.append).changed
 
     def plan(self, find: Callable[[Stocks], Origin]) -> list[str]:
-        stage = Stage("Image", tuple(self.engines), (self.shipment(find),))
+        stage = Stage("Image", tuple(self.engines), (self.transfer(find),))
         changes = plan([stage], self.views).changes
         return [found.change.summary for found in changes if isinstance(found.change, Change)]
 
@@ -139,10 +139,10 @@ def test_what_came_by_docker_load_is_not_fetched_again(site: Site) -> None:
     site.bring(from_here(first))
     site.engines["gpu2"].docker("load", stdin=_saved_again(site.engines["gpu2"]))
     ways = {
-        name: choose_delivery(take_stock(engine.driver()), changed.content).way
+        name: choose_delivery(take_stock(engine.driver()), changed.content).method
         for name, engine in site.engines.items()
     }
-    assert ways == {"gpu1": Way.LOAD, "gpu2": Way.LOAD, "gpu3": Way.PULL}
+    assert ways == {"gpu1": Method.LOAD, "gpu2": Method.LOAD, "gpu3": Method.PULL}
     changed.given = 0
     site.bring(from_here(changed))
     assert changed.given < 0.01 * changed.content.size

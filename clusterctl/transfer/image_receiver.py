@@ -1,0 +1,245 @@
+"""How hosts take in an image: by a pull from the relay beside their engine, or by `docker load`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.meter import GIB, MIB
+from clusterctl.engine.step import Change, HostView, Unknown
+from clusterctl.errors import StepFailed, raise_all
+from clusterctl.transfer.chain import Chain
+from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
+from clusterctl.transfer.engine_stock import EngineStock, HeldImage, take_stock
+from clusterctl.transfer.image_load import load_by_stream, load_from_cache
+from clusterctl.transfer.image_plan import (
+    ImageDelivery,
+    Method,
+    choose_delivery,
+    problems,
+    same_image,
+)
+from clusterctl.transfer.image_proof import image_id, insist_on_start, prove
+from clusterctl.transfer.image_sources import ImageSupply, Origin, Stocks
+from clusterctl.transfer.relay_pull import is_relay_name, pull
+from clusterctl.transfer.transfer import Route, Sending
+from clusterctl.transport.fanout import fan_out, values
+
+# Image-list cache TTL, in seconds: a plan, its confirmation and its first stage are one look.
+# What is changed here is looked at again at once.
+FRESH = 15.0
+
+# Chooses where the image comes from, by what the hosts that answered have.
+Find = Callable[[Stocks], Origin | Unknown]
+
+
+class _Prepared(NamedTuple):
+    """What one host is about to take in."""
+
+    supply: ImageSupply
+    engine: EngineStock
+    delivery: ImageDelivery
+
+
+class ImageReceiver:
+    """Hosts have the image, by its name, and containers start from it. It goes to the hosts of
+    `targets`; `drivers` are those of all hosts that may have it already. `before` is called
+    before an image comes to a host that has none of that name."""
+
+    what = "image"
+
+    def __init__(
+        self,
+        find: Find,
+        drivers: Mapping[str, ContainerDriver],
+        targets: tuple[str, ...],
+        route: Route,
+        *,
+        before: Callable[[HostView], None] = lambda _: None,
+    ) -> None:
+        self._find, self._drivers, self._targets = find, drivers, targets
+        self._route, self._before = route, before
+        self._lock = threading.RLock()
+        self._origin: Origin | None = None
+        self._seen: dict[str, tuple[float, EngineStock]] = {}  # When, and what a host had
+        self._prepared: dict[str, _Prepared] = {}
+
+    def origin(self) -> Origin | Unknown:
+        """Where it comes from; found once. Raises when it exists nowhere."""
+        with self._lock:
+            if self._origin is None:
+                found = self._find(self._look())
+                if isinstance(found, Unknown):
+                    self._seen.clear()  # a host gets it first
+                    return found
+                self._origin = found
+            return self._origin
+
+    def is_done(self) -> bool:
+        """Whether nothing is to be done on any host; False where one does not answer."""
+        engines, origin = self._look(), self.origin()
+        if isinstance(origin, Unknown) or not engines.keys() >= set(self._targets):
+            return False
+        for name in self._targets:
+            here = same_image(self._closely(name, origin), origin.wanted)
+            if here is None or _naming(here, origin.wanted.reference) is not None:
+                return False
+        return True
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        """Raises RequirementsNotMet for a host that never can take the image, as far as that is
+        known before the image is read."""
+        self._look()
+        self._engine(view.host.name)
+        origin = self.origin()
+        if isinstance(origin, Unknown):
+            return origin
+        engine, reference = self._closely(view.host.name, origin), origin.wanted.reference
+        here = same_image(engine, origin.wanted)
+        if here is not None:
+            return _naming(here, reference)
+        verb = "replace" if engine.tagged(reference) else "get"
+        if origin.content is None:
+            return Change(f"{verb} {reference} from {origin.name}")
+        raise_all(problems(view.host.name, engine, origin.content))
+        delivery = choose_delivery(engine, origin.content)
+        size = f"{delivery.size / GIB:.2f} of {origin.content.size / GIB:.2f} GiB"
+        return Change(f"{verb} {reference}: {size} from {origin.name}, by {delivery.method}")
+
+    def settle(self, view: HostView) -> bool:
+        """Give an image that is there its name; remove those of a run that was interrupted."""
+        origin, name = self._require_origin(view.host.name), view.host.name
+        engine, reference = self._closely(name, origin), origin.wanted.reference
+        if engine.tagged(reference) is None:
+            self._before(view)
+        here = same_image(engine, origin.wanted)
+        if here is None:
+            return False
+        driver = self._drivers[name]
+        try:
+            insist_on_start(driver, here.id, reference)
+            driver.tag(here.id, reference)
+            for tag in filter(is_relay_name, here.tags):
+                driver.remove_image(tag)
+        finally:
+            self._seen.pop(name, None)
+        return True
+
+    def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
+        del say_on
+        origin = self._require_origin(first.host.name)
+        engines = values(fan_out({name: name for name in self._targets}, self._engine))
+        lacking = {
+            name: engine
+            for name, engine in engines.items()
+            if not same_image(engine, origin.wanted)
+        }
+        layers = origin.wanted.layers
+        missing = {each for engine in lacking.values() for each in layers[engine.common(layers) :]}
+        supply = origin.supply(missing, first.say)
+        raise_all(
+            problem
+            for name, engine in lacking.items()
+            for problem in problems(name, engine, supply.content)
+        )
+        self._prepared = {
+            name: _Prepared(supply, engine, choose_delivery(engine, supply.content))
+            for name, engine in lacking.items()
+        }
+        return Sending(
+            expected={name: found.delivery.size for name, found in self._prepared.items()},
+            links=[
+                self._route.link(name)
+                for name, found in self._prepared.items()
+                if found.delivery.method is not Method.STREAM
+            ],
+            holder=self._route.link(supply.holder, supply.paths) if supply.holder else None,
+            source=None if supply.holder else supply.blobs,
+            image=supply.content,
+        )
+
+    def receive(self, view: HostView, chain: Chain) -> int:
+        """Bring the image to this host, prove it, and give it its name."""
+        name, reference = view.host.name, self._require_origin(view.host.name).wanted.reference
+        supply, engine, delivery = self._prepared[name]
+        driver, content = self._drivers[name], supply.content
+        pulled_as, sent_beside = None, 0
+        try:
+            if delivery.method is Method.PULL:
+                pulled_as = pull(driver, chain, view.say)
+            elif delivery.method is Method.LOAD:
+                wanted = [layer.digest for layer in delivery.layers]
+                limit = fetch_limit(delivery.size)
+                paths = chain.fetch(name, wanted, timeout=limit) if wanted else {}
+                config = b"".join(supply.blobs.open(content.config))
+                view.say("loading the missing layers")
+                load_from_cache(driver, content, config, paths)
+            else:
+                view.say("no relay can run here: sending it over SSH, for this host alone")
+                load_by_stream(driver, content, delivery.layers, supply.blobs, view.say)
+                sent_beside = delivery.size
+            view.say("starting a container from it")
+            identifier = image_id(content, containerd=engine.containerd)
+            prove(driver, content, identifier)
+            driver.tag(identifier, reference)
+            if pulled_as:
+                driver.remove_image(pulled_as)
+        finally:
+            self._seen.pop(name, None)
+        return sent_beside
+
+    @staticmethod
+    def describe(progress: LinkProgress, expected: int) -> str:
+        """Such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`."""
+        done = min(progress.done, expected)
+        amount = f"{done / MIB:.0f} of {max(expected, 1) / MIB:.0f} MiB"
+        if done >= expected:
+            return f"{amount}, the engine unpacks"
+        return ", ".join((amount, *progress.movement(expected - done)))
+
+    def clear(self) -> None:
+        if self._origin is not None:
+            self._origin.clear()
+
+    def _require_origin(self, host: str) -> Origin:
+        origin = self.origin()
+        if isinstance(origin, Unknown):
+            raise StepFailed(origin.reason, host=host)
+        return origin
+
+    def _look(self) -> dict[str, EngineStock]:
+        """What the hosts that answer have."""
+        with self._lock:
+            if not self._seen:
+                values(fan_out({name: name for name in self._drivers}, self._engine))
+            return {name: engine for name, (_, engine) in self._seen.items()}
+
+    def _engine(self, name: str) -> EngineStock:
+        when, engine = self._seen.get(name, (0.0, None))
+        fresh = engine is not None and time.monotonic() - when < FRESH
+        return engine if engine and fresh else self._inspect(name)
+
+    def _inspect(self, name: str) -> EngineStock:
+        reference = self._origin.wanted.reference if self._origin else ""
+        engine = take_stock(self._drivers[name], self._route.cache(name), reference)
+        self._seen[name] = (time.monotonic(), engine)
+        return engine
+
+    def _closely(self, name: str, origin: Origin) -> EngineStock:
+        """With the name looked up by itself, where engines do not list all that they have."""
+        engine = self._engine(name)
+        if engine.containerd and engine.tagged(origin.wanted.reference) is None:
+            return self._inspect(name)
+        return engine
+
+
+def _naming(here: HeldImage, reference: str) -> Change | None:
+    """What an interrupted run left to be done for an image that is there."""
+    if reference not in here.tags:
+        return Change(f"tag the image that is there as {reference}")
+    if any(map(is_relay_name, here.tags)):
+        return Change(f"remove temporary names of {reference}")
+    return None

@@ -1,0 +1,177 @@
+"""How hosts take in a model: files are staged beside the others, and renamed once all are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from clusterctl.containers.driver import Say
+from clusterctl.containers.meter import GIB, MIB
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import ClusterctlError, raise_all
+from clusterctl.transfer.chain import Chain
+from clusterctl.transfer.chain_link import Link, LinkProgress, fetch_limit
+from clusterctl.transfer.transfer import Route, Sending
+from clusterctl.transfer.weights import placing
+from clusterctl.transfer.weights.host_hashes import hashes, sums
+from clusterctl.transfer.weights.need import Need, need, no_room
+from clusterctl.transfer.weights.on_host import IDLE_AFTER, HostModels, look_at_models
+from clusterctl.transfer.weights.supply import Holder, Supply
+from clusterctl.transport.fanout import Failed, failures, fan_out, values
+
+_VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs": "replace"}
+
+
+class WeightsReceiver:
+    """Hosts have the model of `supply` below the models directory. It goes to the hosts of
+    `views`."""
+
+    what = "model"
+
+    def __init__(
+        self, supply: Supply, views: Mapping[str, HostView], directory: str, route: Route
+    ) -> None:
+        self._supply, self._views = supply, dict(views)
+        self._directory, self._route = directory, route
+        self._needs: dict[str, Need] = {}  # As last looked at, by host
+        self._has_chain = False
+
+    def check(self, view: HostView) -> Change | None:
+        """Raises RequirementsNotMet when there is no room."""
+        host = look_at_models(view.transport, self._directory)
+        found = self._needs[view.host.name] = self._need(view, host)
+        if problem := no_room(self._supply.manifest, found, host):
+            raise problem
+        return None if found.is_noop else _change(self._supply, found)
+
+    def settle(self, view: HostView) -> bool:
+        """Remove what interrupted runs left of a model that is complete."""
+        found = self._needs.get(view.host.name)
+        if found is None or not found.complete:
+            return False
+        placing.clear(view.transport, found, self._directory)
+        return True
+
+    def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
+        """Have every host stage what it has of the model in other places. A host where that
+        fails is set aside; raises when it fails on all."""
+        del first
+        ready = fan_out(self._views, lambda view: self._stage(view, say_on(view.host.name)))
+        needs = values(ready)
+        lacking = {name: found for name, found in needs.items() if not found.complete}
+        if not lacking:
+            raise_all(failures(ready))
+        self._needs.update(needs)
+        self._has_chain = any(found.brought for found in lacking.values())
+        holder = self._supply.holder or self._complete_host(needs)
+        links = [
+            self._link(name, placing.origin(found), {blob.digest for blob in found.brought})
+            for name, found in lacking.items()
+            if not (holder and name == holder.view.host.name)
+        ]
+        return Sending(
+            expected={name: found.bytes for name, found in lacking.items()},
+            links=links if self._has_chain else [],
+            holder=self._link(holder.view.host.name, holder.paths) if holder else None,
+            source=self._supply.source,
+            blobs=self._supply.manifest.blobs,
+            failures={name: each.error for name, each in ready.items() if isinstance(each, Failed)},
+        )
+
+    def receive(self, view: HostView, chain: Chain) -> int:
+        """Have the model complete on this host, in its place, and nothing beside it."""
+        name, found, directory = view.host.name, self._needs[view.host.name], self._directory
+        if found.brought:
+            try:
+                digests = [blob.digest for blob in found.brought]
+                chain.fetch(name, digests, timeout=fetch_limit(found.bytes))
+            except ClusterctlError:
+                raise_all(self._supply.trouble())
+                raise
+        view.say("moving it into place")
+        # Nothing is fetched to the host from here on, whatever becomes of its relay meanwhile:
+        # that would make a second copy which nobody moves into place.
+        staged = placing.places(self._supply.manifest, directory)
+        final = self._supply.final
+        if self._has_chain:
+            chain.relocate(name, {digest: place.path for digest, place in staged.items()})
+        placing.settle(view.transport, final, directory)
+        if self._has_chain:
+            chain.relocate(name, placing.settled(final, directory))
+        return 0
+
+    @staticmethod
+    def describe(progress: LinkProgress, expected: int) -> str:
+        """Such as `1.2 of 2.0 GiB, 48.0 MiB/s, 17 s left, from gpu1`."""
+        done = min(progress.done, expected)
+        unit, name = (GIB, "GiB") if expected >= GIB else (MIB, "MiB")
+        amount = f"{done / unit:.1f} of {expected / unit:.1f} {name}"
+        return ", ".join((amount, *progress.movement(expected - done)))
+
+    def clear(self) -> None:
+        """Staging directories have become the models'."""
+
+    def _need(self, view: HostView, host: HostModels) -> Need:
+        """What the host needs; the one that gives the model has all of it by another name."""
+        found = need(self._supply.manifest, host)
+        holder = self._supply.holder
+        if found.complete or holder is None or holder.view.host.name != view.host.name:
+            return found
+        return found.had({digest.partition(":")[2]: p for digest, p in holder.paths.items()})
+
+    def _stage(self, view: HostView, say: Say) -> Need:
+        host = look_at_models(view.transport, self._directory)
+        manifest, found = self._supply.manifest, self._need(view, host)
+        if found.complete:
+            return found
+        if found.unproven:
+            text = f"hashing what {view.host.name} has of it"
+            say(text)
+            sizes = {file.sha256: file.size for file in manifest.files}
+            size = sum(sizes[digest] for digest in found.unproven.values())
+            paths = list(found.unproven)
+            hashed = hashes(view.transport, paths, size, say=lambda far: say(f"{text}: {far}"))
+            found = found.proven(sums(hashed))
+        if problem := no_room(manifest, found, host):
+            raise problem
+        placing.prepare(view.transport, manifest, found, self._directory)
+        return found
+
+    def _complete_host(self, needs: Mapping[str, Need]) -> Holder | None:
+        """A host that has it all already: its network is faster than an SSH connection to it."""
+        for name, found in needs.items():
+            if found.complete:
+                return Holder(self._views[name], placing.origin(found))
+        return None
+
+    def _link(self, host: str, origin: Mapping[str, str], wanted: Collection[str] = ()) -> Link:
+        places = placing.places(self._supply.manifest, self._directory)
+        return self._route.link(
+            host, origin, {digest: place for digest, place in places.items() if digest in wanted}
+        )
+
+
+def _change(supply: Supply, found: Need) -> Change:
+    """Such as `bring Tiny-1B: 2.0 GiB in 8 files, from here`."""
+    manifest = supply.manifest
+    if found.complete:
+        size = _amount(sum(found.leftovers.values()))
+        text = f"remove what an interrupted run left of {manifest.name}: up to {size}"
+        return Change(f"{text}, not written to for {IDLE_AFTER} minutes")
+    doubtful = set(found.unproven.values())
+    files = [blob for blob in found.brought if blob.hex not in doubtful]
+    text = f"{_VERBS[found.state]} {manifest.name}"
+    if files:
+        amount = _amount(found.least)
+        if amount != _amount(manifest.size):
+            amount += f" of {_amount(manifest.size)}"
+        noun = "file" if len(files) == 1 else "files"
+        text += f": {amount} in {len(files)} {noun}, from {supply.name}"
+    else:
+        text += f": all of its {_amount(manifest.size)} is on the host already"
+    if doubtful:
+        text += f"; hashing what is there first: {_amount(found.bytes - found.least)}"
+    return Change(text, disruptive=found.state == "differs")
+
+
+def _amount(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 100 else f"{count / MIB:.1f} MiB"
