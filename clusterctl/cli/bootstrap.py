@@ -172,14 +172,14 @@ def check(
     """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
     from clusterctl.cli.check_view import check_document, check_lines
     from clusterctl.cli.session import session
-    from clusterctl.commands.check import run
-    from clusterctl.commands.fabric_check import with_fabric
+    from clusterctl.commands.bootstrap import plan_for
+    from clusterctl.commands.check import run, with_fabric
     from clusterctl.errors import raise_all
     from clusterctl.reporting.text import line_width
 
     path = options.named_inventory(context, file, inventory)
     with session("check", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
-        report = run(opened.inventory, opened.hosts, opened.credentials)
+        report = run(opened.inventory, opened.hosts, opened.credentials, plan_for=plan_for)
         if fabric:
             report = with_fabric(
                 report, opened.inventory, opened.hosts, opened.credentials, opened.progress

@@ -8,15 +8,15 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from clusterctl.cli.session import confirm, credentials, logged
-from clusterctl.commands.host_words import named_hosts
-from clusterctl.commands.init import Found, Wishes, run
-from clusterctl.commands.inventory_text import inventory_text
+from clusterctl.commands.init import run
 from clusterctl.engine.events import Note
 from clusterctl.errors import UsageError
 from clusterctl.inventory.load import load
 from clusterctl.network.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
 from clusterctl.reporting.text import columns, count, each_below_itself, line_width
+from clusterctl.survey.host_names import named_hosts
+from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
 from clusterctl.transport.offered_key import OfferedKey
 
 STDOUT = Path("-")

@@ -82,7 +82,8 @@ def init(
 ) -> None:
     """Look at hosts over SSH and write their inventory. Every choice is explained in it."""
     from clusterctl.cli.discovery import deliver, insist_on_room, look
-    from clusterctl.commands.init import Wishes, ssh_of
+    from clusterctl.commands.init import ssh_of
+    from clusterctl.survey.inventory_text import Wishes
 
     insist_on_room(output, force=force)
     ssh = ssh_of(user=user, port=port, identity_file=identity, known_hosts=known_hosts)

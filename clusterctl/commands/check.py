@@ -3,26 +3,31 @@ nothing; all problems at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands.built import make_plan
-from clusterctl.errors import ClusterctlError
+from clusterctl.engine.events import EventSink
+from clusterctl.engine.plan import Plan
+from clusterctl.errors import ClusterctlError, Interrupted, Problems
 from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.gate import FabricRecord
+from clusterctl.network.gate import prove as prove_fabric
 from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
+from clusterctl.survey.cluster import Cluster, look_and_require
 from clusterctl.survey.consistency import differences
 from clusterctl.survey.drift import gpu_problems, log_problems, plan_problems, ray_problems
 from clusterctl.survey.requirements import name_listeners, place, requirements
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
+
+NOT_TRIED = "the fabric gate was not run: what is wrong comes first"
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,15 @@ class Report:
     """What the gate proved, where it was asked for."""
 
 
-def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> Report:
+def run(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    *,
+    plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
+) -> Report:
     """Look at `hosts`, at how they fit together, and, where the cluster is up, at what differs
-    from what bootstrap made."""
+    from what bootstrap made. `plan_for`: what bootstrap would change on hosts."""
     with connected(hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
         lacking = requirements(survey)
@@ -57,7 +68,7 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         names = lookup_notes(inventory, topology, survey.facts, transports, survey.running)
         drift = [
             *gpu_problems(survey),
-            *plan_problems(survey, topology, make_plan),
+            *plan_problems(survey, topology, plan_for),
             *log_problems(survey),
         ]
         in_ray = _new(ray_problems(survey, topology), drift)
@@ -71,6 +82,28 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
         *judgement.notes(seen),
     )
     return Report(survey.facts, choices, noted, (*told, *between, *unlike), seen.ways)
+
+
+def with_fabric(
+    report: Report,
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    sink: EventSink,
+) -> Report:
+    """What `check` found, and the gate's answer on `hosts` and the head, whose cluster is up. Not
+    asked where `check` found something: the gate would fail of the same, in vaguer words."""
+    if report.errors:
+        return replace(report, notes=(*report.notes, NOT_TRIED))
+    try:
+        with connected(inventory.hosts, credentials) as transports:
+            proof = prove_fabric(look_and_require(inventory, transports, hosts).gate_scope, sink)
+    except Interrupted:
+        raise
+    except ClusterctlError as error:
+        several = error.errors if isinstance(error, Problems) else (error,)
+        return replace(report, errors=(*report.errors, *several))
+    return replace(report, fabric=proof.record, notes=(*report.notes, *proof.notes))
 
 
 def _new(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from clusterctl.accelerators.names import DEFAULT
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands.host_names import choose_head, doubts, inventory_names
 from clusterctl.errors import (
     ClusterctlError,
     ConnectionFailed,
@@ -28,6 +25,8 @@ from clusterctl.inventory.wording import shown, value_problem
 from clusterctl.network.choice import OutsideSubnet, resolve
 from clusterctl.network.fabric_choice import Option, Undecided, shared_subnets
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.survey.host_names import choose_head, doubts, inventory_names
+from clusterctl.survey.inventory_text import Found, Wishes
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values
@@ -40,31 +39,6 @@ Decide = Callable[[Undecided], Option | None]
 """Asks a person; None when there is nobody to ask."""
 
 _NO_SUBNET = "without --subnet, init chooses"
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user says of the cluster; the hosts say the rest."""
-
-    cluster: str
-    image: str
-    models: str
-    accelerator: str = DEFAULT
-    subnet: str | None = None
-    ssh: Ssh = field(default_factory=Ssh)
-
-
-@dataclass(frozen=True)
-class Found:
-    """An inventory and what it was made from. Hosts have their final names."""
-
-    inventory: Inventory
-    facts: Mapping[str, HostFacts]
-    topology: Topology
-    words: Mapping[str, str]
-    """What each host was named by on the command line."""
-    head_reason: str
-    doubts: tuple[str, ...]
 
 
 def run(

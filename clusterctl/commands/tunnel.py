@@ -16,8 +16,7 @@ from clusterctl.transport.tunnel import Tunnel
 
 DASHBOARD = "dashboard"
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks at whether connections are carried."""
+LOOK_EVERY = 1.0  # seconds between two looks at whether connections are carried
 
 
 @contextmanager

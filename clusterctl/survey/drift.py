@@ -55,7 +55,9 @@ def drift(survey: Survey) -> dict[str, tuple[str, ...]]:
 
 
 def plan_problems(
-    survey: Survey, topology: Topology | None, make_plan: Callable[[Cluster], Plan]
+    survey: Survey,
+    topology: Topology | None,
+    plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> list[ClusterctlError]:
     """A problem for every host on which bootstrap would change something, once there is a
     node container anywhere; before that, for every host with a stranger in its place.
@@ -74,7 +76,7 @@ def plan_problems(
     if inventory.head.name not in able:
         return []
     try:
-        planned = make_plan(Cluster(survey, topology, able, tuple(able)))
+        planned = plan_for(Cluster(survey, topology, able, tuple(able)), tuple(able))
     except ClusterctlError as error:
         return single(error)
     by_host: dict[str, list[str]] = defaultdict(list)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl.commands.engine_stages import engine_stages
+from clusterctl.commands.bootstrap import host_stages
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.planner import plan as plan_stages
@@ -86,7 +86,7 @@ def install(file: Path, *, look_only: bool = False) -> Plan:
     inventory = load(file)
     with connected(inventory.hosts, Credentials()) as transports:
         found = take_survey(inventory, transports).require_answers().views
-        stages = engine_stages(inventory, inventory.hosts)
+        stages = host_stages(inventory, tuple(host.name for host in inventory.hosts))
         plan = plan_stages(stages, found)
         if not look_only:
             execute(stages, found, lambda _: None)

@@ -11,12 +11,8 @@ import pytest
 
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands import down
-from clusterctl.commands.bootstrap import node_stages
+from clusterctl.commands import bootstrap, down
 from clusterctl.commands.cluster_images import ClusterImages
-from clusterctl.commands.engine_stages import engine_stages
-from clusterctl.commands.init import Found, Wishes
-from clusterctl.commands.inventory_text import inventory_text
 from clusterctl.errors import InventoryError
 from clusterctl.facts.gather import probe_script
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
@@ -34,6 +30,7 @@ from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_do
 from clusterctl.serving.arguments import batch_limits
 from clusterctl.steps.engines import Engines
 from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
 from clusterctl.survey.requirements import requirements
 from tests.fakes.abacus import GIB, LISTING, Nothing
 from tests.fakes.container_engine import image
@@ -142,12 +139,13 @@ def test_bootstrap_and_down_do_what_it_needs(tmp_path: Path) -> None:
     cluster = Cluster(survey_of(demo, ANSWERS), resolve(demo, FACTS), views, ("a", "b"))
     engines = Engines(fake_driver)
     with ClusterImages(cluster, ("a", "b"), engines) as images:
-        stages = (*engine_stages(demo, demo.hosts), *node_stages(cluster, images))
+        first = bootstrap.host_stages(demo, ("a", "b"))
+        stages = bootstrap.stages(cluster, images, first)
     steps = {stage.title: stage.steps for stage in stages}
     assert steps["GPUs in containers"] == (Nothing("abaci oiled"),)
     assert steps["GPUs in the image"] == (Nothing("beads in the image"),)
-    last = down.stages(demo, ("a", "b"), purge=True)[-1]
-    assert Nothing("abaci shelved") in last.steps
+    purged = [step for stage in down.stages(demo, ("a", "b"), purge=True) for step in stage.steps]
+    assert Nothing("abaci shelved") in purged
 
 
 def test_a_plan_counts_its_memory_and_vllm_gets_its_defaults(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ ALLOWED = {
         "errors",
     },
     "ray_cluster": {
-        "accelerators",
+        "accelerators", "steps",
         "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     "network": {

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.commands.check import Report
-from clusterctl.commands.fabric_check import with_fabric
+from clusterctl.commands.check import Report, with_fabric
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.engine.events import Event, Note

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.commands.formation import told_by
 from clusterctl.node.documents import NodeState
+from clusterctl.survey.formation import told_by
 
 
 def state(ray: str, detail: str) -> NodeState:

@@ -6,24 +6,49 @@ The same hosts give the same text: no times, nothing of this machine.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_interface
 from pathlib import Path
 
+from clusterctl.accelerators.names import DEFAULT
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands.host_names import why_no_gpu
-from clusterctl.commands.init import Found, Wishes
 from clusterctl.facts.candidates import candidates, rejected
 from clusterctl.facts.model import GpuFacts, HostFacts
-from clusterctl.inventory.model import Host, Ssh
+from clusterctl.inventory.model import Host, Inventory, Ssh
 from clusterctl.inventory.scalars import scalar
 from clusterctl.network.fabric_choice import shared_subnets
-from clusterctl.ray_cluster.topology import Node
+from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.survey.host_names import why_no_gpu
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user says of the cluster; the hosts say the rest."""
+
+    cluster: str
+    image: str
+    models: str
+    accelerator: str = DEFAULT
+    subnet: str | None = None
+    ssh: Ssh = field(default_factory=Ssh)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An inventory and what it was made from. Hosts have their final names."""
+
+    inventory: Inventory
+    facts: Mapping[str, HostFacts]
+    topology: Topology
+    words: Mapping[str, str]  # what each host was named by on the command line
+    head_reason: str
+    doubts: tuple[str, ...]
+
 
 _WIDTH = 98
 _GIB = 2**30
-_MOST_NAMES = 4
-"""Interfaces that are not used, named for one reason."""
+_MOST_NAMES = 4  # of interfaces that are not used for one reason
 
 _HEAD = """\
 # What hosts said to `clusterctl init`, and what was chosen for them, with the reasons. Edit it as

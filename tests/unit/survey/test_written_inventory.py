@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands.init import Found, Wishes, settle
-from clusterctl.commands.inventory_text import inventory_text
+from clusterctl.commands.init import settle
 from clusterctl.errors import Problems, RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory, Ssh
 from clusterctl.network.choice import resolve
 from clusterctl.network.fabric_choice import Option, Undecided
+from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
 from tests.fakes.host_facts import gpus, host_facts, nic, rdma
 
 WISHES = Wishes("demo", "vllm/vllm-openai:v0.33.0", "/data/models")
