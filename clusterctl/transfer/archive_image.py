@@ -19,8 +19,7 @@ from clusterctl.transfer.archives.members import (
     directory_places,
     tar_places,
 )
-from clusterctl.transfer.archives.split import PLAIN, codec
-from clusterctl.transfer.archives.tar_stream import Broken
+from clusterctl.transfer.archives.split import PLAIN, Broken, codec
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.location import LocalImage, Location

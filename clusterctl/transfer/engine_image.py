@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 
 from clusterctl import deadlines
@@ -15,28 +15,20 @@ from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.in_time import in_time
 from clusterctl.containers.meter import MIB, Meter
-from clusterctl.errors import ConnectionFailed, RequirementsNotMet, StepFailed
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import read_archive
 from clusterctl.transfer.archives.members import SplitMembers
+from clusterctl.transfer.archives.split import Broken, Read
 from clusterctl.transfer.archives.split_store import split_into
-from clusterctl.transfer.archives.tar_stream import Broken, Read
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import ImageContent
 from clusterctl.transfer.location import LocalImage
 from clusterctl.transfer.manifests import NotAnImage
 from clusterctl.transfer.stored_image import StoredImage
-from clusterctl.transport.base import lines
+from clusterctl.transport import python
+from clusterctl.transport.base import Channel, lines
 
-NO_PYTHON = "this host has no python3, 3.6 or newer"
-
-START = f"""\
-for python in python3 /usr/libexec/platform-python; do
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || continue
-  exec "$python" -I -u -c "$@"
-done
-echo "{NO_PYTHON}" >&2
-exit 1
-"""
+SPLITTER = python.Program("clusterctl.transfer.archives", ("split",))
 
 
 @dataclass(frozen=True)
@@ -93,63 +85,48 @@ def save_on_host(
     """Save `image` on its host into `directory`/<64 digits>; not again while it is there.
 
     `keep`: diff IDs of the layers to keep, None for all; the others are only measured. Needs
-    python3 >= 3.6 there. Raises RequirementsNotMet (room, Python), StepFailed, CommandTimedOut.
+    Python there. Raises RequirementsNotMet (room, Python), StepFailed, CommandTimedOut.
     """
+    order = {
+        "image": image.id,
+        "directory": directory,
+        "needed": image.size,
+        "saving": driver.save_argv(image.id),
+        "keep": None if keep is None else list(keep),
+    }
+    meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
+    told = []
+    with driver.host_open(python.argv()) as channel, in_time("docker save", driver.host):
+        channel.settimeout(image_stream.silence_limit(image.size))
+        python.begin(channel, SPLITTER, order)
+        channel.close_stdin()
+        for line in lines(channel):
+            if line.startswith('["at"'):
+                meter.reached(int(json.loads(line)[1]))
+            else:
+                told.append(line)
+        if channel.wait(timeout=deadlines.STREAM_END) != 0:
+            raise _failure(channel, image, driver.host)
     with _words(driver.host):
-        told = _told(driver, image, directory, keep, say)
-        members = SplitMembers(told, Path(directory))
+        members = SplitMembers("\n".join(told), Path(directory))
         found = read_archive(members, None, None)
     places = {digest: members.location(name) for digest, name in found.files.items()}
     paths = {digest: str(place.path) for digest, place in places.items() if place}
     return HostImage(replace(found.content, reference=reference), paths)
 
 
-def _told(
-    driver: ContainerDriver,
-    image: Image,
-    directory: str,
-    keep: Collection[str] | None,
-    say: Say,
-) -> str:
-    meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
-    what = (image.id, directory, str(image.size), *driver.save_argv(image.id))
-    argv = ["sh", "-c", START, "save", program(), *what]
-    with driver.host_open(argv) as channel, in_time("docker save", driver.host):
-        channel.settimeout(image_stream.silence_limit(image.size))
-        with suppress(ConnectionFailed):  # it ended at once: its last words say why
-            channel.send("\n".join(["*"] if keep is None else keep).encode())
-        channel.close_stdin()
-        told = []
-        for line in lines(channel):
-            kind, _, count = line.partition("\t")
-            if kind == "at":
-                meter.reached(int(count))
-            else:
-                told.append(line)
-        if channel.wait(timeout=deadlines.STREAM_END) != 0:
-            raise _failure(channel.stderr_tail(), image, driver.host)
-    return "\n".join(told)
-
-
-def program() -> str:
-    """What a host runs: two modules of `archives` in one text."""
-    package = resources.files("clusterctl.transfer.archives")
-    stream = package.joinpath("tar_stream.py").read_text("utf-8")
-    split = package.joinpath("split.py").read_text("utf-8")
-    before, _, after = split.partition("from clusterctl.transfer.archives.tar_stream import (")
-    return f"{stream}\n{before}{after.partition(')')[2]}"
-
-
-def _failure(said: str, image: Image, host: str) -> StepFailed | RequirementsNotMet:
+def _failure(channel: Channel, image: Image, host: str) -> ClusterctlError:
+    error = python.failure(channel, "docker save", host)
+    said = error.detail or ""
+    if isinstance(error, python.PythonMissing):
+        return error
     if "not enough free space" in said:
         return RequirementsNotMet(
             f"docker save of {image.size / MIB:.0f} MiB has no room on this host",
             host=host,
             hint="make room: docker system df; docker image prune",
-            detail=said.strip()[-2000:],
+            detail=said,
         )
-    if NO_PYTHON in said:
-        return RequirementsNotMet(NO_PYTHON, host=host, hint="apt-get install python3-minimal")
     return engine_error(said or "docker save failed", host)
 
 
@@ -157,7 +134,7 @@ def _failure(said: str, image: Image, host: str) -> StepFailed | RequirementsNot
 def _words(host: str) -> Iterator[None]:
     try:
         yield
-    except (Broken, NotAnImage) as error:
+    except (Broken, NotAnImage, ValueError) as error:
         raise StepFailed(
             f"docker save wrote what is no whole image: {error}",
             host=host,

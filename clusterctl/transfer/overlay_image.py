@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Collection, Iterator
-from importlib import resources
+from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
@@ -22,7 +23,10 @@ from clusterctl.transfer.manifests import (
     image_content,
     made_manifest,
 )
+from clusterctl.transport import python
 from clusterctl.transport.base import Channel, lines
+
+READER = python.Program("clusterctl.transfer", ("overlay_layers",))
 
 
 def overlay_image(
@@ -41,31 +45,29 @@ def overlay_image(
     """
     if stock.containerd or stock.python is None:
         return None
-    argv = [stock.python, "-c", program(), stock.root, held.id, directory]
+    order = {"root": stock.root, "image": held.id, "directory": directory, "keep": list(keep)}
     reading = in_time("reading the image's layers", driver.host, DISK)
-    with driver.host_open(argv) as channel, reading:
+    with driver.host_open(python.argv()) as channel, reading:
         channel.settimeout(silence_limit(held.size))
-        channel.send("\n".join(keep).encode())
+        python.begin(channel, READER, order)
         channel.close_stdin()
         told = list(_told(channel, say))
         if channel.wait(timeout=deadlines.STREAM_END) != 0:
             _insist_on_room(channel.stderr_tail(), driver.host)
             return None
-    return _image(told, f"{stock.root}/image/overlay2/imagedb/content/sha256", reference)
+    try:
+        return _image(told, f"{stock.root}/image/overlay2/imagedb/content/sha256", reference)
+    except (ValueError, LookupError, TypeError):  # not what the program tells
+        return None
 
 
-def program() -> str:
-    package = resources.files("clusterctl.transfer")
-    return package.joinpath("overlay_layers.py").read_text("utf-8")
-
-
-def _told(channel: Channel, say: Say) -> Iterator[list[str]]:
+def _told(channel: Channel, say: Say) -> Iterator[list[Any]]:
     for line in lines(channel):
-        words = line.split("\t")
-        if words[0] == "at":
-            say(f"reading layers: {int(words[1]) / MIB:.0f} MiB")
+        row = json.loads(line)
+        if row[0] == "at":
+            say(f"reading layers: {row[1] / MIB:.0f} MiB")
         else:
-            yield words
+            yield row
 
 
 def _insist_on_room(words: str, host: str) -> None:
@@ -78,13 +80,13 @@ def _insist_on_room(words: str, host: str) -> None:
         )
 
 
-def _image(told: list[list[str]], configs: str, reference: str) -> HostImage | None:
+def _image(told: list[list[Any]], configs: str, reference: str) -> HostImage | None:
     if ["end"] not in told:
         return None
-    config = next(base64.b64decode(words[1]) for words in told if words[0] == "config")
-    layers = [words[1:] for words in told if words[0] == "layer"]
+    config = next(base64.b64decode(row[1]) for row in told if row[0] == "config")
+    layers = [row[1:] for row in told if row[0] == "layer"]
     described = Blob(digest_of(config), len(config))
-    blobs = [Blob(digest, int(size), OCI_LAYER) for digest, size, _ in layers]
+    blobs = [Blob(digest, size, OCI_LAYER) for digest, size, _ in layers]
     content = image_content(reference, made_manifest(described, blobs), config, OCI_MANIFEST)
-    paths = {digest: path for digest, _, path in layers if path != "-"}
+    paths = {digest: path for digest, _, path in layers if path is not None}
     return HostImage(content, {**paths, described.digest: f"{configs}/{described.hex}"})

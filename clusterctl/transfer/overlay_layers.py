@@ -5,42 +5,34 @@ tens of GB for one small layer on top. But overlay2 keeps for every layer what a
 the files themselves (tar-split.json.gz: github.com/vbatts/tar-split), and Docker makes its own
 archives from that. So does this; a layer counts only when its SHA-256 is the diff ID.
 
-    overlay_layers.py ROOT IMAGE DIRECTORY  <diff IDs to keep, a line each
+Tells, one JSON list a line:
 
-tells, tab-separated:
+    ["config", BASE64]
+    ["layer", DIFF_ID, SIZE, PATH]    PATH: null for one that was only measured
+    ["at", COUNT]                     bytes written so far, at most once a second
+    ["end"]                           without it, the list is not whole
 
-    config  BASE64
-    layer   DIFF_ID SIZE PATH     PATH: - for one that was only measured
-    at      COUNT                 bytes written so far
-    end                           without it, the list is not whole
-
-Runs as root, under any python3 from 3.6 with the modules of Debian's python3-minimal.
+Runs as root.
 """
 
-import ast
 import base64
+import gzip
 import hashlib
+import json
 import os
 import re
 import sys
 import time
 import zlib
-from typing import Callable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 CHUNK = 1 << 20
-LEFT_FREE = 256 << 20
-"""Bytes of disk that others may need."""
+LEFT_FREE = 256 << 20  # bytes of disk that others may need
 
-ENTRY = re.compile(
-    rb'\{"type":([12]),(?:"name":("(?:[^"\\]|\\.)*"),)?(?:"name_raw":"([^"]*)",)?'
-    rb'(?:"size":(\d+),)?"payload":(?:"([^"]*)"|null),"position":\d+\}'
-)
-"""A line of tar-split.json.gz: 1 is a file (of `size` bytes, if any), 2 bytes between files."""
-
-DIFF_IDS = re.compile(rb'"diff_ids":\s*\[([^\]]*)\]')
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+FILE, BYTES = 1, 2  # kinds of entries in tar-split.json.gz: a file, the bytes between two files
 
-Tell = Callable[[str], None]
+Tell = Callable[[List[Any]], None]
 
 
 class Unlike(Exception):
@@ -95,54 +87,23 @@ class Layer:
 
     def _entries(self) -> Iterator[Tuple[Optional[bytes], int, bytes]]:
         """Name and size of a file, or None and the bytes between two files."""
-        for line in lines_of(self._split):
-            found = ENTRY.fullmatch(line)
-            if found is None:
-                raise Unlike(f"an unknown line in {self._split}")
-            kind, name, raw_name, size, payload = found.groups()
-            if kind == b"2":
-                yield None, 0, base64.b64decode(payload or b"")
-            else:
-                yield file_name(name, raw_name), int(size or 0), b""
-
-
-def file_name(name: Optional[bytes], raw: Optional[bytes]) -> bytes:
-    """Go's JSON escapes are a part of Python's. A name that is no UTF-8 comes in base64."""
-    if raw is not None:
-        return base64.b64decode(raw)
-    text = ast.literal_eval((name or b'""').decode("utf-8"))
-    return os.fsencode(text)
-
-
-def lines_of(path: str) -> Iterator[bytes]:
-    """Of a gzip file."""
-    unpacker, pending = zlib.decompressobj(31), b""
-    with open(path, "rb") as file:
-        while True:
-            data = file.read(CHUNK)
-            pending += unpacker.decompress(data) if data else unpacker.flush()
-            complete = pending.split(b"\n")
-            pending = complete.pop()
-            for line in complete:
-                if line:
-                    yield line
-            if not data:
-                break
-    if pending:
-        yield pending
+        with gzip.open(self._split) as file:
+            for line in file:
+                entry = json.loads(line)
+                if entry["type"] == BYTES:
+                    yield None, 0, base64.b64decode(entry.get("payload") or b"")
+                elif entry["type"] == FILE:
+                    raw = entry.get("name_raw")  # a name that is not UTF-8
+                    name = base64.b64decode(raw) if raw else os.fsencode(entry.get("name", ""))
+                    yield name, int(entry.get("size") or 0), b""
+                else:
+                    raise Unlike(f"an unknown line in {self._split}")
 
 
 def digits(digest: str) -> str:
     if not DIGEST.fullmatch(digest):
         raise Unlike(f"{digest!r} is no digest")
     return digest[7:]
-
-
-def diff_ids(config: bytes) -> List[str]:
-    found = DIFF_IDS.search(config)
-    if found is None:
-        raise Unlike("the image's config names no layers")
-    return DIGEST.findall(found.group(1).decode("ascii"))
 
 
 def chains(layers: List[str]) -> Iterator[str]:
@@ -181,23 +142,22 @@ class Writer:
         self._count += count
         if time.monotonic() - self._told > 1:
             self._told = time.monotonic()
-            self._tell(f"at\t{self._count}")
+            self._tell(["at", self._count])
 
 
 def run(root: str, image: str, directory: str, keep: Set[str], tell: Tell) -> None:
     store = Store(root)
     config = store.config(image)
-    layers = diff_ids(config)
+    layers: List[str] = json.loads(config)["rootfs"]["diff_ids"]
     found = [store.layer(chain) for chain in chains(layers)]
     sizes = [layer.size() for layer in found]
     os.makedirs(directory, mode=0o700, exist_ok=True)
     insist_on_room(directory, sum(size for name, size in zip(layers, sizes) if name in keep))
-    tell(f"config\t{base64.b64encode(config).decode('ascii')}")
+    tell(["config", base64.b64encode(config).decode("ascii")])
     writer = Writer(directory, tell)
     for name, layer, size in zip(layers, found, sizes):
-        path = writer.write(layer, name, size) if name in keep else "-"
-        tell(f"layer\t{name}\t{size}\t{path}")
-    tell("end")
+        tell(["layer", name, size, writer.write(layer, name, size) if name in keep else None])
+    tell(["end"])
 
 
 def insist_on_room(directory: str, needed: int) -> None:
@@ -206,18 +166,15 @@ def insist_on_room(directory: str, needed: int) -> None:
         sys.exit(f"not enough free space for {needed} bytes in {directory}")
 
 
-def main() -> None:
-    def tell(line: str) -> None:
-        sys.stdout.write(line + "\n")
+def main(order: Dict[str, Any]) -> None:
+    """`order`: the engine's `root`, `image`, `directory` to write to, `keep`: diff IDs."""
+
+    def tell(row: List[Any]) -> None:
+        sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 
-    keep = set(sys.stdin.read().split())
     try:
-        run(sys.argv[1], sys.argv[2], sys.argv[3], keep, tell)
-    except (OSError, ValueError, SyntaxError, zlib.error, Unlike) as error:
+        run(order["root"], order["image"], order["directory"], set(order["keep"]), tell)
+    except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error, Unlike) as error:
         sys.stderr.write(f"unlike: {error}\n")
         sys.exit(3)
-
-
-if __name__ == "__main__":
-    main()

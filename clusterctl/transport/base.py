@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from clusterctl import deadlines
+from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
 
 ABSENT = "absent"
@@ -81,13 +82,19 @@ def last_words(channel: Channel) -> str:
     return channel.stderr_tail().strip()
 
 
+LONGEST_LINE = 64 * 2**20  # bytes
+
+
 def lines(channel: Channel) -> Iterator[str]:
-    """The channel's stdout line by line, without the newline, until its end."""
+    """The channel's stdout line by line, without the newline, until its end. Raises CommandFailed
+    for a line that does not end."""
     pending = b""
     while chunk := channel.recv(65536):
         *complete, pending = (pending + chunk).split(b"\n")
         for line in complete:
             yield line.decode(errors="replace")
+        if len(pending) > LONGEST_LINE:
+            raise CommandFailed(f"it writes a line of more than {LONGEST_LINE >> 20} MiB")
     if pending:
         yield pending.decode(errors="replace")
 

@@ -11,7 +11,7 @@ from clusterctl import deadlines
 from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.network.pairs.model import Clock
 from clusterctl.transport import python
-from clusterctl.transport.base import Channel, Transport
+from clusterctl.transport.base import Transport, lines
 
 PROGRAM = python.Program("clusterctl.network.pairs", ("host_listen", "host_ways", "host_main"))
 DOING = "trying its ways to the other hosts"
@@ -25,7 +25,7 @@ class PairProbeSession:
         """Start the program there; `sudo` for raw sockets."""
         self._host = transport.host.name
         self._channel = python.start(transport, PROGRAM, sudo=sudo)
-        self._answers = _lines(self._channel, self._host)
+        self._answers: Iterator[str] = lines(self._channel)
 
     def ask(self, command: str, argument: object = None, *, timeout: float = deadlines.PAIR) -> Any:
         """The answer to one command, within `timeout` seconds."""
@@ -60,16 +60,3 @@ class PairProbeSession:
 
     def close(self) -> None:
         self._channel.close()
-
-
-def _lines(channel: Channel, host: str) -> Iterator[bytes]:
-    """Whole lines of its output, none longer than LARGEST_ANSWER."""
-    pending = bytearray()
-    while chunk := channel.recv(65536):
-        pending += chunk
-        while b"\n" in chunk:
-            line, _, pending = pending.partition(b"\n")
-            yield bytes(line)
-            chunk = bytes(pending)
-        if len(pending) > python.LARGEST_ANSWER:
-            raise CommandFailed(f"{DOING} failed: the answer does not end", host=host)

@@ -16,8 +16,8 @@ from clusterctl.containers.meter import Meter
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.archives.file_record import FileRecord
 from clusterctl.transfer.archives.members import Members
+from clusterctl.transfer.archives.split import Broken, Read
 from clusterctl.transfer.archives.split_store import split_into
-from clusterctl.transfer.archives.tar_stream import Broken, Read
 from clusterctl.transfer.blob_store import BlobStore
 
 

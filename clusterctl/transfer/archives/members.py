@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from clusterctl.transfer.archives import split
-from clusterctl.transfer.archives.tar_stream import normal
+from clusterctl.transfer.archives.split import normal
 from clusterctl.transfer.location import Location
 from clusterctl.transfer.manifests import LARGEST_DOCUMENT, NotAnImage
 
@@ -158,11 +158,14 @@ class SplitMembers:
         self._files: dict[str, SplitFile] = {}
         links: dict[str, str] = {}
         for line in told.splitlines():
-            kind, *words = line.split("\t")
-            if kind in ("file", "text"):
-                self._files[words[3]] = _split_file(kind, *words)
-            elif kind == "link":
-                links[words[0]] = words[1]
+            match json.loads(line):
+                case ["file", str(name), int(size), str(digits), bool(kept), str(codec)]:
+                    self._files[name] = SplitFile(size, f"sha256:{digits}", kept, codec)
+                case ["text", str(name), int(size), str(digits), bool(kept), str(text)]:
+                    data = text.encode("utf-8", "surrogateescape")
+                    self._files[name] = SplitFile(size, f"sha256:{digits}", kept, text=data)
+                case ["link", str(name), str(target)]:
+                    links[name] = target
         for name in links:
             if (target := followed(name, links)) in self._files:
                 self._files[name] = self._files[target]
@@ -195,11 +198,3 @@ class SplitMembers:
             return self._files[name]
         except KeyError as error:
             raise NotAnImage(f"{name} is missing") from error
-
-
-def _split_file(kind: str, size: str, digits: str, kept: str, name: str, more: str) -> SplitFile:
-    del name
-    file = SplitFile(int(size), f"sha256:{digits}", kept == "1")
-    if kind == "text":
-        return replace(file, text=base64.b64decode(more))
-    return replace(file, codec=more)

@@ -1,41 +1,138 @@
-"""A `docker save` stream, split into blobs while it runs. Also a program for hosts.
+"""Splits a `docker save` stream into blobs while it runs. Sent to hosts too: see engine_image.
 
-Runs under any python3 from 3.6, with the few modules that Debian's python3-minimal has: no
-tarfile, no json. So it does not know what the files mean; it tells, a line each, tab-separated:
+It does not know what the files of an archive mean. It tells of each, one JSON list a line:
 
-    file  SIZE DIGITS KEPT NAME CODEC     DIGITS: SHA-256; KEPT: 1 when DIRECTORY/DIGITS is there
-    text  SIZE DIGITS KEPT NAME BASE64    the same for a small JSON file, with what is in it
-    link  NAME TARGET
-    at    COUNT                           bytes read so far, at most once a second
-    end                                   without it, the list is not whole
+    ["file", NAME, SIZE, DIGITS, KEPT, CODEC]   DIGITS: SHA-256; KEPT: DIRECTORY/DIGITS is there
+    ["text", NAME, SIZE, DIGITS, KEPT, TEXT]    the same for a small JSON file, with what is in it
+    ["link", NAME, TARGET]
+    ["at", COUNT]                               bytes read so far, at most once a second
+    ["end"]                                     without it, the list is not whole
 
-CODEC is gzip, zstd or -.
+CODEC is gzip, zstd or -. The tar is read block by block: `tarfile` takes a damaged header for the
+end of the archive, and reads a header of any size into memory.
 """
 
-import base64
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
-from typing import Iterator, List, Optional, Set, Tuple
+import tarfile
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-from clusterctl.transfer.archives.tar_stream import (
-    LARGEST_TEXT,
-    Broken,
-    Member,
-    Read,
-    Stream,
-    Tell,
-    members,
-    normal,
-)
+CHUNK = 1 << 20
+BLOCK = tarfile.BLOCKSIZE
+LARGEST_TEXT = 4 << 20  # bytes of a JSON file or an extended header
 
 DIGITS = frozenset("0123456789abcdef")
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 PLAIN = "-"
+
+Read = Callable[[int], bytes]  # at most so many bytes; none at the end
+Row = List[Any]  # see above
+Tell = Callable[[Row], None]
+
+
+class Broken(Exception):
+    """The stream is not what it should be."""
+
+
+class Stream:
+    """A tar that is read once, from front to back."""
+
+    def __init__(self, read: Read, tell: Tell) -> None:
+        self._read, self._tell = read, tell
+        self._count, self._told = 0, time.monotonic()
+
+    def exactly(self, size: int) -> bytes:
+        parts, missing = [], size
+        while missing:
+            chunk = self._read(min(missing, CHUNK))
+            if not chunk:
+                raise Broken(f"the archive ends after {self._count} bytes, too early")
+            parts.append(chunk)
+            missing -= len(chunk)
+            self._count += len(chunk)
+            if time.monotonic() - self._told >= 1:
+                self._told = time.monotonic()
+                self._tell(["at", self._count])
+        return b"".join(parts)
+
+    def body(self, size: int) -> Iterator[bytes]:
+        """A member's bytes; the padding behind them is read too."""
+        left = size
+        while left:
+            chunk = self.exactly(min(left, CHUNK))
+            left -= len(chunk)
+            yield chunk
+        self.exactly(-size % BLOCK)
+
+    def whole(self, size: int) -> bytes:
+        if size > LARGEST_TEXT:
+            raise Broken(f"a header of it has {size} bytes")
+        return b"".join(self.body(size))
+
+    def drain(self) -> None:
+        while self._read(CHUNK):
+            pass
+
+
+def members(stream: Stream) -> Iterator[tarfile.TarInfo]:
+    """Every member, as POSIX (ustar, pax) and GNU write them; its body must be read before the
+    next one is asked for."""
+    extended: Dict[str, str] = {}
+    while True:
+        block = stream.exactly(BLOCK)
+        if not block.strip(b"\0"):
+            return
+        try:
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
+        except tarfile.HeaderError as error:
+            raise Broken(f"this is not a tar archive, or a header is damaged: {error}") from None
+        if member.size < 0:
+            raise Broken("a header of it is damaged: a size below zero")
+        if member.type == tarfile.XHDTYPE:
+            extended.update(pax_records(stream.whole(member.size)))
+        elif member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+            text = stream.whole(member.size).rstrip(b"\0").decode("utf-8", "replace")
+            extended["path" if member.type == tarfile.GNUTYPE_LONGNAME else "linkpath"] = text
+        elif member.type == tarfile.XGLTYPE:
+            stream.whole(member.size)
+        else:
+            member.name = normal(extended.get("path", member.name))
+            member.linkname = extended.get("linkpath", member.linkname)
+            member.size = count(extended["size"]) if "size" in extended else member.size
+            extended = {}
+            yield member
+
+
+def pax_records(data: bytes) -> Dict[str, str]:
+    """Lines of `LENGTH KEY=VALUE`."""
+    found = {}
+    while data:
+        length = count(data.partition(b" ")[0].decode("ascii", "replace"))
+        if not length:
+            raise Broken("a header of it is damaged: a record without bytes")
+        record = data[:length].partition(b" ")[2]
+        key, _, value = record.rstrip(b"\n").partition(b"=")
+        found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+        data = data[length:]
+    return found
+
+
+def count(text: str) -> int:
+    """Bytes, as pax headers write them."""
+    if not text.isdecimal():
+        raise Broken(f"a header of it is damaged: {text[:20]!r} is no number")
+    return int(text)
+
+
+def normal(name: str) -> str:
+    return os.path.normpath(name).lstrip("/")
 
 
 class Splitter:
@@ -51,50 +148,45 @@ class Splitter:
     def split(self, read: Read) -> None:
         stream = Stream(read, self._tell)
         for member in members(stream):
-            if member.kind in (b"0", b"\0", b"7"):
+            if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
                 self._file(stream, member)
-            elif member.kind == b"2":
-                target = os.path.join(os.path.dirname(member.name), member.target)
-                self._tell(f"link\t{member.name}\t{normal(target)}")
-            elif member.kind == b"1":
-                self._tell(f"link\t{member.name}\t{normal(member.target)}")
+            elif member.issym():
+                target = os.path.join(os.path.dirname(member.name), member.linkname)
+                self._tell(["link", member.name, normal(target)])
+            elif member.islnk():
+                self._tell(["link", member.name, normal(member.linkname)])
             else:
                 for _ in stream.body(member.size):
                     pass
         stream.drain()
-        self._tell("end")
+        self._tell(["end"])
 
-    def _file(self, stream: Stream, member: Member) -> None:
+    def _file(self, stream: Stream, member: tarfile.TarInfo) -> None:
         body = stream.body(member.size)
         first = next(body, b"")
-        said = named_digest(member.name)
+        digits = named_digest(member.name)
+        row = [member.name, member.size]
         if member.size <= LARGEST_TEXT and first[:1] in (b"{", b"["):
-            self._text(member, first + b"".join(body))
-        elif said and not self._wants(said, first):
+            data = first + b"".join(body)
+            kept = digits is not None
+            digits = hashlib.sha256(data).hexdigest()
+            if kept:
+                self._rename(self._receive(data, iter(()))[1], digits)
+            self._tell(["text", *row, digits, kept, data.decode("utf-8", "surrogateescape")])
+        elif digits and not self._wants(digits, first):
             for _ in body:
                 pass
-            self._told("file", member, said, False, codec(first))
+            self._tell(["file", *row, digits, False, codec(first)])
         else:
-            self._large(member, first, body)
+            digits, part = self._receive(first, body)
+            kept = self._wants(digits, first)
+            if kept:
+                self._rename(part, digits)
+            else:
+                os.unlink(part)
+            self._tell(["file", *row, digits, kept, codec(first)])
 
-    def _text(self, member: Member, data: bytes) -> None:
-        digits = hashlib.sha256(data).hexdigest()
-        blob = named_digest(member.name) is not None
-        if blob:
-            self._write(digits, iter([data]))
-        self._told("text", member, digits, blob, base64.b64encode(data).decode())
-
-    def _large(self, member: Member, first: bytes, rest: Iterator[bytes]) -> None:
-        digits, part = self._receive(first, rest)
-        kept = self._wants(digits, first)
-        if kept:
-            os.rename(part, os.path.join(self._directory, digits))
-        else:
-            os.unlink(part)
-        self._told("file", member, digits, kept, codec(first))
-
-    def _write(self, digits: str, data: Iterator[bytes]) -> None:
-        part = self._receive(b"", data)[1]
+    def _rename(self, part: str, digits: str) -> None:
         os.rename(part, os.path.join(self._directory, digits))
 
     def _receive(self, first: bytes, rest: Iterator[bytes]) -> Tuple[str, str]:
@@ -117,17 +209,10 @@ class Splitter:
     def _wants(self, digits: str, first: bytes) -> bool:
         return self._keep is None or digits in self._keep or codec(first) != PLAIN
 
-    def _told(self, kind: str, member: Member, digits: str, kept: bool, more: str) -> None:
-        words = (kind, str(member.size), digits, "1" if kept else "0", member.name, more)
-        self._tell("\t".join(words))
-
 
 def codec(first: bytes) -> str:
     """How a file that begins so is compressed."""
-    for magic, name in MAGIC.items():
-        if first.startswith(magic):
-            return name
-    return PLAIN
+    return next((name for magic, name in MAGIC.items() if first.startswith(magic)), PLAIN)
 
 
 def named_digest(name: str) -> Optional[str]:
@@ -139,77 +224,22 @@ def named_digest(name: str) -> Optional[str]:
 
 def still_true(told: str, directory: str, keep: Optional[Set[str]]) -> bool:
     """Whether what an earlier run told is whole, and the files are still there."""
-    rows = [line.split("\t") for line in told.splitlines()]
-    files = [row for row in rows if row[0] in ("file", "text")]
-    return rows[-1:] == [["end"]] and all(usable(row, directory, keep) for row in files)
-
-
-def usable(words: List[str], directory: str, keep: Optional[Set[str]]) -> bool:
-    size, digits, kept = int(words[1]), words[2], words[3] == "1"
-    if not kept:
-        return words[0] == "text" or (keep is not None and digits not in keep)
     try:
-        return os.stat(os.path.join(directory, digits)).st_size == size
+        rows = [json.loads(line) for line in told.splitlines()]
+        files = [row for row in rows if row[0] in ("file", "text")]
+        return rows[-1:] == [["end"]] and all(usable(row, directory, keep) for row in files)
+    except (ValueError, LookupError, TypeError):
+        return False  # written by another version
+
+
+def usable(row: Row, directory: str, keep: Optional[Set[str]]) -> bool:
+    kind, _, size, digits, kept, _ = row
+    if not kept:
+        return bool(kind == "text" or (keep is not None and digits not in keep))
+    try:
+        return bool(os.stat(os.path.join(directory, digits)).st_size == size)
     except OSError:
         return False
-
-
-def main(image: str, directory: str, needed: int, saving: List[str]) -> None:
-    """Save `image` by the command `saving`; one digest a line on stdin are those to keep, `*` for
-    all. `needed`: bytes that must be free."""
-    wanted = sys.stdin.read().split()
-    keep = None if wanted == ["*"] else {one[len("sha256:") :] for one in wanted}
-    os.makedirs(directory, exist_ok=True)
-    clean(directory)
-    record = os.path.join(directory, "save-" + image.replace("sha256:", "") + ".list")
-    known = contents(record)
-    if still_true(known, directory, keep):
-        sys.stdout.write(known)
-        return
-    space = os.statvfs(directory)
-    free = space.f_bavail * space.f_frsize
-    if free < needed:
-        sys.exit(f"not enough free space: {free}")
-    save(directory, keep, record, saving)
-
-
-def save(directory: str, keep: Optional[Set[str]], record: str, saving: List[str]) -> None:
-    told: List[str] = []
-
-    def tell(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-        if not line.startswith("at\t"):
-            told.append(line)
-
-    process = subprocess.Popen(saving, stdout=subprocess.PIPE)
-    with process.stdout or open(os.devnull, "rb") as stream:
-        problem = broken(Splitter(directory, keep, tell), stream.read)
-    # With its output closed it ends, and its own words on stderr say more than the broken tar.
-    if process.wait() != 0:
-        sys.exit(1)
-    if problem:
-        raise problem
-    fresh = f"{record}.{os.getpid()}"
-    with open(fresh, "w") as file:
-        file.write("\n".join(told) + "\n")
-    os.rename(fresh, record)
-
-
-def contents(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def broken(splitter: Splitter, read: Read) -> Optional[Broken]:
-    try:
-        splitter.split(read)
-    except Broken as problem:
-        return problem
-    return None
 
 
 def clean(directory: str) -> None:
@@ -229,8 +259,54 @@ def alive(process: int) -> bool:
     return True
 
 
-if __name__ == "__main__":
+def main(order: Dict[str, Any]) -> None:
+    """On a host: save `image` by the command `saving` into `directory`, where `needed` bytes must
+    be free. `keep`: digests of the layers to keep, None for all."""
     try:
-        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+        save(**order)
     except (Broken, OSError) as problem:
         sys.exit(f"docker save could not be split: {problem}")
+
+
+def save(
+    image: str, directory: str, needed: int, saving: List[str], keep: Optional[List[str]]
+) -> None:
+    wanted = None if keep is None else {one[len("sha256:") :] for one in keep}
+    os.makedirs(directory, exist_ok=True)
+    clean(directory)
+    record = os.path.join(directory, "save-" + image.replace("sha256:", "") + ".list")
+    with contextlib.suppress(OSError):
+        with open(record) as file:
+            known = file.read()
+        if still_true(known, directory, wanted):
+            sys.stdout.write(known)
+            return
+    space = os.statvfs(directory)
+    free = space.f_bavail * space.f_frsize
+    if free < needed:
+        sys.exit(f"not enough free space: {free}")
+    told: List[str] = []
+
+    def tell(row: Row) -> None:
+        line = json.dumps(row)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        if row[0] != "at":
+            told.append(line)
+
+    process = subprocess.Popen(saving, stdout=subprocess.PIPE)
+    problem = None
+    with process.stdout or open(os.devnull, "rb") as stream:
+        try:
+            Splitter(directory, wanted, tell).split(stream.read)
+        except Broken as error:
+            problem = error
+    # With its output closed it ends, and its own words on stderr say more than the broken tar.
+    if process.wait() != 0:
+        sys.exit(1)
+    if problem:
+        raise problem
+    fresh = f"{record}.{os.getpid()}"
+    with open(fresh, "w") as file:
+        file.write("\n".join(told) + "\n")
+    os.rename(fresh, record)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from clusterctl.containers.meter import Meter
 from clusterctl.transfer.archives.members import SplitMembers
-from clusterctl.transfer.archives.split import Splitter, clean, still_true
-from clusterctl.transfer.archives.tar_stream import Read
+from clusterctl.transfer.archives.split import Read, Row, Splitter, clean, still_true
 from clusterctl.transfer.blob_store import BlobStore, disk_errors
 
 
@@ -28,26 +28,19 @@ def split_into(
     told = store.recall(name)
     if not isinstance(told, str) or not still_true(told, str(store.blobs), None):
         store.require_room(needed)
-        told = _split(store, stream, meter)
+        lines: list[str] = []
+
+        def listen(row: Row) -> None:
+            if row[0] == "at":
+                meter.reached(row[1])
+            else:
+                lines.append(json.dumps(row))
+
+        with disk_errors(store.directory):
+            store.blobs.mkdir(parents=True, exist_ok=True)
+            clean(str(store.blobs))
+            with stream() as read:
+                Splitter(str(store.blobs), None, listen).split(read)
+        told = "\n".join(lines)
         store.remember(name, told)
     return SplitMembers(told, store.blobs)
-
-
-def _split(
-    store: BlobStore, stream: Callable[[], AbstractContextManager[Read]], meter: Meter
-) -> str:
-    lines: list[str] = []
-
-    def listen(line: str) -> None:
-        kind, _, count = line.partition("\t")
-        if kind == "at":
-            meter.reached(int(count))
-        else:
-            lines.append(line)
-
-    with disk_errors(store.directory):
-        store.blobs.mkdir(parents=True, exist_ok=True)
-        clean(str(store.blobs))
-        with stream() as read:
-            Splitter(str(store.blobs), None, listen).split(read)
-    return "\n".join(lines)

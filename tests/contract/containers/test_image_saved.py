@@ -16,7 +16,7 @@ from clusterctl.containers.driver import Image
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.engine_image import engine_image, program, save_on_host
+from clusterctl.transfer.engine_image import engine_image, save_on_host
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 
@@ -158,7 +158,7 @@ def test_a_host_without_python(engine: Engine, image_of_one_layer: Image, tmp_pa
     for program_name in ("sh", "docker", "timeout", "env"):
         (tmp_path / program_name).symlink_to(str(shutil.which(program_name)))
     bare = engine.driver(f"PATH={tmp_path}")
-    with pytest.raises(RequirementsNotMet, match="no python3"):
+    with pytest.raises(RequirementsNotMet, match="no Python 3"):
         save_on_host(bare, image_of_one_layer, NAME, str(tmp_path / "host"), say=nothing)
 
 
@@ -187,15 +187,3 @@ def test_a_bundle_of_what_an_engine_has(
     assert done.returncode == 0, done.stderr
     found = archive_image(output, BlobStore(tmp_path), reference=ONE, platform=None, say=nothing)
     assert found.content.diff_ids == image_of_one_layer.layers
-
-
-def test_the_program_for_hosts_needs_few_modules() -> None:
-    """Debian's python3-minimal has none of these."""
-    absent = ("json", "tarfile", "gzip", "shutil", "urllib.request", "hmac", "http", "socketserver")
-    block = f"import sys\nfor name in {absent!r}: sys.modules[name] = None\n"
-    done = subprocess.run(
-        ["/usr/bin/python3", "-I", "-c", block + program(), "none", "/proc/none", "0", "true"],
-        input=b"*",
-        capture_output=True,
-    )
-    assert b"docker save could not be split" in done.stderr

@@ -16,7 +16,7 @@ from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.inventory.model import Host
 from clusterctl.network import lookups
 from clusterctl.network.pairs import session
-from clusterctl.transfer import relay_process
+from clusterctl.transfer import engine_image, overlay_image, relay_process
 from clusterctl.transfer.weights import host_web
 from clusterctl.transport import python
 from clusterctl.transport.local import LocalTransport
@@ -24,7 +24,7 @@ from clusterctl.transport.python import Program, PythonMissing
 from tests.fakes.transport import FakeTransport
 
 PROGRAMS = (relay_process.PROGRAM, host_web.PROGRAM, session.PROGRAM)
-ALL = (*PROGRAMS, lookups.PROGRAM)
+ALL = (*PROGRAMS, lookups.PROGRAM, engine_image.SPLITTER, overlay_image.READER)
 SENT = [(program, name) for program in ALL for name in program.modules]
 ECHO = Program("tests.fakes.host_programs", ("words", "echo"))
 
@@ -146,6 +146,17 @@ def test_a_python_that_is_too_old_or_incomplete_is_passed_over(tmp_path: Path, l
     if not Path("/usr/libexec/platform-python").exists():
         assert only_old.returncode == 127
     assert json.loads(done.stdout) == {"echo": "x"}
+
+
+@pytest.mark.parametrize(
+    ("package", "script"),
+    [("clusterctl.facts", "probe.sh"), ("clusterctl.containers", "engine_stock.sh")],
+)
+def test_scripts_that_look_for_python_look_for_the_same_ones(package: str, script: str) -> None:
+    text = " ".join(
+        resources.files(package).joinpath(script).read_text().replace("\\\n", " ").split()
+    )
+    assert f"in {' '.join(python.CANDIDATES)}; do" in text
 
 
 def test_a_host_without_python_is_an_error_with_a_fix() -> None:
