@@ -158,7 +158,7 @@ def pull(
     as_json: options.Json = False,
 ) -> None:
     """Get a model from a hub and bring it to every host. A second run moves nothing."""
-    from clusterctl.commands import model_pull, model_pull_on
+    from clusterctl.commands import model_pull
     from clusterctl.commands.model_push import Push
 
     rate = options.rate_of(limit_rate)
@@ -166,13 +166,13 @@ def pull(
     def prepare(opened: Session) -> Move[Pushed]:
         holder = _host_named(on, opened.inventory)
         wanted = replace(
-            model_pull.wanted(model, opened.inventory.models, source, revision, name),
+            model_pull.hub_model(model, opened.inventory.models, source, revision, name),
             include=include,
         )
         push = Push(opened.inventory, opened.hosts, model_pull.unset, holder, rate)
-        through_here = partial(model_pull.run, wanted, push)
-        run = partial(model_pull_on.run, wanted, push, holder) if holder else through_here
-        return Move(partial(model_pull.make_plan, wanted, push), run)
+        return Move(
+            partial(model_pull.make_plan, wanted, push), partial(model_pull.run, wanted, push)
+        )
 
     flags = Flags(inventory=inventory, limit=limit, dry_run=dry_run, yes=yes, as_json=as_json)
     move("model-pull", prepare, _words(), flags)

@@ -1,10 +1,13 @@
-"""`model pull`: a model comes from a hub to every host, through this machine or through a host."""
+"""`model pull`: a model comes from a hub to every host, through this machine or through a host.
+
+Through this machine: list, lock, plan, ask the user, then download and deliver at the same time,
+and clean up. Through a host (`--on`): that host lists and downloads, and then heads the chain.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,31 +15,33 @@ from typing import Literal
 from clusterctl.commands import model_push
 from clusterctl.commands.model_push import Push, Pushed
 from clusterctl.commands.model_source import require_name
-from clusterctl.engine.events import EventSink, StepFinished, StepProgress
+from clusterctl.engine.events import EventSink, Note, StepFinished, StepProgress
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.models.name import resolve
-from clusterctl.transfer.weights.arriving import (
-    Arriving,
+from clusterctl.transfer.weights import placing
+from clusterctl.transfer.weights.downloads import (
+    MODE,
+    DownloadedModel,
+    Downloads,
     clear,
     download_directory,
-    foreseen,
+    expected_manifest,
+    only_one,
     require_room,
 )
-from clusterctl.transfer.weights.download import Downloads
-from clusterctl.transfer.weights.download_lock import only_one
-from clusterctl.transfer.weights.host_web import HostWeb
-from clusterctl.transfer.weights.hub import Hub, Listing, Refused, Web, needed
-from clusterctl.transfer.weights.hub_access import huggingface_access, modelscope_access
+from clusterctl.transfer.weights.host_download import HostTransport, download_on_host
+from clusterctl.transfer.weights.hub import Hub, Listing, needed
+from clusterctl.transfer.weights.hub_session import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
-from clusterctl.transfer.weights.manifest import Manifest
+from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.transfer.weights.modelscope import ModelScope
-from clusterctl.transfer.weights.on_host import HostTree, look_at_models
+from clusterctl.transfer.weights.need import need, no_room, staging_path
+from clusterctl.transfer.weights.on_host import HostModels, look_at_models
 from clusterctl.transfer.weights.supply import Holder, Supply
-from clusterctl.transfer.weights.web import OperatorWeb
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import fan_out, values
+from clusterctl.transport.fanout import failures, fan_out, values
 
 HubName = Literal["hf", "modelscope"]
 
@@ -45,21 +50,21 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A model of a hub."""
+class HubModel:
+    """A model of a hub, as the user asked for it."""
 
     hub: HubName
     model_id: str
-    name: str
-    """Of the directory on hosts."""
+    name: str  # of its directory on hosts
     revision: str | None = None
-    include: str | None = None
-    """Pattern that weights must match."""
+    include: str | None = None  # pattern that the paths of weights must match
 
 
-def wanted(asked: str, models: str, hub: str, revision: str | None, name: str | None) -> Wanted:
-    """What the user means: a name of the catalogue, or ORGANISATION/NAME. On hosts the model
-    gets the hub's own name, by which `serve` finds it. Raises UsageError."""
+def hub_model(
+    asked: str, models: str, hub: str, revision: str | None, name: str | None
+) -> HubModel:
+    """Resolve a name of the catalogue, or ORGANIZATION/NAME. On hosts the model gets the hub's
+    own name, by which `serve` finds it. Raises UsageError."""
     if name is not None:
         require_name(name)
     if hub not in ("hf", "modelscope"):
@@ -67,15 +72,11 @@ def wanted(asked: str, models: str, hub: str, revision: str | None, name: str | 
     model = resolve(asked, models)
     if asked.startswith("/") or model.hub_id is None:
         raise UsageError(
-            f"{asked} is no model of a hub", hint="clusterctl model pull ORGANISATION/NAME"
+            f"{asked} does not name a model of a hub",
+            hint="clusterctl model pull ORGANIZATION/NAME",
         )
     known: HubName = "hf" if hub == "hf" else "modelscope"
-    return Wanted(known, model.hub_id, name or model.hub_id.rpartition("/")[2], revision)
-
-
-def listed(pull: Wanted, hub: Hub) -> Listing:
-    """What is to be got. Raises what the hub says."""
-    return needed(hub.listing(pull.model_id, pull.revision), pull.include)
+    return HubModel(known, model.hub_id, name or model.hub_id.rpartition("/")[2], revision)
 
 
 def unset(_views: Mapping[str, HostView]) -> Supply:
@@ -83,89 +84,173 @@ def unset(_views: Mapping[str, HostView]) -> Supply:
     raise UsageError("a model of a hub is brought by model_pull")
 
 
-def hub_for(name: HubName, web: Web) -> Hub:
-    """The hub with the user's access to it."""
-    if name == "hf":
-        return HuggingFace(web, huggingface_access())
-    return ModelScope(web, modelscope_access())
+def make_plan(pull: HubModel, push: Push, credentials: Credentials) -> Plan:
+    """Return what would be downloaded, and brought where. Asks the hub for a list, through the
+    holder of `push` if there is one, and changes nothing."""
 
+    def supplying(views: Mapping[str, HostView]) -> Supply:
+        with hub_session(HostTransport(views[push.holder].transport) if push.holder else None):
+            listing = _listed(pull, _hub(pull))
+        return _held(listing, pull.name, push, views) or Supply(
+            expected_manifest(listing, pull.name), pull.hub
+        )
 
-def make_plan(pull: Wanted, push: Push, credentials: Credentials) -> Plan:
-    """What would be got and brought where. Asks the hub for a list, and changes nothing. With a
-    holder in `push` it is that host which asks."""
-    with OperatorWeb() as here:
-
-        def supplying(views: Mapping[str, HostView]) -> Supply:
-            web = HostWeb(views[push.holder].transport) if push.holder else here
-            listing = listed(pull, hub_for(pull.hub, web))
-            return held(listing, pull.name, push, views) or Supply(
-                foreseen(listing, pull.name), pull.hub
-            )
-
-        return model_push.make_plan(replace(push, supplying=supplying), credentials)
+    return model_push.make_plan(replace(push, supplying=supplying), credentials)
 
 
 def run(
-    pull: Wanted,
+    pull: HubModel,
     push: Push,
     credentials: Credentials,
     *,
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> Pushed:
-    """Get the model and bring it to the hosts of `push`, at the same time. What a host has of
-    that commit already is not downloaded. Raises what the hub, this machine's disk and the
-    hosts say; what came until then is kept for the next run. LockHeld while another run here
-    gets the same model."""
-    with OperatorWeb() as web:
-        hub = hub_for(pull.hub, web)
-        listing = listed(pull, hub)
+    """Get the model and bring it to the hosts of `push`. What a host has of that commit already
+    is not downloaded.
+
+    Raises what the hub, the disks and the hosts say; what arrived until then is kept for the next
+    run. LockHeld while another run on this machine downloads the same model.
+    """
+    through = _run_on_host if push.holder else _run_here
+    return through(pull, push, credentials, agree, sink)
+
+
+def _run_here(
+    pull: HubModel,
+    push: Push,
+    credentials: Credentials,
+    agree: Callable[[Plan], None],
+    sink: EventSink,
+) -> Pushed:
+    hub = _hub(pull)
+    with hub_session():
+        listing = _listed(pull, hub)
+        _note_unhashed(listing, sink)
         directory = download_directory(listing)
         with only_one(directory, pull.model_id):
-            with _arriving(listing, pull, hub, web, sink) as arriving:
+            tell = DownloadProgress(listing, pull.hub, sink)
+            downloads = Downloads(directory, hub, listing, told=tell.came, hashing=tell.hashed)
+            model = DownloadedModel(listing, pull.name, downloads)
 
-                def supplying(views: Mapping[str, HostView]) -> Supply:
-                    there = held(listing, pull.name, push, views)
-                    return there or _coming(listing, pull, arriving, directory)
+            def supplying(views: Mapping[str, HostView]) -> Supply:
+                there = _held(listing, pull.name, push, views)
+                if there:
+                    return there
+                hub.require_downloadable(listing)
+                require_room(listing, hub, directory)
+                manifest = model.begin()
+                return Supply(
+                    manifest, pull.hub, model, trouble=model.trouble, complete=model.complete
+                )
 
+            try:
                 found = replace(push, supplying=supplying)
                 done = model_push.run(found, credentials, agree=agree, sink=sink)
+            finally:
+                model.stop()
+                sink(StepFinished(pull.hub, "download", "unchanged", 0.0))
             clear(directory)
     return done
 
 
-def _coming(listing: Listing, pull: Wanted, arriving: Arriving, directory: Path) -> Supply:
-    require_room(listing, directory)
-    manifest = arriving.begin()
-    trouble, complete = arriving.trouble, arriving.complete
-    return Supply(manifest, pull.hub, arriving, trouble=trouble, complete=complete)
+def _run_on_host(
+    pull: HubModel,
+    push: Push,
+    credentials: Credentials,
+    agree: Callable[[Plan], None],
+    sink: EventSink,
+) -> Pushed:
+    """Let the holder download, then bring the model to the other hosts from there. Whether all
+    have room is checked before the first byte."""
+    holder = str(push.holder)
+    models = push.inventory.models
+
+    def supplying(views: Mapping[str, HostView]) -> Supply:
+        view, hub = views[holder], _hub(pull)
+        with hub_session(HostTransport(view.transport)):
+            listing = _listed(pull, hub)
+        there = _held(listing, pull.name, push, views)
+        if there:
+            return there
+        hub.require_downloadable(listing)
+        _note_unhashed(listing, sink)
+        expected = expected_manifest(listing, pull.name)
+        _require_room_on_hosts(expected, models, views)
+        staged = staging_path(expected, models)
+        placing.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
+        found = download_on_host(
+            view.transport,
+            hub,
+            listing,
+            staged,
+            told=DownloadProgress(listing, holder, sink).came,
+        )
+        sink(StepFinished(holder, "download", "unchanged", 0.0))
+        files = [
+            WeightFile(f.path, f.size, MODE, found[f.path].sha256, found[f.path].chunks)
+            for f in listing.files
+        ]
+        manifest = Manifest(pull.name, in_order(files), origin=listing.origin)
+        placing.rename_staged(view.transport, staged, manifest, models)
+        placing.settle(view.transport, manifest, models)
+        paths = {file.blob.digest: f"{models}/{manifest.name}/{file.path}" for file in files}
+        return Supply(manifest, holder, holder=Holder(view, paths))
+
+    return model_push.run(replace(push, supplying=supplying), credentials, agree=agree, sink=sink)
 
 
-@contextmanager
-def _arriving(
-    listing: Listing, pull: Wanted, hub: Hub, web: OperatorWeb, sink: EventSink
-) -> Iterator[Arriving]:
-    def explain(refused: Refused) -> ClusterctlError:
-        return hub.refusal(refused.answer, pull.model_id, listing.revision)
+def _hub(pull: HubModel) -> Hub:
+    """The hub, with the user's access to it."""
+    return HuggingFace() if pull.hub == "hf" else ModelScope()
 
-    tell = Telling(listing, pull.hub, sink)
-    downloads = Downloads(
-        download_directory(listing),
-        web.stream,
-        hub.headers,
-        explain=explain,
-        told=tell.came,
-        hashing=tell.hashed,
+
+def _listed(pull: HubModel, hub: Hub) -> Listing:
+    """The files to download. Raises what the hub says."""
+    return needed(hub.listing(pull.model_id, pull.revision), pull.include)
+
+
+def _note_unhashed(listing: Listing, sink: EventSink) -> None:
+    """Name the files that cannot be checked."""
+    for file in listing.files:
+        if not file.sha256 and not file.git_sha1:
+            sink(Note(f"{file.path}: the hub publishes no hash of it, only its size is checked"))
+
+
+def _held(listing: Listing, name: str, push: Push, views: Mapping[str, HostView]) -> Supply | None:
+    """The model of this very commit, when a host has it whole: nothing need be downloaded."""
+    found = values(
+        fan_out(views, lambda view: look_at_models(view.transport, push.inventory.models))
     )
-    arriving = Arriving(listing, pull.name, downloads)
-    try:
-        yield arriving
-    finally:
-        arriving.stop()
-        sink(StepFinished(pull.hub, "download", "unchanged", 0.0))
+    for host, models in found.items():
+        tree = models.tree(name)
+        if tree is None or tree.manifest is None or not tree.intact:
+            continue
+        # The same by where it came from, or by all its hashes, where the hub publishes those.
+        paths = {file.path for file in tree.manifest.files} == {f.path for f in listing.files}
+        known = tree.manifest.origin == listing.origin and paths
+        if known or tree.manifest.identity == expected_manifest(listing, "").identity:
+            path = Path(models.directory, tree.path)
+            files = {f.blob.digest: f"{path}/{f.path}" for f in tree.manifest.files}
+            return Supply(tree.manifest, host, holder=Holder(views[host], files))
+    return None
 
 
-class Telling:
+def _require_room_on_hosts(manifest: Manifest, models: str, views: Mapping[str, HostView]) -> None:
+    """Raises RequirementsNotMet for every host without room."""
+
+    def problem(view: HostView) -> ClusterctlError | None:
+        host = look_at_models(view.transport, models)
+        return no_room(manifest, need(manifest, host), host)
+
+    found = fan_out(views, problem)
+    problems = {host: error for host, error in values(found).items() if error}
+    for host, error in problems.items():
+        error.host = error.host or host
+    raise_all([*failures(found), *problems.values()])
+
+
+class DownloadProgress:
     """One line for what comes from the hub, at most twice a second. Takes bytes, of all files
     together; for several threads."""
 
@@ -180,7 +265,7 @@ class Telling:
         self._say()
 
     def hashed(self, done: int) -> None:
-        """So many of them were read once more, to see that they are right."""
+        """So many of them were read once more, to check their hashes."""
         self._checked = done
         self._say()
 
@@ -194,24 +279,3 @@ class Telling:
         if self._checked:
             text += f", {self._checked / _GIB:.2f} GiB hashed"
         self._sink(StepProgress(self._who, "download", text))
-
-
-def held(listing: Listing, name: str, push: Push, views: Mapping[str, HostView]) -> Supply | None:
-    """The model of this very commit, when a host has it whole: nothing need be downloaded."""
-    found = values(
-        fan_out(views, lambda view: look_at_models(view.transport, push.inventory.models))
-    )
-    for host, models in found.items():
-        tree = models.tree(name)
-        if tree and tree.manifest and _is(tree, tree.manifest, listing):
-            path = f"{models.directory}/{tree.path}"
-            paths = {f.blob.digest: f"{path}/{f.path}" for f in tree.manifest.files}
-            return Supply(tree.manifest, host, holder=Holder(views[host], paths))
-    return None
-
-
-def _is(tree: HostTree, manifest: Manifest, listing: Listing) -> bool:
-    """By where it came from, or by all its hashes, where the hub tells those."""
-    paths = {file.path for file in manifest.files} == {file.path for file in listing.files}
-    known = manifest.origin == listing.origin and paths
-    return tree.intact and (known or manifest.identity == foreseen(listing, "").identity)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,13 +32,15 @@ class FakeHubs:
     gated: set[str] = field(default_factory=set)
     """Model ids whose files are for TOKEN only; their listing is public."""
     private: set[str] = field(default_factory=set)
-    page: int = 2
-    """Entries of a page of the Hugging Face listing."""
     cut: dict[str, int] = field(default_factory=dict)
     """Path: after so many bytes of an answer the connection ends, once each time it is asked."""
     wrong: dict[str, int] = field(default_factory=dict)
     """Path: so many times other bytes are sent."""
     ranges: bool = True
+    slow: set[str] = field(default_factory=set)
+    """Paths whose bytes come 64 KiB every 20 ms."""
+    limited: int = 0
+    """Seconds that the Hugging Face API wants nobody to ask."""
     asked: list[str] = field(default_factory=list)
     """Request lines with their Range, in order."""
     hold: threading.Event = field(default_factory=threading.Event)
@@ -115,6 +118,10 @@ class _Answers(BaseHTTPRequestHandler):
             self.wfile.write(rest[: len(rest) // 2])
             self.hubs.hold.wait(30)
             rest = rest[len(rest) // 2 :]
+        while path in self.hubs.slow and rest:
+            self.wfile.write(rest[:65536])
+            rest = rest[65536:]
+            time.sleep(0.02)
         self.wfile.write(rest if cut is None else rest[:cut])
         self.close_connection = cut is not None
 
@@ -133,23 +140,18 @@ class _Front(_Answers):
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def hf_api(self, path: str, query: dict[str, str]) -> None:
-        organisation, name, kind, revision = path.split("/", 3)
+        organisation, name, _revision, revision = path.split("/", 3)
         model = f"{organisation}/{name}"
-        if model not in self.hubs.models or (model in self.hubs.private and not self.known):
+        if self.hubs.limited:
+            self.document(429, {"error": "rate limit"}, Retry_After=str(self.hubs.limited))
+        elif model not in self.hubs.models or (model in self.hubs.private and not self.known):
             self.refuse(401, "RepoNotFound", "Repository not found")
         elif revision not in {"main", COMMIT}:
             self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        elif kind == "revision":
-            self.document(200, {"id": model, "sha": COMMIT, "gated": model in self.hubs.gated})
         else:
-            self.hf_tree(model, int(query.get("cursor", "0")))
-
-    def hf_tree(self, model: str, begin: int) -> None:
-        entries = [_hf_entry(p, data) for p, data in sorted(self.hubs.models[model].items())]
-        end = begin + self.hubs.page
-        more = f"{self.hubs.endpoint}{self.path.partition('?')[0]}?recursive=true&cursor={end}"
-        headers = {"Link": f'<{more}>; rel="next"'} if end < len(entries) else {}
-        self.document(200, entries[begin:end], **headers)
+            files = sorted(self.hubs.models[model].items())
+            siblings = [_hf_entry(path, data, "blobs" in query) for path, data in files]
+            self.document(200, {"id": model, "sha": COMMIT, "siblings": siblings})
 
     def hf_file(self, path: str) -> None:
         organisation, name, _, _, file = path.lstrip("/").split("/", 4)
@@ -192,12 +194,14 @@ class _Storage(_Answers):
         self.file(file, self.hubs.models[f"{organisation}/{name}"][file])
 
 
-def _hf_entry(path: str, data: bytes) -> dict[str, object]:
+def _hf_entry(path: str, data: bytes, blobs: bool) -> dict[str, object]:
+    if not blobs:
+        return {"rfilename": path}
     git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-    entry: dict[str, object] = {"type": "file", "path": path, "size": len(data), "oid": git}
+    entry: dict[str, object] = {"rfilename": path, "size": len(data), "blobId": git}
     if len(data) >= LARGE:
         oid = hashlib.sha256(data).hexdigest()
-        entry["lfs"] = {"oid": oid, "size": len(data), "pointerSize": 134}
+        entry["lfs"] = {"sha256": oid, "size": len(data), "pointerSize": 134}
     return entry
 
 

@@ -101,7 +101,7 @@ def test_a_push_that_was_killed_goes_on_where_it_stopped(
     assert on_host("gpu1", f"ls -A {staged}").stdout == ""
 
 
-def test_a_host_gets_a_model_from_a_hub_with_its_minimal_python(
+def test_a_host_gets_a_model_from_a_hub_with_its_own_python(
     operator: Operator, monkeypatch: pytest.MonkeyPatch, on_host: OnHost
 ) -> None:
     weights = safetensors(os.urandom(MIB) * 5)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Protocol
+
+import httpx2
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.transfer.content import is_digest
 from clusterctl.transfer.weights.manifest import inside
 
+# Formats of weights that vLLM reads, best first; a repository often has several of them.
 _FORMATS = (".safetensors", ".bin", ".pt", ".gguf")
-"""Of weights that vLLM reads, the better before the others; a repository often has several."""
 
+# The same weights in formats that vLLM does not read.
 _UNREAD = (".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".mlmodel", ".tflite")
-"""The same weights in formats that it does not read."""
 
+# Directories in which repositories keep the same weights for other programs.
 _OTHER_LAYOUTS = ("original/", "onnx/", "openvino/", "metal/", "coreml/", "gguf/")
-"""Directories that repositories keep the same weights in for other programs."""
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -29,30 +32,25 @@ class HubFile:
     """One file of a model on a hub."""
 
     path: str
-    size: int
-    """Bytes."""
-    url: str
-    """Where its bytes are, for requests with the hub's headers; it may redirect elsewhere."""
-    sha256: str = ""
-    """64 hexadecimal digits; empty where the hub does not tell."""
-    git_sha1: str = ""
-    """Of git's blob, 40 digits: what a hub tells of small files."""
+    size: int  # bytes
+    url: str  # asked with the hub's headers; may redirect to another server
+    sha256: str = ""  # 64 hexadecimal digits; empty where the hub does not publish it
+    git_sha1: str = ""  # of git's blob: what Hugging Face publishes for small files
 
 
 @dataclass(frozen=True)
 class Listing:
     """A model at one revision."""
 
-    hub: str
-    """`hf` or `modelscope`."""
+    hub: str  # hf or modelscope
     model_id: str
+    # The commit, where the hub tells it: a branch that moves must not mix two versions.
     revision: str
-    """The commit, where the hub tells it, so that a branch that moves cannot mix two versions."""
     files: tuple[HubFile, ...]
 
     @property
     def origin(self) -> str:
-        """What the manifest will say of it."""
+        """Where the model comes from, as its manifest has it."""
         return f"{self.hub}:{self.model_id}@{self.revision}"
 
     @property
@@ -60,66 +58,65 @@ class Listing:
         return sum(file.size for file in self.files)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a server said: header names in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class Refused(StepFailed):
-    """A server answered, and not with the file."""
-
-    def __init__(self, url: str, answer: Answer) -> None:
-        server, _, path = url.partition("://")[2].partition("/")
-        name = path.partition("?")[0].rpartition("/")[2]
-        super().__init__(f"{server} answered {answer.status} for {name}")
-        self.answer = answer
-
-    @property
-    def final(self) -> bool:
-        """Asking again gives no other answer."""
-        return 400 <= self.answer.status < 500 and self.answer.status not in {408, 429}
-
-
-class Web(Protocol):
-    """Something that can ask hubs: this machine, or a host that has a way to them."""
-
-    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
-        """The whole answer, redirects followed; `headers` go to the first server alone.
-
-        Raises StepFailed when there is none."""
-
-
 class Hub(Protocol):
     """A hub, with the user's access to it."""
 
+    endpoint: str  # without a slash at the end
+
     @property
     def headers(self) -> Mapping[str, str]:
-        """What proves who asks. Secret: for requests to the hub itself."""
+        """What proves who asks. Secret, and for requests to the hub itself."""
 
     def listing(self, model_id: str, revision: str | None) -> Listing:
-        """Raises RequirementsNotMet for a model that is not there, that is gated, or is not
-        for this user, saying what to do; StepFailed when the hub does not answer."""
+        """Raises RequirementsNotMet for a model that does not exist, that is gated or that this
+        user may not see, saying what to do; StepFailed when the hub does not respond."""
 
-    def refusal(self, answer: Answer, model_id: str, revision: str) -> ClusterctlError:
-        """What an answer other than 200 means, and what to do about it."""
+    def refusal(self, answer: httpx2.Response, model_id: str, revision: str) -> ClusterctlError:
+        """Explain a response that is neither a listing nor a file, and what to do about it."""
+
+    def cached(self, listing: Listing, file: HubFile) -> Path | None:
+        """Return the file in the cache of the hub's own client on this machine, if it is there."""
+
+    def require_downloadable(self, listing: Listing) -> None:
+        """Raises RequirementsNotMet for files that the hub does not give over plain HTTP."""
+
+
+def endpoint_of(given: str | None, default: str) -> str:
+    """Return the address of a hub as an environment variable has it, or the default one."""
+    address = (given or "").strip() or default
+    if not address.lower().startswith(("http://", "https://")):
+        address = f"https://{address}"
+    return address.rstrip("/")
 
 
 def needed(listing: Listing, include: str | None = None) -> Listing:
-    """Only what vLLM reads: one format of the weights, safetensors before the others. With
-    `include`, of the weights only those whose path matches that pattern.
+    """Keep the files that vLLM reads, with the weights in one format, safetensors if possible.
 
-    Raises RequirementsNotMet when the repository has no weights, or has quantizations of which
-    one has to be chosen; StepFailed when a file would be written elsewhere than in its directory.
+    `include` is a pattern that the paths of weights must match. Raises RequirementsNotMet when
+    the repository has no weights, or several quantizations to choose from; StepFailed for a file
+    that would be written outside the model's directory.
     """
-    _require_sound(listing)
+    for file in listing.files:  # hosts write these as root, and name blobs by their hashes
+        try:
+            inside(file.path)
+            problem = ""
+        except ValueError as error:
+            problem = str(error)
+        if file.size < 0 or (file.sha256 and not is_digest(file.sha256)):
+            problem = f"{file.path} has {file.size} bytes and the hash {file.sha256!r}"
+        if problem:
+            raise StepFailed(
+                f"{listing.hub} lists an impossible file in {listing.model_id}: {problem}",
+                hint="is the address of the hub right, and is no other server in between?",
+            )
     weights = {f.path for f in listing.files if _is_weight(f, include)}
     chosen = next((s for s in _FORMATS if any(p.endswith(s) for p in weights)), None)
     if chosen is None:
-        raise _no_weights(listing, include)
+        which = f" that match {include}" if include else " in a format that vLLM reads"
+        raise RequirementsNotMet(
+            f"{listing.model_id} has no weights{which}",
+            detail="\n".join(file.path for file in listing.files[:20]),
+        )
     sharded = any(path.startswith("model") for path in weights)
     files = tuple(
         file
@@ -132,47 +129,17 @@ def needed(listing: Listing, include: str | None = None) -> Listing:
         and not (sharded and file.path.startswith("consolidated"))
     )
     if chosen == ".gguf":
-        _require_one(listing, files)
+        # A GGUF file is a model by itself, or a part `...-00001-of-00003.gguf` of one.
+        models = {_PART.sub("", file.path) for file in files if file.path.endswith(".gguf")}
+        if len(models) > 1:
+            raise RequirementsNotMet(
+                f"{listing.model_id} has {len(models)} models, and vLLM serves one at a time",
+                hint=f"clusterctl model pull {listing.model_id} --include '*Q4_K_M*'",
+                detail="\n".join(sorted(models)[:30]),
+            )
     return Listing(listing.hub, listing.model_id, listing.revision, files)
-
-
-def _require_sound(listing: Listing) -> None:
-    """Hosts write these files as root, and name blobs by their hashes."""
-    for file in listing.files:
-        try:
-            inside(file.path)
-        except ValueError as error:
-            raise _unsound(listing, str(error)) from error
-        if file.size < 0 or (file.sha256 and not is_digest(file.sha256)):
-            raise _unsound(listing, f"{file.path} has {file.size} bytes and {file.sha256!r}")
-
-
-def _unsound(listing: Listing, what: str) -> StepFailed:
-    return StepFailed(
-        f"{listing.hub} lists a file of {listing.model_id} that no model can have: {what}",
-        hint="is the address of the hub right, and is no other server in between?",
-    )
 
 
 def _is_weight(file: HubFile, include: str | None) -> bool:
     known = "/" not in file.path and file.path.endswith(_FORMATS)
     return known and (include is None or fnmatch(file.path, include))
-
-
-def _no_weights(listing: Listing, include: str | None) -> RequirementsNotMet:
-    which = f" that match {include}" if include else " that vLLM reads"
-    return RequirementsNotMet(
-        f"{listing.model_id} has no weights{which}",
-        detail="\n".join(file.path for file in listing.files[:20]),
-    )
-
-
-def _require_one(listing: Listing, files: Sequence[HubFile]) -> None:
-    """A GGUF file is a model by itself, or a part `...-00001-of-00003.gguf` of one."""
-    models = {_PART.sub("", file.path) for file in files if file.path.endswith(".gguf")}
-    if len(models) > 1:
-        raise RequirementsNotMet(
-            f"{listing.model_id} has {len(models)} models, of which vLLM serves one",
-            hint=f"clusterctl model pull {listing.model_id} --include '*Q4_K_M*'",
-            detail="\n".join(sorted(models)[:30]),
-        )

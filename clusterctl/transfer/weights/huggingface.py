@@ -1,135 +1,149 @@
-"""The Hugging Face Hub: what a model has, file by file.
-
-Listing: GET /api/models/{id}/revision/{revision} and /api/models/{id}/tree/{commit}, the latter
-in pages that a Link header leads through; both described by https://huggingface.co/docs/hub/api
-and https://huggingface.co/.well-known/openapi.json. A file is at /{id}/resolve/{commit}/{path},
-which redirects to where its bytes are. Refusals carry X-Error-Code: GatedRepo, RepoNotFound,
-RevisionNotFound (huggingface_hub: utils/_http.py, hf_raise_for_status).
-"""
+"""The Hugging Face Hub, by its own library: listings, tokens, refusals, and its local cache."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any
-from urllib.parse import quote, urljoin
+import os
+from collections.abc import Mapping
+from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.weights.hub import Answer, HubFile, Listing, Web
-from clusterctl.transfer.weights.hub_access import Access
+import httpx2
+import huggingface_hub
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported lazily
+    build_hf_headers,
+    hf_raise_for_status,
+)
+
+from clusterctl import __version__, deadlines
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, UsageError
+from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of
+from clusterctl.transfer.weights.hub_session import hub_errors
 
 DEFAULT_REVISION = "main"
-_NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
-MOST_PAGES = 1000
-"""A page has up to 1000 entries; no model has a million files."""
+
+# Bytes; a larger file the Hub gives only by its Xet protocol, which `hf download` speaks
+# (huggingface_hub: constants.MAX_HTTP_DOWNLOAD_SIZE).
+LARGEST_BY_HTTP = 50_000_000_000
 
 
 class HuggingFace:
     """The Hub, or a mirror that speaks its API (HF_ENDPOINT)."""
 
-    def __init__(self, web: Web, access: Access) -> None:
-        self._web = web
-        self._access = access
+    def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
+        """`token` None stands for the one of HF_TOKEN or `hf auth login`, False for none."""
+        self.endpoint = endpoint or endpoint_of(
+            os.environ.get("HF_ENDPOINT"), "https://huggingface.co"
+        )
+        self._token = token
 
     @property
     def headers(self) -> Mapping[str, str]:
-        token = self._access.token
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        """See Hub."""
+        return build_hf_headers(
+            token=self._token, library_name="clusterctl", library_version=__version__
+        )
 
     def listing(self, model_id: str, revision: str | None) -> Listing:
-        """See Hub."""
+        """See Hub. One request, so that all files are of one commit."""
+        if huggingface_hub.is_offline_mode():
+            raise RequirementsNotMet(
+                "HF_HUB_OFFLINE is set, so the Hub is not asked",
+                hint="unset HF_HUB_OFFLINE, or bring a directory: clusterctl model push DIRECTORY",
+            )
         wanted = revision or DEFAULT_REVISION
-        about = self._json(
-            self._api(model_id, f"revision/{quote(wanted, safe='')}"), model_id, wanted
+        api = huggingface_hub.HfApi(
+            self.endpoint, self._token, library_name="clusterctl", library_version=__version__
         )
-        commit = str(about["sha"]) if isinstance(about, dict) and about.get("sha") else wanted
-        try:
-            files = tuple(self._files(model_id, commit))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _unreadable(self._access.endpoint) from error
+        with hub_errors(self, model_id, wanted):
+            try:
+                found = api.model_info(
+                    model_id, revision=wanted, files_metadata=True, timeout=deadlines.WEB
+                )
+                commit = found.sha or wanted
+                files = tuple(
+                    HubFile(
+                        path=each.rfilename,
+                        size=int(each.lfs.size if each.lfs else each.size),  # type: ignore[arg-type]
+                        url=huggingface_hub.hf_hub_url(
+                            model_id, each.rfilename, revision=commit, endpoint=self.endpoint
+                        ),
+                        sha256=each.lfs.sha256 if each.lfs else "",
+                        git_sha1="" if each.lfs else str(each.blob_id or ""),
+                    )
+                    for each in found.siblings or ()
+                )
+            except HfHubHTTPError:
+                raise
+            except HFValidationError as error:
+                raise UsageError(f"{model_id} is not the name of a model: {error}") from error
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise StepFailed(
+                    f"{self.endpoint} did not respond like the Hugging Face Hub",
+                    hint="is HF_ENDPOINT right, and is no login page of a proxy in between?",
+                    detail=repr(error),
+                ) from error
         return Listing("hf", model_id, commit, files)
 
-    def _files(self, model_id: str, commit: str) -> Iterator[HubFile]:
-        for entry in self._entries(model_id, commit):
-            if entry.get("type") == "file":
-                yield self._file(model_id, commit, entry)
-
-    def _entries(self, model_id: str, commit: str) -> Iterator[dict[str, Any]]:
-        url: str | None = f"{self._api(model_id, f'tree/{commit}')}?recursive=true"
-        for _ in range(MOST_PAGES):
-            if url is None:
-                return
-            answer = self._get(url, model_id, commit)
-            entries = _decoded(answer, url)
-            if not isinstance(entries, list):
-                raise _unreadable(url)
-            yield from entries
-            found = _NEXT.search(answer.headers.get("link", ""))
-            url = urljoin(url, found.group(1)) if found else None
-
-    def _file(self, model_id: str, commit: str, entry: dict[str, Any]) -> HubFile:
-        lfs = entry.get("lfs") or {}
-        path = str(entry["path"])
-        return HubFile(
-            path=path,
-            size=int(lfs.get("size", entry["size"])),
-            url=f"{self._access.endpoint}/{model_id}/resolve/{commit}/{quote(path)}",
-            sha256=str(lfs.get("oid", "")).removeprefix("sha256:"),
-            git_sha1="" if lfs else str(entry.get("oid", "")),
-        )
-
-    def _api(self, model_id: str, rest: str) -> str:
-        return f"{self._access.endpoint}/api/models/{model_id}/{rest}"
-
-    def _json(self, url: str, model_id: str, revision: str) -> Any:
-        return _decoded(self._get(url, model_id, revision), url)
-
-    def _get(self, url: str, model_id: str, revision: str) -> Answer:
-        # The next page of a mirror's listing may be on the Hub itself, whose token it is not.
-        own = url.startswith(f"{self._access.endpoint}/")
-        answer = self._web.get(url, self.headers if own else {})
-        if answer.status != 200:
-            raise self.refusal(answer, model_id, revision)
-        return answer
-
-    def refusal(self, answer: Answer, model_id: str, revision: str) -> ClusterctlError:
+    def refusal(self, answer: httpx2.Response, model_id: str, revision: str) -> ClusterctlError:
         """See Hub. A file of a gated model is refused even where its listing is not."""
-        code = answer.headers.get("x-error-code", "")
-        page = f"{self._access.endpoint}/{model_id}"
-        said = answer.headers.get("x-error-message") or None
-        if code == "GatedRepo":
+        page = f"{self.endpoint}/{model_id}"
+        log_in = "run `hf auth login`, or set HF_TOKEN"
+        said = answer.headers.get("x-error-message")
+        try:
+            hf_raise_for_status(answer)
+        except GatedRepoError:
             return RequirementsNotMet(
-                f"{model_id} is gated: its owner wants its terms accepted first",
-                hint=f"accept them at {page}, and {self._access.how_to_log_in}",
+                f"{model_id} is gated: its terms have to be accepted first",
+                hint=f"accept them at {page}, and {log_in}",
                 detail=said,
             )
-        if code == "RevisionNotFound":
+        except RevisionNotFoundError:
             return RequirementsNotMet(
                 f"{model_id} has no revision {revision}", hint=f"see {page}/tree/main"
             )
-        if answer.status in {401, 403, 404}:
-            return RequirementsNotMet(
-                f"{model_id} is not on {self._access.endpoint}, or is private and not for you",
-                hint=f"check the name at {page}; if it is private, {self._access.how_to_log_in}",
-                detail=said,
-            )
+        except RepositoryNotFoundError:
+            return self._not_found(model_id, said)
+        except HfHubHTTPError:
+            if answer.status_code in {401, 403, 404}:
+                return self._not_found(model_id, said)
         return StepFailed(
-            f"{self._access.endpoint} answered {answer.status} for {model_id}",
-            hint="run the same command again in a while",
+            f"{self.endpoint} responded with status {answer.status_code} for {model_id}",
+            hint=f"run the same command again in {answer.headers.get('retry-after', '60')} s",
             detail=said,
         )
 
+    def _not_found(self, model_id: str, said: str | None) -> RequirementsNotMet:
+        return RequirementsNotMet(
+            f"{model_id} is not on {self.endpoint}, or it is private and your token has no access",
+            hint=f"check the name at {self.endpoint}/{model_id}; if it is private, run "
+            "`hf auth login`, or set HF_TOKEN",
+            detail=said,
+        )
 
-def _decoded(answer: Answer, url: str) -> Any:
-    try:
-        return json.loads(answer.body)
-    except ValueError as error:
-        raise _unreadable(url) from error
+    def cached(self, listing: Listing, file: HubFile) -> Path | None:
+        """See Hub. What `hf download`, or vLLM, has got of this commit on this machine."""
+        found = huggingface_hub.try_to_load_from_cache(
+            listing.model_id, file.path, revision=listing.revision
+        )
+        return Path(found) if isinstance(found, str) else None
 
-
-def _unreadable(url: str) -> StepFailed:
-    return StepFailed(
-        f"{url} did not answer as the Hugging Face Hub does",
-        hint="is HF_ENDPOINT right, and is no login page of a proxy in between?",
-    )
+    def require_downloadable(self, listing: Listing) -> None:
+        """See Hub."""
+        large = [
+            file.path
+            for file in listing.files
+            if file.size > LARGEST_BY_HTTP and not self.cached(listing, file)
+        ]
+        if large:
+            raise RequirementsNotMet(
+                f"{large[0]} of {listing.model_id} is larger than 50 GB, which the Hub gives only "
+                "to its own client",
+                hint=f"hf download {listing.model_id} --revision {listing.revision} "
+                f"{' '.join(large)}   and then run this again: it takes them from the cache",
+            )

@@ -1,121 +1,139 @@
-"""ModelScope: what a model has, file by file.
+"""ModelScope: the files of a model, by its HTTP API.
 
 GET /api/v1/models/{id}/repo/files?Revision=&Recursive= lists entries with Path, Size, Sha256 and
 Type (`blob` or `tree`); a file is at /api/v1/models/{id}/repo?Revision=&FilePath=. A listing is
-cut at 3000 entries and says nothing of it. A token goes both as a cookie `m_session_id` and as
-a bearer token. All as ModelScope's own client has it (modelscope_hub: _legacy_api.py, constants).
+cut at 3000 entries without saying so. A token is sent both as the cookie `m_session_id` and as a
+bearer token. All as ModelScope's own client does (modelscope_hub: _legacy_api.py, constants.py).
+That client is not used: it cannot ask through a host, and one listing is all it would do here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import httpx2
+import huggingface_hub
+
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.weights.hub import Answer, HubFile, Listing, Web
-from clusterctl.transfer.weights.hub_access import Access
+from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of
+from clusterctl.transfer.weights.hub_session import hub_errors
 
 DEFAULT_REVISION = "master"
+
+# A listing of this length may have been cut.
 MOST_ENTRIES = 3000
-"""A listing of this length is not known to be whole."""
 
 
 class ModelScope:
     """modelscope.cn, or another site with its API (MODELSCOPE_ENDPOINT)."""
 
-    def __init__(self, web: Web, access: Access) -> None:
-        self._web = web
-        self._access = access
+    def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
+        """`token` None stands for MODELSCOPE_API_TOKEN. What `modelscope login` keeps is a
+        pickle (modelscope_hub: config.py), and is not read."""
+        env = os.environ
+        self.endpoint = endpoint or endpoint_of(
+            env.get("MODELSCOPE_ENDPOINT") or env.get("MODELSCOPE_DOMAIN"),
+            "https://www.modelscope.cn",
+        )
+        # Without the blanks and line ends that copying leaves: they would break the header.
+        self._token = "".join((token or env.get("MODELSCOPE_API_TOKEN") or "").split())
 
     @property
     def headers(self) -> Mapping[str, str]:
-        token = self._access.token
-        if not token:
+        """See Hub."""
+        if not self._token:
             return {}
-        return {"Authorization": f"Bearer {token}", "Cookie": f"m_session_id={token}"}
+        return {"Authorization": f"Bearer {self._token}", "Cookie": f"m_session_id={self._token}"}
 
     def listing(self, model_id: str, revision: str | None) -> Listing:
         """See Hub."""
         wanted = revision or DEFAULT_REVISION
+        api = f"{self.endpoint}/api/v1/models/{model_id}/repo"
         query = urlencode({"Revision": wanted, "Recursive": "True"})
-        entries = self._entries(f"{self._api(model_id)}/files?{query}", model_id, wanted)
-        if len(entries) >= MOST_ENTRIES:
-            raise StepFailed(
-                f"{model_id} has {MOST_ENTRIES} files or more, and ModelScope lists no others",
-                hint="get it with its own client, then: clusterctl model push DIRECTORY",
+
+        def url_of(path: str) -> str:
+            return f"{api}?{urlencode({'Revision': wanted, 'FilePath': path}, quote_via=quote)}"
+
+        with hub_errors(self, model_id, wanted):
+            answer = huggingface_hub.get_session().get(
+                f"{api}/files?{query}", headers=dict(self.headers)
             )
+        document = _document(answer)
+        if answer.status_code != 200 or document.get("Code") != 200:
+            raise self.refusal(answer, model_id, wanted)
         try:
-            files = tuple(self._files(model_id, wanted, entries))
-            return Listing("modelscope", model_id, _commit(entries, wanted), files)
+            entries = document["Data"]["Files"] or []
+            files = tuple(
+                HubFile(
+                    path=str(entry["Path"]),
+                    size=int(entry["Size"]),
+                    url=url_of(str(entry["Path"])),
+                    sha256=str(entry.get("Sha256") or ""),
+                )
+                for entry in entries
+                if entry.get("Type") != "tree"
+            )
+            # A branch is named with the newest commit that touched a file, to tell versions apart.
+            newest = max(
+                ((int(e.get("CommittedDate") or 0), str(e.get("Revision") or "")) for e in entries),
+                default=(0, ""),
+            )[1]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StepFailed(
-                f"{self._access.endpoint} did not answer as ModelScope does",
+                f"{self.endpoint} did not respond like ModelScope",
                 hint="is MODELSCOPE_ENDPOINT right, and is no login page of a proxy in between?",
                 detail=repr(error),
             ) from error
-
-    def _files(
-        self, model_id: str, revision: str, entries: list[dict[str, Any]]
-    ) -> Iterator[HubFile]:
-        for entry in entries:
-            if entry.get("Type") == "tree":
-                continue
-            path = str(entry["Path"])
-            query = urlencode({"Revision": revision, "FilePath": path}, quote_via=quote)
-            yield HubFile(
-                path=path,
-                size=int(entry["Size"]),
-                url=f"{self._api(model_id)}?{query}",
-                sha256=str(entry.get("Sha256") or ""),
+        if len(entries) >= MOST_ENTRIES:
+            raise StepFailed(
+                f"{model_id} has {MOST_ENTRIES} files or more, and ModelScope lists no others",
+                hint="download it with ModelScope's own client, then: "
+                "clusterctl model push DIRECTORY",
             )
+        commit = f"{wanted}-{newest[:12]}" if newest else wanted
+        return Listing("modelscope", model_id, commit, files)
 
-    def _entries(self, url: str, model_id: str, revision: str) -> list[dict[str, Any]]:
-        answer = self._web.get(url, self.headers)
-        document = _decoded(answer)
-        if answer.status != 200 or not isinstance(document, dict) or document.get("Code") != 200:
-            raise self.refusal(answer, model_id, revision)
-        data = document.get("Data") or {}
-        files = data.get("Files") if isinstance(data, dict) else data
-        return files if isinstance(files, list) else []
-
-    def refusal(self, answer: Answer, model_id: str, revision: str) -> ClusterctlError:
+    def refusal(self, answer: httpx2.Response, model_id: str, revision: str) -> ClusterctlError:
         """See Hub."""
-        document = _decoded(answer)
-        said = str(document.get("Message", "")) if isinstance(document, dict) else None
-        page = f"{self._access.endpoint}/models/{model_id}"
-        if answer.status in {401, 403}:
+        document = _document(answer)
+        said = str(document.get("Message", "")) or None
+        page = f"{self.endpoint}/models/{model_id}"
+        if answer.status_code in {401, 403}:
             return RequirementsNotMet(
-                f"{model_id} is not for everyone on ModelScope",
-                hint=f"ask for access at {page}, and {self._access.how_to_log_in}",
+                f"{model_id} is gated or private on ModelScope",
+                hint=f"request access at {page}, and set MODELSCOPE_API_TOKEN",
                 detail=said,
             )
-        if answer.status == 404 or (answer.status == 200 and document is not None):
+        if answer.status_code == 404 or (answer.status_code == 200 and document):
             return RequirementsNotMet(
-                f"{model_id} has no revision {revision} on ModelScope, or is not there at all",
-                hint=f"organisations may be called otherwise there; look it up: {page}",
+                f"{model_id} is not on ModelScope, or has no revision {revision} there",
+                hint=f"organizations may have other names there; look it up: {page}",
                 detail=said,
             )
         return StepFailed(
-            f"{self._access.endpoint} answered {answer.status} for {model_id}",
-            hint="run the same command again in a while",
+            f"{self.endpoint} responded with status {answer.status_code} for {model_id}",
+            hint="run the same command again in a minute",
             detail=said,
         )
 
-    def _api(self, model_id: str) -> str:
-        return f"{self._access.endpoint}/api/v1/models/{model_id}/repo"
-
-
-def _decoded(answer: Answer) -> Any:
-    try:
-        return json.loads(answer.body)
-    except ValueError:
+    def cached(self, listing: Listing, file: HubFile) -> Path | None:
+        """See Hub. The cache of its client is not looked at."""
+        del listing, file
         return None
 
+    def require_downloadable(self, listing: Listing) -> None:
+        """See Hub. It gives every file over HTTP."""
 
-def _commit(entries: list[dict[str, Any]], revision: str) -> str:
-    """The newest commit that touched a file: with the branch's name it tells versions apart."""
-    dated = [(int(e.get("CommittedDate") or 0), str(e.get("Revision") or "")) for e in entries]
-    newest = max(dated, default=(0, ""))[1]
-    return f"{revision}-{newest[:12]}" if newest else revision
+
+def _document(answer: httpx2.Response) -> dict[str, Any]:
+    """The answer's JSON; {} where it has none."""
+    try:
+        found = json.loads(answer.content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -21,14 +21,12 @@ from clusterctl.engine.planner import plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
 from clusterctl.transfer.weights import placing
-from clusterctl.transfer.weights.arriving import Arriving
-from clusterctl.transfer.weights.download import Downloads
+from clusterctl.transfer.weights.downloads import DownloadedModel, Downloads
 from clusterctl.transfer.weights.hub import needed
-from clusterctl.transfer.weights.hub_access import Access
+from clusterctl.transfer.weights.hub_session import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, parse
 from clusterctl.transfer.weights.supply import Supply
-from clusterctl.transfer.weights.web import OperatorWeb
 from clusterctl.transport.base import Transport
 from tests.contract.transfer.hosts_here import Cluster
 from tests.contract.transport.sshd import eventually
@@ -221,11 +219,11 @@ def test_hosts_have_the_first_bytes_before_the_hub_has_sent_the_last(tmp_path: P
     hubs.held = {"model.bin"}
     with ExitStack() as stack:
         stack.enter_context(running_hubs(hubs))
-        web = stack.enter_context(OperatorWeb(timeout=20))
-        hub = HuggingFace(web, Access(hubs.endpoint))
+        stack.enter_context(hub_session())
+        hub = HuggingFace(hubs.endpoint, False)
         listing = needed(hub.listing("Org/Tiny", None))
-        downloads = Downloads(tmp_path / "got", web.stream, {}, cache=cluster.cache)
-        arriving = Arriving(listing, "Tiny", downloads)
+        downloads = Downloads(tmp_path / "got", hub, listing, cache=cluster.cache)
+        arriving = DownloadedModel(listing, "Tiny", downloads)
         stack.callback(arriving.stop)
         supply = Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
         sink = _opens(hubs, "h2", tmp_path)
@@ -261,10 +259,11 @@ def test_what_hosts_have_of_a_new_revision_is_not_downloaded(
     (tmp_path / "Tiny" / "config.json").write_text('{"old": 1}')
     cluster.push(cluster.supply(tmp_path / "Tiny"))
     hubs = FakeHubs(models={"Org/Tiny": {"config.json": b"{}", "model.bin": weights}})
-    with running_hubs(hubs), OperatorWeb(timeout=20) as web:
-        listing = needed(HuggingFace(web, Access(hubs.endpoint)).listing("Org/Tiny", None))
-        downloads = Downloads(tmp_path / "got", web.stream, {}, cache=cluster.cache)
-        arriving = Arriving(listing, "Tiny", downloads)
+    with running_hubs(hubs), hub_session():
+        hub = HuggingFace(hubs.endpoint, False)
+        listing = needed(hub.listing("Org/Tiny", None))
+        downloads = Downloads(tmp_path / "got", hub, listing, cache=cluster.cache)
+        arriving = DownloadedModel(listing, "Tiny", downloads)
         outcome, sent = cluster.push(
             Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
         )

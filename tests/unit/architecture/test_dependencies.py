@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[3]
 NOT_INSTALLED = {"ray", "torch", "vllm", "_typeshed"}
 """The first three are in images, and imported in node containers; the last is for mypy alone."""
-IMPORTED_AS = {"pyyaml": "yaml"}
+IMPORTED_AS = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}
 
 
 def foreign(path: Path) -> Iterator[str]:

@@ -91,6 +91,8 @@ HEAVY = (
     "ray",
     "pydantic",
     "httpx",
+    "httpx2",
+    "huggingface_hub",
     "yaml",
     "rich.live",
     "requests",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.commands.model_pull import Telling, wanted
+from clusterctl.commands.model_pull import DownloadProgress, hub_model
 from clusterctl.commands.model_push import python_on
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import Event, StepProgress
@@ -36,14 +36,14 @@ def test_the_relay_runs_in_the_node_image_where_the_host_has_no_python() -> None
 
 
 def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
-    short = wanted("qwen2.5-1.5b", "/data/models", "hf", None, None)
+    short = hub_model("qwen2.5-1.5b", "/data/models", "hf", None, None)
     assert (short.model_id, short.name) == ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen2.5-1.5B-Instruct")
-    other = wanted("org/name", "/data/models", "modelscope", "v1", "mine")
+    other = hub_model("org/name", "/data/models", "modelscope", "v1", "mine")
     assert (other.hub, other.model_id, other.name, other.revision) == (
         "modelscope", "org/name", "mine", "v1",
     )  # fmt: skip
-    with pytest.raises(UsageError, match="no model of a hub"):
-        wanted("/data/models/x", "/data/models", "hf", None, None)
+    with pytest.raises(UsageError, match="does not name a model of a hub"):
+        hub_model("/data/models/x", "/data/models", "hf", None, None)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_one_line_says_how_far_a_host_is(progress: LinkProgress, text: str) -> N
 
 def test_what_was_got_and_is_read_once_more_is_said_too() -> None:
     listing, told = Listing("hf", "Org/Tiny", "c", (HubFile("w", 4 * GIB, "u"),)), list[Event]()
-    Telling(listing, "hf", told.append).came(2 * GIB)
-    Telling(listing, "hf", told.append).hashed(GIB)
+    DownloadProgress(listing, "hf", told.append).came(2 * GIB)
+    DownloadProgress(listing, "hf", told.append).hashed(GIB)
     came, hashed = (event.text for event in told if isinstance(event, StepProgress))
     assert came.startswith("2.00 of 4.00 GiB here, ")
     assert "hashed" not in came
@@ -78,4 +78,4 @@ def test_what_was_got_and_is_read_once_more_is_said_too() -> None:
 def test_a_name_that_leads_out_of_the_models_directory_is_refused() -> None:
     for name in ("../elsewhere", "/etc", "a/../..", ".hidden"):
         with pytest.raises(UsageError, match="is no name of a model directory"):
-            wanted("Qwen/Qwen2.5-1.5B-Instruct", "/data/models", "hf", None, name)
+            hub_model("Qwen/Qwen2.5-1.5B-Instruct", "/data/models", "hf", None, name)

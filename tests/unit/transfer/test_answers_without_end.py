@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,11 +11,9 @@ import pytest
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transfer.registry_image import RegistryImage
-from clusterctl.transfer.weights.host_web import HostWeb
-from clusterctl.transfer.weights.hub import Web
-from clusterctl.transfer.weights.hub_access import Access
+from clusterctl.transfer.weights.host_download import HostTransport
+from clusterctl.transfer.weights.hub_session import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
-from clusterctl.transfer.weights.web import OperatorWeb
 from clusterctl.transport.local import LocalTransport
 
 CHUNK = b" " * (1 << 20)
@@ -94,18 +91,12 @@ def test_a_registrys_words_are_read_as_far_as_they_are_shown(
     assert server.sent < MOST / 4
 
 
-def a_host() -> Web:
-    return HostWeb(LocalTransport(Host(name="gpu1", address="localhost")))
-
-
-@pytest.mark.parametrize("web", [OperatorWeb, a_host])
+@pytest.mark.parametrize("by_host", [False, True])
 @pytest.mark.parametrize("status", [200, 307, 404, 500])
-def test_so_are_a_hubs(
-    endless: Callable[..., Endless], web: Callable[[], Web], status: int
-) -> None:
-    if web is a_host and os.geteuid() != 0:
-        pytest.skip("hosts are worked on as root")
+def test_so_are_a_hubs(endless: Callable[..., Endless], by_host: bool, status: int) -> None:
+    host = HostTransport(LocalTransport(Host(name="gpu1", address="localhost")))
     server = endless(status)
-    with pytest.raises(ClusterctlError):
-        HuggingFace(web(), Access(f"http://{server.address}")).listing("Org/Tiny-1B", None)
+    hub = HuggingFace(f"http://{server.address}", False)
+    with hub_session(host if by_host else None), pytest.raises(ClusterctlError):
+        hub.listing("Org/Tiny-1B", None)
     assert server.sent < (MOST / 4 if status != 200 else MOST / 2)

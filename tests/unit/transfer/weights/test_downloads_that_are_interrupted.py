@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.weights.download import Downloads
+from clusterctl.transfer.weights.downloads import Downloads
 from clusterctl.transfer.weights.hashing import HashCache
-from clusterctl.transfer.weights.hub import HubFile
+from clusterctl.transfer.weights.hub import needed
+from clusterctl.transfer.weights.hub_session import hub_session
+from clusterctl.transfer.weights.huggingface import HuggingFace
+from tests.fakes.hubs import FakeHubs, running_hubs
 
-SIZE = 1000
-PIECE_EVERY = 0.01
-"""Seconds: all of the slow file would take ten."""
-
-
-class Slowly:
-    """A hub: one file comes byte by byte, and at another one the user loses patience."""
-
-    def __init__(self) -> None:
-        self._began = threading.Event()
-        self._never = threading.Event()
-
-    def __call__(self, url: str, headers: Mapping[str, str], offset: int) -> Iterator[bytes]:
-        if url == "impatient":
-            assert self._began.wait(10)
-            raise KeyboardInterrupt
-        for _ in range(SIZE):
-            yield b"x"
-            self._began.set()
-            self._never.wait(PIECE_EVERY)
+WEIGHTS = b"w" * (8 << 20)
 
 
-def test_an_interrupted_download_ends_at_its_next_piece(tmp_path: Path) -> None:
-    files = [HubFile("a.json", 1, "impatient"), HubFile("b.bin", SIZE, "slow")]
-    coming = Downloads(tmp_path, Slowly(), {}, cache=HashCache(tmp_path / "hashes"))
-    with pytest.raises(KeyboardInterrupt):
-        coming.run(files)
-    assert not (tmp_path / "b.bin").exists()
-    assert 0 < (tmp_path / "b.bin.part").stat().st_size < SIZE
+def test_an_interrupted_download_ends_at_its_next_bytes(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Under nohup and in the background Python leaves SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    told: list[int] = []
+
+    def lose_patience(have: int) -> None:
+        impatient = max(told, default=0) <= len(WEIGHTS) // 4 < have
+        told.append(have)
+        if impatient:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    hubs = FakeHubs(models={"Org/Tiny": {"config.json": b"{}", "model.bin": WEIGHTS}})
+    hubs.slow = {"model.bin"}
+    with running_hubs(hubs), hub_session():
+        hub = HuggingFace(hubs.endpoint, False)
+        listing = needed(hub.listing("Org/Tiny", None))
+        cache = HashCache(tmp_path / "hashes")
+        coming = Downloads(tmp_path, hub, listing, told=lose_patience, cache=cache)
+        with pytest.raises(KeyboardInterrupt):
+            coming.run(list(listing.files))
+    assert not (tmp_path / "model.bin").exists()
+    assert 0 < (tmp_path / "model.bin.part").stat().st_size < len(WEIGHTS)
+    assert told[-1] < len(WEIGHTS) // 2

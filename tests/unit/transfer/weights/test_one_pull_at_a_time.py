@@ -13,14 +13,14 @@ from clusterctl.commands import model_pull
 from clusterctl.commands.model_push import Push
 from clusterctl.errors import LockHeld, StepFailed
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.transfer.weights.download_lock import only_one
+from clusterctl.transfer.weights.downloads import only_one
 from clusterctl.transport.credentials import Credentials
 from tests.fakes.hubs import COMMIT, FakeHubs, running_hubs
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from clusterctl.transfer.weights.download_lock import only_one
+from clusterctl.transfer.weights.downloads import only_one
 with only_one(Path(sys.argv[1]), "Org/Tiny"):
     print("held", flush=True)
     time.sleep(60)
@@ -78,7 +78,7 @@ def test_a_pull_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         directory = tmp_path / "clusterctl" / "models" / f"hf--Org--Tiny@{COMMIT}"
         with only_one(directory, "Org/Tiny"), pytest.raises(LockHeld):
             model_pull.run(
-                model_pull.Wanted("hf", "Org/Tiny", "Tiny"),
+                model_pull.HubModel("hf", "Org/Tiny", "Tiny"),
                 Push(inventory, (head,), model_pull.unset),
                 Credentials(),
                 agree=lambda _: None,

@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.weights.download import Downloads
+from clusterctl.transfer.weights.downloads import Downloads
 from clusterctl.transfer.weights.hashing import HashCache
 from clusterctl.transfer.weights.hub import Hub, HubFile, Listing, needed
-from clusterctl.transfer.weights.hub_access import (
-    Access,
-    huggingface_access,
-    modelscope_access,
-)
+from clusterctl.transfer.weights.hub_session import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.modelscope import ModelScope
-from clusterctl.transfer.weights.web import OperatorWeb
 from tests.fakes.hubs import COMMIT, TOKEN, FakeHubs, running_hubs
 from tests.unit.transfer.weights.conftest import safetensors
 
@@ -41,25 +36,25 @@ def hubs() -> Iterator[FakeHubs]:
         yield running
 
 
-@pytest.fixture
-def web() -> Iterator[OperatorWeb]:
-    with OperatorWeb(timeout=60) as opened:
-        yield opened
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    with hub_session():
+        yield
 
 
-def hub_of(kind: str, hubs: FakeHubs, web: OperatorWeb, token: str | None = None) -> Hub:
-    access = Access(hubs.endpoint, token, "give your token: HF_TOKEN")
-    return HuggingFace(web, access) if kind == "hf" else ModelScope(web, access)
+def hub_of(kind: str, hubs: FakeHubs, token: str | None = None) -> Hub:
+    if kind == "hf":
+        return HuggingFace(hubs.endpoint, token or False)
+    return ModelScope(hubs.endpoint, token)
 
 
 def downloads(
-    hub: Hub, web: OperatorWeb, listing: Listing, tmp_path: Path, told: list[int] | None = None
+    hub: Hub, listing: Listing, tmp_path: Path, told: list[int] | None = None
 ) -> Downloads:
     return Downloads(
         tmp_path / "got",
-        web.stream,
-        hub.headers,
-        explain=lambda r: hub.refusal(r.answer, listing.model_id, listing.revision),
+        hub,
+        listing,
         told=(told if told is not None else []).append,
         cache=HashCache(tmp_path / "hashes"),
         pause=0.01,
@@ -67,10 +62,8 @@ def downloads(
 
 
 @pytest.mark.parametrize("kind", ["hf", "modelscope"])
-def test_what_vllm_needs_arrives_whole(
-    kind: str, hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
-) -> None:
-    hub, told = hub_of(kind, hubs, web, TOKEN), list[int]()
+def test_what_vllm_needs_arrives_whole(kind: str, hubs: FakeHubs, tmp_path: Path) -> None:
+    hub, told = hub_of(kind, hubs, TOKEN), list[int]()
     listing = needed(hub.listing(MODEL, None))
     assert {file.path for file in listing.files} == {
         "config.json",
@@ -79,19 +72,17 @@ def test_what_vllm_needs_arrives_whole(
         "model-2.safetensors",
     }
     assert listing.size == sum(len(FILES[file.path]) for file in listing.files)
-    downloads(hub, web, listing, tmp_path, told).run(list(listing.files))
+    downloads(hub, listing, tmp_path, told).run(list(listing.files))
     for file in listing.files:
         assert (tmp_path / "got" / file.path).read_bytes() == FILES[file.path]
     assert told[-1] == listing.size
     hubs.asked.clear()
-    downloads(hub, web, listing, tmp_path).run(list(listing.files))
+    downloads(hub, listing, tmp_path).run(list(listing.files))
     assert hubs.asked == []
 
 
-def test_a_hugging_face_listing_is_of_one_commit_and_has_hashes(
-    hubs: FakeHubs, web: OperatorWeb
-) -> None:
-    listing = hub_of("hf", hubs, web).listing(MODEL, "main")
+def test_a_hugging_face_listing_is_of_one_commit_and_has_hashes(hubs: FakeHubs) -> None:
+    listing = hub_of("hf", hubs).listing(MODEL, "main")
     assert listing.origin == f"hf:{MODEL}@{COMMIT}"
     assert len(listing.files) == len(FILES)
     assert all(COMMIT in file.url and bool(file.sha256) != bool(file.git_sha1)
@@ -100,17 +91,17 @@ def test_a_hugging_face_listing_is_of_one_commit_and_has_hashes(
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_connection_that_breaks_costs_no_byte_twice_where_the_server_takes_ranges(
-    ranges: bool, hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
+    ranges: bool, hubs: FakeHubs, tmp_path: Path
 ) -> None:
     hubs.ranges = ranges
     hubs.cut = {"model-1.safetensors": 30_000} if ranges else {}
-    hub = hub_of("hf", hubs, web)
+    hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
     part = tmp_path / "got" / "model-2.safetensors.part"
     part.parent.mkdir()
     part.write_bytes(FILES["model-2.safetensors"][:20_000])
     hubs.asked.clear()
-    downloads(hub, web, listing, tmp_path).run(list(listing.files))
+    downloads(hub, listing, tmp_path).run(list(listing.files))
     for name in ("model-1.safetensors", "model-2.safetensors"):
         assert (tmp_path / "got" / name).read_bytes() == FILES[name]
     ranged = {line.partition(" ")[2] for line in hubs.asked if "signed" in line}
@@ -119,44 +110,40 @@ def test_a_connection_that_breaks_costs_no_byte_twice_where_the_server_takes_ran
 
 
 def test_wrong_bytes_are_fetched_again_once_and_then_refused(
-    hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
+    hubs: FakeHubs, tmp_path: Path
 ) -> None:
-    hub = hub_of("hf", hubs, web)
+    hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
     hubs.wrong = {"model-1.safetensors": 1, "config.json": 1}
-    downloads(hub, web, listing, tmp_path).run(list(listing.files))
+    downloads(hub, listing, tmp_path).run(list(listing.files))
     assert (tmp_path / "got" / "config.json").read_bytes() == FILES["config.json"]
     hubs.wrong = {"model-2.safetensors": 2, "tokenizer.json": 2}
     for name in hubs.wrong:
         (tmp_path / "got" / name).unlink()
     with pytest.raises(ClusterctlError) as raised:
-        downloads(hub, web, listing, tmp_path).run(list(listing.files))
+        downloads(hub, listing, tmp_path).run(list(listing.files))
     assert "2 problems" in str(raised.value)
     assert not (tmp_path / "got" / "model-2.safetensors").exists()
 
 
-def test_what_is_hashed_of_what_came_is_told_while_it_is(
-    hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
-) -> None:
-    hub = hub_of("hf", hubs, web)
+def test_what_is_hashed_of_what_came_is_told_while_it_is(hubs: FakeHubs, tmp_path: Path) -> None:
+    hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
     for run in ("first", "again, and nobody knows the hashes any more"):
         read: list[int] = []
         cache = HashCache(tmp_path / run)
-        Downloads(tmp_path / "got", web.stream, hub.headers, hashing=read.append, cache=cache).run(
+        Downloads(tmp_path / "got", hub, listing, hashing=read.append, cache=cache).run(
             list(listing.files)
         )
         assert max(read) == listing.size
 
 
-def test_a_reader_follows_a_file_that_is_still_coming(
-    hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
-) -> None:
-    hub = hub_of("hf", hubs, web)
+def test_a_reader_follows_a_file_that_is_still_coming(hubs: FakeHubs, tmp_path: Path) -> None:
+    hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
     (file,) = (f for f in listing.files if f.path == "model-1.safetensors")
     hubs.held = {file.path}
-    coming = downloads(hub, web, listing, tmp_path)
+    coming = downloads(hub, listing, tmp_path)
     runner = threading.Thread(target=lambda: coming.run([file]))
     coming.expect([file])
     runner.start()
@@ -169,45 +156,41 @@ def test_a_reader_follows_a_file_that_is_still_coming(
 
 
 @pytest.mark.parametrize("kind", ["hf", "modelscope"])
-def test_who_may_not_have_it_is_told_what_to_do(
-    kind: str, hubs: FakeHubs, web: OperatorWeb
-) -> None:
+def test_who_may_not_have_it_is_told_what_to_do(kind: str, hubs: FakeHubs) -> None:
     hubs.private = {MODEL}
     with pytest.raises(RequirementsNotMet) as raised:
-        hub_of(kind, hubs, web).listing(MODEL, None)
-    assert "give your token: HF_TOKEN" in str(raised.value.hint)
+        hub_of(kind, hubs).listing(MODEL, None)
+    assert ("HF_TOKEN" if kind == "hf" else "MODELSCOPE_API_TOKEN") in str(raised.value.hint)
     assert MODEL in str(raised.value.hint)
-    hub_of(kind, hubs, web, TOKEN).listing(MODEL, None)
+    hub_of(kind, hubs, TOKEN).listing(MODEL, None)
     with pytest.raises(RequirementsNotMet):
-        hub_of(kind, hubs, web, TOKEN).listing("Org/Nothing", None)
+        hub_of(kind, hubs, TOKEN).listing("Org/Nothing", None)
     with pytest.raises(RequirementsNotMet, match="no revision v9"):
-        hub_of(kind, hubs, web, TOKEN).listing(MODEL, "v9")
+        hub_of(kind, hubs, TOKEN).listing(MODEL, "v9")
 
 
-def test_a_gated_model_names_the_page_to_accept(
-    hubs: FakeHubs, web: OperatorWeb, tmp_path: Path
-) -> None:
+def test_a_gated_model_names_the_page_to_accept(hubs: FakeHubs, tmp_path: Path) -> None:
     hubs.gated = {MODEL}
-    hub = hub_of("hf", hubs, web)
+    hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
     with pytest.raises(RequirementsNotMet) as raised:
-        downloads(hub, web, listing, tmp_path).run(list(listing.files))
+        downloads(hub, listing, tmp_path).run(list(listing.files))
     assert f"accept them at {hubs.endpoint}/{MODEL}" in str(raised.value.hint)
-    allowed = hub_of("hf", hubs, web, TOKEN)
-    downloads(allowed, web, listing, tmp_path).run(list(listing.files))
+    allowed = hub_of("hf", hubs, TOKEN)
+    downloads(allowed, listing, tmp_path).run(list(listing.files))
 
 
-def test_no_hub_at_all(web: OperatorWeb) -> None:
-    hub = HuggingFace(web, Access("http://127.0.0.1:9"))
+def test_no_hub_at_all() -> None:
+    hub = HuggingFace("http://127.0.0.1:9", False)
     with pytest.raises(StepFailed, match=r"127\.0\.0\.1:9 cannot be reached") as raised:
         hub.listing(MODEL, None)
     assert "HTTPS_PROXY" in str(raised.value.hint)
 
 
-def test_a_repository_without_weights(hubs: FakeHubs, web: OperatorWeb) -> None:
+def test_a_repository_without_weights(hubs: FakeHubs) -> None:
     hubs.models[MODEL] = {"config.json": b"{}"}
-    with pytest.raises(RequirementsNotMet, match="no weights that vLLM reads"):
-        needed(hub_of("hf", hubs, web).listing(MODEL, None))
+    with pytest.raises(RequirementsNotMet, match="no weights in a format that vLLM reads"):
+        needed(hub_of("hf", hubs).listing(MODEL, None))
 
 
 def listing_of(*paths: str) -> Listing:
@@ -236,7 +219,7 @@ def test_one_format_of_the_weights_is_got(
 def test_of_several_quantizations_one_must_be_chosen() -> None:
     several = listing_of("a.Q4_K_M.gguf", "a.Q8_0.gguf")
     with pytest.raises(
-        RequirementsNotMet, match="has 2 models, of which vLLM serves one"
+        RequirementsNotMet, match="has 2 models, and vLLM serves one at a time"
     ) as raised:
         needed(several)
     assert "--include" in str(raised.value.hint)
@@ -244,17 +227,60 @@ def test_of_several_quantizations_one_must_be_chosen() -> None:
         needed(several, "*Q2*")
 
 
-def test_access_comes_from_the_environment_and_the_hubs_own_files(tmp_path: Path) -> None:
-    home = {"HOME": str(tmp_path)}
-    assert huggingface_access(home) == Access(
-        "https://huggingface.co", None, huggingface_access(home).how_to_log_in
-    )
-    token = tmp_path / ".cache" / "huggingface" / "token"
-    token.parent.mkdir(parents=True)
-    token.write_text("hf_file\n")
-    assert huggingface_access(home).token == "hf_file"
-    named = huggingface_access({**home, "HF_TOKEN": " hf_env\n", "HF_ENDPOINT": "mirror.example/"})
-    assert (named.token, named.endpoint) == ("hf_env", "https://mirror.example")
+def test_access_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"):
+        monkeypatch.delenv(name, raising=False)
+    assert HuggingFace().endpoint == "https://huggingface.co"
+    assert ModelScope().endpoint == "https://www.modelscope.cn"
+    monkeypatch.setenv("HF_TOKEN", " hf_env\n")
+    monkeypatch.setenv("HF_ENDPOINT", "mirror.example/")
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", "ms env\n")
+    named = HuggingFace()
+    assert named.endpoint == "https://mirror.example"
+    assert named.headers["authorization"] == "Bearer hf_env"
     assert "hf_env" not in repr(named)
-    assert modelscope_access(home).endpoint == "https://www.modelscope.cn"
-    assert modelscope_access({**home, "MODELSCOPE_API_TOKEN": "t"}).token == "t"
+    assert ModelScope().headers["Cookie"] == "m_session_id=msenv"
+
+
+def test_what_the_hubs_own_client_has_is_not_downloaded_again(
+    hubs: FakeHubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / f"models--{MODEL.replace('/', '--')}" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "model-1.safetensors").write_bytes(FILES["model-1.safetensors"])
+    (snapshot / "model-2.safetensors").write_bytes(b"damaged" * 10)
+    hub = hub_of("hf", hubs)
+    listing = needed(hub.listing(MODEL, None))
+    hubs.asked.clear()
+    downloads(hub, listing, tmp_path).run(list(listing.files))
+    assert not [line for line in hubs.asked if "model-1" in line]
+    for file in listing.files:
+        assert (tmp_path / "got" / file.path).read_bytes() == FILES[file.path]
+    assert (snapshot / "model-2.safetensors").read_bytes() == b"damaged" * 10
+
+
+def test_a_file_that_the_hub_gives_only_to_its_own_client_is_named() -> None:
+    hub = HuggingFace("https://hub.example", False)
+    large = HubFile("model.gguf", 50_000_000_001, "u")
+    with pytest.raises(
+        RequirementsNotMet, match=r"model.gguf of .* is larger than 50 GB"
+    ) as raised:
+        hub.require_downloadable(Listing("hf", MODEL, COMMIT, (large,)))
+    assert f"hf download {MODEL} --revision {COMMIT} model.gguf" in str(raised.value.hint)
+    hub.require_downloadable(listing_of("model.safetensors"))
+
+
+def test_an_offline_hub_is_not_asked(hubs: FakeHubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(RequirementsNotMet, match="HF_HUB_OFFLINE is set") as raised:
+        hub_of("hf", hubs).listing(MODEL, None)
+    assert "model push" in str(raised.value.hint)
+    assert hubs.asked == []
+
+
+def test_a_hub_that_is_asked_too_often_says_for_how_long(hubs: FakeHubs) -> None:
+    hubs.limited = 17
+    with pytest.raises(StepFailed, match="status 429") as raised:
+        hub_of("hf", hubs).listing(MODEL, None)
+    assert "in 17 s" in str(raised.value.hint)

@@ -1,0 +1,439 @@
+"""A model on its way from a hub through this machine, one pull of it at a time.
+
+`Downloads` gets files: several at once, each resumed where it stopped, readable from the first
+byte on, and trusted once its hash is right. `DownloadedModel` is what a chain reads of them.
+
+The bytes are fetched here and not by huggingface_hub: its downloads begin every interrupted file
+again (file_download.py: `_download_to_tmp_and_move`), can be read only when they are whole, and
+know no other hub (docs/decisions/0008-hubs-and-their-clients.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx2
+from huggingface_hub import get_session
+
+from clusterctl.errors import (
+    ClusterctlError,
+    LockHeld,
+    RequirementsNotMet,
+    StepFailed,
+    raise_all,
+)
+from clusterctl.transfer.amounts import gib
+from clusterctl.transfer.blob_store import locked, same_file
+from clusterctl.transfer.chain_link import PIECE
+from clusterctl.transfer.content import CHUNK, Blob
+from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_space
+from clusterctl.transfer.weights.hashing import HashCache, Hashed, Stamp, hash_file
+from clusterctl.transfer.weights.hub import Hub, HubFile, Listing
+from clusterctl.transfer.weights.hub_session import FILE, hub_errors
+from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
+from clusterctl.transport.lock import Holder, this_process
+
+# Files: one stream from a hub's storage rarely fills a link, and many are throttled.
+AT_ONCE = 4
+
+TRIES = 5  # attempts in a row that bring no byte, before a file is given up
+
+# Seconds before the second attempt; each further one waits twice as long.
+PAUSE = 2.0
+
+# Mode of what comes from a hub; git keeps no other, but for programs.
+MODE = 0o644
+
+
+def download_directory(listing: Listing) -> Path:
+    """Where a model is kept on this machine until hosts have it; a later run resumes there."""
+    model = listing.model_id.replace("/", "--")
+    revision = listing.revision.replace("/", "-")
+    return cache_directory() / "models" / f"{listing.hub}--{model}@{revision}"
+
+
+@contextmanager
+def only_one(directory: Path, model_id: str) -> Iterator[None]:
+    """Hold `directory` for this process, until the end of the block or of the process: two pulls
+    would write the same files, and the first to end would remove the other's.
+
+    Raises LockHeld, naming who holds it; StepFailed when the disk does not let us.
+    """
+    path = directory.with_name(f"{directory.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open("a+b")
+            if not locked(file):
+                with file:
+                    raise _held(file, model_id)
+            if same_file(file, path):
+                break
+            file.close()  # the last holder has just removed it, so its lock is worth nothing
+        file.truncate(0)
+        file.write(this_process(f"model pull {model_id}").to_json().encode())
+        file.flush()
+    except OSError as error:
+        raise StepFailed(
+            f"{path} cannot be locked: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a directory on a local disk",
+        ) from error
+    with file:
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # closing the file unlocks it; its name is only litter
+                path.unlink()
+
+
+def _held(file: BinaryIO, model_id: str) -> LockHeld:
+    file.seek(0)
+    try:
+        holder = Holder(**json.loads(file.read()))
+    except (ValueError, TypeError):  # it has not written its name yet
+        return LockHeld(
+            f"another clusterctl is downloading {model_id} on this machine",
+            hint=f"see which: fuser -v {file.name}",
+        )
+    return LockHeld(
+        f"{model_id} is being downloaded on this machine by {holder}",
+        hint=f"wait for it (tail --pid={holder.pid} -f /dev/null), then run this again",
+    )
+
+
+class _Refused(Exception):
+    """The hub responded with an error."""
+
+    def __init__(self, answer: httpx2.Response) -> None:
+        super().__init__(answer.status_code)
+        self.answer = answer
+
+
+@dataclass
+class _Arrival:
+    """How far one file is."""
+
+    file: HubFile
+    have: int = 0  # bytes that can be read
+    whole: bool = False
+    error: ClusterctlError | None = None
+
+
+class Downloads:
+    """Files of a model, downloaded below `directory`. What an earlier run left there counts, and
+    so does what the cache of the hub's own client has.
+
+    `told` gets the bytes that are there of all files together, whenever that changes; `hashing`
+    those of them that were hashed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        hub: Hub,
+        listing: Listing,
+        *,
+        told: Callable[[int], None] = lambda _: None,
+        hashing: Callable[[int], None] = lambda _: None,
+        cache: HashCache | None = None,
+        pause: float = PAUSE,
+    ) -> None:
+        self._directory = directory
+        self._hub, self._listing = hub, listing
+        self._headers = dict(hub.headers)
+        self._told, self._hashing = told, hashing
+        self._read = 0
+        self._cache = cache or HashCache()
+        self._pause = pause
+        self._changed = threading.Condition()
+        self._arrivals: dict[str, _Arrival] = {}
+        self._stopped = threading.Event()
+
+    def path(self, file: HubFile) -> Path:
+        """Where the file is once it is whole."""
+        return self._directory / file.path
+
+    def expect(self, files: Sequence[HubFile]) -> None:
+        """Announce files, so that they can be read as far as they are there."""
+        with self._changed:
+            for file in files:
+                self._arrivals.setdefault(file.path, _Arrival(file))
+
+    def hashed(self, file: HubFile) -> Hashed:
+        """Return the hashes of a file that is whole, and of its pieces."""
+        return self._hashes(self.path(file))
+
+    def run(self, files: Sequence[HubFile]) -> None:
+        """Download the files. Raises the errors of all together; what arrived is kept."""
+        self.expect(files)
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            try:
+                list(pool.map(self._bring, files))
+            except BaseException:  # Ctrl-C: the pool waits for its threads
+                self.stop()
+                raise
+        ended = [self._arrivals[file.path].error for file in files]
+        raise_all({error.summary: error for error in ended if error}.values())
+
+    def stop(self) -> None:
+        """Begin no further file, and end those under way at their next bytes."""
+        self._stopped.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def read(self, file: HubFile, offset: int) -> Iterator[bytes]:
+        """Yield the file's bytes from `offset` on, as they arrive. Raises the file's error."""
+        arrival = self._arrivals[file.path]
+        while offset < file.size:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: arrival.have > offset or arrival.error or self._stopped.is_set()  # noqa: B023
+                )
+                have = arrival.have
+            if arrival.error:
+                raise arrival.error
+            if self._stopped.is_set() and have <= offset:
+                raise StepFailed("the download was stopped")
+            path = self.path(file) if arrival.whole else _part(self.path(file))
+            # It is renamed when it is whole, perhaps right now: then the next round finds it.
+            with suppress(FileNotFoundError), path.open("rb") as opened:
+                opened.seek(offset)
+                while offset < have and (piece := opened.read(min(CHUNK, have - offset))):
+                    offset += len(piece)
+                    yield piece
+
+    def _bring(self, file: HubFile) -> None:
+        """Have the file whole and right, or note its error."""
+        arrival, path = self._arrivals[file.path], self.path(file)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cached = self._hub.cached(self._listing, file)
+            if cached and not path.exists():
+                path.symlink_to(cached)
+            if not self._is_right(file, path):
+                path.unlink(missing_ok=True)
+                self._fetch(file, arrival)
+            self._move(arrival, file.size, whole=True)
+        except ClusterctlError as error:
+            self._fail(arrival, error)
+        except OSError as error:
+            text = f"{path} cannot be written: {error.strerror}"
+            self._fail(arrival, StepFailed(text, hint=ROOM))
+
+    def _fetch(self, file: HubFile, arrival: _Arrival) -> None:
+        """Download the file, a second time where the first one's hash is wrong."""
+        part = _part(self.path(file))
+        for _ in range(2):
+            with part.open("r+b" if part.exists() else "w+b") as opened:
+                self._fill(file, arrival, opened)
+            if self._is_right(file, part):
+                part.rename(self.path(file))
+                return
+            with part.open("r+b") as opened:
+                opened.truncate(0)  # not unlinked: a reader may have this very file open
+            self._move(arrival, 0)
+        raise StepFailed(
+            f"{file.path} arrived twice with a hash other than the hub's",
+            hint="is a proxy in between that changes files?",
+        )
+
+    def _fill(self, file: HubFile, arrival: _Arrival, opened: BinaryIO) -> None:
+        """Get bytes until there are as many as the hub says, pausing longer between attempts."""
+        have = min(opened.seek(0, 2), file.size)
+        failures = 0
+        while have < file.size:
+            before = have
+            reason = StepFailed(f"the connection ended while {file.path} was downloaded")
+            try:
+                with hub_errors(self._hub, self._listing.model_id, self._listing.revision):
+                    self._attempt(file, arrival, opened, have)
+            except _Refused as refused:
+                status = refused.answer.status_code
+                reason = self._hub.refusal(
+                    refused.answer, self._listing.model_id, self._listing.revision
+                )  # type: ignore[assignment]
+                if 400 <= status < 500 and status not in {408, 429}:
+                    raise reason from refused  # asking again gives the same answer
+            except StepFailed as error:
+                reason = error
+            have = opened.tell()
+            if have > file.size:
+                raise StepFailed(f"{file.path} is longer than the hub says")
+            failures = failures + 1 if have <= before else 1
+            if have < file.size and (
+                failures >= TRIES or self._stopped.wait(self._pause * 2 ** (failures - 1))
+            ):
+                raise reason
+
+    def _attempt(self, file: HubFile, arrival: _Arrival, opened: BinaryIO, have: int) -> None:
+        """Append what one request brings. Raises _Refused, and what httpx2 raises."""
+        opened.seek(have)
+        self._move(arrival, have)
+        headers = {**self._headers, "Accept-Encoding": "identity"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        with get_session().stream("GET", file.url, headers=headers, extensions=FILE) as answer:
+            if answer.status_code not in {200, 206}:
+                answer.read()
+                raise _Refused(answer)
+            begins = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
+            if have and not (answer.status_code == 206 and begins):
+                have = opened.seek(0)  # the server takes no ranges: it sends all of it again
+                opened.truncate()
+                self._move(arrival, 0)
+            # Of raw bytes httpx2 passes on what it gets; asked for a size it would wait for that.
+            for piece in answer.iter_raw():
+                have += opened.write(piece)
+                opened.flush()
+                self._move(arrival, have)
+                if have > file.size:
+                    return
+                if self._stopped.is_set():
+                    raise StepFailed("the download was stopped")
+
+    def _is_right(self, file: HubFile, path: Path) -> bool:
+        """Compare with the hash that the hub publishes, or with the size where it has none."""
+        if not path.is_file() or path.stat().st_size != file.size:
+            return False
+        hashed = self._hashes(path)  # of every file: the manifest needs them too
+        if file.sha256:
+            return hashed.sha256 == file.sha256
+        # Git's name of a blob: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+        data = path.read_bytes()
+        git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+        return not file.git_sha1 or git.hexdigest() == file.git_sha1
+
+    def _hashes(self, path: Path) -> Hashed:
+        stamp = Stamp.of(path)
+        hashed = self._cache.get(stamp)
+        if hashed is None:
+            hashed = hash_file(path, self._was_read)
+            self._cache.put(stamp, hashed)
+        return hashed
+
+    def _was_read(self, size: int) -> None:
+        with self._changed:
+            self._read += size
+            self._hashing(self._read)
+
+    def _move(self, arrival: _Arrival, have: int, *, whole: bool = False) -> None:
+        with self._changed:
+            arrival.have, arrival.whole = have, whole
+            self._changed.notify_all()
+            # Within the lock, so that nobody hears of fewer bytes after more.
+            self._told(sum(each.have for each in self._arrivals.values()))
+
+    def _fail(self, arrival: _Arrival, error: ClusterctlError) -> None:
+        with self._changed:
+            arrival.error = error
+            self._changed.notify_all()
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+class DownloadedModel:
+    """A BlobSource over downloads: a blob can be read from its first byte on.
+
+    Small files come first and whole (`begin`), since Hugging Face publishes no SHA-256 of them. A
+    large one is begun when it is first read: what all hosts have already is not downloaded.
+    """
+
+    def __init__(self, listing: Listing, name: str, downloads: Downloads) -> None:
+        self._listing, self._name, self._downloads = listing, name, downloads
+        self._large = [file for file in listing.files if file.sha256 and file.size > PIECE]
+        self._small = [file for file in listing.files if file not in self._large]
+        self._files: dict[str, HubFile] = {}
+        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="download")
+        self._begun: dict[str, Future[None]] = {}
+        self._beginning = threading.Lock()
+
+    def begin(self) -> Manifest:
+        """Get the small files, and return what is known then: of large ones no hashes of pieces.
+        Raises what the hub says."""
+        self._downloads.run(self._small)
+        self._downloads.expect(self._large)
+        manifest = self._manifest()
+        by_path = {file.path: file for file in self._listing.files}
+        self._files = {each.blob.digest: by_path[each.path] for each in manifest.files}
+        return manifest
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        """See BlobSource."""
+        file = self._files[blob.digest]
+        with self._beginning:
+            if file in self._large and file.path not in self._begun:
+                self._begun[file.path] = self._pool.submit(self._downloads.run, [file])
+        return self._downloads.read(file, offset)
+
+    def complete(self) -> Manifest:
+        """Wait for what is under way, and return the manifest with all hashes of pieces."""
+        wait(self._begun.values())
+        raise_all(self.trouble())
+        return self._manifest()
+
+    def trouble(self) -> Sequence[ClusterctlError]:
+        """Return why files did not arrive."""
+        ended = [future.exception() for future in self._begun.values() if future.done()]
+        return [error for error in ended if isinstance(error, ClusterctlError)]
+
+    def stop(self) -> None:
+        """End the downloads that are under way."""
+        self._downloads.stop()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _manifest(self) -> Manifest:
+        files = []
+        for file in self._listing.files:
+            if file in self._large and file.path not in self._begun:
+                files.append(WeightFile(file.path, file.size, MODE, file.sha256))
+            else:
+                hashed = self._downloads.hashed(file)
+                files.append(WeightFile(file.path, file.size, MODE, hashed.sha256, hashed.chunks))
+        return Manifest(self._name, in_order(files), origin=self._listing.origin)
+
+
+def expected_manifest(listing: Listing, name: str) -> Manifest:
+    """Return what the manifest will look like, for a plan: small files have git's hash in place
+    of their own, so that no host can have them."""
+    files = [
+        WeightFile(file.path, file.size, MODE, file.sha256 or file.git_sha1.zfill(64))
+        for file in listing.files
+    ]
+    return Manifest(name, in_order(files), origin=listing.origin)
+
+
+def require_room(listing: Listing, hub: Hub, directory: Path) -> None:
+    """Raises RequirementsNotMet when this machine's disk cannot hold the model on its way."""
+    had = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    cached = sum(file.size for file in listing.files if hub.cached(listing, file))
+    missing = listing.size - max(had, cached) + SPARE
+    free = free_space(directory)
+    if missing > free:
+        raise RequirementsNotMet(
+            f"{listing.model_id} needs {gib(missing)} on this machine while it passes through, "
+            f"and {gib(free)} are free in {directory}",
+            hint="set XDG_CACHE_HOME to a directory on a larger disk, or let a host download it: "
+            "clusterctl model pull ... --on HOST",
+        )
+
+
+def clear(directory: Path) -> None:
+    """Remove the downloads, now that hosts have them. Raises StepFailed."""
+    try:
+        if directory.exists():
+            shutil.rmtree(directory)
+    except OSError as error:
+        raise StepFailed(
+            f"{directory} cannot be removed: {error.strerror}", hint=f"rm -r {directory}"
+        ) from error

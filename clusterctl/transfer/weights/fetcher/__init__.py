@@ -1,1 +1,0 @@
-"""What a host runs to get files from a hub by itself: sent by `transport.python`."""

@@ -1,0 +1,121 @@
+"""A host's way to the hubs: its own Python asks and downloads, this machine only steers.
+
+The program (`host_fetch`) travels over the SSH session and ends with it. Credentials travel the
+same way, on stdin: they are in no argv, environment or file there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import httpx2
+
+from clusterctl import deadlines
+from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
+from clusterctl.transfer.chain_link import PIECE
+from clusterctl.transfer.weights.hashing import Hashed
+from clusterctl.transfer.weights.hub import Hub, Listing
+from clusterctl.transport import python
+from clusterctl.transport.base import Transport, lines
+
+PROGRAM = python.Program("clusterctl.transfer.weights", ("host_fetch",))
+
+# Seconds without a word, of one each second, after which the host counts as gone.
+SILENCE = 60.0
+
+# Headers that prove who asks. The others are about this machine's HTTP client.
+CREDENTIALS = frozenset({"authorization", "cookie"})
+
+
+class HostTransport(httpx2.BaseTransport):
+    """Has a host send the requests of this machine's HTTP client. It follows redirects itself."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """See httpx2. Raises StepFailed when the host gets no answer."""
+        said = python.ask(
+            self._transport,
+            PROGRAM,
+            {"url": str(request.url), "headers": _credentials(request.headers)},
+            doing="asking the hub",
+            timeout=deadlines.LISTING,
+        )
+        if "failed" in said:
+            raise StepFailed(
+                said["failed"],
+                host=self._transport.host.name,
+                hint="does the host have internet access? It uses the proxies of its environment",
+            )
+        # The body comes decoded and whole, whatever these said of it.
+        framing = {"transfer-encoding", "content-length", "content-encoding"}
+        kept = {name: value for name, value in said["headers"].items() if name not in framing}
+        return httpx2.Response(said["status"], headers=kept, text=said["body"], request=request)
+
+
+def download_on_host(
+    transport: Transport,
+    hub: Hub,
+    listing: Listing,
+    directory: str,
+    *,
+    told: Callable[[int], None],
+) -> dict[str, Hashed]:
+    """Have the host get all files of `listing` below `directory`, which is root's. Return their
+    hashes by path.
+
+    `told` gets the bytes that are there. Raises the errors of all files together; what arrived
+    is kept, and a further call resumes there.
+    """
+    by_path = {f"{directory}/{file.path}": file for file in listing.files}
+    asked = {
+        "headers": _credentials(hub.headers),
+        "piece": PIECE,
+        "files": [[f.url, path, f.size, f.sha256, f.git_sha1] for path, f in by_path.items()],
+    }
+    found: dict[str, Hashed] = {}
+    errors: dict[str, ClusterctlError] = {}
+    with python.start(transport, PROGRAM, asked, sudo=True) as channel:
+        channel.settimeout(SILENCE)
+        try:
+            for line in lines(channel):
+                said = json.loads(line)
+                if "have" in said:
+                    told(said["have"])
+                elif "done" in said:
+                    path = by_path[said["done"]].path
+                    found[path] = Hashed(said["sha256"], tuple(said["pieces"]))
+                elif "refused" in said:
+                    named = {"x-error-code": said["code"], "x-error-message": said["message"]}
+                    answer = httpx2.Response(
+                        said["status"],
+                        headers={name: value for name, value in named.items() if value},
+                        request=httpx2.Request("GET", by_path[said["refused"]].url),
+                    )
+                    error = hub.refusal(answer, listing.model_id, listing.revision)
+                    errors[error.summary] = error
+                elif "failed" in said:
+                    text = f"{by_path[said['failed']].path} did not arrive: {said['text']}"
+                    errors[text] = StepFailed(text, host=transport.host.name)
+        except TimeoutError:
+            raise CommandTimedOut(
+                f"the download reported nothing for {SILENCE:.0f} s",
+                host=transport.host.name,
+                hint="run the same command again: it resumes where it stopped",
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise StepFailed(
+                "the download's report cannot be read",
+                host=transport.host.name,
+                detail=repr(error),
+            ) from error
+        raise_all(errors.values())
+        if len(found) < len(listing.files):
+            raise python.failure(channel, "the download", transport.host.name)
+    return found
+
+
+def _credentials(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() in CREDENTIALS}

@@ -1,0 +1,230 @@
+"""Runs on a host: asks a hub, or downloads files from one, resumed where they stopped and checked.
+
+Python 3.9, standard library only. The argument of `main`, which comes over stdin since the headers
+are secret, is one of
+
+    {"headers": {...}, "url": URL}
+        one request, answered as {"status", "headers", "body"} or {"failed": TEXT}
+    {"headers": {...}, "piece": BYTES, "files": [[URL, PATH, SIZE, SHA256, GIT_SHA1], ...]}
+        files to get; hashes may be empty, and `piece` bytes have a hash of their own
+
+Of downloads it prints a line of JSON each: {"have": BYTES} once a second, and of every file
+{"done": PATH, "sha256", "pieces"}, {"refused": PATH, "status", "code", "message"} or
+{"failed": PATH, "text"}.
+"""
+
+import hashlib
+import json
+import os
+import queue
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any, BinaryIO, Optional
+from urllib.parse import urlsplit
+
+READ = 1 << 20
+TIMEOUT = 30.0
+TRIES = 5  # attempts in a row that bring no byte
+PAUSE = 2.0  # seconds before the second attempt; then twice as long each time
+AT_ONCE = 4
+LARGEST_LISTING = 8 << 20
+LARGEST_REFUSAL = 64 << 10
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Redirects, without credentials where they lead to another server."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            new.headers.pop("Authorization", None)
+            new.headers.pop("Cookie", None)
+        return new
+
+    def http_error_302(self, req, fp, code, msg, headers):  # type: ignore[no-untyped-def]
+        fp.close()  # urllib would read all of its body, and that may never end
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+# What ends a request; any other OSError is the disk's.
+NETWORK = (urllib.error.URLError, HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
+
+OPENER = urllib.request.build_opener(Redirects())
+
+
+class Refused(Exception):
+    """The server refuses the file, and would again."""
+
+    def __init__(self, error: urllib.error.HTTPError) -> None:
+        super().__init__(error.code)
+        self.status, self.headers = error.code, error.headers
+
+
+class Fault(Exception):
+    """The file did not arrive; the text says why."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why there is no answer, in a few words."""
+    return str(getattr(error, "reason", None) or error) or type(error).__name__
+
+
+def show(url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """One answer as it is, redirects followed."""
+    try:
+        try:
+            request = urllib.request.Request(url, headers=headers)  # noqa: S310  (http or https)
+            answer: Any = OPENER.open(request, timeout=TIMEOUT)
+            most = LARGEST_LISTING
+        except urllib.error.HTTPError as error:
+            answer, most = error, LARGEST_REFUSAL
+        with answer:
+            body = answer.read(most + 1)
+    except (OSError, HTTPException, ValueError) as error:
+        return {"failed": f"{urlsplit(url).netloc} cannot be reached: {reason_of(error)}"}
+    if answer.status == 200 and len(body) > most:
+        text = f"sent more than {most >> 20} MiB, which is no list of a model's files"
+        return {"failed": f"{urlsplit(url).netloc} {text}"}
+    named = {name.lower(): value for name, value in answer.headers.items()}
+    return {"status": answer.status, "headers": named, "body": body[:most].decode(errors="replace")}
+
+
+class File:
+    """One file to download."""
+
+    def __init__(self, url: str, path: str, size: int, sha256: str, git_sha1: str) -> None:
+        self.url, self.path, self.size = url, path, size
+        self.sha256, self.git_sha1 = sha256, git_sha1
+        self.have = 0  # bytes
+
+    def fetch(self, headers: dict[str, str], piece: int) -> tuple[str, list[str]]:
+        """Have it whole and right, and return its SHA-256 and those of its pieces."""
+        part = self.path + ".part"
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        if os.path.exists(self.path):
+            os.rename(self.path, part)  # of an earlier run; checked like any other
+        for _ in range(2):
+            with open(part, "r+b" if os.path.exists(part) else "w+b") as opened:
+                self.fill(opened, headers)
+                # Each file for itself: one sync at the end would say nothing for minutes.
+                os.fsync(opened.fileno())
+            whole, git, pieces = hashes(part, self.size, piece)
+            if self.sha256 in ("", whole) and (self.sha256 or self.git_sha1 in ("", git)):
+                os.rename(part, self.path)
+                return whole, pieces
+            os.unlink(part)
+        raise Fault("it arrived twice with a hash other than the hub's")
+
+    def fill(self, opened: BinaryIO, headers: dict[str, str]) -> None:
+        """Get all bytes that are missing. Raises Refused, Fault and OSError of the disk."""
+        self.have = min(opened.seek(0, 2), self.size)
+        failures = 0
+        while self.have < self.size:
+            before, text = self.have, "the connection ended early"
+            try:
+                self.attempt(opened, headers)
+            except urllib.error.HTTPError as error:
+                if 400 <= error.code < 500 and error.code not in (408, 429):
+                    raise Refused(error) from error
+                text = f"{urlsplit(self.url).netloc} responded with status {error.code}"
+            except NETWORK as error:
+                text = f"{urlsplit(self.url).netloc} cannot be reached: {reason_of(error)}"
+            if self.have > self.size:
+                raise Fault("it is longer than the hub says")
+            if self.have < self.size:
+                failures = failures + 1 if self.have <= before else 1
+                if failures >= TRIES:
+                    raise Fault(text)
+                time.sleep(PAUSE * 2 ** (failures - 1))
+
+    def attempt(self, opened: BinaryIO, headers: dict[str, str]) -> None:
+        """Append what one request brings."""
+        asked = dict(headers, **{"Accept-Encoding": "identity"})
+        if self.have:
+            asked["Range"] = f"bytes={self.have}-"
+        request = urllib.request.Request(self.url, headers=asked)  # noqa: S310  (http or https)
+        with OPENER.open(request, timeout=TIMEOUT) as answer:
+            begins = answer.headers.get("Content-Range", "").startswith(f"bytes {self.have}-")
+            if not (answer.status == 206 and begins):
+                self.have = 0  # the server takes no ranges: it sends all of it
+            opened.seek(self.have)
+            opened.truncate()
+            while self.have <= self.size:
+                data = answer.read1(READ)
+                if not data:
+                    return
+                self.have += opened.write(data)
+
+
+def hashes(path: str, size: int, piece: int) -> tuple[str, str, list[str]]:
+    """SHA-256, git's SHA-1, and the SHA-256 of every `piece` bytes."""
+    whole, pieces = hashlib.sha256(), []
+    git = hashlib.sha1(b"blob %d\0" % size)  # noqa: S324  (git's own name of a blob)
+    with open(path, "rb", buffering=0) as opened:
+        part, filled = hashlib.sha256(), 0
+        while data := opened.read(min(READ, piece - filled)):
+            for digest in (whole, part, git):
+                digest.update(data)
+            filled += len(data)
+            if filled == piece:
+                pieces.append(part.hexdigest())
+                part, filled = hashlib.sha256(), 0
+    if filled:
+        pieces.append(part.hexdigest())
+    return whole.hexdigest(), git.hexdigest(), pieces
+
+
+def download(files: list[File], headers: dict[str, str], piece: int) -> None:
+    """Get all files, a few at a time, and print how far they are until the last one ended."""
+    waiting: queue.SimpleQueue[File] = queue.SimpleQueue()
+    for file in files:
+        waiting.put(file)
+    printing = threading.Lock()
+
+    def tell(**fields: object) -> None:
+        with printing:
+            print(json.dumps(fields), flush=True)
+
+    def work() -> None:
+        while True:
+            try:
+                file = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                whole, pieces = file.fetch(headers, piece)
+                tell(done=file.path, sha256=whole, pieces=pieces)
+            except Refused as refused:
+                named = refused.headers
+                code, message = named.get("X-Error-Code"), named.get("X-Error-Message")
+                tell(refused=file.path, status=refused.status, code=code, message=message)
+            except Exception as error:  # whatever it is, the other files go on
+                tell(failed=file.path, text=reason_of(error))
+
+    # Daemons: when nobody hears us any more, printing fails here and ends them all.
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    running = True
+    while running:
+        for thread in threads:
+            thread.join(1.0 / AT_ONCE)
+        running = any(thread.is_alive() for thread in threads)
+        tell(have=sum(file.have for file in files))
+
+
+def main(argument: Optional[dict[str, Any]]) -> None:
+    """See above."""
+    if not argument:
+        return
+    if "url" in argument:
+        print(json.dumps(show(argument["url"], argument["headers"])))
+    else:
+        files = [File(*fields) for fields in argument["files"]]
+        download(files, argument["headers"], argument["piece"])

@@ -1,0 +1,131 @@
+"""HTTP to model hubs: one client for huggingface_hub's requests and for our own.
+
+huggingface_hub asks everything through one client that is made by a function of ours, so that its
+requests, and ModelScope's, get the same limits, the same proxies (httpx2 reads the environment's)
+and, for `model pull --on HOST`, the same way through that host.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import httpx2
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError
+
+from clusterctl import __version__, deadlines
+from clusterctl.errors import StepFailed
+from clusterctl.transfer.weights.hub import Hub
+
+# Bytes of a listing: 3000 files of ModelScope, or all of a Hugging Face repository, are some MB.
+LARGEST_LISTING = 64 << 20
+
+# Bytes that are read of a refusal, of which a sentence is shown.
+LARGEST_REFUSAL = 64 << 10
+
+# Marks the requests (httpx2's `extensions`) whose answer is a file, as long as it is.
+FILE = {"clusterctl-file": True}
+
+NO_ROUTE = (
+    "does this machine have internet access? HTTPS_PROXY is honored, HF_ENDPOINT names a mirror; "
+    "or let a host that has it download: clusterctl model pull ... --on HOST"
+)
+
+# It logs URLs, and those of the Hub's storage are signed: whoever has one can download.
+logging.getLogger("huggingface_hub").propagate = False
+logging.getLogger("huggingface_hub").addHandler(logging.NullHandler())
+
+
+@contextmanager
+def hub_session(through: httpx2.BaseTransport | None = None) -> Iterator[None]:
+    """Ask hubs from this machine, or `through` a host, until the end of the block."""
+    huggingface_hub.set_client_factory(partial(_client, through))
+    try:
+        yield
+    finally:
+        huggingface_hub.set_client_factory(_client)
+
+
+def _client(through: httpx2.BaseTransport | None = None) -> httpx2.Client:
+    # Credentials are dropped by httpx2 when a redirect leads to another server, as the Hub's
+    # redirects to its storage do.
+    return httpx2.Client(
+        transport=through,
+        follow_redirects=True,
+        timeout=deadlines.WEB,
+        headers={"User-Agent": f"clusterctl/{__version__}"},
+        event_hooks={"response": [_limit]},
+    )
+
+
+def _limit(answer: httpx2.Response) -> None:
+    """Bound what is read of an answer: a server, or a proxy before it, may never end one."""
+    if not isinstance(answer.stream, httpx2.SyncByteStream):
+        return
+    if answer.has_redirect_location:  # httpx2 reads all of its body before it follows
+        answer.stream.close()
+        answer.stream = httpx2.ByteStream(b"")
+    elif not answer.is_success:
+        answer.stream = _Beginning(answer.stream, LARGEST_REFUSAL)
+    elif not answer.request.extensions.keys() & FILE.keys():
+        answer.stream = _Bounded(answer.stream, LARGEST_LISTING, answer.request.url.host)
+
+
+class _Beginning(httpx2.SyncByteStream):
+    """The first bytes of an answer."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, most: int) -> None:
+        self._stream, self._most = stream, most
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = self._most
+        for piece in self._stream:
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                return
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Bounded(_Beginning):
+    """An answer that must end within so many bytes. Raises StepFailed where it does not."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, most: int, server: str) -> None:
+        super().__init__(stream, most)
+        self._server = server
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = self._most
+        for piece in self._stream:
+            left -= len(piece)
+            if left < 0:
+                raise StepFailed(
+                    f"{self._server} sent more than {self._most >> 20} MiB, "
+                    "which is no list of a model's files",
+                    hint="check HF_ENDPOINT and MODELSCOPE_ENDPOINT",
+                )
+            yield piece
+
+
+@contextmanager
+def hub_errors(hub: Hub, model_id: str, revision: str) -> Iterator[None]:
+    """Turn what goes wrong with a request to `hub` into an error that says what to do."""
+    try:
+        yield
+    except HfHubHTTPError as error:
+        raise hub.refusal(error.response, model_id, revision) from error
+    except httpx2.InvalidURL as error:
+        raise StepFailed(
+            f"{hub.endpoint} is not a valid address: {error}",
+            hint="check HF_ENDPOINT and MODELSCOPE_ENDPOINT",
+        ) from error
+    except httpx2.HTTPError as error:
+        timed_out = isinstance(error, httpx2.TimeoutException)
+        server = error.request.url.netloc.decode()
+        text = "did not respond in time" if timed_out else f"cannot be reached: {error}"
+        raise StepFailed(f"{server} {text}", hint=NO_ROUTE, detail=repr(error)) from error
