@@ -79,7 +79,7 @@ class ImageBench:
 
     def install_engines(self) -> None:
         """From the lab's own package source."""
-        script = "apt-get update && apt-get install -y --no-install-recommends docker.io"
+        script = "apt-get update && apt-get install -y --no-install-recommends docker.io python3"
         self.everywhere(f"command -v docker || {{ {script}; }}")
         self.start_engines()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,20 @@ def inventory(lab: LabPaths) -> Iterator[str]:
     lifecycle.down(say=quiet)
 
 
+PYTHON = (
+    "apt-get update -qq && DEBIAN_FRONTEND=noninteractive "
+    "apt-get install -qq --no-install-recommends python3 >/dev/null"
+)
+
+
 @pytest.fixture(scope="module")
-def bare(lab: LabPaths) -> Iterator[Path]:
-    """The inventory of two bare hosts, where no image was made for them."""
+def bare(lab: LabPaths, on_host: OnHost) -> Iterator[Path]:
+    """The inventory of two hosts that have Python and no engine, where no image was made."""
     lifecycle.down(say=quiet)
     made = lifecycle.up(2, image=False, say=quiet)
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda name: on_host(name, PYTHON, timeout=600), ("gpu1", "gpu2")):
+            assert done.returncode == 0, done.stderr
     yield made.inventory
     lifecycle.down(say=quiet)
 

@@ -29,7 +29,8 @@ HOSTS = ("gpu1", "gpu2")
 
 INSTALL = (
     "apt-get update -qq && DEBIAN_FRONTEND=noninteractive "
-    "apt-get install -qq --no-install-recommends docker.io >/dev/null && docker info >/dev/null"
+    "apt-get install -qq --no-install-recommends docker.io python3 >/dev/null && "
+    "docker info >/dev/null"
 )
 
 # "$1" tag, "$2" what its python3 says.

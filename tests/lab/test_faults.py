@@ -148,7 +148,7 @@ def test_a_host_without_python_still_finds_what_swallows_packets(lab_bench: Benc
     lab_bench.break_host("gpu2", f"chmod a-x {python}", f"chmod a+x {python}")
     ran = lab_bench.check()
     assert ran.status == 0, ran.text
-    assert "gpu2: not proven: it has no python3" in ran.stdout
+    assert "gpu2: not proven: it has no Python 3.9" in ran.stdout
     mtu = ("ip", "link", "set", "eth1", "mtu")
     lab_bench.break_network("gpu1", [*mtu, "1400"], [*mtu, "1500"])
     lab_bench.told("gpu2", "its MTU on ens3 is 1500, and 1400 on eth1 of gpu1", "mtu 1400")

@@ -32,7 +32,7 @@ HOSTS = ("gpu1", "gpu2", "gpu3")
 SIZES = (30, 20, 10, 4, 1)
 """MB of the layers, unpacked; with links of 100 Mbit/s a transfer takes 4 s at least."""
 
-INSTALL = "apt-get -qq install -y --no-install-recommends docker.io"
+INSTALL = "apt-get -qq install -y --no-install-recommends docker.io python3"
 ENGINE = f"apt-get -qq update && {INSTALL} && systemctl start docker"
 FORGET = "docker images -q | sort -u | xargs -r docker rmi -f; rm -rf /var/cache/clusterctl"
 START = (
@@ -205,13 +205,14 @@ def test_a_host_that_is_lost_keeps_no_other_from_its_image(scene: Scene) -> None
 
 
 def test_a_host_without_python_gets_it_over_ssh(scene: Scene) -> None:
-    away = "mv /usr/bin/python3 /usr/bin/python3.away"
+    file = "$(readlink -f /usr/bin/python3)"
+    away = f"mv {file} /usr/bin/python.away && echo {file} >/run/python.away"
     assert scene.on_host("gpu3", away).returncode == 0
     try:
         ran = scene.operator.ok(*scene.words())
         assert "no relay can run here" in ran.stderr
     finally:
-        scene.on_host("gpu3", "mv /usr/bin/python3.away /usr/bin/python3")
+        scene.on_host("gpu3", "mv /usr/bin/python.away $(cat /run/python.away)")
     assert scene.holders() == list(HOSTS)
 
 

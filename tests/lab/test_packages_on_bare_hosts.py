@@ -115,6 +115,7 @@ def test_a_bundle_alone_brings_the_engine_and_the_toolkit(
 ) -> None:
     plan = install(write("gpu1", "gpu2", offline=str(bundle)))
     assert {change.host for change in plan.changes} == {"gpu1", "gpu2"}
+    assert {change.stage for change in plan.changes} == {"Python", "Container engine"}
     for host in ("gpu1", "gpu2"):
         assert on_host(host, "docker version --format '{{.Server.Version}}'").stdout.strip()
     assert on_host("gpu1", SLEEPER).returncode == 0
@@ -143,9 +144,14 @@ def test_dockers_static_archive_brings_the_engine(
             if not program.is_symlink():
                 name = "docker-init" if program.name == "tini-static" else program.name
                 tar.add(program, f"docker/{name}")
+    for deb in ("python3*", "libpython3*", "libreadline*", "readline-common*", "libsqlite3*",
+                "media-types*", "netbase*"):  # fmt: skip
+        for package in bundle.glob(f"{deb}.deb"):
+            shutil.copy(package, archive)
     file = write("gpu2", offline=str(archive))
-    (change,) = install(file).changes
-    assert "install docker-20.10.24.tgz" in str(change.change)
+    python, engine = install(file).changes
+    assert "install python3 from static" in str(python.change)
+    assert "install docker-20.10.24.tgz" in str(engine.change)
     told = on_host("gpu2", "systemctl is-enabled docker containerd; docker info -f {{.Driver}}")
     assert told.stdout.split()[:2] == ["enabled", "enabled"], told.stderr
     assert on_host("gpu2", SLEEPER.replace("--name", "--network host --name")).returncode == 0
