@@ -20,11 +20,12 @@ ARGPARSE_STATUS = 2  # Exit status of argparse, and so of `vllm serve`, when it 
 # Seconds for what it prints about that. Nothing else runs yet that could hold its output open.
 REFUSAL_LIMIT = 10.0
 
-STAGES = ("ray", "weights", "kv-cache", "graphs", "warm-up", "listening")
+STAGES = ("ray", "ranks", "weights", "kv-cache", "graphs", "warm-up", "listening")
 
 # Substrings of log lines of vLLM 0.7 to 0.33, where they agree.
 _MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("ray", ("Connecting to existing Ray cluster", "Connected to Ray cluster", "placement group")),
+    ("ranks", ("distributed_init_method=", "is assigned as DP rank")),
     ("weights", ("Starting to load model", "Loading safetensors", "Loading weights took",
                  "downloading weights", "Loading model weights", "Model loading took")),
     ("kv-cache", ("torch.compile", "Dynamo bytecode", "Available KV cache memory",
@@ -33,6 +34,9 @@ _MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("warm-up", ("init engine (profile", "Compile and warming up", "Warming up", "warm up")),
     ("listening", ("Starting vLLM", "Uvicorn running on", "Application startup complete")),
 )  # fmt: skip
+
+# Logged by a rank that builds its model. With random weights this is the first sign of loading.
+_BUILDS_MODEL = re.compile(r"^\(RayWorker.*Using \S+( attention)? backend", re.IGNORECASE)
 
 # Lines about settings, naming things that then do not happen.
 _MISLEADING = ("Enforce eager set",)
@@ -49,7 +53,7 @@ def stage_of(line: str) -> Optional[str]:
     for stage, marks in _MARKS:
         if any(mark in line for mark in marks):
             return stage
-    return None
+    return "weights" if _BUILDS_MODEL.search(_COLOURS.sub("", line)) else None
 
 
 def later(current: str, found: str) -> str:

@@ -131,8 +131,8 @@ class ServiceState:
     pid: int = 0
     attempts: int = 0  # Starts since it was last ready
     restarts: int = 0
-    # While it loads: ray | weights | kv-cache | graphs | warm-up | listening, from vLLM's log.
-    # `detail` then holds the line that says so.
+    # While it loads, from vLLM's log: ray | ranks | weights | kv-cache | graphs | warm-up |
+    # listening. `detail` then holds the line that says so.
     stage: str = ""
     ready_seconds: float = 0.0  # From the start of the process to its first answer
     # What it answers, once it is ready (endpoint.TASKS): completions | embeddings | ...

@@ -254,7 +254,11 @@ class Service:
             limit = f"not ready within {attempt.document.ready_timeout:g} s"
             self._retry_later(now, attempt, f"{limit} ({reading.error})")
         elif attempt.progress():
-            self._turn("loading", attempt.stage_line or reading.error)
+            # vLLM logs nothing while Ray starts the processes of the ranks and they import vLLM,
+            # which takes 30 to 60 s from a cold disk.
+            started = len(attempt.owned(self._snapshot)) if attempt.progress() == "ray" else 0
+            counted = f"{started} of {attempt.document.gpus} ranks started" if started else ""
+            self._turn("loading", counted or attempt.stage_line or reading.error)
 
     def _be_ready(self, now: float, attempt: Attempt) -> None:
         if not attempt.was_ready:

@@ -28,7 +28,8 @@ RETRY = 2.0  # seconds until the next look after one that failed on the way
 _STAGES = {
     "waiting": "wait for Ray",
     "starting": "start vLLM",
-    "ray": "place ranks through Ray",
+    "ray": "start ranks through Ray",
+    "ranks": "connect ranks",
     "weights": "load weights",
     "kv-cache": "size the KV cache",
     "graphs": "capture graphs",

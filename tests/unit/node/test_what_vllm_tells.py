@@ -22,6 +22,36 @@ from clusterctl.node.endpoint_watch import EngineProgress
         ("INFO init engine (profile, create kv cache, warmup model) took 3.10 s", "warm-up"),
         ("INFO: Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)", "listening"),
         ("INFO something else", None),
+        # Of a start with random weights, through Ray: what stands between its placement group and
+        # the end of loading.
+        (
+            "(EngineCore pid=9) INFO 04-18 20:23:14 [core.py:105] Initializing a V1 LLM engine "
+            "(v0.19.0) with config: model='m', load_format=dummy, tensor_parallel_size=2",
+            None,
+        ),
+        (
+            "\x1b[36m(RayWorkerWrapper pid=31, ip=10.0.0.2)\x1b[0m INFO 04-18 20:23:14 "
+            "[parallel_state.py:1400] world_size=2 rank=1 local_rank=0 "
+            "distributed_init_method=tcp://10.0.0.1:45759 backend=nccl",
+            "ranks",
+        ),
+        (
+            "(RayWorkerWrapper pid=31) INFO 04-18 20:23:14 [parallel_state.py:1716] rank 0 in "
+            "world size 2 is assigned as DP rank 0, PP rank 0, PCP rank 0, TP rank 0",
+            "ranks",
+        ),
+        (
+            "\x1b[36m(RayWorkerProc pid=31)\x1b[0m INFO 04-18 20:23:16 [cuda.py:334] Using "
+            "TRITON_ATTN attention backend out of potential backends: ['TRITON_ATTN'].",
+            "weights",
+        ),
+        (
+            "(RayWorkerProc pid=31) INFO 04-17 14:03:23 [cuda.py:274] Using "
+            "AttentionBackendEnum.TRITON_ATTN backend.",
+            "weights",
+        ),
+        ("(RayWorkerWrapper pid=31) INFO [cuda.py:230] Using Flash Attention backend.", "weights"),
+        ("(APIServer pid=7) INFO [cuda.py:334] Using TRITON_ATTN attention backend", None),
     ],
 )
 def test_stage_of_a_line(line: str, stage: str | None) -> None:
@@ -32,6 +62,8 @@ def test_a_stage_never_goes_back() -> None:
     assert later("kv-cache", "weights") == "kv-cache"
     assert later("", "weights") == "weights"
     assert later("weights", "graphs") == "graphs"
+    assert later("ray", "ranks") == "ranks"
+    assert later("weights", "ranks") == "weights"
 
 
 def test_a_plain_line_has_neither_process_nor_time() -> None:
