@@ -116,6 +116,8 @@ class Service:
         self._last_error: List[str] = []
         self._last_failure = ""
         self._last_failure_time = 0.0
+        # Ids of the Ray nodes of the attempt that failed last.
+        self._stood_on: FrozenSet[str] = frozenset()
         self._phase = ""
         self._detail = ""
         self._since = 0.0
@@ -202,8 +204,14 @@ class Service:
             self._attempts = self._starts = 0
             self._last_error = []
             self._last_failure, self._last_failure_time = "", 0.0
+            self._stood_on = frozenset()
             self._backoff.succeeded()
             self._turn("waiting", "it was changed")
+        # vLLM may end seconds before the GCS counts a lost host dead, with status 0 at that.
+        left = who_left(self._stood_on, conditions.snapshot)
+        if left:
+            self._stood_on = frozenset()
+            self._last_failure = f"{left} (vLLM {self._last_failure})"
         due = self._retry_at is not None and now >= self._retry_at
         if self._phase != "waiting" and not due:
             return
@@ -215,6 +223,7 @@ class Service:
 
     def _start(self, document: ServiceDocument, conditions: RayConditions) -> None:
         self._shown = document
+        self._stood_on = frozenset()
         self._attempts += 1
         self._starts += 1
         nodes = conditions.snapshot.nodes if conditions.snapshot else []
@@ -275,6 +284,7 @@ class Service:
         """End the whole group after a failure of its own, and start it again after a delay."""
         self._drop(attempt)
         self._last_error = attempt.last_lines()
+        self._stood_on = attempt.nodes
         delay = self._backoff.failed()
         self._retry_at = now + delay
         beyond = self._attempts >= self._timing.attempts_until_failed

@@ -251,6 +251,23 @@ def test_a_clock_that_is_set_back_keeps_no_service_from_starting_again(
     await_value(lambda: abs((bench.state() or state).time - right()) < 60, "a report of now")
 
 
+def test_a_vllm_that_ends_before_its_lost_host_is_known_names_the_host_as_the_cause(
+    bench: Bench,
+) -> None:
+    bench.timing = replace(bench.timing, service_backoff_first=1.0)
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+    os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
+    bench.await_service("backing-off", last_failure="was ended by signal 9")
+
+    lost = bench.node("b", "n2", alive=False, death_reason="no heartbeat")
+    bench.in_ray(bench.node("a", "n1"), lost, bench.node("b", "n3"))
+
+    cause = "b left Ray: no heartbeat (vLLM was ended by signal 9)"
+    bench.await_service("ready", restarts=1, last_failure=cause)
+
+
 def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:
     bench.timing = replace(bench.timing, canary_timeout=0.5)
     bench.declare(stall_timeout=1.5)
