@@ -9,6 +9,7 @@ from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.commands.cluster_images import ClusterImages
+from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.events import EventSink, Note, StageStarted
@@ -22,6 +23,7 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
+from clusterctl.node.documents import config_dir
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import directories_present, files_present
 from clusterctl.ray_cluster.nodes import container_spec
@@ -83,9 +85,13 @@ def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) ->
     services = ServiceDocumentsReadable(inventory.cluster, broken_services)
     token, key = (secret_path(inventory.cluster, name) for name in (RAY_TOKEN, API_KEY))
     token_copied = SecretCopied(HeadSecret(cluster.head, token))
-    container = NodeContainer(
-        inventory.cluster, spec, images.engines, gpus_lost=accelerator.gpus_lost
-    )
+
+    def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
+        if view.host.name in cluster.survey.config_deleted:
+            return f"{config_dir(inventory.cluster)} was deleted while it ran"
+        return accelerator.gpus_lost(view, driver, container)
+
+    container = NodeContainer(inventory.cluster, spec, images.engines, why_anew=why_anew)
     return (
         *first,
         *images.stages(),

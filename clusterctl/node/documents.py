@@ -153,6 +153,9 @@ class ServiceState:
     last_failure_time: float = 0.0  # Unix seconds
 
 
+DELETED = "it was deleted"  # UnreadableDocument.why of a document that is not there any more
+
+
 @dataclass(frozen=True)
 class UnreadableDocument:
     """A document that the supervisor cannot read."""

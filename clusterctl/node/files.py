@@ -10,9 +10,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, TextIO, Type, TypeVar
+from typing import Dict, FrozenSet, List, Optional, TextIO, Type, TypeVar
 
 from clusterctl.node.documents import (
+    DELETED,
     NodeDocument,
     NodeState,
     ServiceDocument,
@@ -130,6 +131,9 @@ class Declared:
 
     When a document becomes unreadable its last good version stays in force, since a typo must not
     stop what is serving; `unreadable` lists it until it is fixed or removed.
+
+    A service is stopped by removing its document. If node.json is missing too, nobody stopped
+    anything: the whole directory was deleted, and what was read from it stays in force.
     """
 
     def __init__(self, paths: NodePaths, journal: Journal) -> None:
@@ -138,22 +142,41 @@ class Declared:
         self._read_last: Dict[str, bytes] = {}
         self._good: Dict[str, object] = {}
         self._unreadable: Dict[str, UnreadableDocument] = {}
+        self._missing: FrozenSet[str] = frozenset()
 
     def node(self) -> Optional[NodeDocument]:
         """Return node.json, or None until it exists and is readable."""
-        return self._read(NodeDocument, "node.json", self._paths.node_document)
+        document = self._read(NodeDocument, "node.json", self._paths.node_document)
+        if document is None and "node.json" in self._good:
+            self._keep("node.json")
+        return document
 
     def services(self) -> Dict[str, ServiceDocument]:
         """Return the declared services by name; none if the directory is missing."""
-        found: Dict[str, ServiceDocument] = {}
         paths = {f"services/{path.name}": path for path in self._paths.services.glob("[!.]*.json")}
-        for name in [name for name in self._unreadable if name not in {"node.json", *paths}]:
-            del self._unreadable[name]
+        known = self._good.keys() | self._unreadable.keys()
+        missing = frozenset(known - paths.keys() - {"node.json"})
+        if "node.json" in self._good and not self._paths.node_document.exists():
+            for name in missing & self._good.keys():
+                self._keep(name)
+        else:
+            # `rm -r` may reach a service's document a moment before node.json, so one counts as
+            # removed only if it is missing twice in a row.
+            for name in missing & (self._missing | (self._unreadable.keys() - self._good.keys())):
+                for held in (self._good, self._unreadable, self._read_last):
+                    held.pop(name, None)
+        self._missing = missing
         for name, path in sorted(paths.items()):
-            document = self._read(ServiceDocument, name, path)
-            if document:
-                found[document.name] = document
-        return found
+            self._read(ServiceDocument, name, path)
+        found = [good for good in self._good.values() if isinstance(good, ServiceDocument)]
+        return {document.name: document for document in sorted(found, key=lambda one: one.name)}
+
+    def _keep(self, name: str) -> None:
+        """Report a deleted document, whose last good version stays in force."""
+        if name not in self._unreadable or self._unreadable[name].why != DELETED:
+            self._unreadable[name] = UnreadableDocument(name, DELETED, to_json(self._good[name]))
+            self._journal.write("supervisor", "unreadable", f"{name}: {DELETED}")
+        self._read_last.pop(name, None)
 
     def unreadable(self) -> List[UnreadableDocument]:
         return list(self._unreadable.values())

@@ -16,8 +16,8 @@ SETTLE = 2.0
 """Seconds that a new container must keep running: a wrong command or mount ends it at once."""
 
 
-GpusLost = Callable[[HostView, ContainerDriver, Container], str | None]
-"""Why a container that runs must be made anew: it has lost its GPUs. None where it has not."""
+WhyAnew = Callable[[HostView, ContainerDriver, Container], str | None]
+"""Why a container that runs must be made anew, as when it lost its GPUs; None where it need not."""
 
 
 class NodeContainer:
@@ -32,13 +32,13 @@ class NodeContainer:
         spec_for: Callable[[HostView], ContainerSpec],
         engines: Engines,
         *,
-        gpus_lost: GpusLost = lambda _view, _driver, _container: None,
+        why_anew: WhyAnew = lambda _view, _driver, _container: None,
         settle: float = SETTLE,
     ) -> None:
         self._cluster = cluster
         self._spec_for = spec_for
         self._engines = engines
-        self._gpus_lost = gpus_lost
+        self._why_anew = why_anew
         self._settle = settle
 
     def check(self, view: HostView) -> Change | None:
@@ -55,7 +55,7 @@ class NodeContainer:
                 why = "; ".join(reasons)
                 return Change(f"replace {spec.name}: {why}", disruptive=_serves(ours))
             case Keep() if ours and ours.running:
-                why_not = self._gpus_lost(view, driver, ours)
+                why_not = self._why_anew(view, driver, ours)
                 return (
                     Change(f"replace {spec.name}: {why_not}", disruptive=True) if why_not else None
                 )
@@ -80,7 +80,7 @@ class NodeContainer:
         self._await_running(view, driver, spec.name)
 
     def _must_go(self, view: HostView, driver: ContainerDriver, container: Container) -> bool:
-        return container.running and self._gpus_lost(view, driver, container) is not None
+        return container.running and self._why_anew(view, driver, container) is not None
 
     def _find(self, driver: ContainerDriver) -> tuple[Container | None, list[Container]]:
         """The cluster's container by its name, and others of the cluster."""

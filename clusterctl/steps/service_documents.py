@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.engine.step import Change, HostView
-from clusterctl.node.documents import ServiceDocument, UnreadableDocument, config_dir, from_json
+from clusterctl.node.documents import (
+    DELETED,
+    ServiceDocument,
+    UnreadableDocument,
+    config_dir,
+    from_json,
+)
 from clusterctl.steps.node_files import LOOK, READ
 from clusterctl.steps.paths_absent import REMOVE
 from clusterctl.steps.root_script import root_script
+from clusterctl.transport.base import ABSENT
 
 
 class ServiceDocumentsReadable:
@@ -23,7 +30,8 @@ class ServiceDocumentsReadable:
 
     def check(self, view: HostView) -> Change | None:
         words = [
-            f"{'restore' if document.last_good else 'remove'} {document.file}, which cannot be read"
+            f"{'restore' if document.last_good else 'remove'} {document.file}, "
+            + ("which was deleted" if document.why == DELETED else "which cannot be read")
             for document, _ in self._broken(view)
         ]
         return Change("; ".join(words)) if words else None
@@ -44,7 +52,9 @@ class ServiceDocumentsReadable:
         for document in self._unreadable:
             path = f"{self._directory}/{document.file}"
             _, _, digest = root_script(view, LOOK, path, doing="looking at files").partition(" ")
-            if digest and not _readable(root_script(view, READ, path, doing=f"reading {path}")):
+            if document.why == DELETED:
+                found += [] if digest else [(document, ABSENT)]
+            elif digest and not _readable(root_script(view, READ, path, doing=f"reading {path}")):
                 found.append((document, digest.strip()))
         return found
 

@@ -9,6 +9,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host
 from clusterctl.network.pairs.faults import CARRIES
 from clusterctl.node.documents import (
+    DELETED,
     BrokenNic,
     RayNode,
     ServiceDocument,
@@ -217,6 +218,8 @@ def _ray_word(survey: Survey, host: Host, node: RayNode | None, *, ray_known: bo
 
 def _unreadable_words(document: UnreadableDocument) -> str:
     follows = "what it held before" if document.last_good else "nothing"
+    if document.why == DELETED:
+        return f"{document.file} was deleted; the supervisor follows {follows}"
     return f"{document.file} cannot be read ({document.why}); the supervisor follows {follows}"
 
 

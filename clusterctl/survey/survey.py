@@ -18,6 +18,7 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.node.documents import (
+    DELETED,
     NodeDocument,
     NodeState,
     RayNode,
@@ -215,6 +216,16 @@ class Survey:
     # Documents
 
     @cached_property
+    def config_deleted(self) -> frozenset[str]:
+        """Hosts whose supervisor has lost its directory of documents. It goes on with what it held;
+        what is written there anew need not be what its container has mounted."""
+        return frozenset(
+            name
+            for name, state in self.states.items()
+            if any(one.file == "node.json" and one.why == DELETED for one in state.unreadable)
+        )
+
+    @cached_property
     def unreadable(self) -> dict[str, tuple[UnreadableDocument, ...]]:
         """By host, the documents that cannot be read; hosts without such are not in it."""
         cluster = self.inventory.cluster
@@ -278,7 +289,7 @@ def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
     }
     for document in unreadable_in(cluster, answer):
         path = f"{NodePaths(cluster).config}/{document.file}"
-        if path in texts:
+        if path in texts or (document.why == DELETED and path.startswith(directory)):
             texts[path] = document.last_good
     found = [from_json(ServiceDocument, text) for text in texts.values() if text]
     return {document.name: document for document in found}
@@ -301,7 +312,8 @@ def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
             file = path.removeprefix(f"{paths.config}/")
             last_good = known[file].last_good if file in known else ""
             found.append(UnreadableDocument(file, str(error), last_good))
-    return found
+    gone = [document for document in known.values() if document.why == DELETED]
+    return found + [one for one in gone if answer.files.get(f"{paths.config}/{one.file}") is None]
 
 
 def _with_ranks(node: RayNode, state: NodeState | None) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl.node import documents, files, package
 from clusterctl.node.children import Child, RotatedLog
-from clusterctl.node.documents import GpuListing, ServiceDocument, to_json
+from clusterctl.node.documents import DELETED, GpuListing, NodeDocument, ServiceDocument, to_json
 from clusterctl.node.files import Declared, Journal, NodePaths, why_not_written
 from clusterctl.node.probes import GpuCount
 from clusterctl.node.timing import Backoff, Timing
@@ -110,6 +110,44 @@ def test_a_document_that_cannot_be_read_is_named_until_it_is_mended(
     file.write_text(to_json(GOOD))
     other.unlink()
     assert (declared.services(), declared.unreadable()) == ({"tiny": GOOD}, [])
+
+
+NODE = NodeDocument("demo", "a", "head", "10.0.0.1", "10.0.0.1", ["ray", "start"], {}, [])
+
+
+def test_a_directory_of_documents_that_is_deleted_stops_nothing(tmp_path: Path) -> None:
+    """`rm -rf /etc/clusterctl`: the service's document goes first, node.json a moment later. Who
+    stops a service removes its document alone."""
+    paths = NodePaths("demo", tmp_path)
+    file = paths.services / "tiny.json"
+    file.parent.mkdir(parents=True)
+    paths.logs.mkdir(parents=True)
+    declared = Declared(paths, Journal(paths.journal, "a", io.StringIO()))
+    node = to_json(NODE)
+    paths.node_document.write_text(node)
+    file.write_text(to_json(GOOD))
+    assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
+
+    file.unlink()
+    assert declared.services() == {"tiny": GOOD}
+    paths.node_document.unlink()
+    for _ in range(3):
+        assert (declared.node(), declared.services()) == (None, {"tiny": GOOD})
+    told = {each.file: (each.why, each.last_good) for each in declared.unreadable()}
+    assert told == {
+        "node.json": (DELETED, node), "services/tiny.json": (DELETED, to_json(GOOD)),
+    }  # fmt: skip
+
+    paths.node_document.write_text(node)
+    file.write_text(to_json(GOOD))
+    assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
+    assert declared.unreadable() == []
+
+    file.unlink()
+    declared.services()
+    assert declared.services() == {}
+    paths.node_document.unlink()
+    assert (declared.node(), declared.services()) == (None, {})
 
 
 def test_killing_a_child_reaches_its_grandchildren_in_other_groups(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
-from clusterctl.node.documents import ServiceDocument, UnreadableDocument, to_json
+from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.directories import DirectoriesPresent, node_directories
@@ -164,6 +164,13 @@ UNREADABLE = (
 )
 
 
+GONE = [UnreadableDocument("services/tiny.json", DELETED, to_json(SERVICE))]
+
+
+def _emptied(made: Cluster) -> None:
+    made.head.directories |= {ETC: 0o700, f"{ETC}/services": 0o700}
+
+
 def _cut_short(made: Cluster) -> None:
     made.head.directories |= {ETC: 0o700, f"{ETC}/services": 0o700}
     made.head.files[f"{ETC}/services/tiny.json"] = (to_json(SERVICE).encode()[:40], 0o600)
@@ -246,6 +253,7 @@ CASES = (
         _cut_short,
         lambda _: ServiceDocumentsReadable("demo", UNREADABLE),
     ),
+    Case("services that were deleted", _emptied, lambda _: ServiceDocumentsReadable("demo", GONE)),
     Case("secrets on the head", _etc, lambda _: SecretsMade([TOKEN, f"{ETC}/api.key"])),
     Case(
         "secret on a worker",

@@ -64,7 +64,7 @@ def test_one_that_lost_its_gpus_is_made_anew(made: Cluster) -> None:
     promised = made.head_view.host.model_copy(update={"gpus": (Gpu(),)})
     view = replace(made.head_view, host=promised, facts=replace(facts(), gpus=gpus(1)))
     wanted = replace(spec(made), all_gpus=True)
-    step = NodeContainer("demo", lambda _: wanted, made.engines, gpus_lost=without_gpus, settle=0)
+    step = NodeContainer("demo", lambda _: wanted, made.engines, why_anew=without_gpus, settle=0)
     step.apply(view, Change(""))
     assert step.check(view) is None
     (before,) = made.engines(view).containers("demo")

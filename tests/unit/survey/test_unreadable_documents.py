@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from clusterctl.facts.parse import Probe
 from clusterctl.node.documents import (
+    DELETED,
     NodeState,
     ServiceDocument,
     UnreadableDocument,
@@ -63,3 +64,15 @@ def test_one_that_was_mended_counts_before_the_supervisor_has_seen_it() -> None:
     known = UnreadableDocument("services/tiny.json", "cut", to_json(old))
     file = {f"{ETC}/services/tiny.json": to_json(TINY).encode()}
     assert services_in("demo", answer(replace(STATE, unreadable=[known]), file)) == {"tiny": TINY}
+
+
+def test_what_was_deleted_goes_on_by_what_the_supervisor_holds() -> None:
+    node = UnreadableDocument("node.json", DELETED, '{"cluster": "demo"}')
+    tiny = UnreadableDocument("services/tiny.json", DELETED, to_json(TINY))
+    state = replace(STATE, unreadable=[node, tiny])
+    gone = answer(state, {})
+    assert services_in("demo", gone) == {"tiny": TINY}
+    assert unreadable_in("demo", gone) == [node, tiny]
+    written = {f"{ETC}/services/tiny.json": to_json(replace(TINY, port=9000)).encode()}
+    assert unreadable_in("demo", answer(state, written)) == [node]
+    assert services_in("demo", answer(state, written))["tiny"].port == 9000
