@@ -17,8 +17,8 @@ from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
     from clusterctl.cli.session import Session
-    from clusterctl.commands.image_bundle import Bundled
-    from clusterctl.commands.image_push import Pushed
+    from clusterctl.commands.image_bundle import BundledImages
+    from clusterctl.commands.image_push import PushedImage
 
 app = Commands("Bring container images to hosts, or into files.")
 
@@ -56,13 +56,13 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Bring an image to every host, once over your link. A second run moves nothing."""
-    from clusterctl.commands.image_push import Push, make_plan, run
+    from clusterctl.commands.image_push import ImagePush, make_plan, run
 
     rate = options.rate_of(limit_rate)
 
-    def prepare(opened: Session) -> Move[Pushed]:
+    def prepare(opened: Session) -> Move[PushedImage]:
         reference = image or opened.inventory.image
-        wanted = Push(opened.inventory, opened.hosts, reference, source, rate, compress)
+        wanted = ImagePush(opened.inventory, opened.hosts, reference, source, rate, compress)
         return Move(partial(make_plan, wanted), partial(run, wanted))
 
     nothing = "Nothing to move: every host has the image."
@@ -102,11 +102,11 @@ def bundle(
 ) -> None:
     """Write images to one file, for hosts that reach no registry. Needs no cluster."""
     from clusterctl.cli.session import credentials, load_inventory
-    from clusterctl.commands.image_bundle import Bundle, run
+    from clusterctl.commands.image_bundle import ImageBundle, run
     from clusterctl.engine.events import StepProgress
     from clusterctl.reporting.console import Progress
 
-    wanted = Bundle(tuple(dict.fromkeys(images)), output, source, platform)
+    wanted = ImageBundle(tuple(dict.fromkeys(images)), output, source, platform)
     with Progress(sys.stderr, quiet=as_json) as progress:
         done = run(
             wanted,
@@ -120,7 +120,7 @@ def bundle(
 app.command("cache")(image_cache.cache)
 
 
-def bundled_text(done: Bundled) -> str:
+def bundled_text(done: BundledImages) -> str:
     """What is in the file, and what to do with it."""
     from clusterctl.reporting.text import count, size
 
@@ -130,7 +130,7 @@ def bundled_text(done: Bundled) -> str:
     return "\n".join((first, "on the site:", *use, f"or on one host: docker load -i {done.path}"))
 
 
-def bundled_document(done: Bundled) -> dict[str, object]:
+def bundled_document(done: BundledImages) -> dict[str, object]:
     """The same for machines; sizes in bytes."""
     return {
         "file": str(done.path),
@@ -142,11 +142,11 @@ def bundled_document(done: Bundled) -> dict[str, object]:
     }
 
 
-def _platforms(done: Bundled) -> str:
+def _platforms(done: BundledImages) -> str:
     return ", ".join(sorted({image.platform for image in done.images}))
 
 
-def pushed_sentence(done: Pushed) -> str:
+def pushed_sentence(done: PushedImage) -> str:
     """What came of it."""
     from clusterctl.reporting.text import count, duration, size
 
@@ -157,7 +157,7 @@ def pushed_sentence(done: Pushed) -> str:
     return f"{done.reference} is {hosts}; {moved}"
 
 
-def pushed_document(done: Pushed) -> dict[str, object]:
+def pushed_document(done: PushedImage) -> dict[str, object]:
     """The same for machines; sizes in bytes, times in seconds."""
     return {
         "image": done.reference,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.commands.reach import reach
 from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.values import IMAGE, PATTERN_MEANS
+from clusterctl.survey.survey import connected
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
@@ -28,103 +28,61 @@ from clusterctl.transport.credentials import Credentials
 PLATFORM = r"^[a-z0-9]+/[a-z0-9]+(/[a-z0-9.]+)?$"
 USUAL_PLATFORM = "linux/amd64"
 
+Opener = Callable[[str], ImageSource]  # Gives the image of a reference
+
 
 @dataclass(frozen=True)
-class Bundled:
+class BundledImages:
     """A file that holds images."""
 
     path: Path
-    size: int
-    """Bytes."""
+    size: int  # Bytes
     images: tuple[ImageContent, ...]
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """What is wanted."""
+class ImageBundle:
+    """What is asked for."""
 
     references: tuple[str, ...]
     path: Path
-    chosen: str = "registry"
-    """--from: registry, docker, host:NAME, or the path of an archive."""
+    chosen: str = "registry"  # --from: registry, docker, host:NAME, or the path of an archive
+    # None: linux/amd64 from a registry, what there is from elsewhere.
     platform: str | None = None
-    """None: linux/amd64 from a registry, what there is from elsewhere."""
 
 
 def run(
-    bundle: Bundle,
+    bundle: ImageBundle,
     credentials: Credentials,
     *,
     say: Say,
     inventory: Callable[[], Inventory],
     store: BlobStore | None = None,
-) -> Bundled:
+) -> BundledImages:
     """Find every image, then write the file. Raises the errors of all images together.
 
     `inventory` is asked for only where a host has the images.
     """
-    _insist_on_sense(bundle)
-    store = store or BlobStore()
+    _require_valid(bundle)
     with ExitStack() as stack:
-        opener = _opener(bundle, credentials, store, say, inventory, stack)
-        images = _all(bundle.references, opener)
+        find = _opener(bundle, credentials, store or BlobStore(), say, inventory, stack)
+        images: list[ImageSource] = []
+        errors: list[ClusterctlError] = []
+        for reference in bundle.references:
+            try:
+                images.append(find(reference))
+            except ClusterctlError as error:
+                errors.append(error)
+        raise_all(errors)
         for image in images:
-            _insist_platform(image.content, bundle.platform)
+            found = image.content
+            if bundle.platform and found.platform and not fits(found.platform, bundle.platform):
+                raise wrong_platform(found.reference, bundle.platform, (found.platform,))
         size = write_bundle(images, bundle.path, say=say)
-    return Bundled(bundle.path, size, tuple(image.content for image in images))
+    return BundledImages(bundle.path, size, tuple(image.content for image in images))
 
 
-Opener = Callable[[str], ImageSource]
-
-
-def _opener(
-    bundle: Bundle,
-    credentials: Credentials,
-    store: BlobStore,
-    say: Say,
-    inventory: Callable[[], Inventory],
-    stack: ExitStack,
-) -> Opener:
-    """Gives the image of a reference."""
-    if bundle.chosen == "registry":
-        return lambda reference: _from_registry(reference, bundle.platform, credentials, store, say)
-    if bundle.chosen == "docker":
-        driver = _operators()
-        return lambda reference: engine_image(
-            driver, _held(driver, reference), reference, store, say=say
-        )
-    if bundle.chosen.startswith(HOST):
-        name = bundle.chosen.removeprefix(HOST)
-        driver = stack.enter_context(_host(name, inventory(), credentials))
-        return lambda reference: _HostSource(driver, _held(driver, reference), reference, say)
-    path = Path(bundle.chosen).expanduser()
-    return lambda reference: archive_image(
-        path, store, reference=reference, platform=bundle.platform, say=say
-    )
-
-
-def _from_registry(
-    reference: str, platform: str | None, credentials: Credentials, store: BlobStore, say: Say
-) -> ImageSource:
-    image = registry_image(
-        reference, platform or USUAL_PLATFORM, store, say=say, ask=credentials.ask
-    )
-    image.fetch_ahead()
-    return image
-
-
-def _all(references: Sequence[str], opener: Opener) -> list[ImageSource]:
-    images, errors = [], []
-    for reference in references:
-        try:
-            images.append(opener(reference))
-        except ClusterctlError as error:
-            errors.append(error)
-    raise_all(errors)
-    return images
-
-
-def _insist_on_sense(bundle: Bundle) -> None:
+def _require_valid(bundle: ImageBundle) -> None:
     """Raises UsageError for every name that is none."""
     errors = [
         UsageError(f"{name!r} is no image name: it {PATTERN_MEANS[IMAGE]}")
@@ -137,16 +95,37 @@ def _insist_on_sense(bundle: Bundle) -> None:
     raise_all(errors)
 
 
-def _insist_platform(content: ImageContent, platform: str | None) -> None:
-    if platform and content.platform and not fits(content.platform, platform):
-        raise wrong_platform(content.reference, platform, (content.platform,))
+def _opener(
+    bundle: ImageBundle,
+    credentials: Credentials,
+    store: BlobStore,
+    say: Say,
+    inventory: Callable[[], Inventory],
+    stack: ExitStack,
+) -> Opener:
+    def from_registry(reference: str) -> ImageSource:
+        platform = bundle.platform or USUAL_PLATFORM
+        image = registry_image(reference, platform, store, say=say, ask=credentials.ask)
+        image.fetch_ahead()
+        return image
 
-
-def _operators() -> ContainerDriver:
-    driver = operators_engine()
-    if driver is None:
-        raise StepFailed("this machine has no Docker", hint="take it from: --from registry")
-    return driver
+    if bundle.chosen == "registry":
+        return from_registry
+    if bundle.chosen == "docker":
+        here = operators_engine()
+        if here is None:
+            raise StepFailed("this machine has no Docker", hint="take it from: --from registry")
+        return lambda reference: engine_image(
+            here, _held(here, reference), reference, store, say=say
+        )
+    if bundle.chosen.startswith(HOST):
+        name = bundle.chosen.removeprefix(HOST)
+        there = stack.enter_context(_host_engine(name, inventory(), credentials))
+        return lambda reference: _HostImageSource(there, _held(there, reference), reference, say)
+    path = Path(bundle.chosen).expanduser()
+    return lambda reference: archive_image(
+        path, store, reference=reference, platform=bundle.platform, say=say
+    )
 
 
 def _held(driver: ContainerDriver, reference: str) -> Image:
@@ -157,11 +136,13 @@ def _held(driver: ContainerDriver, reference: str) -> Image:
 
 
 @contextmanager
-def _host(name: str, inventory: Inventory, credentials: Credentials) -> Iterator[ContainerDriver]:
+def _host_engine(
+    name: str, inventory: Inventory, credentials: Credentials
+) -> Iterator[ContainerDriver]:
     known = {host.name: host for host in inventory.hosts}
     if name not in known:
         raise UsageError(f"--from host:{name}: no such host", hint=f"they are {', '.join(known)}")
-    with reach((known[name],), credentials) as transports:
+    with connected((known[name],), credentials) as transports:
         driver = driver_for(transports[name])
         try:
             yield driver
@@ -169,7 +150,7 @@ def _host(name: str, inventory: Inventory, credentials: Credentials) -> Iterator
             driver.host_run(["rm", "-rf", SAVED])
 
 
-class _HostSource:
+class _HostImageSource:
     """An image of a host, read over SSH."""
 
     def __init__(self, driver: ContainerDriver, image: Image, reference: str, say: Say) -> None:

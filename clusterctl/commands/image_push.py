@@ -6,20 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.commands.prepared import views
-from clusterctl.commands.reach import look_at_all, reach
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
 from clusterctl.engine.interrupt import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
-from clusterctl.engine.step import HostView, Unknown
+from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.choice import resolve
 from clusterctl.ray_cluster.topology import Node
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_pulled import ImagePulled
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import HOST, ImageFinder, archive_for, operators_engine
 from clusterctl.transfer.transfer import Route, Transfer
@@ -29,31 +27,27 @@ from clusterctl.transport.lock import ClusterLock
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushedImage:
     """An image that is where it should be."""
 
     reference: str
-    origin: str
-    """Where it came from, or would have."""
+    origin: str  # Where it came from, or would have
     hosts: tuple[str, ...]
-    changed: int
-    """Hosts that it was brought to, or that only lacked its name."""
-    sent: int
-    """Bytes that left this machine, for all hosts together."""
-    received: Mapping[str, int]
-    """Bytes by host."""
+    changed: int  # Hosts that it was brought to, or that only lacked its name
+    sent: int  # Bytes that left this machine, for all hosts together
+    received: Mapping[str, int]  # Bytes by host
     seconds: float
 
 
 @dataclass(frozen=True)
-class Push:
-    """What is wanted."""
+class ImagePush:
+    """What is asked for."""
 
     inventory: Inventory
     hosts: tuple[Host, ...]
     reference: str
+    # --from: registry, docker, host:NAME, or a path; None for the nearest place.
     chosen: str | None = None
-    """--from: registry, docker, host:NAME, or a path; None for the nearest place."""
     limit_rate: int | None = None  # Bytes a second that leave the source
     compress: bool | None = None  # Plain layers; None: where `limit_rate` says that it pays
 
@@ -66,97 +60,50 @@ class Push:
         return self.inventory.with_head(names)
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """All that is known before the first byte moves."""
-
-    push: Push
-    transports: Mapping[str, Transport]
-    images: ImageReceiver
-    transfer: Transfer
-    nodes: dict[str, Node]
-    """By host; known from `views` on."""
-
-    def stages(self) -> tuple[Stage, ...]:
-        """A host that fails keeps no other from its image."""
-        names = tuple(host.name for host in self.push.hosts)
-        bring = Stage("Image", names, (self.transfer,), OnFailure.SET_HOST_ASIDE)
-        origin = self.images.origin()
-        if isinstance(origin, Unknown):
-            engines = Engines(driver_for)
-            first = ImagePulled(self.push.reference, engines, origin.reason, marked=False)
-            return (Stage("Image from its registry", names[:1], (first,)), bring)
-        return (bring,)
-
-    def views(self) -> Mapping[str, HostView]:
-        """The hosts by their facts, which are asked for when something is to be done."""
-        involved = self.push.inventory.model_copy(update={"hosts": self.push.involved})
-        answers = look_at_all(involved, self.transports)
-        raise_all(
-            StepFailed(
-                "it has no container engine",
-                host=name,
-                hint=f"clusterctl bootstrap {involved.file}",
-            )
-            for name, answer in answers.items()
-            if not answer.facts.engine.installed
-        )
-        topology = resolve(involved, {name: answer.facts for name, answer in answers.items()})
-        self.nodes.update({node.host: node for node in topology.nodes})
-        return views(involved, self.transports, answers)
-
-
-def make_plan(push: Push, credentials: Credentials) -> Plan:
+def make_plan(push: ImagePush, credentials: Credentials) -> Plan:
     """What would be brought where. Changes nothing."""
-    with reach(push.involved, credentials) as transports:
-        ready = _ready(push, transports, credentials, lambda _: None)
-        return plan_stages(ready.stages(), ready.views())
+    with connected(push.involved, credentials) as transports:
+        images, transfer, _ = _transfer(push, transports, credentials, lambda _: None)
+        return plan_stages(_stages(push, images, transfer), _survey(push, transports).views)
 
 
 def run(
-    push: Push, credentials: Credentials, *, agree: Callable[[Plan], None], sink: EventSink
-) -> Pushed:
+    push: ImagePush, credentials: Credentials, *, agree: Callable[[Plan], None], sink: EventSink
+) -> PushedImage:
     """Bring the image to the hosts. A second run moves nothing.
 
     `agree` is shown the plan and raises when the user does not want it. Raises the errors of
     all hosts together; one that fails does not keep the others from being served.
     """
-    sink = one_at_a_time(sink)
-    began = time.monotonic()
-    with reach(push.involved, credentials) as transports:
-        ready = _ready(push, transports, credentials, sink)
-        changed = 0 if ready.images.is_done() else _bring(ready, agree, sink)
-    return _pushed(ready, changed, time.monotonic() - began)
-
-
-def _bring(ready: _Ready, agree: Callable[[Plan], None], sink: EventSink) -> int:
-    """How many hosts were changed."""
-    inventory, known = ready.push.inventory, ready.views()
-    head = ready.transports[inventory.head.name]
-    with ClusterLock(head, inventory.cluster, "image push") as lock, ready.transfer:
-        stages = ready.stages()
-        agree(plan_stages(stages, known))
-        outcome = execute_held(stages, known, sink, lock.ensure_held)
-        raise_all(outcome.set_aside.values())
-    return outcome.changed
-
-
-def _pushed(ready: _Ready, changed: int, seconds: float) -> Pushed:
-    origin, moved = ready.images.origin(), ready.transfer.moved
-    return Pushed(
-        ready.push.reference,
+    sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
+    cluster, head = push.inventory.cluster, push.inventory.head.name
+    with connected(push.involved, credentials) as transports:
+        images, transfer, nodes = _transfer(push, transports, credentials, sink)
+        if not images.is_done():
+            survey = _survey(push, transports)
+            nodes.update({node.host: node for node in survey.topology.nodes})
+            with ClusterLock(transports[head], cluster, "image push") as lock, transfer:
+                stages = _stages(push, images, transfer)
+                agree(plan_stages(stages, survey.views))
+                outcome = execute_held(stages, survey.views, sink, lock.ensure_held)
+                raise_all(outcome.set_aside.values())
+                changed = outcome.changed
+    origin = images.origin()
+    return PushedImage(
+        push.reference,
         "" if isinstance(origin, Unknown) else origin.name,
-        tuple(host.name for host in ready.push.hosts),
+        tuple(host.name for host in push.hosts),
         changed,
-        moved.sent,
-        moved.received,
-        seconds,
+        transfer.moved.sent,
+        transfer.moved.received,
+        time.monotonic() - began,
     )
 
 
-def _ready(
-    push: Push, transports: Mapping[str, Transport], credentials: Credentials, sink: EventSink
-) -> _Ready:
+def _transfer(
+    push: ImagePush, transports: Mapping[str, Transport], credentials: Credentials, sink: EventSink
+) -> tuple[ImageReceiver, Transfer, dict[str, Node]]:
+    """The transfer, and the nodes by host that it goes by, to be filled in before it begins."""
     drivers = {name: driver_for(transport) for name, transport in transports.items()}
     finder = ImageFinder(
         push.reference,
@@ -180,4 +127,32 @@ def _ready(
     )
     targets = tuple(host.name for host in push.hosts)
     images = ImageReceiver(finder.find, drivers, targets, route)
-    return _Ready(push, transports, images, Transfer(images, route), nodes)
+    return images, Transfer(images, route), nodes
+
+
+def _survey(push: ImagePush, transports: Mapping[str, Transport]) -> Survey:
+    """A look at the hosts involved. Raises StepFailed for those without an engine."""
+    involved = push.inventory.model_copy(update={"hosts": push.involved})
+    survey = take_survey(involved, transports).require_answers()
+    raise_all(
+        StepFailed(
+            "it has no container engine",
+            host=name,
+            hint=f"clusterctl bootstrap {push.inventory.file}",
+        )
+        for name, facts in survey.facts.items()
+        if not facts.engine.installed
+    )
+    return survey
+
+
+def _stages(push: ImagePush, images: ImageReceiver, transfer: Transfer) -> tuple[Stage, ...]:
+    """A host that fails keeps no other from its image."""
+    names = tuple(host.name for host in push.hosts)
+    bring = Stage("Image", names, (transfer,), OnFailure.SET_HOST_ASIDE)
+    origin = images.origin()
+    if not isinstance(origin, Unknown):
+        return (bring,)
+    # Only a host reaches the registry: it pulls the image, and the others get it from there.
+    first = ImagePulled(push.reference, Engines(driver_for), origin.reason, marked=False)
+    return (Stage("Image from its registry", names[:1], (first,)), bring)
