@@ -11,7 +11,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
-    from clusterctl.transfer.layer_cache import LayerCache
+    from clusterctl.transfer.blob_store import StoreUsage
 
 
 @guarded
@@ -22,18 +22,17 @@ def cache(
     as_json: options.Json = False,
 ) -> None:
     """Show what image layers take up on this machine, and where. Needs no cluster."""
-    from clusterctl.transfer import layer_cache
     from clusterctl.transfer.blob_store import BlobStore
 
     store = BlobStore()
-    found = layer_cache.look(store)
+    found = store.usage()
     if clear:
-        layer_cache.clear(store)
+        store.clear()
     show = _document if as_json else _text
     print(show(found, cleared=clear))
 
 
-def _text(found: LayerCache, *, cleared: bool) -> str:
+def _text(found: StoreUsage, *, cleared: bool) -> str:
     from clusterctl.reporting.text import size
 
     if not found.size:
@@ -44,7 +43,7 @@ def _text(found: LayerCache, *, cleared: bool) -> str:
     return f"{layers}, {size(found.free)} free\nremove them: clusterctl image cache --clear"
 
 
-def _document(found: LayerCache, *, cleared: bool) -> str:
+def _document(found: StoreUsage, *, cleared: bool) -> str:
     """Sizes in bytes, as they were before anything was removed."""
     return json.dumps(
         {

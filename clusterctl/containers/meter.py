@@ -34,3 +34,8 @@ class Meter:
         seconds = max(self._clock() - self._started, 1e-3)
         of = f" of about {self._total / MIB:.0f}" if self._total else ""
         return f"{self.bytes / MIB:.0f}{of} MiB, {self.bytes / MIB / seconds:.0f} MiB/s"
+
+
+def gib(count: int) -> str:
+    """Such as `1.2 GiB`."""
+    return f"{count / GIB:.1f} GiB"

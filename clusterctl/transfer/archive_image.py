@@ -21,8 +21,7 @@ from clusterctl.transfer.archives.members import (
 )
 from clusterctl.transfer.archives.split import PLAIN, Broken, codec
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.content import Blob, ImageContent
-from clusterctl.transfer.location import LocalImage, Location
+from clusterctl.transfer.content import Blob, ImageContent, LocalImage, Location
 from clusterctl.transfer.manifests import NotAnImage
 
 HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"

@@ -1,12 +1,12 @@
 """Blobs on the operator's machine, each in a file named by its digest.
 
     blobs/sha256/<64 digits>         complete, and its digest was checked
-    blobs/sha256/<64 digits>.part    on its way; its lock is held by whoever writes it
-    refs/<name>.json                 what is known of an image, so that it is not found out twice
+    blobs/sha256/<64 digits>.part    incomplete; locked by the process that writes it
+    refs/<name>.json                 what is known of an image, so that it is not looked up twice
     in-use                           its lock is shared by all who use the store
 
-Several processes may share a store: one writes a blob, the others wait for it or go on where
-it left off.
+Several processes may share a store: one writes a blob, the others wait for it or resume where it
+stopped.
 """
 
 from __future__ import annotations
@@ -20,30 +20,39 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, BinaryIO
 
-from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.transfer.amounts import gib
-from clusterctl.transfer.content import CHUNK, Blob
+from clusterctl.containers.meter import gib
+from clusterctl.errors import LockHeld, RequirementsNotMet, StepFailed
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent, Location
 from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_space
-from clusterctl.transfer.location import Location
 from clusterctl.transfer.manifests import digest_of
 
 Fetch = Callable[[int], Iterator[bytes]]  # The blob's bytes from an offset on
 
-# Told how many bytes of the blob are there, each time that more are.
+# Told how many bytes of the blob are there, each time that there are more.
 Arrived = Callable[[int], None]
 
 # Seconds after which another process that writes a blob, and makes no progress, is given up.
 WRITER_SILENCE = 120.0
 
-LOOK_EVERY = 0.1
+LOOK_EVERY = 0.1  # Seconds
 
 
 class WrongBytes(StepFailed):
     """A source delivered bytes that are not the blob's."""
+
+
+@dataclass(frozen=True)
+class StoreUsage:
+    """Sizes in bytes."""
+
+    directory: Path
+    size: int  # Of its layers, incomplete ones included
+    free: int  # Left on its disk
 
 
 class BlobStore:
@@ -52,9 +61,9 @@ class BlobStore:
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or cache_directory()
         self._in_use = False
-        self._elsewhere: Path | None = None
-        # Small blobs that the directory did not take, by digest: files in `_elsewhere`.
-        self._beside: dict[str, Path] = {}
+        # Small blobs that the directory did not take, by digest: files in `_fallback`.
+        self._fallback: Path | None = None
+        self._in_fallback: dict[str, Path] = {}
 
     @property
     def use(self) -> Path:
@@ -66,27 +75,49 @@ class BlobStore:
         return self.directory / "blobs" / "sha256"
 
     def path(self, digest: str) -> Path:
-        """Where the blob is, once it is there."""
-        return self._beside.get(digest) or self.blobs / digest.removeprefix("sha256:")
+        """Where the blob is, once it is complete."""
+        return self._in_fallback.get(digest) or self.blobs / digest.removeprefix("sha256:")
 
     def part(self, digest: str) -> Path:
-        """Where it is on its way."""
+        """Where it is until then."""
         return self.path(digest).with_suffix(".part")
 
     def holds(self, blob: Blob) -> bool:
         self._begin_use()
+        return _size(self.path(blob.digest), default=-1) == blob.size
+
+    def usage(self) -> StoreUsage:
+        """What is there. Changes nothing."""
+        size = sum(map(_size, self.blobs.glob("*")))
+        return StoreUsage(self.directory, size, free_space(self.directory))
+
+    def clear(self) -> None:
+        """Remove all of it. Raises LockHeld while somebody uses it, and StepFailed."""
+        if not self.directory.exists():
+            return
         try:
-            return self.path(blob.digest).stat().st_size == blob.size
-        except FileNotFoundError:
-            return False
+            with self.use.open("ab") as file:
+                if not locked(file):
+                    raise LockHeld(
+                        f"another clusterctl uses the layers in {self.directory}",
+                        hint=f"wait until it ends; see which one: fuser -v {self.use}",
+                    )
+                for directory in (self.directory / "refs", self.blobs.parent):
+                    if directory.exists():
+                        shutil.rmtree(directory)
+        except OSError as error:
+            raise StepFailed(
+                f"{self.directory} cannot be cleared: {error.strerror}: {error.filename}",
+                hint=f"ls -la {self.directory}",
+            ) from error
 
     def require_room(self, needed: int) -> None:
         """Raises RequirementsNotMet when so many further bytes do not fit on its disk."""
         if not self.has_room(needed):
             free = free_space(self.directory)
             raise RequirementsNotMet(
-                f"{gib(needed)} of image layers are to come into {self.directory} on this "
-                f"machine, and {gib(free)} are free there",
+                f"{gib(needed)} of image layers do not fit into {self.directory} on this machine: "
+                f"{gib(free)} are free",
                 hint=ROOM,
             )
 
@@ -96,13 +127,11 @@ class BlobStore:
     def missing(self, blobs: Iterable[Blob]) -> int:
         """Bytes of them that are not here yet."""
         once = {blob.digest: blob for blob in blobs}.values()
-        return sum(blob.size - self._arrived(blob) for blob in once if not self.holds(blob))
-
-    def _arrived(self, blob: Blob) -> int:
-        try:
-            return min(self.part(blob.digest).stat().st_size, blob.size)
-        except FileNotFoundError:
-            return 0
+        return sum(
+            blob.size - min(_size(self.part(blob.digest)), blob.size)
+            for blob in once
+            if not self.holds(blob)
+        )
 
     def location(self, blob: Blob) -> Location | None:
         return Location(self.path(blob.digest), 0, blob.size) if self.holds(blob) else None
@@ -120,60 +149,65 @@ class BlobStore:
             ) from error
 
     def keep(self, data: bytes) -> Path:
-        """Put a small blob that is here already, such as a manifest; its file."""
+        """Store a small blob that is in memory, such as a manifest; return its file."""
         blob = Blob(digest_of(data), len(data))
         try:
             return self.fill(blob, lambda offset: iter((data[offset:],)))
         except RequirementsNotMet:
-            # A store that cannot be written to serves looking all the same, as in a dry run.
-            if self._elsewhere is None:
-                self._elsewhere = Path(mkdtemp(prefix="clusterctl-"))
-                weakref.finalize(self, shutil.rmtree, self._elsewhere, ignore_errors=True)
-            file = self._elsewhere / blob.hex
+            # A store that cannot be written to can still be read, as in a dry run.
+            if self._fallback is None:
+                self._fallback = Path(mkdtemp(prefix="clusterctl-"))
+                weakref.finalize(self, shutil.rmtree, self._fallback, ignore_errors=True)
+            file = self._fallback / blob.hex
             file.write_bytes(data)
-            self._beside[blob.digest] = file
+            self._in_fallback[blob.digest] = file
             return file
 
-    def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived | None = None) -> Path:
-        """Get the blob by `fetch`, from where an earlier attempt stopped; its file.
+    def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived = lambda _: None) -> Path:
+        """Get the blob by `fetch`, from where an earlier attempt stopped; return its file.
 
         Raises WrongBytes when they are not the blob's: nothing is kept of them. Whatever
-        `fetch` raises passes, and what came until then is kept.
+        `fetch` raises passes, and what arrived until then is kept.
         """
         path = self.path(blob.digest)
-        with disk_errors(self.directory), self._writing(blob, arrived or _nobody) as file:
+        with disk_errors(self.directory), self._writing(blob, arrived) as file:
             if file is not None:
-                self._receive(blob, file, fetch, arrived or _nobody)
+                had = os.fstat(file.fileno()).st_size
+                is_right = _complete(blob, file, fetch, arrived)
+                if not is_right and had:
+                    # What an earlier attempt left may be what is wrong: fetch all of it again.
+                    file.truncate(0)
+                    is_right = _complete(blob, file, fetch, arrived)
+                if not is_right:
+                    self.part(blob.digest).unlink()
+                    raise WrongBytes(f"{blob.digest} arrived with bytes of another digest")
                 os.fsync(file.fileno())
                 self.part(blob.digest).rename(path)
-        if arrived:
-            arrived(blob.size)
+        arrived(blob.size)
         return path
-
-    def _receive(self, blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> None:
-        """What an earlier attempt left may be what is wrong: then all of it comes anew."""
-        had = os.fstat(file.fileno()).st_size
-        whole = _completed(blob, file, fetch, arrived)
-        if not whole and had:
-            file.truncate(0)
-            whole = _completed(blob, file, fetch, arrived)
-        if not whole:
-            self.part(blob.digest).unlink()
-            raise WrongBytes(f"{blob.digest} arrived with other bytes than its digest promises")
 
     @contextmanager
     def _writing(self, blob: Blob, arrived: Arrived) -> Iterator[BinaryIO | None]:
-        """The part file, locked; None once the blob is there, from whomever it came."""
+        """Yield the part file, locked; None once the blob is there, whoever wrote it."""
         self._begin_use()
         part = self.part(blob.digest)
         part.parent.mkdir(parents=True, exist_ok=True)
-        watch = _Watch(blob, part)
+        size, moved = -1, time.monotonic()
         while not self.holds(blob):
             with part.open("a+b") as file:
                 if locked(file) and same_file(file, part):
                     yield file
                     return
-            arrived(watch.look())
+            time.sleep(LOOK_EVERY)
+            before, size = size, _size(part)
+            if size != before:
+                moved = time.monotonic()
+            elif time.monotonic() - moved > WRITER_SILENCE:
+                raise StepFailed(
+                    f"another process fetches {blob.digest} and makes no progress",
+                    hint=f"see which one: fuser -v {part}",
+                )
+            arrived(size)
         yield None
 
     def remember(self, name: str, document: Any) -> None:
@@ -195,8 +229,8 @@ class BlobStore:
             return None
 
     def _begin_use(self) -> None:
-        """Until this object is gone nobody clears the store. One that cannot be written to can
-        be read."""
+        """Until this object is gone nobody clears the store. A store that cannot be written to
+        can be read."""
         if self._in_use:
             return
         with suppress(OSError):
@@ -207,33 +241,22 @@ class BlobStore:
         self._in_use = True
 
 
-class _Watch:
-    """Looks at a part file that another process writes."""
+@dataclass(frozen=True)
+class StoredImage:
+    """An image all of whose blobs are in the store."""
 
-    def __init__(self, blob: Blob, part: Path) -> None:
-        self._blob, self._part = blob, part
-        self._size, self._moved = -1, time.monotonic()
+    content: ImageContent
+    store: BlobStore
 
-    def look(self) -> int:
-        """Its size after a moment; raises StepFailed when none has come for WRITER_SILENCE."""
-        time.sleep(LOOK_EVERY)
-        size = self._part.stat().st_size if self._part.exists() else 0
-        if size != self._size:
-            self._size, self._moved = size, time.monotonic()
-        elif time.monotonic() - self._moved > WRITER_SILENCE:
-            raise StepFailed(
-                f"another process fetches {self._blob.digest} and makes no progress",
-                hint=f"see who: fuser -v {self._part}",
-            )
-        return size
+    def location(self, blob: Blob) -> Location | None:
+        return self.store.location(blob)
 
-
-def _nobody(count: int) -> None:
-    del count
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        return self.store.open(blob, offset)
 
 
 def locked(file: BinaryIO) -> bool:
-    """Whether nobody else has it locked; we have then."""
+    """Lock the file, unless another process has; return whether it is ours now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -249,8 +272,20 @@ def same_file(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _completed(blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> bool:
-    """Fetch what lacks behind what is in `file`; whether it is the blob."""
+@contextmanager
+def disk_errors(directory: Path) -> Iterator[None]:
+    """Raise what the disk refuses as RequirementsNotMet. Sources map their own errors before."""
+    try:
+        yield
+    except OSError as error:
+        raise RequirementsNotMet(
+            f"the cache of image layers cannot be written: {error.strerror}: {directory}",
+            hint=ROOM,
+        ) from error
+
+
+def _complete(blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> bool:
+    """Append to `file` what is missing; return whether it is the blob then."""
     hashed, count = hashlib.sha256(), 0
     file.seek(0)
     while chunk := file.read(CHUNK):
@@ -264,25 +299,17 @@ def _completed(blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> bo
             file.flush()
             count += len(chunk)
             arrived(min(count, blob.size))
-    _insist_whole(blob, count)
-    return hashed.hexdigest() == blob.hex
-
-
-def _insist_whole(blob: Blob, count: int) -> None:
     if count < blob.size:
         raise StepFailed(
             f"{blob.digest} ends after {count} of {blob.size} bytes",
-            hint="run the same command again: it goes on from there",
+            hint="run the same command again: it resumes there",
         )
+    return hashed.hexdigest() == blob.hex
 
 
-@contextmanager
-def disk_errors(directory: Path) -> Iterator[None]:
-    """What the disk says, as words. Sources map their own errors before they get here."""
+def _size(path: Path, default: int = 0) -> int:
+    """The size of a file; `default` where there is none (any more)."""
     try:
-        yield
-    except OSError as error:
-        raise RequirementsNotMet(
-            f"the cache of image layers cannot be written: {error.strerror}: {directory}",
-            hint=ROOM,
-        ) from error
+        return path.stat().st_size
+    except FileNotFoundError:
+        return default

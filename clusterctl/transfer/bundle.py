@@ -21,7 +21,7 @@ from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import NAMES
 from clusterctl.transfer.blob_store import locked, same_file
 from clusterctl.transfer.content import Blob, ImageContent, ImageSource
-from clusterctl.transfer.load_archive import blob_name, manifest_digest, member
+from clusterctl.transfer.image_load import blob_name, manifest_digest, member
 from clusterctl.transfer.local_disk import free_space
 from clusterctl.transfer.manifests import descriptor
 

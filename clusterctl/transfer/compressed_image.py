@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from clusterctl.containers.driver import Say
-from clusterctl.containers.meter import Meter
+from clusterctl.containers.meter import Meter, gib
 from clusterctl.errors import StepFailed
-from clusterctl.transfer.amounts import gib
 from clusterctl.transfer.archives.split import clean
 from clusterctl.transfer.blob_store import BlobStore, disk_errors
-from clusterctl.transfer.content import Blob, ImageContent
+from clusterctl.transfer.content import Blob, ImageContent, LocalImage, Location
 from clusterctl.transfer.local_disk import ROOM
-from clusterctl.transfer.location import LocalImage, Location
 from clusterctl.transfer.manifests import (
     OCI_CONFIG,
     OCI_LAYER,

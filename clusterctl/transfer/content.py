@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 CHUNK = 1 << 20  # Bytes that are read, hashed and passed on at a time
@@ -67,3 +68,19 @@ class ImageSource(BlobSource, Protocol):
 
     @property
     def content(self) -> ImageContent: ...
+
+
+@dataclass(frozen=True)
+class Location:
+    """`size` bytes of the file `path`, from byte `offset` on."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+class LocalImage(ImageSource, Protocol):
+    """An image whose blobs are files of this machine, or become that while they arrive."""
+
+    def location(self, blob: Blob) -> Location | None:
+        """None while the blob is not all there, and for what this image does not have."""

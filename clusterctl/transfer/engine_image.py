@@ -20,11 +20,9 @@ from clusterctl.transfer.archives.contents import read_archive
 from clusterctl.transfer.archives.members import SplitMembers
 from clusterctl.transfer.archives.split import Broken, Read
 from clusterctl.transfer.archives.split_store import split_into
-from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.content import ImageContent
-from clusterctl.transfer.location import LocalImage
+from clusterctl.transfer.blob_store import BlobStore, StoredImage
+from clusterctl.transfer.content import ImageContent, LocalImage
 from clusterctl.transfer.manifests import NotAnImage
-from clusterctl.transfer.stored_image import StoredImage
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel, lines
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from clusterctl.containers.meter import gib
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.transfer.amounts import gib
 from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.engine_stock import EngineStock, HeldImage
 from clusterctl.transfer.manifests import fits

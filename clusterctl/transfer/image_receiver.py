@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.failures import engine_error
 from clusterctl.containers.meter import GIB, MIB
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
+from clusterctl.transfer.content import ImageContent
 from clusterctl.transfer.engine_stock import EngineStock, HeldImage, take_stock
-from clusterctl.transfer.image_load import load_by_stream, load_from_cache
+from clusterctl.transfer.image_load import load_by_stream, load_from_cache, manifest_digest
 from clusterctl.transfer.image_plan import (
     ImageDelivery,
     Method,
@@ -22,7 +25,6 @@ from clusterctl.transfer.image_plan import (
     problems,
     same_image,
 )
-from clusterctl.transfer.image_proof import image_id, insist_on_start, prove
 from clusterctl.transfer.image_sources import ImageSupply, Origin, Stocks
 from clusterctl.transfer.relay_pull import is_relay_name, pull
 from clusterctl.transfer.transfer import Route, Sending
@@ -243,3 +245,43 @@ def _naming(here: HeldImage, reference: str) -> Change | None:
     if any(map(is_relay_name, here.tags)):
         return Change(f"remove temporary names of {reference}")
     return None
+
+
+# The engine's own init, which it mounts into the container: static, so that it starts in any image,
+# one without a shell too; and only from a root that all layers were unpacked into.
+START = ("/sbin/docker-init", "--version")
+
+
+def image_id(content: ImageContent, *, containerd: bool) -> str:
+    """The ID that the engine gives the image: the manifest's digest where images live in
+    containerd, else the config's."""
+    return manifest_digest(content) if containerd else content.config.digest
+
+
+def prove(driver: ContainerDriver, content: ImageContent, identifier: str) -> None:
+    """Raise StepFailed unless the image `identifier` is there with the layers of `content`, and
+    a container starts from it."""
+    found = driver.image(identifier)
+    if found is None:
+        raise StepFailed(
+            f"{content.reference} arrived under another ID than {identifier}",
+            host=driver.host,
+            hint="run the same command again",
+        )
+    if found.layers != content.diff_ids:
+        raise StepFailed(
+            f"{content.reference} arrived with other layers than it was sent with",
+            host=driver.host,
+            hint=f"docker image rm {identifier} there, and run the same command again",
+        )
+    insist_on_start(driver, identifier, content.reference)
+
+
+def insist_on_start(driver: ContainerDriver, identifier: str, reference: str) -> None:
+    """Raise StepFailed unless a container starts from the image `identifier`."""
+    started = driver.run_once(identifier, START, timeout=deadlines.FIRST_CONTAINER, init=True)
+    if not started.ok:
+        words = started.last_lines() or f"status {started.status}"
+        error = engine_error(words, driver.host)
+        error.summary = f"no container starts from {reference}: {error.summary}"
+        raise error

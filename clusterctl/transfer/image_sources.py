@@ -11,21 +11,19 @@ from typing import NoReturn, Protocol
 
 from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
 from clusterctl.containers.drivers import driver_for
+from clusterctl.containers.meter import gib
 from clusterctl.containers.reference import tagged
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.transfer.amounts import gib
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image, plain_size
-from clusterctl.transfer.content import BlobSource, ImageContent
+from clusterctl.transfer.content import BlobSource, ImageContent, LocalImage
 from clusterctl.transfer.engine_image import HostImage, engine_image, save_on_host
 from clusterctl.transfer.engine_stock import EngineStock, HeldImage, settings, take_stock
-from clusterctl.transfer.image_load import HostBlobs
+from clusterctl.transfer.image_load import HostBlobs, manifest_digest
 from clusterctl.transfer.image_plan import Wanted
-from clusterctl.transfer.load_archive import manifest_digest
-from clusterctl.transfer.location import LocalImage
 from clusterctl.transfer.overlay_image import overlay_image
 from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Ask, nobody

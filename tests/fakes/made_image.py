@@ -10,8 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent
-from clusterctl.transfer.location import Location
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent, Location
 
 REFERENCE = "clusterctl-test/layered:1"
 PLAIN = "application/vnd.oci.image.layer.v1.tar"

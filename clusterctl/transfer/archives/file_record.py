@@ -11,8 +11,7 @@ from typing import BinaryIO
 
 from clusterctl.errors import StepFailed
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.content import CHUNK
-from clusterctl.transfer.location import Location
+from clusterctl.transfer.content import CHUNK, Location
 
 
 class FileRecord:

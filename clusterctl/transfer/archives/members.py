@@ -11,7 +11,7 @@ from typing import Protocol
 
 from clusterctl.transfer.archives import split
 from clusterctl.transfer.archives.split import normal
-from clusterctl.transfer.location import Location
+from clusterctl.transfer.content import Location
 from clusterctl.transfer.manifests import LARGEST_DOCUMENT, NotAnImage
 
 START = 8

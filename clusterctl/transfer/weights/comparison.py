@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from clusterctl.containers.meter import gib
 from clusterctl.engine.events import (
     EventSink,
     Note,
@@ -20,7 +21,6 @@ from clusterctl.engine.events import (
     one_at_a_time,
 )
 from clusterctl.errors import RequirementsNotMet, raise_all
-from clusterctl.transfer.amounts import gib
 from clusterctl.transfer.weights.held import (
     Held,
     HeldFile,

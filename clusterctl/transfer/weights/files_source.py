@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from clusterctl.errors import StepFailed
-from clusterctl.transfer.content import CHUNK, Blob
-from clusterctl.transfer.location import Location
+from clusterctl.transfer.content import CHUNK, Blob, Location
 from clusterctl.transfer.weights.hashing import Stamp, changed
 from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.tree import Tree, TreeFile

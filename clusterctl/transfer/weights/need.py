@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from clusterctl.containers.meter import gib
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.transfer.amounts import gib
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile
 from clusterctl.transfer.weights.on_host import INCOMING, HostModels, HostTree

@@ -11,7 +11,7 @@ from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
 from clusterctl.transfer.compressed_image import compressed_image
-from clusterctl.transfer.location import LocalImage
+from clusterctl.transfer.content import LocalImage
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.image_archives import MadeImage, layer_tar, sha256

@@ -13,7 +13,7 @@ from clusterctl.errors import StepFailed
 from clusterctl.transfer.engine_stock import settings, take_stock
 from clusterctl.transfer.image_load import load_by_stream, load_from_cache
 from clusterctl.transfer.image_plan import Wanted, same_image
-from clusterctl.transfer.image_proof import image_id, prove
+from clusterctl.transfer.image_receiver import image_id, prove
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image

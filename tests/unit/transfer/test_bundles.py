@@ -14,8 +14,7 @@ from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
-from clusterctl.transfer.content import Blob, ImageContent
-from clusterctl.transfer.location import LocalImage
+from clusterctl.transfer.content import Blob, ImageContent, LocalImage
 from tests.fakes.image_archives import MadeImage, layer_tar
 
 Opened = Callable[..., LocalImage]

@@ -14,7 +14,7 @@ from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.archives.split import clean
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image, plain_size
-from clusterctl.transfer.location import LocalImage
+from clusterctl.transfer.content import LocalImage
 from tests.fakes.image_archives import MadeImage, sha256, tar_of
 
 

@@ -8,8 +8,8 @@ import tarfile
 
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.engine_stock import parse_stock, settings
+from clusterctl.transfer.image_load import archive, documents, skeleton
 from clusterctl.transfer.image_receiver import ImageReceiver
-from clusterctl.transfer.load_archive import archive, documents, skeleton
 from tests.fakes.made_image import layer, made_image
 
 MIB = 1024**2

@@ -15,7 +15,7 @@ import pytest
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.location import LocalImage
+from clusterctl.transfer.content import LocalImage
 from tests.fakes.image_archives import (
     MadeImage,
     layer_tar,

@@ -15,7 +15,6 @@ from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.image_sources import ImageFinder, LocalOrigin
-from clusterctl.transfer.layer_cache import clear, look
 from clusterctl.transfer.local_disk import SPARE
 from clusterctl.transfer.registry_image import RegistryImage
 from tests.fakes.image_archives import MadeImage, sha256
@@ -49,20 +48,20 @@ def test_it_is_looked_at_and_cleared(tmp_path: Path) -> None:
     model.mkdir(parents=True)
     store = BlobStore(directory)
     keep_some(store)
-    found = look(BlobStore(directory))
+    found = BlobStore(directory).usage()
     assert (found.directory, found.size) == (directory, 1500)
     assert found.free > 0
     del store
-    clear(BlobStore(directory))
-    assert look(BlobStore(directory)).size == 0
+    BlobStore(directory).clear()
+    assert BlobStore(directory).usage().size == 0
     assert BlobStore(directory).recall("gzip-abc") is None
     assert model.exists()
 
 
 def test_where_nothing_is_nothing_is_made(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "cache")
-    assert look(store).size == 0
-    clear(store)
+    assert store.usage().size == 0
+    store.clear()
     assert not store.directory.exists()
 
 
@@ -71,9 +70,9 @@ def test_what_a_run_uses_stays(tmp_path: Path) -> None:
     assert running.recall("anything") is None
     keep_some(running)
     with pytest.raises(LockHeld, match="another clusterctl uses") as raised:
-        clear(BlobStore(running.directory))
+        BlobStore(running.directory).clear()
     assert str(raised.value.hint).endswith(f"fuser -v {running.use}")
-    assert look(running).size == 1500
+    assert running.usage().size == 1500
 
 
 def test_layers_that_do_not_fit_are_not_begun(
@@ -88,7 +87,7 @@ def test_layers_that_do_not_fit_are_not_begun(
     layer = found.content.layers[1]
     free(SPARE + layer.size)
     found.require_room({ray})
-    with pytest.raises(RequirementsNotMet, match="image layers are to come into") as raised:
+    with pytest.raises(RequirementsNotMet, match="image layers do not fit into") as raised:
         found.require_room({base, ray})
     assert "clusterctl image cache --clear" in str(raised.value.hint)
     with pytest.raises(RequirementsNotMet):
@@ -105,7 +104,7 @@ def test_a_registrys_image_is_not_sent_where_it_does_not_fit(
     origin = ImageFinder(reference, {}, (), chosen="registry", store=store).find({})
     assert isinstance(origin, LocalOrigin)
     free(0)
-    with pytest.raises(RequirementsNotMet, match="image layers are to come into"):
+    with pytest.raises(RequirementsNotMet, match="image layers do not fit into"):
         origin.supply(origin.wanted.layers, print)
     assert origin.supply((), print).content.layers
 
@@ -123,7 +122,7 @@ def test_a_packed_archive_that_does_not_fit_is_not_unpacked(
     path = tmp_path / "image.tar.gz"
     path.write_bytes(gzip.compress(image.legacy(), 1))
     free(SPARE + path.stat().st_size - 1)
-    with pytest.raises(RequirementsNotMet, match=r"image.tar.gz: .* are to come into"):
+    with pytest.raises(RequirementsNotMet, match=r"image.tar.gz: .* do not fit into"):
         archive_image(path, store, reference=None, platform=None, say=print)
     assert not store.blobs.exists()
 
