@@ -10,7 +10,7 @@ from clusterctl.reporting.text import columns, size
 
 if TYPE_CHECKING:
     from clusterctl.commands.model_list import ModelList
-    from clusterctl.transfer.weights.holdings import Holding
+    from clusterctl.transfer.weights.on_host import Holding
 
 
 def catalogue_lines() -> list[str]:

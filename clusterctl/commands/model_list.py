@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.survey.survey import connected
-from clusterctl.transfer.weights.holdings import Holding, holdings
-from clusterctl.transfer.weights.on_host import look_at_models
+from clusterctl.transfer.weights.on_host import Holding, holdings, look_at_models
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 

@@ -14,8 +14,7 @@ from clusterctl.models.name import resolve
 from clusterctl.models.probe import look_for
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights.files_source import FilesSource
-from clusterctl.transfer.weights.hashing import HashCache, manifest_of, unhashed
-from clusterctl.transfer.weights.host_hashes import hashes
+from clusterctl.transfer.weights.hashing import HashCache, hashes, manifest_of, unhashed
 from clusterctl.transfer.weights.manifest import (
     Manifest,
     WeightFile,

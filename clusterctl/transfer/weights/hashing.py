@@ -1,26 +1,41 @@
-"""Hashes of large files: in parallel, and only once for a file that has not changed since."""
+"""Hashes of large files, here and on hosts: taken in parallel, and again only after a change."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, Interrupted, StepFailed, raise_all
+from clusterctl import deadlines
+from clusterctl.containers.driver import Say
+from clusterctl.containers.in_time import DISK, in_time
+from clusterctl.containers.meter import Meter
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandFailed,
+    ConnectionFailed,
+    Interrupted,
+    StepFailed,
+    raise_all,
+)
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK
 from clusterctl.transfer.local_disk import cache_directory
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.transfer.weights.tree import Tree, TreeFile
+from clusterctl.transport.base import Transport, lines
 
 # Is told the bytes hashed so far, over all files; nothing of files whose hash is known.
-Say = Callable[[int], None]
+Told = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -98,18 +113,17 @@ def hash_file(
 
 def unhashed(tree: Tree, cache: HashCache) -> int:
     """Bytes that `manifest_of` will have to read: those of files whose hash is not known."""
-    return sum(file.size for file in tree.files if not _is_known(file, cache))
-
-
-def _is_known(file: TreeFile, cache: HashCache) -> bool:
-    try:
-        return cache.get(Stamp.of(file.source)) is not None
-    except OSError:  # told by whoever reads it
-        return False
+    total = 0
+    for file in tree.files:
+        with suppress(OSError):  # raised by `manifest_of`
+            if cache.get(Stamp.of(file.source)) is not None:
+                continue
+        total += file.size
+    return total
 
 
 def manifest_of(
-    tree: Tree, *, cache: HashCache | None = None, say: Say = lambda _: None
+    tree: Tree, *, cache: HashCache | None = None, say: Told = lambda _: None
 ) -> Manifest:
     """`tree` with its hashes, one thread a core (hashlib lets go of the interpreter's lock).
 
@@ -151,24 +165,79 @@ def _hashed(
             cache.put(before, hashed)
     except OSError as error:
         return StepFailed(f"{file.source} cannot be read: {error.strerror}")
-    if damage := _unlike_its_name(file, hashed):
-        return damage
-    return WeightFile(file.path, before.size, file.mode, hashed.sha256, hashed.chunks)
-
-
-def _unlike_its_name(file: TreeFile, hashed: Hashed) -> StepFailed | None:
-    """A blob of a Hugging Face cache with 64 digits is named by its sha256 (with 40, by git)."""
+    # A blob of a Hugging Face cache with 64 digits is named by its sha256 (with 40, by git).
     name = file.source.name
-    if not file.path.startswith("blobs/") or len(name) != 64 or name == hashed.sha256:
-        return None
-    return StepFailed(
-        f"{file.source} is damaged: its sha256 is not its name",
-        hint=f"rm {file.source}   and download the model again",
-    )
+    if file.path.startswith("blobs/") and len(name) == 64 and name != hashed.sha256:
+        return StepFailed(
+            f"{file.source} is damaged: its sha256 is not its name",
+            hint=f"rm {file.source}   and download the model again",
+        )
+    return WeightFile(file.path, before.size, file.mode, hashed.sha256, hashed.chunks)
 
 
 def changed(path: Path) -> StepFailed:
     return StepFailed(
         f"{path} changed while it was read",
-        hint="let what writes it come to its end, then run the same command again",
+        hint="wait until nothing writes to it, then run the same command again",
     )
+
+
+EVERY = 2.0  # Seconds between two progress lines of a host
+
+
+def hashes(
+    transport: Transport,
+    paths: Sequence[str],
+    size: int,
+    *,
+    piece_size: int | None = None,
+    say: Say = lambda _: None,
+    every: float = EVERY,
+    stalled: float = deadlines.HASHING_SILENCE,
+) -> dict[str, Hashed]:
+    """The hashes of files on the host, by path, those of their pieces too where `piece_size` is
+    given. A file that cannot be read is left out. `size`: bytes of all of them, for `say`.
+
+    Raises CommandTimedOut for a disk that gives nothing more, CommandFailed, ConnectionFailed.
+    """
+    if not paths:
+        return {}
+    host = transport.host.name
+    meter = Meter(lambda text: say(f"{text} hashed"), size * (2 if piece_size else 1))
+    script = resources.files(__package__).joinpath("hash.sh").read_text(encoding="utf-8")
+    argv = ("sh", "-c", script, "hash", str(piece_size or ""), f"{every:g}")
+    found: dict[str, Hashed] = {}
+    with transport.open_channel(argv, sudo=True) as channel, in_time("hashing files", host, DISK):
+        channel.settimeout(stalled)
+        with contextlib.suppress(ConnectionFailed):  # what it says at its end tells more
+            channel.send("".join(f"{path}\n" for path in paths).encode())
+            channel.close_stdin()
+        moved = time.monotonic()
+        for line in lines(channel):
+            match line.split("\t", 3):
+                case ["hash", whole, pieces, path]:
+                    found[path] = Hashed(whole, tuple(pieces.split()))
+                case ["at", count]:
+                    now = time.monotonic()
+                    if int(count) != meter.bytes:
+                        moved = now
+                    elif now - moved > stalled:  # the host is there, and its disk gives nothing
+                        raise TimeoutError(f"no byte was read for {stalled:.0f} s")
+                    meter.reached(int(count))
+        status = channel.wait(timeout=deadlines.STREAM_END)
+        if status == -1:
+            raise ConnectionFailed(
+                "the connection was lost while files were hashed",
+                host=host,
+                hint="run the same command again",
+            )
+        if status != 0:
+            said = channel.stderr_tail().strip()
+            why = said.splitlines()[-1] if said else f"status {status}"
+            raise CommandFailed(f"hashing files failed: {why}", host=host, detail=said or None)
+    return found
+
+
+def sums(found: Mapping[str, Hashed]) -> dict[str, str]:
+    """Only the sha256 of whole files, by path."""
+    return {path: hashed.sha256 for path, hashed in found.items()}

@@ -16,7 +16,7 @@ from clusterctl import deadlines
 from clusterctl.containers.driver import Say
 from clusterctl.errors import CommandFailed
 from clusterctl.transfer.content import is_digest
-from clusterctl.transfer.weights.host_hashes import hashes, sums
+from clusterctl.transfer.weights.hashing import hashes, sums
 from clusterctl.transfer.weights.manifest import parse
 from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.base import Transport

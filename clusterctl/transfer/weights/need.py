@@ -9,15 +9,13 @@ from typing import Literal
 from clusterctl.containers.meter import gib
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.weights.manifest import Manifest, WeightFile
-from clusterctl.transfer.weights.on_host import INCOMING, HostModels, HostTree
+from clusterctl.transfer.weights.manifest import Manifest
+from clusterctl.transfer.weights.on_host import INCOMING, HostModels
 
 # complete: every file is there as the manifest says. partial: the same model, and files of it are
 # gone or changed. unproven: files are there without a manifest. differs: another model or version
 # by that name.
 State = Literal["complete", "absent", "partial", "unproven", "differs"]
-
-SLASH = "@"  # Stands for `/` in the name of a staging directory; no hub allows it in a model's name
 
 # Bytes to be left free on a host's disk: directories, manifests, the host's own logs.
 HEADROOM = 64 << 20
@@ -77,47 +75,33 @@ class Need:
 def need(manifest: Manifest, host: HostModels) -> Need:
     """What `host` needs so that it has `manifest` under its name."""
     there = host.tree(manifest.name)
-    state = _state(manifest, there)
+    state: State = "absent"
+    if there is not None:
+        if there.manifest is None:
+            state = "unproven"
+        elif there.manifest.identity != manifest.identity:
+            state = "differs"
+        else:
+            state = "complete" if there.intact else "partial"
     wanted = {file.sha256 for file in manifest.files}
     contents = host.contents(manifest.name)
     linked = {digest: path for digest, path in contents.items() if digest in wanted}
     if state == "complete":
-        return Need(state, linked, {}, (), _leftovers(manifest.name, host))
-    unproven = _unproven(manifest, host, there, linked)
+        leftovers = {
+            name: size
+            for name, size in host.incoming.items()
+            if name in host.idle and model_staged_in(name) == manifest.name
+        }
+        return Need(state, linked, {}, (), leftovers)
+    # Files of the directory that may be right: same path, same size, no hash known.
+    seen = there.files if there else {}
+    unproven = {
+        f"{host.directory}/{manifest.name}/{file.path}": file.sha256
+        for file in manifest.files
+        if file.sha256 not in linked and file.path in seen and seen[file.path].size == file.size
+    }
     brought = tuple(blob for blob in manifest.blobs if blob.hex not in linked)
     return Need(state, linked, unproven, brought)
-
-
-def _state(manifest: Manifest, there: HostTree | None) -> State:
-    if there is None:
-        return "absent"
-    if there.manifest is None:
-        return "unproven"
-    if not _covers(there.manifest, manifest):
-        return "differs"
-    return "complete" if there.intact else "partial"
-
-
-def _covers(held: Manifest, wanted: Manifest) -> bool:
-    return held.identity == wanted.identity
-
-
-def _unproven(
-    manifest: Manifest, host: HostModels, there: HostTree | None, linked: Mapping[str, str]
-) -> dict[str, str]:
-    """Files of the directory that may be right: same path, same size, no hash known."""
-    if there is None:
-        return {}
-    return {
-        f"{host.directory}/{there.path}/{file.path}": file.sha256
-        for file in manifest.files
-        if file.sha256 not in linked and _same_size(there, file)
-    }
-
-
-def _same_size(there: HostTree, file: WeightFile) -> bool:
-    seen = there.files.get(file.path)
-    return seen is not None and seen.size == file.size
 
 
 def staging(manifest: Manifest) -> str:
@@ -125,22 +109,8 @@ def staging(manifest: Manifest) -> str:
     return f"{manifest.name.replace('/', SLASH)}.{manifest.identity[:12]}"
 
 
-def model_staged_in(name: str) -> str:
-    """The model that grows, or grew, in a directory below INCOMING."""
-    return name.removesuffix(".old").rpartition(".")[0].replace(SLASH, "/")
-
-
-def _leftovers(model: str, host: HostModels) -> dict[str, int]:
-    """Only what nobody writes."""
-    return {
-        name: size
-        for name, size in host.incoming.items()
-        if name in host.idle and model_staged_in(name) == model
-    }
-
-
 def staging_path(manifest: Manifest, directory: str) -> str:
-    """The same, absolute."""
+    """The staging directory, absolute."""
     return f"{directory}/{INCOMING}/{staging(manifest)}"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from typing import Literal
 
 from clusterctl import deadlines
 from clusterctl.errors import CommandFailed
@@ -24,6 +26,8 @@ KEPT = "/var/lib/clusterctl/weights"
 # Below the models directory: trees on their way. On its file system, so that the finished one only
 # has to be renamed, and where neither vLLM nor a user looks for a model.
 INCOMING = ".clusterctl-incoming"
+
+SLASH = "@"  # Stands for `/` in the name of a staging directory; no hub allows it in a model's name
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,11 @@ class HostModels:
         }
 
 
+def model_staged_in(name: str) -> str:
+    """The model that grows, or grew, in a directory below INCOMING."""
+    return name.removesuffix(".old").rpartition(".")[0].replace(SLASH, "/")
+
+
 def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
     """What is under `directory`, as root. Changes nothing.
 
@@ -177,3 +186,52 @@ def _sealed(record: Sequence[str]) -> Manifest | None:
 def manifest_path(directory: str, name: str) -> str:
     """Where the manifest of the model `name` is on a host."""
     return f"{directory}/{name}/{FILE_NAME}"
+
+
+# complete: every file is as its manifest says. unproven: it was put there by something else, and
+# has no manifest. partial: files of its manifest are gone or were written to since. differs:
+# complete, and another version than most hosts have. coming: on its way, or left half way.
+State = Literal["complete", "unproven", "partial", "differs", "coming", "absent"]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One model over all hosts."""
+
+    name: str  # Of the directory, below the models directory
+    size: int  # Bytes, of the largest
+    origin: str  # Where it came from, such as hf:Qwen/Qwen3-8B@<commit>; empty when nobody knows
+    hosts: Mapping[str, State]  # By name, every host that answered
+
+
+def holdings(hosts: Mapping[str, HostModels]) -> list[Holding]:
+    """All models that some host has or is to have, by name."""
+    names = {tree.path for found in hosts.values() for tree in found.trees}
+    names |= {model_staged_in(way) for found in hosts.values() for way in found.incoming}
+    return [_holding(name, hosts) for name in sorted(names, key=str.casefold)]
+
+
+def _holding(name: str, hosts: Mapping[str, HostModels]) -> Holding:
+    trees = {host: tree for host, found in hosts.items() if (tree := found.tree(name))}
+    manifests = [tree.manifest for tree in trees.values() if tree.manifest]
+    usual = Counter(manifest.identity for manifest in manifests).most_common(1)
+    reference = usual[0][0] if usual else None
+    size = max((tree.size for tree in trees.values()), default=0)
+    origin = next((manifest.origin for manifest in manifests if manifest.origin), "")
+    states = {host: _state(name, found, reference) for host, found in hosts.items()}
+    return Holding(name, size, origin, states)
+
+
+def _state(name: str, found: HostModels, reference: str | None) -> State:
+    tree = found.tree(name)
+    if tree is None:
+        return "coming" if any(model_staged_in(way) == name for way in found.incoming) else "absent"
+    return _of_tree(tree, reference)
+
+
+def _of_tree(tree: HostTree, reference: str | None) -> State:
+    if tree.manifest is None:
+        return "unproven"
+    if tree.lacking:
+        return "partial"
+    return "complete" if tree.manifest.identity == reference else "differs"

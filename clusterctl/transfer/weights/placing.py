@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import PurePosixPath
 
@@ -40,7 +40,8 @@ def origin(found: Need) -> dict[str, str]:
 
 def prepare(transport: Transport, manifest: Manifest, found: Need, directory: str) -> None:
     """Make the staging directory, with what the host has already. Safe to do again."""
-    lines = [f"dir\t{path}" for path in _directories(manifest)]
+    directories = {str(PurePosixPath(file.path).parent) for file in manifest.files} - {"."}
+    lines = [f"dir\t{path}" for path in sorted(directories)]
     firsts = _firsts(manifest)
     for digest, path in found.linked.items():
         word = "take" if firsts[digest].size >= SHARED_FROM else "copy"
@@ -56,8 +57,13 @@ def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
     all there; what was there by that name before goes only after the new tree is in place."""
     final = f"{directory}/{manifest.name}"
     argv = ("sh", "-c", _script("settle.sh"), "settle", staging_path(manifest, directory), final)
-    text = dump(manifest)
-    lines = [*_contents(manifest), "manifest", *text.splitlines()]
+    firsts, lines = _firsts(manifest), []
+    for file in manifest.files:
+        if firsts[file.sha256] is not file:
+            lines.append(f"same\t{firsts[file.sha256].path}\t{file.path}")
+    lines += [f"link\t{link.target}\t{link.path}" for link in manifest.links]
+    lines += [f"file\t{file.size}\t{file.path}" for file in manifest.files]
+    lines += ["manifest", *dump(manifest).splitlines()]
     _run(transport, argv, lines, doing=f"finishing {manifest.name}", size=manifest.size)
 
 
@@ -88,22 +94,6 @@ def _firsts(manifest: Manifest) -> dict[str, WeightFile]:
     for file in manifest.files:
         firsts.setdefault(file.sha256, file)
     return firsts
-
-
-def _directories(manifest: Manifest) -> list[str]:
-    parents = {str(PurePosixPath(file.path).parent) for file in manifest.files}
-    return sorted(parents - {"."})
-
-
-def _contents(manifest: Manifest) -> Iterator[str]:
-    firsts = _firsts(manifest)
-    for file in manifest.files:
-        if firsts[file.sha256] is not file:
-            yield f"same\t{firsts[file.sha256].path}\t{file.path}"
-    for link in manifest.links:
-        yield f"link\t{link.target}\t{link.path}"
-    for file in manifest.files:
-        yield f"file\t{file.size}\t{file.path}"
 
 
 def _script(name: str) -> str:

@@ -12,7 +12,7 @@ from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import Link, LinkProgress, fetch_limit
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transfer.weights import placing
-from clusterctl.transfer.weights.host_hashes import hashes, sums
+from clusterctl.transfer.weights.hashing import hashes, sums
 from clusterctl.transfer.weights.need import Need, need, no_room
 from clusterctl.transfer.weights.on_host import IDLE_AFTER, HostModels, look_at_models
 from clusterctl.transfer.weights.supply import Holder, Supply

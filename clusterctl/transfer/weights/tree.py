@@ -11,7 +11,6 @@ from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
 from clusterctl.transfer.weights.manifest import WeightLink
-from clusterctl.transfer.weights.safetensors import shortfall
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 NOT_WEIGHTS = frozenset({"training_args.bin"})
@@ -231,3 +230,27 @@ def _pull(tree: Tree) -> str:
 
 def _fault(tree: Tree, text: str, hint: str) -> RequirementsNotMet:
     return RequirementsNotMet(f"{tree.name} {text}", hint=hint)
+
+
+MOST_HEADER = 100_000_000  # Bytes of header that the safetensors library itself reads at most
+
+
+def shortfall(path: Path) -> int:
+    """Bytes that the file lacks of what its header promises; 0 when it is whole.
+
+    Raises ValueError when it is no safetensors file, OSError when it cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > MOST_HEADER:
+            raise ValueError("it does not begin with a safetensors header")
+        if size < 8 + length:
+            return 8 + length - size
+        header = file.read(length)
+    try:
+        tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError("its safetensors header cannot be read") from error
+    return max(0, 8 + length + end - size)

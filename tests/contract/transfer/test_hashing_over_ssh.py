@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.transfer.weights.host_hashes import hashes
+from clusterctl.transfer.weights.hashing import hashes
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.dialer import Dialer
 from clusterctl.transport.ssh import SshTransport

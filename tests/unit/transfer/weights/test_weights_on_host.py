@@ -13,8 +13,7 @@ import pytest
 
 from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.transfer.weights import placing
-from clusterctl.transfer.weights.hashing import hash_file
-from clusterctl.transfer.weights.host_hashes import hashes, sums
+from clusterctl.transfer.weights.hashing import hash_file, hashes, sums
 from clusterctl.transfer.weights.need import need, no_room, staging_path
 from clusterctl.transfer.weights.on_host import (
     INCOMING,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from clusterctl.transfer.weights.holdings import holdings
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile
-from clusterctl.transfer.weights.on_host import HostModels, HostTree, Seen
+from clusterctl.transfer.weights.on_host import HostModels, HostTree, Seen, holdings
 
 FILE = WeightFile("model.safetensors", 100, 0o644, "a" * 64)
 OTHER = WeightFile("model.safetensors", 100, 0o644, "b" * 64)
