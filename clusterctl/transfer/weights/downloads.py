@@ -24,6 +24,7 @@ from typing import BinaryIO
 import httpx2
 from huggingface_hub import get_session
 
+from clusterctl.containers.meter import gib
 from clusterctl.errors import (
     ClusterctlError,
     LockHeld,
@@ -31,7 +32,6 @@ from clusterctl.errors import (
     StepFailed,
     raise_all,
 )
-from clusterctl.transfer.amounts import gib
 from clusterctl.transfer.blob_store import locked, same_file
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK, Blob

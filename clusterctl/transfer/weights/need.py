@@ -10,7 +10,7 @@ from clusterctl.containers.meter import gib
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.weights.manifest import Manifest
-from clusterctl.transfer.weights.on_host import INCOMING, HostModels
+from clusterctl.transfer.weights.on_host import INCOMING, SLASH, HostModels, model_staged_in
 
 # complete: every file is there as the manifest says. partial: the same model, and files of it are
 # gone or changed. unproven: files are there without a manifest. differs: another model or version

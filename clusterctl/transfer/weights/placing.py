@@ -57,10 +57,12 @@ def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
     all there; what was there by that name before goes only after the new tree is in place."""
     final = f"{directory}/{manifest.name}"
     argv = ("sh", "-c", _script("settle.sh"), "settle", staging_path(manifest, directory), final)
-    firsts, lines = _firsts(manifest), []
-    for file in manifest.files:
-        if firsts[file.sha256] is not file:
-            lines.append(f"same\t{firsts[file.sha256].path}\t{file.path}")
+    firsts = _firsts(manifest)
+    lines = [
+        f"same\t{firsts[file.sha256].path}\t{file.path}"
+        for file in manifest.files
+        if firsts[file.sha256] is not file
+    ]
     lines += [f"link\t{link.target}\t{link.path}" for link in manifest.links]
     lines += [f"file\t{file.size}\t{file.path}" for file in manifest.files]
     lines += ["manifest", *dump(manifest).splitlines()]
