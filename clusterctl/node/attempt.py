@@ -27,7 +27,8 @@ _MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("ray", ("Connecting to existing Ray cluster", "Connected to Ray cluster", "placement group")),
     ("ranks", ("distributed_init_method=", "is assigned as DP rank")),
     ("weights", ("Starting to load model", "Loading safetensors", "Loading weights took",
-                 "downloading weights", "Loading model weights", "Model loading took")),
+                 "Loading model from scratch", "downloading weights",
+                 "Loading model weights", "Model loading took")),
     ("kv-cache", ("torch.compile", "Dynamo bytecode", "Available KV cache memory",
                   "KV cache size", "Maximum concurrency for", "Memory profiling")),
     ("graphs", ("Capturing CUDA graph", "Capturing cudagraphs", "Graph capturing finished")),
@@ -95,7 +96,15 @@ class Attempt:
             key = ""
         self._child = Child(
             document.argv,
-            {**os.environ, **env, **document.env, **({"VLLM_API_KEY": key} if key else {})},
+            {
+                **os.environ,
+                # Lines of the ranks come through Ray's print into a pipe: buffered, they would
+                # arrive when 8 KiB are full, a minute late.
+                "PYTHONUNBUFFERED": "1",
+                **env,
+                **document.env,
+                **({"VLLM_API_KEY": key} if key else {}),
+            },
             paths.log(document.name),
             self._read,
         )

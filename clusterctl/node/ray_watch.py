@@ -31,7 +31,7 @@ WORKER_PREFIX = "vllm_Worker_"
 
 @dataclass(frozen=True)
 class WorkerActor:
-    """A living vLLM worker. `name` is vllm_Worker_INSTANCE[_TPi][_PPj]."""
+    """A living vLLM worker. `name` is vllm_Worker_INSTANCE[_dpi][_TPj][_PPk]."""
 
     name: str
     node_id: str

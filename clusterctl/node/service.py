@@ -26,7 +26,9 @@ from clusterctl.node.timing import Backoff, Timing
 
 UNPROVABLE = "it listens, and answers no request that would prove it"
 
-_RANK_NAME = re.compile(WORKER_PREFIX + r".+?(?:_TP(?P<tp>\d+))?(?:_PP(?P<pp>\d+))?(?:_PCP\d+)?$")
+_RANK_NAME = re.compile(
+    WORKER_PREFIX + r".+?(?:_dp(?P<dp>\d+))?(?:_TP(?P<tp>\d+))?(?:_PP(?P<pp>\d+))?(?:_PCP\d+)?$"
+)
 
 _LOADING = ("starting", "loading")
 
@@ -74,16 +76,19 @@ def who_left(started_with: FrozenSet[str], snapshot: Optional[Snapshot]) -> str:
 
 
 def ranks(
-    workers: Sequence[WorkerActor], nodes: Sequence[RayNode], tensor_parallel: int
+    workers: Sequence[WorkerActor],
+    nodes: Sequence[RayNode],
+    tensor_parallel: int,
+    pipeline_parallel: int = 1,
 ) -> List[Rank]:
-    """Return where each vLLM worker runs, by rank: TP counts fastest, then PP."""
+    """Return where each vLLM worker runs, by rank: TP counts fastest, then PP, then DP."""
     hosts = {node.node_id: node.name for node in nodes}
     found = []
     for worker in workers:
         match = _RANK_NAME.match(worker.name)
         if match:
-            tp, pp = int(match["tp"] or 0), int(match["pp"] or 0)
-            rank = pp * tensor_parallel + tp
+            dp, tp, pp = (int(match[size] or 0) for size in ("dp", "tp", "pp"))
+            rank = (dp * pipeline_parallel + pp) * tensor_parallel + tp
             host = hosts.get(worker.node_id, "")
             found.append(Rank(rank, tp, pp, host, worker.node_ip, worker.pid))
     return sorted(found, key=lambda rank: rank.rank)
@@ -156,7 +161,7 @@ class Service:
         # Only after two looks in a row that saw no sign of life.
         now = time.monotonic()
         shown = silence and now - silence.since >= self._timing.silence_shown
-        tensor_parallel = self._shown.tensor_parallel
+        sizes = (self._shown.tensor_parallel, self._shown.pipeline_parallel)
         return ServiceState(
             name=self._shown.name,
             state=self._phase,
@@ -173,7 +178,7 @@ class Service:
             waiting=reading.waiting if reading else 0.0,
             tokens_per_second=reading.tokens_per_second if reading else 0.0,
             kv_cache_use=reading.kv_cache_use if reading else 0.0,
-            ranks=ranks(attempt.owned(self._snapshot), self._snapshot.nodes, tensor_parallel)
+            ranks=ranks(attempt.owned(self._snapshot), self._snapshot.nodes, *sizes)
             if attempt and self._snapshot
             else [],
             last_error=self._last_error,

@@ -39,6 +39,14 @@ from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, wit
 
 NOT_PLANNED = "memory is not planned"
 
+# PyTorch's symmetric memory hands file descriptors from rank to rank over sockets of one host: a
+# group that spans hosts waits there for ever (vLLM 0.25, PyTorch 2.11).
+SYMMETRIC_MEMORY = "VLLM_ALLREDUCE_USE_SYMM_MEM"
+
+# How vLLM deals replicas out: strict (as many on every host), fill, or span (a replica over several
+# hosts).
+REPLICA_PLACEMENT = "VLLM_RAY_DP_PACK_STRATEGY"
+
 _ONE_FLAG = re.compile(r"^--(?!tp )[a-z-]+ [\w.]+$")
 
 _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
@@ -71,24 +79,27 @@ def forecast_memory(
     require_possible(launch.shape, hardware, *sizes)
     unknown = _unknown_value(launch, hardware)
     if unknown:
-        return _unplanned(launch, hardware.free, str(unknown))
+        return _unplanned(launch, hardware, str(unknown))
     try:
         shape = _shape(model, config, hardware)
         if shape is None:
-            return _unplanned(launch, hardware.free, "no figures of this model here")
+            return _unplanned(launch, hardware, "no figures of this model here")
         request = request_for(launch, shape, hardware, served)
         report = one_service(plan(request), request)
         notes = (*report.notes, *memory_notes(report, launch, request))
     except ClusterctlError as error:
-        return _unplanned(launch, hardware.free, str(error))
+        return _unplanned(launch, hardware, str(error))
     except Exception as error:  # whatever goes wrong here, vLLM may know better
-        return _unplanned(launch, hardware.free, repr(error))
+        return _unplanned(launch, hardware, repr(error))
     if report.refused:
         raise refusal(report, launch, hardware.held)
     placement = report.plan.placement
     cut = (placement.tp, placement.pp, placement.replicas)
     layout = _layout(shape, hardware.free, cut, report.reason)
-    env = partition_env(report, sum(host.free for host in hardware.free), hardware.env)
+    env = {
+        **layout_env(layout, hardware),
+        **partition_env(report, sum(host.free for host in hardware.free), hardware.env),
+    }
     if PARTITION in env:
         why = "the GPUs differ, and an even split holds less"
         notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
@@ -115,10 +126,10 @@ def _shape(model: Model, config: str | None, hardware: Hardware) -> ModelShape |
     return model.entry.shape if model.entry else None
 
 
-def _unplanned(launch: Launch, free: Sequence[HostGpus], why: str) -> MemoryForecast:
+def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
     """The sizes asked for; else one GPU for an encoder, and for others TP over the GPUs of a host
     and PP over the hosts that have as many."""
-    shape, asked = launch.shape, launch.request
+    shape, asked, free = launch.shape, launch.request, hardware.free
     tp, pp, copies = asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel
     if tp is not None or pp is not None:
         tp, pp, reason = tp or 1, pp or 1, "as asked"
@@ -131,7 +142,8 @@ def _unplanned(launch: Launch, free: Sequence[HostGpus], why: str) -> MemoryFore
         tp, pp = max(sizes), max(1, min(len(offered) // copies, most))
         reason = f"{tp} of the GPUs of each host as one group, {pp} hosts as stages"
     layout = _layout(shape, free, (tp, pp, copies), reason)
-    return MemoryForecast(layout, notes=(f"{NOT_PLANNED}: {why}",))
+    env = layout_env(layout, hardware)
+    return MemoryForecast(layout, env=env, notes=(f"{NOT_PLANNED}: {why}",))
 
 
 def _layout(
@@ -145,7 +157,9 @@ def _layout(
     # Ranks are handed out host by host, TP fastest: groups surely stay whole when every host is
     # filled and holds a whole number of them.
     whole = sum(counts) == ranks and all(count % tp == 0 for count in counts)
-    keeps = tp == 1 or least == 1 or whole
+    # vLLM keeps a replica that fits into a host on one.
+    in_one_host = dp > 1 and tp * pp <= counts[0]
+    keeps = tp == 1 or least == 1 or whole or in_one_host
     notes = []
     if not keeps:
         notes.append(
@@ -161,6 +175,7 @@ def _layout(
         tensor_parallel=tp,
         pipeline_parallel=pp,
         data_parallel=dp,
+        copies_on_head=min(dp, free[0].free // (tp * pp)) if dp > 1 else 0,
         hosts=tuple(host.host for host in free if host.free),
         least_hosts=least,
         keeps_tp_in_host=keeps,
@@ -259,6 +274,23 @@ def layout_flags(proposal: Proposal) -> str:
     words += [f"--pp {placement.pp}"] if placement.pp > 1 else []
     words += [f"-- --data-parallel-size {placement.replicas}"] if placement.replicas > 1 else []
     return " ".join(words)
+
+
+def layout_env(layout: Layout, hardware: Hardware) -> dict[str, str]:
+    """Return the variables that vLLM needs for where its ranks sit. Those of the inventory win."""
+    env = {}
+    free = hardware.free  # The head's come first
+    on_gpus = not any(gpu.is_cpu for site in hardware.sites for gpu in site.gpus)
+    if on_gpus and not layout.keeps_tp_in_host:
+        env[SYMMETRIC_MEMORY] = "0"
+    here, width = layout.copies_on_head, layout.tensor_parallel * layout.pipeline_parallel
+    if here:
+        alike = here * sum(host.free // width >= here for host in free)
+        if alike < layout.data_parallel:
+            env[REPLICA_PLACEMENT] = "fill"
+    elif layout.data_parallel > 1 and width > max(host.free for host in free):
+        env[REPLICA_PLACEMENT] = "span"
+    return {name: value for name, value in env.items() if name not in hardware.env}
 
 
 def partition_env(report: FitReport, gpus: int, given: Mapping[str, str]) -> dict[str, str]:

@@ -128,6 +128,10 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
         if _knows(launch.version, DATA_PARALLEL_BACKEND_SINCE):
             # The default, mp, hangs with ranks on several hosts (vllm#44878).
             flags.append(Argument("data-parallel-backend", ("ray",)))
+            # Left out, vLLM wants room for every replica on the head.
+            if layout.copies_on_head:
+                local = str(layout.copies_on_head)
+                flags.append(Argument("data-parallel-size-local", (local,)))
     # Left to itself vLLM stays on one host whenever that has GPUs enough, and says so in one line
     # of its log only. A single rank goes through Ray too (vLLM takes `uni` for it only where no
     # backend is named, config/parallel.py): else Ray counts its GPU as free and gives it away.

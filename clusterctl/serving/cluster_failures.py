@@ -25,6 +25,13 @@ CLUSTER = (
         "clusterctl status shows Ray's nodes and GPUs",
     ),
     signature(
+        "no-room-for-replicas",
+        r"Not enough resources to allocate (?P<copies>\d+) "
+        r"(?:DP ranks on DP master node|placement groups)",
+        "a host gets whole replicas only, and the free GPUs hold fewer than {copies} so",
+        "fewer with -- --data-parallel-size N, or a smaller --tp",
+    ),
+    signature(
         "same-ip-twice",
         r"Every node should have a unique IP address",
         "two nodes have the same VLLM_HOST_IP",

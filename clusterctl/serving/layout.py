@@ -20,6 +20,7 @@ class Layout:
     reason: str
     notes: tuple[str, ...] = ()
     data_parallel: int = 1
+    copies_on_head: int = 0  # Replicas there, of `data_parallel`; 0: not known
 
     @property
     def ranks(self) -> int:

@@ -54,6 +54,17 @@ def test_ranks_count_tensor_parallel_first() -> None:
     assert [(rank.rank, rank.tp, rank.pp) for rank in found] == [(1, 1, 0), (2, 0, 1), (3, 1, 1)]
 
 
+def test_ranks_of_replicas_count_on() -> None:
+    """Names as vLLM 0.25 gave them with --data-parallel-size on two hosts."""
+    names = [f"vllm_Worker_ab12c_dp{dp}{rest}" for dp in (0, 1) for rest in ("_TP0", "_TP1")]
+    workers = [WorkerActor(name, "n1", "10.0.0.1", 5, 1) for name in names]
+    assert [rank.rank for rank in ranks(workers, [], tensor_parallel=2)] == [0, 1, 2, 3]
+    alone = [WorkerActor(f"vllm_Worker_ab12c_dp{dp}", "n1", "10.0.0.1", 5, 1) for dp in (0, 1)]
+    assert [rank.rank for rank in ranks(alone, [], 1)] == [0, 1]
+    staged = [WorkerActor("vllm_Worker_a_dp1_TP1_PP1", "n1", "10.0.0.1", 5, 1)]
+    assert ranks(staged, [], tensor_parallel=2, pipeline_parallel=2)[0].rank == 7
+
+
 def test_pipeline_parallel_alone_and_a_single_rank() -> None:
     pipeline = [WorkerActor("vllm_Worker_TPU_PP1", "n1", "10.0.0.1", 5, 1)]
     assert ranks(pipeline, [], 1)[0].rank == 1

@@ -44,6 +44,7 @@ def test_its_process_has_the_environment_of_node_and_service_and_the_key(bench: 
     assert env["NODE_VARIABLE"] == "from-the-node"
     assert env["SERVICE_VARIABLE"] == "from-the-service"
     assert env["VLLM_API_KEY"] == "secret-key"
+    assert env["PYTHONUNBUFFERED"] == "1"  # else lines of ranks arrive a minute late
     await_value(lambda: "KV cache size" in bench.log(), "the last line of its log")
     for file in (bench.paths.state, bench.paths.journal, bench.paths.log("chat")):
         assert "secret-key" not in file.read_text()

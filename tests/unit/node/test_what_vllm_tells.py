@@ -14,6 +14,7 @@ from clusterctl.node.endpoint_watch import EngineProgress
     [
         ("INFO 11-21 10:00:00 [ray_utils.py:607] No current placement group found.", "ray"),
         ("(Worker_TP1 pid=7) INFO [x.py:5040] Starting to load model tiny...", "weights"),
+        ("(Worker_TP0 pid=7) INFO [model_runner.py:281] Loading model from scratch...", "weights"),
         ("Loading safetensors checkpoint shards:  50% Completed | 1/2", "weights"),
         ("INFO 02-23 21:55:21 model_runner.py:1115] Loading model weights took 1.4 GB", "weights"),
         ("INFO [backends.py:1] torch.compile takes 12.1 s in total", "kv-cache"),

@@ -3,6 +3,8 @@ count is known."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from clusterctl.errors import DoesNotFit, Problems, UsageError
@@ -10,7 +12,7 @@ from clusterctl.models.catalogue import by_hub_id
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import resolve
 from clusterctl.models.shape import ModelShape
-from clusterctl.planning.forecast import forecast_memory
+from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import Hardware
 from clusterctl.serving.arguments import Launch
@@ -47,6 +49,24 @@ def plan_layout(
     pipeline_parallel: int | None = None,
     data_parallel: int = 1,
 ) -> Layout:
+    return unplanned(
+        shape,
+        gpus,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        data_parallel=data_parallel,
+    ).layout
+
+
+def unplanned(
+    shape: ModelShape | None,
+    gpus: tuple[HostGpus, ...],
+    *,
+    tensor_parallel: int | None = None,
+    pipeline_parallel: int | None = None,
+    data_parallel: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> MemoryForecast:
     request = ServiceRequest(
         "org/m",
         tensor_parallel=tensor_parallel,
@@ -54,9 +74,10 @@ def plan_layout(
         data_parallel=data_parallel,
     )
     launch = Launch(request, "org/m", ("m",), UNDECIDED, "10.0.0.1", shape=shape)
-    found = forecast_memory(launch, resolve("org/m", "/models"), None, Hardware((), gpus=gpus))
+    hardware = Hardware((), gpus=gpus, env=env or {})
+    found = forecast_memory(launch, resolve("org/m", "/models"), None, hardware)
     assert found.report is None
-    return found.layout
+    return found
 
 
 def test_tensor_parallel_over_two_hosts_is_done_as_asked_and_its_cost_is_said() -> None:
@@ -147,3 +168,40 @@ def test_copies_for_data_parallel_need_their_own_gpus() -> None:
     assert plan_layout(QWEN, PAIR, tensor_parallel=1, data_parallel=2).ranks == 2
     with pytest.raises(DoesNotFit, match="--tp 2 --dp 2 needs 4"):
         plan_layout(QWEN, PAIR, tensor_parallel=2, data_parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp", "replicas", "on_head", "placement"),
+    [
+        ((1, 1), 1, 2, 1, None),
+        ((2, 2), 1, 4, 2, None),
+        ((4, 4), 1, 3, 3, None),
+        ((1, 3), 1, 4, 1, "fill"),
+        ((8, 8), 4, 4, 2, None),
+        ((3, 2), 2, 2, 1, None),
+        ((0, 4), 2, 2, 0, None),
+        ((2, 2, 2, 2), 4, 2, 0, "span"),
+        ((2, 2), 2, 1, 0, None),
+    ],
+)
+def test_replicas_are_dealt_out_as_vllm_can_start_them(
+    gpus: tuple[int, ...], tp: int, replicas: int, on_head: int, placement: str | None
+) -> None:
+    """vLLM starts as many on every host as on the head, unless it is told to fill them."""
+    hosts = tuple(HostGpus(f"gpu{number}", count) for number, count in enumerate(gpus))
+    found = unplanned(None, hosts, tensor_parallel=tp, data_parallel=replicas)
+    assert found.layout.copies_on_head == on_head
+    assert found.env.get("VLLM_RAY_DP_PACK_STRATEGY") == placement
+
+
+def test_a_group_that_may_span_hosts_does_without_symmetric_memory() -> None:
+    """vLLM 0.25 on two hosts of 2 GPUs hung in it, ranks 0 and 2, while 1 and 3 went on."""
+    off = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+    twos = (HostGpus("gpu1", 2), HostGpus("gpu2", 2))
+    assert unplanned(None, twos, tensor_parallel=4).env == off
+    assert unplanned(None, PAIR, tensor_parallel=2).env == off
+    assert unplanned(None, twos, tensor_parallel=2).env == {}
+    assert unplanned(None, twos, tensor_parallel=2, data_parallel=2).env == {}
+    assert unplanned(None, twos, tensor_parallel=2, pipeline_parallel=2).env == {}
+    chosen = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "1"}
+    assert unplanned(None, twos, tensor_parallel=4, env=chosen).env == {}

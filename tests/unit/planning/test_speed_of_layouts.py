@@ -1,4 +1,4 @@
-"""The model of speed against five measured rows: the order must hold, the size roughly.
+"""The model of speed against measured rows: the order must hold, the size roughly.
 
 Measured with vLLM 0.25.1 on two H200, Qwen2.5-1.5B's shape, 256 tokens in and 128 out, CUDA
 graphs on: tokens/s with 1 and with 64 requests. The link between the hosts carried 4 GB/s.
@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.models.config_json import describe
+from clusterctl.models.shape import ModelShape
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site, seat_ranks
 from clusterctl.planning.speed import LinkSpeed, Speed, speed_of
@@ -37,6 +38,30 @@ def test_within_a_factor_of_two(name: str) -> None:
     _, alone, loaded = MEASURED[name]
     assert alone / 2 < speed(name).alone < alone * 2
     assert loaded / 2 < speed(name).loaded < loaded * 2
+
+
+SHAPE_32B = describe(config_of("deepseek-ai/deepseek-r1-distill-qwen-32b"))
+HOSTS_OF_2 = [Site(name, parse_gpus("2xH200"), "nvlink") for name in ("a", "b")]
+FOUR_REPLICAS = replace(seat_ranks(ONE_HOST, 1, 1), replicas=4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "placement", "alone", "loaded"),
+    [
+        (SHAPE, seat_ranks(HOSTS_OF_2, 4, 1), 150, 1931),
+        (SHAPE, seat_ranks(TWO_HOSTS, 2, 1), 186, 2017),
+        (SHAPE, FOUR_REPLICAS, 433, 19135),
+        (SHAPE_32B, seat_ranks(ONE_HOST, 1, 1), 55, 1897),
+        (SHAPE_32B, seat_ranks(ONE_HOST, 2, 1), 86, 3143),
+    ],
+)
+def test_another_machine_is_within_a_factor_of_two(
+    shape: ModelShape, placement: Placement, alone: float, loaded: float
+) -> None:
+    """Two hosts of two H200; the link between them carried 2.4 GB/s."""
+    found = speed_of(shape, placement, network=LinkSpeed(2.4e9, 41e-6))
+    assert alone / 2 < found.alone < alone * 2
+    assert loaded / 2 < found.loaded < loaded * 2
 
 
 def test_the_order_under_load_is_the_measured_one() -> None:

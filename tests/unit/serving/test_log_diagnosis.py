@@ -56,6 +56,12 @@ INFO: Application startup complete.
             "32768",
         ),
         (
+            "ValueError: Not enough resources to allocate 2 DP ranks on DP master node 10.77.0.11, "
+            "possible to fit 1 DP ranks.",
+            "no-room-for-replicas",
+            "fewer than 2",
+        ),
+        (
             "ValueError: Total number of attention heads (12) must be divisible by tensor parallel "
             "size (8).",
             "heads-not-divisible",

@@ -57,6 +57,20 @@ def test_data_parallel_over_ray_names_its_backend() -> None:
     assert argv[argv.index("--data-parallel-backend") + 1] == "ray"
     assert argv[argv.index("--data-parallel-size") + 1] == "2"
     assert argv.count("--data-parallel-size") == 1
+    assert "--data-parallel-size-local" not in argv  # where the head cannot hold one
+
+
+def test_replicas_of_the_head_are_told_and_the_user_may_say_another_number() -> None:
+    layout = Layout(
+        1, 1, PAIR, 2, keeps_tp_in_host=True, reason="", data_parallel=4, copies_on_head=2
+    )
+
+    argv = serve_argv(launch("-dp", "4", layout=layout))
+    assert argv[argv.index("--data-parallel-size-local") + 1] == "2"
+
+    argv = serve_argv(launch("-dp", "4", "-dpl", "1", layout=layout))
+    assert argv[argv.index("--data-parallel-size-local") + 1] == "1"
+    assert argv.count("--data-parallel-size-local") == 1
 
 
 @pytest.mark.parametrize(
