@@ -25,7 +25,7 @@ PROGRAM = python.Program(
     "clusterctl.transfer.relay",
     (
         "frames",
-        "http_wire",
+        "wire",
         "stored",
         "parts",
         "upstream",

@@ -5,7 +5,7 @@ import select
 import socket
 from typing import Callable
 
-from clusterctl.transfer.relay import http_wire
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.stored import Restarted, Segment, Stored
 
 TURN = 8 << 20
@@ -44,9 +44,9 @@ class Delivery:
     def framed(self) -> None:
         """With lengths between, for relays. Raises OSError, Unavailable."""
         try:
-            self._run(self._announce, lambda: self._send_all(http_wire.LENGTH.pack(0)))
+            self._run(self._announce, lambda: self._send_all(wire.LENGTH.pack(0)))
         except Restarted:
-            self._send_all(http_wire.LENGTH.pack(http_wire.RESTART))
+            self._send_all(wire.LENGTH.pack(wire.RESTART))
 
     def _run(self, announce: Callable[[int], None], idle: Callable[[], None]) -> None:
         try:
@@ -76,7 +76,7 @@ class Delivery:
         return min(count, TURN, self._end - self._position)
 
     def _announce(self, count: int) -> None:
-        self._connection.sendall(http_wire.LENGTH.pack(count), socket.MSG_MORE)
+        self._connection.sendall(wire.LENGTH.pack(count), socket.MSG_MORE)
 
     def _send_all(self, data: bytes) -> None:
         self._connection.sendall(data)

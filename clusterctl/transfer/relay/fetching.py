@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from clusterctl.transfer.relay import http_wire
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.parts import PartFile
 from clusterctl.transfer.relay.roster import Roster
 from clusterctl.transfer.relay.stored import Segment, Stored
@@ -145,7 +145,7 @@ class Fetch:
                 if self._roster.has_better(upstream, joined):
                     raise Nearer
                 continue
-            if piece is http_wire.STILL_THERE:
+            if piece is wire.STILL_THERE:
                 upstream.standing.heard()
             self._judge(upstream, time.monotonic() - last)
 

@@ -4,15 +4,17 @@ It ends with stdin, and when nothing came for a while: a connection that broke w
 must not leave a relay behind that still writes the files of its successor.
 """
 
+import hashlib
 import os
 import sys
 import threading
 import time
 from typing import Any, BinaryIO, Dict, List
 
-from clusterctl.transfer.relay import frames, parts, serving
+from clusterctl.transfer.relay import frames, parts
 from clusterctl.transfer.relay.holdings import Holdings
 from clusterctl.transfer.relay.roster import Roster
+from clusterctl.transfer.relay.serving import Handover, Registry, serve
 from clusterctl.transfer.relay.stored import Stored
 from clusterctl.transfer.relay.upstream import SOURCE, Peer, Source, Standing, Upstream
 
@@ -34,7 +36,7 @@ class Relay:
         self._roster = Roster(15.0)
         self._source = Source(self._standing(SOURCE), self.tell)
         self._holdings = Holdings(self._roster, self.say)
-        self._registry = serving.Registry(self._holdings)
+        Registry.holdings = Handover.holdings = self._holdings
 
     def run(self) -> None:
         self._in_background(self._watch)
@@ -77,11 +79,10 @@ class Relay:
         """`engine` and `peer` are ports to have again if they are free, 0 for any."""
         self._token = token
         self._roster.stall = float(stall)
-        engine_side = serving.listen("127.0.0.1", int(engine))
-        peer_side = serving.listen(address, int(peer))
-        serving.serve(engine_side, self._registry.answer)
-        serving.serve(peer_side, serving.Handover(self._holdings, token).answer)
-        self.say("ports", str(engine_side.getsockname()[1]), str(peer_side.getsockname()[1]))
+        Handover.expected = hashlib.sha256(f"Bearer {token}".encode()).digest()
+        engine_side = serve("127.0.0.1", int(engine), Registry)
+        peer_side = serve(address, int(peer), Handover)
+        self.say("ports", str(engine_side.port), str(peer_side.port))
         self._in_background(self._report)
 
     def _on_sweep(self, cache: str, seconds: str) -> None:
@@ -114,7 +115,7 @@ class Relay:
 
     def _on_image(self, repository: str, tag: str, media_type: str, manifest: str) -> None:
         content = manifest.encode("utf-8", "surrogateescape")
-        self._registry.offer(repository, tag, media_type, content)
+        Registry.offer(repository, tag, media_type, content)
 
     def _on_upstreams(self, *words: str) -> None:
         """Name, address, port and start of each, the first to be asked first; `source` alone."""

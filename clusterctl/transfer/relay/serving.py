@@ -2,204 +2,189 @@
 
 import hashlib
 import socket
+import socketserver
 import threading
-from typing import Callable, Dict, Optional, Tuple
+from http.server import BaseHTTPRequestHandler
+from typing import Any, ClassVar, Dict, Tuple, Type
 
-from clusterctl.transfer.relay import http_wire
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.delivery import SLOWEST, Delivery, Hung
 from clusterctl.transfer.relay.holdings import Holdings
-from clusterctl.transfer.relay.http_wire import Request
 from clusterctl.transfer.relay.stored import Restarted, Stored, Unavailable
 
-TLS_CLIENT_HELLO = 0x16
+TLS_CLIENT_HELLO = b"\x16"
+
+# Engines try https first, and containerd falls back to http only on an answer that begins with
+# HTTP/ (core/remotes/docker, httpFallback).
 NOT_TLS = b"HTTP/1.0 400 Bad Request\r\nConnection: close\r\n\r\n"
-"""Engines try https first, and containerd falls back to http only on an answer that begins with
-HTTP/ (core/remotes/docker, httpFallback)."""
-
-Answer = Callable[["Conversation", Request], None]
 
 
-class Conversation:
+class Handler(BaseHTTPRequestHandler):
     """One connection: requests one after the other."""
 
-    def __init__(self, connection: socket.socket, answer: Answer) -> None:
-        self.connection = connection
-        self._answer = answer
-        self._pending = b""
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # noise is answered with a status line, too
+    timeout = SLOWEST
+    disable_nagle_algorithm = True
 
-    def run(self) -> None:
-        self.connection.settimeout(SLOWEST)
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def handle(self) -> None:
         try:
-            while self._one():
-                pass
-        except (OSError, Hung, Restarted, Unavailable, http_wire.BadRequest):
+            if self.rfile.peek(1)[:1] == TLS_CLIENT_HELLO:  # type: ignore[attr-defined]
+                self.wfile.write(NOT_TLS)
+            else:
+                super().handle()
+        except (OSError, Hung, Restarted, Unavailable):
             pass  # the reader is gone, or what it got so far must not look whole
-        finally:
-            self._end()
+
+    def do_GET(self) -> None:
+        raise NotImplementedError
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def refuse(self) -> None:
+        self.close_connection = True
+        self.say(405)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = refuse  # noqa: N815 - as http.server calls
 
     def say(
         self, status: int, headers: Tuple[Tuple[str, str], ...] = (), body: bytes = b""
     ) -> None:
-        length = ("Content-Length", str(len(body)))
-        self.connection.sendall(http_wire.answer(status, (*headers, length)) + body)
+        self.head(status, *headers, ("Content-Length", str(len(body))))
+        if body and self.command != "HEAD":
+            self.wfile.write(body)
 
-    def _one(self) -> bool:
-        head = self._head()
-        if head is None:
-            return False
-        request = http_wire.parse_request(head)
-        if request.method not in ("GET", "HEAD"):
-            self.say(405)
-            return False
-        self._answer(self, request)
-        return request.keep
+    def head(self, status: int, *headers: Tuple[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
 
-    def _head(self) -> Optional[bytes]:
-        while b"\r\n\r\n" not in self._pending:
-            data = self.connection.recv(65536)
-            if not data or len(self._pending) > http_wire.MOST_HEAD:
-                return None
-            self._pending += data
-            if self._pending[0] == TLS_CLIENT_HELLO:
-                self.connection.sendall(NOT_TLS)
-                return None
-        head, _, self._pending = self._pending.partition(b"\r\n\r\n")
-        return head
+    def send_error(self, code: int, *_: Any) -> None:
+        """For what is no request: without the page that the library writes."""
+        self.close_connection = True
+        self.say(code)
 
-    def _end(self) -> None:
-        """Without a reset, which would take what was said away from the reader."""
-        try:
-            self.connection.shutdown(socket.SHUT_WR)
-            self.connection.settimeout(1.0)
-            while self.connection.recv(65536):
-                pass
-        except OSError:
-            pass
-        self.connection.close()
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
-class Registry:
+class Registry(Handler):
     """The engine's side: an OCI registry to read one image from. Paths begin with a random word
     that only who was told the reference knows."""
 
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
-        self._repository = ""
-        self._manifests: Dict[str, Tuple[str, str, bytes]] = {}
+    holdings: Holdings
+    repository = ""  # the random word first
+    manifests: ClassVar[
+        Dict[str, Tuple[str, str, bytes]]
+    ] = {}  # by tag and digest: digest, type, content
 
-    def offer(self, repository: str, tag: str, media_type: str, manifest: bytes) -> None:
-        """Answer for `repository`, the random word first, with this manifest."""
+    @classmethod
+    def offer(cls, repository: str, tag: str, media_type: str, manifest: bytes) -> None:
         digest = "sha256:" + hashlib.sha256(manifest).hexdigest()
-        self._repository = repository
-        self._manifests = dict.fromkeys((tag, digest), (digest, media_type, manifest))
+        cls.repository = repository
+        cls.manifests = dict.fromkeys((tag, digest), (digest, media_type, manifest))
 
-    def answer(self, conversation: Conversation, request: Request) -> None:
-        if request.path.rstrip("/") == "/v2":
-            return conversation.say(200, (("Docker-Distribution-API-Version", "registry/2.0"),))
-        root = "/v2/%s/" % self._repository
-        kind, _, name = request.path[len(root) :].partition("/")
-        known = bool(self._repository) and request.path.startswith(root)
-        if known and kind == "manifests" and name in self._manifests:
-            return self._manifest(conversation, request, *self._manifests[name])
-        blob = self._holdings.find(name[len("sha256:") :]) if known and kind == "blobs" else None
-        if blob is None:
-            return conversation.say(404)
-        return self._blob(conversation, request, blob)
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path.rstrip("/") == "/v2":
+            return self.say(200, (("Docker-Distribution-API-Version", "registry/2.0"),))
+        root = f"/v2/{self.repository}/"
+        kind, _, name = path[len(root) :].partition("/")
+        known = bool(self.repository) and path.startswith(root)
+        if known and kind == "manifests" and name in self.manifests:
+            digest, media_type, manifest = self.manifests[name]
+            headers = (("Content-Type", media_type), ("Docker-Content-Digest", digest))
+            return self.say(200, headers, manifest)
+        blob = self.holdings.find(name[len("sha256:") :]) if known and kind == "blobs" else None
+        return self.say(404) if blob is None else self._blob(blob)
 
-    def _manifest(
-        self,
-        conversation: Conversation,
-        request: Request,
-        digest: str,
-        media_type: str,
-        manifest: bytes,
-    ) -> None:
-        headers = (
-            ("Content-Type", media_type),
-            ("Docker-Content-Digest", digest),
-            ("Content-Length", str(len(manifest))),
-        )
-        body = manifest if request.method == "GET" else b""
-        conversation.connection.sendall(http_wire.answer(200, headers) + body)
-
-    def _blob(self, conversation: Conversation, request: Request, blob: Stored) -> None:
+    def _blob(self, blob: Stored) -> None:
         try:
-            found = http_wire.range_of(request.header("range"), blob.size)
-        except http_wire.Unsatisfiable:
-            return conversation.say(416, (("Content-Range", "bytes */%d" % blob.size),))
+            found = wire.range_of(self.headers.get("Range", ""), blob.size)
+        except wire.Unsatisfiable:
+            return self.say(416, (("Content-Range", f"bytes */{blob.size}"),))
         start, end = found or (0, blob.size)
-        headers = [
+        partly = [("Content-Range", f"bytes {start}-{end - 1}/{blob.size}")] if found else []
+        self.head(
+            206 if found else 200,
             ("Content-Type", "application/octet-stream"),
-            ("Docker-Content-Digest", "sha256:" + blob.digest),
+            ("Docker-Content-Digest", f"sha256:{blob.digest}"),
             ("Accept-Ranges", "bytes"),
             ("Content-Length", str(end - start)),
-        ]
-        if found:
-            headers.append(("Content-Range", "bytes %d-%d/%d" % (start, end - 1, blob.size)))
-        connection = conversation.connection
-        connection.sendall(http_wire.answer(206 if found else 200, headers))
-        if request.method == "GET":
-            Delivery(connection, blob, start, end, self._holdings.ask).plain()
+            *partly,
+        )
+        if self.command == "GET":
+            Delivery(self.connection, blob, start, end, self.holdings.ask).plain()
         return None
 
 
-class Handover:
-    """The side of other relays: ranges of blobs for who has the token of this run."""
+class Handover(Handler):
+    """The side of other relays: ranges of blobs for who has the token of this run. The body has no
+    length, since it is framed: see wire."""
 
-    def __init__(self, holdings: Holdings, token: str) -> None:
-        self._holdings = holdings
-        self._expected = hashlib.sha256(b"Bearer " + token.encode()).digest()
+    holdings: Holdings
+    expected = b""  # sha256 of the Authorization header
 
-    def answer(self, conversation: Conversation, request: Request) -> None:
+    def do_GET(self) -> None:
         # Digests are compared: how long that takes tells nothing of the token.
-        given = hashlib.sha256(request.header("authorization").encode("latin-1")).digest()
-        if given != self._expected:
-            return conversation.say(401, (("WWW-Authenticate", "Bearer"),))
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if hashlib.sha256(given).digest() != self.expected:
+            return self.say(401, (("WWW-Authenticate", "Bearer"),))
         prefix = "/blobs/sha256:"
-        known = request.method == "GET" and request.path.startswith(prefix)
-        blob = self._holdings.find(request.path[len(prefix) :]) if known else None
+        known = self.command == "GET" and self.path.startswith(prefix)
+        blob = self.holdings.find(self.path[len(prefix) :]) if known else None
         if blob is None:
-            return conversation.say(404)
+            return self.say(404)
         if blob.fault:
-            return conversation.say(503)
+            return self.say(503)
         try:
-            start, end = http_wire.range_of(request.header("range"), blob.size) or (0, blob.size)
-        except http_wire.Unsatisfiable:
-            return conversation.say(416)
-        headers = (("Content-Type", "application/vnd.clusterctl.frames"),)
-        conversation.connection.sendall(http_wire.answer(206, headers))
-        return Delivery(conversation.connection, blob, start, end, self._holdings.ask).framed()
+            start, end = wire.range_of(self.headers.get("Range", ""), blob.size) or (0, blob.size)
+        except wire.Unsatisfiable:
+            return self.say(416)
+        self.head(206, ("Content-Type", "application/vnd.clusterctl.frames"))
+        return Delivery(self.connection, blob, start, end, self.holdings.ask).framed()
 
 
-def listen(address: str, port: int) -> socket.socket:
-    """A listening socket at `port`, or at another one when that is taken. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for wanted in (port, 0):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+class Server(socketserver.ThreadingTCPServer):
+    """Every connection in a thread of its own, until the process ends. (HTTPServer would look up
+    the name of its address.)"""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: str, port: int, handler: Type[Handler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, port), handler)
+
+    @property
+    def port(self) -> int:
+        return int(self.socket.getsockname()[1])
+
+    def shutdown_request(self, request: Any) -> None:
+        """Without a reset, which would take what was said away from the reader."""
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, wanted))
-            listener.listen(64)
+            request.shutdown(socket.SHUT_WR)
+            request.settimeout(1.0)
+            while request.recv(65536):
+                pass
         except OSError:
-            listener.close()
-            if not wanted:
-                raise
-        else:
-            return listener
-    raise OSError("no port")
+            pass
+        request.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # noise of a stranger; stderr is for why the relay itself failed
 
 
-def serve(listener: socket.socket, answer: Answer) -> None:
-    """Answer every connection in a thread of its own, until the process ends."""
-
-    def accept() -> None:
-        while True:
-            connection, _ = listener.accept()
-            thread = threading.Thread(target=Conversation(connection, answer).run)
-            thread.daemon = True
-            thread.start()
-
-    thread = threading.Thread(target=accept)
-    thread.daemon = True
-    thread.start()
+def serve(address: str, port: int, handler: Type[Handler]) -> Server:
+    """Listen at `port`, or at another one when that is taken. Raises OSError."""
+    try:
+        server = Server(address, port, handler)
+    except OSError:
+        if not port:
+            raise
+        server = Server(address, 0, handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
 
-from clusterctl.transfer.relay import frames, http_wire
+from clusterctl.transfer.relay import frames, wire
 
 READ = 1 << 20
 AT_ONCE = 128 << 10
@@ -98,18 +98,11 @@ class Peer(Upstream):
             with socket.create_connection((self.address, self.port), CONNECT_LIMIT) as stream:
                 stream.settimeout(tick)
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._ask(stream, digest, start, size)
+                stream.sendall(wire.request(digest, start, size, self._token))
                 for piece in self._frames(stream, size):
                     yield piece
         except OSError as error:
             raise Broken(str(error) or type(error).__name__) from error
-
-    def _ask(self, stream: socket.socket, digest: str, start: int, size: int) -> None:
-        headers = [
-            ("Authorization", "Bearer " + self._token),
-            ("Range", "bytes=%d-%d" % (start, start + size - 1)),
-        ]
-        stream.sendall(http_wire.request("GET", "/blobs/sha256:" + digest, headers))
 
     def _frames(self, stream: socket.socket, size: int) -> Iterator[Any]:
         reader = _Patient(stream)
@@ -119,7 +112,7 @@ class Peer(Upstream):
             head += byte
             if not byte:
                 yield b""
-        status = http_wire.status_of(head)
+        status = wire.status_of(head)
         if status != 206:
             raise Broken("it answers %d" % status, for_now=False)
         for piece in _unframed(reader, size):
@@ -178,18 +171,18 @@ class _Patient:
 def _unframed(reader: _Patient, size: int) -> Iterator[Any]:
     while size > 0:
         header = b""
-        while len(header) < http_wire.LENGTH.size:
-            some = reader.read(http_wire.LENGTH.size - len(header))
+        while len(header) < wire.LENGTH.size:
+            some = reader.read(wire.LENGTH.size - len(header))
             header += some
             if not some:
                 yield b""
-        length = http_wire.LENGTH.unpack(header)[0]
-        if length == http_wire.RESTART:
+        length = wire.LENGTH.unpack(header)[0]
+        if length == wire.RESTART:
             raise WrongSoFar
         if length > size:
             raise Broken("it sends more than it was asked for")
         size -= length
-        yield http_wire.STILL_THERE if not length else b""
+        yield wire.STILL_THERE if not length else b""
         while length:
             piece = reader.view(length)
             length -= len(piece)
@@ -224,7 +217,7 @@ class Source(Upstream):
             self._tell(frames.WANT, number, frames.fields(digest, start, size).encode())
             while size > 0:
                 piece = self._next(stream, tick)
-                size -= len(piece or b"") if piece is not http_wire.STILL_THERE else 0
+                size -= len(piece or b"") if piece is not wire.STILL_THERE else 0
                 yield piece if piece is not None else b""
         finally:
             with self._lock:
@@ -244,7 +237,7 @@ class Source(Upstream):
                 stream.arrived.append(payload)
                 stream.waiting += len(payload)
             elif kind == frames.ALIVE:
-                stream.arrived.append(http_wire.STILL_THERE)
+                stream.arrived.append(wire.STILL_THERE)
             else:
                 stream.failure = payload.decode("utf-8", "replace") if kind == frames.FAILED else ""
                 stream.ended = True
@@ -265,7 +258,7 @@ class Source(Upstream):
             stream.changed.wait_for(lambda: bool(stream.arrived) or stream.ended, tick)
             if stream.arrived:
                 piece = stream.arrived.popleft()
-                stream.waiting -= len(piece) if piece is not http_wire.STILL_THERE else 0
+                stream.waiting -= len(piece) if piece is not wire.STILL_THERE else 0
                 stream.changed.notify_all()
                 return piece
             if stream.ended:

@@ -184,5 +184,5 @@ def test_noise_ends_a_connection_and_nothing_else(answering: Answering) -> None:
         with socket.create_connection(("127.0.0.1", answering.peer), timeout=20) as stream:
             stream.sendall(noise)
             stream.shutdown(socket.SHUT_WR)
-            assert stream.recv(100) == b""
+            assert stream.recv(12) in (b"", b"HTTP/1.1 400", b"HTTP/1.1 414")
     assert answering.as_engine().ask("/v2/").status == 200

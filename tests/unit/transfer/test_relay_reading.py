@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from clusterctl.transfer.relay import http_wire
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.upstream import AT_ONCE, Broken, Peer, Standing
 
 TICK = 0.1
@@ -36,7 +36,7 @@ def read() -> Iterator[Read]:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65536)
-                connection.sendall(http_wire.answer(206, ()))
+                connection.sendall(b"HTTP/1.1 206 Partial Content\r\n\r\n")
                 serve(connection, event)
 
         threading.Thread(target=answer, daemon=True).start()
@@ -61,7 +61,7 @@ def test_less_than_a_bite_is_taken_when_no_more_comes(
     read: Read,
 ) -> None:
     def serve(connection: socket.socket, event: threading.Event) -> None:
-        connection.sendall(http_wire.LENGTH.pack(SIZE) + b"a" * 1000)
+        connection.sendall(wire.LENGTH.pack(SIZE) + b"a" * 1000)
         event.wait(LATE)
         connection.sendall(b"b" * (SIZE - 1000))
 
@@ -77,7 +77,7 @@ def test_a_bite_is_not_taken_in_crumbs(
 ) -> None:
     def serve(connection: socket.socket, _: threading.Event) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(http_wire.LENGTH.pack(SIZE))
+        connection.sendall(wire.LENGTH.pack(SIZE))
         for _number in range(SIZE // 1024):
             connection.sendall(b"a" * 1024)
 
@@ -92,6 +92,6 @@ def test_a_bite_is_not_taken_in_crumbs(
 def test_a_connection_that_ends_in_a_bite_is_broken(
     read: Read,
 ) -> None:
-    pieces, _ = read(lambda connection, _: connection.sendall(http_wire.LENGTH.pack(SIZE) + b"a"))
+    pieces, _ = read(lambda connection, _: connection.sendall(wire.LENGTH.pack(SIZE) + b"a"))
     with pytest.raises(Broken, match="closed"):
         take(pieces, SIZE)
