@@ -17,7 +17,7 @@ from clusterctl.reporting.console import Progress
 from clusterctl.reporting.text import columns, count, each_below_itself, line_width
 from clusterctl.survey.host_names import named_hosts
 from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
-from clusterctl.transport.offered_key import OfferedKey
+from clusterctl.transport.known_hosts import OfferedKey
 
 STDOUT = Path("-")
 

@@ -25,7 +25,7 @@ from clusterctl.transfer.image_sources import (
     operators_engine,
 )
 from clusterctl.transfer.transfer import Route, Transfer
-from clusterctl.transport.closing import Closing
+from clusterctl.transport.base import Closing
 
 
 def _silent(_: object) -> None:

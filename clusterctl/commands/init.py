@@ -30,7 +30,7 @@ from clusterctl.survey.inventory_text import Found, Wishes
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values
-from clusterctl.transport.offered_key import OfferedKey, UnknownHostKey
+from clusterctl.transport.known_hosts import OfferedKey, UnknownHostKey
 
 AcceptKeys = Callable[[Mapping[str, OfferedKey]], bool]
 """Shows the keys of hosts never seen, by host; whether a person found them right."""

@@ -12,7 +12,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.serving.declaration import require_service
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.tunnel import Tunnel
+from clusterctl.transport.tcp import Tunnel
 
 DASHBOARD = "dashboard"
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 CREATED = "2026-01-01T00:00:00Z"
+# The same moment: zip, which Ray uses for packages, knows no time before 1980.
 _MTIME = 1_767_225_600
-"""The same moment: zip, which Ray uses for packages, knows no time before 1980."""
 # Filled in by whoever runs the image; what a build leaves there is not part of it.
 _EMPTY = frozenset({"dev", "proc", "run", "sys", "tmp", "var/cache/apt", "var/log", "root/.cache"})
 

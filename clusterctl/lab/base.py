@@ -27,8 +27,8 @@ BASE_PACKAGES = (
 )
 OPERATOR = "ops"
 OPERATOR_PASSWORD = "lab-ops"  # noqa: S105  (a lab has no secrets; hosts have no way out)
+# Part of the cache key: raise it when `_prepare` changes.
 _VERSION = "1"
-"""Part of the cache key: raise it when `_prepare` changes."""
 
 # Timers that would look for updates on a network that is not there, and a console nobody sees.
 _MASKED = (

@@ -18,10 +18,10 @@ from clusterctl.lab.local import run
 from clusterctl.lab.requirements import LabUnavailable
 
 GROUP = "build"
+# Seconds before a download is tried again.
 PAUSES = (5.0, 30.0)
-"""Seconds before a download is tried again."""
+# Seconds within which a server that is in reach begins to answer.
 ANSWER_LIMIT = 10.0
-"""Seconds within which a server that is in reach begins to answer."""
 
 
 def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:

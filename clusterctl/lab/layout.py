@@ -17,8 +17,8 @@ from clusterctl.errors import UsageError
 
 MAX_HOSTS = 20
 MAX_LIGHT_HOSTS = 500
+# What every bridge, link and namespace of the lab begins with.
 PREFIX = "lab-"
-"""What every bridge, link and namespace of the lab begins with."""
 
 NIC_NAMES: tuple[tuple[str, str], ...] = (("eth0", "eth1"), ("ens2", "ens3"), ("eno1", "enp5s0"))
 

@@ -22,8 +22,8 @@ MIRROR_PORT = 8077
 MIRROR_URL = f"http://{CONTROL.controller}:{MIRROR_PORT}"
 MIRROR_DEBIAN = f"{MIRROR_URL}/debian"
 MIRROR_PIP = f"{MIRROR_URL}/pip/simple"
+# Python's server asks for the name of its address first, which nobody needs.
 _NAMES_SOON = {"RES_OPTIONS": "timeout:1 attempts:1"}
-"""Python's server asks for the name of its address first, which nobody needs."""
 
 
 def server_argv(directory: Path) -> list[str]:

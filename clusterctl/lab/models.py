@@ -23,8 +23,8 @@ TINY = "tiny"
 QWEN = "Qwen2.5-1.5B-Instruct"
 _SEED = 20
 _TINY_VOCABULARY = 512
+# Tokens of Qwen2.5's own tokenizer up to <|im_end|>; the model has some rows more.
 _QWEN_TOKENS = 151_646
-"""Tokens of Qwen2.5's own tokenizer up to <|im_end|>; the model has some rows more."""
 
 _SHARED: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -30,14 +30,14 @@ _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default")
 NETWORKS = (CONTROL, FABRIC, LIGHT)
 _RATE = re.compile(r"([1-9][0-9]*)(kbit|mbit|gbit)")
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+# The namespace that has the bridges and the near ends of all cables.
 SWITCH = f"{PREFIX}switch"
-"""The namespace that has the bridges and the near ends of all cables."""
 _RULE_PREFERENCE = "7700"
+# All routes but the default one; nothing else.
 _HOST_RULES = (
     ("preference", "7700", "lookup", "main", "suppress_prefixlength", "0"),
     ("preference", "7701", "unreachable"),
 )
-"""All routes but the default one; nothing else."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from clusterctl import deadlines
 from clusterctl.lab.cache import content_key
 from clusterctl.lab.local import run, succeeds
 
+# What a host may ask for; everything these need beyond the common tree comes with them.
 MIRRORED_PACKAGES = ("curl", "docker.io", "gnupg", "iptables", "pigz", "python3", "python3-venv")
-"""What a host may ask for; everything these need beyond the common tree comes with them."""
 
 
 def packages_key(base_key: str) -> str:

@@ -21,8 +21,8 @@ PACKAGE_OF_COMMAND: Mapping[str, str] = {
     "apt-ftparchive": "apt-utils",
 }
 
+# What `apt-get install` needs on a fresh machine before `lab up`.
 REQUIRED_PACKAGES: tuple[str, ...] = tuple(sorted(set(PACKAGE_OF_COMMAND.values())))
-"""What `apt-get install` needs on a fresh machine before `lab up`."""
 
 
 class LabUnavailable(RequirementsNotMet):

@@ -14,6 +14,7 @@ from clusterctl.lab.requirements import LabUnavailable
 GIB = 1 << 30
 MIB = 1 << 20
 
+# Bytes on disk of each cache.
 CACHE_DISK: Mapping[str, int] = {
     "base": 300 * MIB,
     "packages": 200 * MIB,
@@ -22,19 +23,18 @@ CACHE_DISK: Mapping[str, int] = {
     "models": 10 * MIB,
     "image": 5500 * MIB,
 }
-"""Bytes on disk of each cache."""
+# On top of that while the image is built: its trees and layers lie beside the archives.
 IMAGE_BUILDING = 6500 * MIB
-"""On top of that while the image is built: its trees and layers lie beside the archives."""
 _OF_THE_IMAGE = frozenset({"wheels", "wheel_index", "image"})
 BARE_HOST_DISK = GIB
+# Of a host at most: while its engine unpacks the image, from the layers that came; 3.3 stay.
 HOST_DISK = 9 * GIB
-"""Of a host at most: while its engine unpacks the image, from the layers that came; 3.3 stay."""
 
 BARE_HOST_MEMORY = 150 * MIB
+# Of a host with engine and Ray that serves nothing.
 NODE_MEMORY = GIB
-"""Of a host with engine and Ray that serves nothing."""
+# Of two hosts and clusterctl itself while they serve the model with TP 2.
 SERVING_MEMORY: Mapping[str, int] = {"tiny": 6 * GIB, "qwen2.5-1.5b": 12 * GIB}
-"""Of two hosts and clusterctl itself while they serve the model with TP 2."""
 
 
 def disk_needed(built: Caches, new_hosts: int, *, image: bool) -> int:

@@ -14,8 +14,8 @@ from clusterctl.lab.image_inputs import image_directory
 from clusterctl.lab.requirements import LabUnavailable
 
 LOCKS = ("vllm.lock", "ray.lock")
+# Wheels for glibc 2.5 up to 2.36, the one of Debian 12.
 _OLDEST_GLIBC, _GLIBC = 5, 36
-"""Wheels for glibc 2.5 up to 2.36, the one of Debian 12."""
 
 
 def lock_files(directory: Path) -> tuple[Path, ...]:

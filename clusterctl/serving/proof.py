@@ -22,7 +22,7 @@ from clusterctl.serving.endpoint import ServiceAnswer, ask
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.service import PlannedService
 from clusterctl.transport.base import Transport
-from clusterctl.transport.tunnel import Tunnel
+from clusterctl.transport.tcp import Tunnel
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from clusterctl.errors import ClusterctlError, Problems, StepFailed
 from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import CACHE, FilePlace, Link, LinkProgress, slow_last
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
-from clusterctl.transport.base import Transport
-from clusterctl.transport.closing import Closing
+from clusterctl.transport.base import Closing, Transport
 
 
 @dataclass(frozen=True)

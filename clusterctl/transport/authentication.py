@@ -19,8 +19,8 @@ from paramiko.auth_strategy import (
 
 from clusterctl.transport.credentials import SSH_PASSPHRASE, SSH_PASSWORD, Credentials
 
+# Looked for in ~/.ssh when no identity file is named.
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-"""Looked for in ~/.ssh when no identity file is named."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ class _Unusable(AuthSource):
         raise paramiko.AuthenticationException(str(self._problem))
 
 
-class Login(AuthStrategy):
+class SshLogin(AuthStrategy):
     """Tries, in this order: named key files, the agent, named files that want a passphrase,
     default files likewise, a password."""
 

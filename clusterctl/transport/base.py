@@ -7,6 +7,7 @@ connection by default (MaxSessions), and less on hardened hosts. TCP channels do
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from clusterctl import deadlines
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
 
+# In place of the sha256 of a file: that there is none.
 ABSENT = "absent"
-"""In place of the sha256 of a file: that there is none."""
 
 
 @dataclass(frozen=True)
@@ -150,3 +151,21 @@ class Transport(Protocol):
         """A TCP connection made from the host to `address:port`, carried by this connection."""
 
     def close(self) -> None: ...
+
+
+class Closing(ABC):
+    """A thing with a `close`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

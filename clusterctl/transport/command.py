@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import secrets
+import shlex
+import string
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
-from clusterctl.transport.closing import Closing
-from clusterctl.transport.script import Framed
-from clusterctl.transport.wire import Wire
+from clusterctl.transport.base import Closing
 
+# Seconds for the end of stderr to arrive, once a command has ended.
 LAST_WORDS = 0.5
-"""Seconds for the end of stderr to arrive, once a command has ended."""
 
+# Seconds to start that even a command with a shorter time limit gets.
 LEAST_START = 3.0
-"""Seconds to start that even a command with a shorter time limit gets."""
 
 STDERR_TAIL = 64 * 1024
 
@@ -104,7 +108,7 @@ def start_limit(seconds: float | None) -> float:
     )
 
 
-class Command(Closing):
+class RunningCommand(Closing):
     """A running command as a Channel. Making one waits until it has started.
 
     Raises NotStarted, and ConnectionFailed when the wire breaks first.
@@ -228,3 +232,88 @@ class Command(Closing):
         self._wire.close()
         self._errors.join(1.0)
         self._on_close()
+
+
+# Seconds between SIGTERM and SIGKILL for a command that runs past its time.
+KILL_AFTER = 5
+
+_START = """\
+printf '%s%s\\n' "$1" "$2"; printf '%s%s\\n' "$1" "$2" >&2
+limit=$3; shift 3
+if [ "$limit" -gt 0 ] && command -v timeout >/dev/null 2>&1
+then timeout -k 5 "$limit" "$@"
+else (exec "$@")
+fi
+exit $?"""
+# `exit $?` keeps this shell as the parent: it turns death by a signal into 128 + n, which
+# sshd would report as an exit-signal that Paramiko 5.1 drops.
+
+_SAFE = frozenset((string.ascii_letters + string.digits + " -_./:,=@%+").encode())
+
+
+def _token() -> str:
+    return secrets.token_hex(12)
+
+
+@dataclass(frozen=True)
+class Framed:
+    """`argv` with its mark and, for sudo, the prompt to look for.
+
+    `seconds` is the time limit enforced on the host, None for none. The mark's halves travel
+    apart, so that a shell that echoes what it runs (`set -x`) does not write the mark.
+    """
+
+    argv: tuple[str, ...]
+    seconds: float | None = None
+    halves: tuple[str, str] = field(default_factory=lambda: (_token(), _token()))
+
+    @property
+    def mark(self) -> bytes:
+        return f"{self.halves[0]}{self.halves[1]}\n".encode()
+
+    @property
+    def prompt(self) -> bytes:
+        return f"[{self.halves[0]} sudo]".encode()
+
+    def plain(self) -> tuple[str, ...]:
+        """The argv that starts it as the user who logged in."""
+        limit = 0 if self.seconds is None else math.ceil(self.seconds)
+        return ("sh", "-c", _START, "clusterctl", *self.halves, str(limit), *self.argv)
+
+    def as_root(self, *, password: bool) -> tuple[str, ...]:
+        """The argv that starts it through sudo, which asks on stderr with `prompt`, or never."""
+        asking = "-S" if password else "-n"
+        return ("sudo", asking, "-p", self.prompt.decode(), "--", *self.plain())
+
+
+def login_shell_line(argv: Sequence[str]) -> str:
+    """One line that any login shell (POSIX, fish, csh) turns into exactly `argv`.
+
+    Single quotes protect everything but the backslash in fish and `!` and newlines in csh, so
+    all but plain characters travel as octal escapes for `printf %b`.
+    """
+    command = f"exec {shlex.join(argv)}"
+    escaped = "".join(chr(byte) if byte in _SAFE else f"\\0{byte:03o}" for byte in command.encode())
+    return f"""exec sh -c 'eval "$(printf %b "$0")"' '{escaped}'"""
+
+
+class Wire(Protocol):
+    """Raw ends of one process. Readers get b"" at the end, OSError means that it is gone."""
+
+    def send(self, data: bytes) -> None:
+        """Write all of `data`; raises OSError when nobody reads any more."""
+
+    def recv(self, size: int) -> bytes:
+        """stdout; raises TimeoutError after the time set by `settimeout`."""
+
+    def recv_stderr(self, size: int) -> bytes:
+        """stderr; waits without limit, until the end or `close`."""
+
+    def settimeout(self, seconds: float | None) -> None: ...
+
+    def close_stdin(self) -> None: ...
+
+    def wait(self, seconds: float | None) -> int | None:
+        """The exit status; None when the time is over, -1 when the connection was lost."""
+
+    def close(self) -> None: ...

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.inventory.model import Host
-from clusterctl.transport.base import Transport
-from clusterctl.transport.closing import Closing
+from clusterctl.transport.base import Closing, Transport
 from clusterctl.transport.credentials import Credentials
 
 if TYPE_CHECKING:
     from clusterctl.transport.dialer import Dialer
 
+# Addresses that mean the machine clusterctl runs on. 127.0.0.1 does not: it may be a forwarded
+# port, or an sshd in a test.
 LOCAL_ADDRESSES = ("local", "localhost")
-"""Addresses that mean the machine clusterctl runs on. 127.0.0.1 does not: it may be a forwarded
-port, or an sshd in a test."""
 
 
 class Connections(Closing):

@@ -12,8 +12,8 @@ SSH_PASSWORD = "CLUSTERCTL_SSH_PASSWORD"  # noqa: S105 - the name of a variable
 SSH_PASSPHRASE = "CLUSTERCTL_SSH_PASSPHRASE"  # noqa: S105
 SUDO_PASSWORD = "CLUSTERCTL_SUDO_PASSWORD"  # noqa: S105
 
+# Shows a question, returns the answer unseen; None when nobody can be asked.
 Ask = Callable[[str], str | None]
-"""Shows a question, returns the answer unseen; None when nobody can be asked."""
 
 
 def nobody(question: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import Future
@@ -13,19 +14,23 @@ from typing import Any, cast
 
 import fabric
 import paramiko
+from paramiko.auth_strategy import AuthFailure
 
 from clusterctl import deadlines
-from clusterctl.errors import ClusterctlError, ConnectionFailed, Unreachable
+from clusterctl.errors import (
+    AuthenticationRejected,
+    ClusterctlError,
+    ConnectionFailed,
+    Unreachable,
+    UsageError,
+)
 from clusterctl.transport import known_hosts
-from clusterctl.transport.authentication import KeyRing, Login
+from clusterctl.transport.authentication import KeyRing, SshLogin
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.endpoint import Endpoint
-from clusterctl.transport.failures import bad_ssh_config, explain, is_passing
-from clusterctl.transport.host_keys import VerifyHostKey, preferring
-from clusterctl.transport.offered_key import UnknownHostKey
-from clusterctl.transport.proxy import open_proxy
+from clusterctl.transport.endpoint import SshEndpoint, VerifyHostKey, preferring
+from clusterctl.transport.known_hosts import UnknownHostKey
 from clusterctl.transport.pulse import Pulse
-from clusterctl.transport.target import Target, jump_target
+from clusterctl.transport.target import SshTarget, jump_target
 
 TRIES = 3
 SYSTEM_SSH_CONFIG = Path("/etc/ssh/ssh_config")
@@ -49,7 +54,7 @@ class Dialer:
         self._gateways: dict[tuple[str, str], Future[fabric.Connection]] = {}
         self._lock = threading.Lock()
 
-    def resolve(self, target: Target) -> Endpoint:
+    def resolve(self, target: SshTarget) -> SshEndpoint:
         """Raises UsageError when ~/.ssh/config cannot be parsed."""
         connection = fabric.Connection(
             host=target.address,
@@ -62,9 +67,9 @@ class Dialer:
             forward_agent=False,
             connect_timeout=max(1, round(target.connect_timeout)),
         )
-        return Endpoint(target, connection)
+        return SshEndpoint(target, connection)
 
-    def connect(self, target: Target) -> fabric.Connection:
+    def connect(self, target: SshTarget) -> fabric.Connection:
         """An authenticated connection. Raises ConnectionFailed."""
         deadline = time.monotonic() + target.connect_timeout
         for attempt in range(1, TRIES + 1):
@@ -103,7 +108,7 @@ class Dialer:
                 self._parsed = parsed
             return self._parsed
 
-    def _open(self, endpoint: Endpoint, deadline: float) -> None:
+    def _open(self, endpoint: SshEndpoint, deadline: float) -> None:
         known = endpoint.known_hosts()
         connection = endpoint.connection
         connection.client.set_missing_host_key_policy(VerifyHostKey(endpoint, known))
@@ -111,7 +116,7 @@ class Dialer:
             "sock": self._socket(endpoint, deadline),
             "banner_timeout": max(0.1, deadline - time.monotonic()),
             "transport_factory": preferring(known_hosts.key_types(known, endpoint.known_name)),
-            "auth_strategy": Login(
+            "auth_strategy": SshLogin(
                 connection.user,
                 endpoint.target.name,
                 keys=self._keys,
@@ -128,7 +133,7 @@ class Dialer:
                 raise TimeoutError(str(error)) from error
             raise
 
-    def _socket(self, endpoint: Endpoint, deadline: float) -> Any:
+    def _socket(self, endpoint: SshEndpoint, deadline: float) -> Any:
         remaining = max(0.1, deadline - time.monotonic())
         jump = endpoint.jump()
         if jump:
@@ -140,7 +145,7 @@ class Dialer:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return stream
 
-    def _through(self, jump: str, endpoint: Endpoint, seconds: float) -> paramiko.Channel:
+    def _through(self, jump: str, endpoint: SshEndpoint, seconds: float) -> paramiko.Channel:
         transport = self._gateway(jump, endpoint.target).transport
         try:
             return cast(
@@ -157,7 +162,7 @@ class Dialer:
                 detail=str(error),
             ) from error
 
-    def _gateway(self, jump: str, behind: Target) -> fabric.Connection:
+    def _gateway(self, jump: str, behind: SshTarget) -> fabric.Connection:
         """The one connection to `jump`: whoever comes first makes it, the others wait for it.
 
         A failure is told to all who wait, and forgotten. sshd drops connections beyond ten
@@ -184,7 +189,7 @@ class Dialer:
                 hint=f"ssh {jump.rpartition(',')[2]} true",
             ) from error
 
-    def _fill(self, future: Future[fabric.Connection], jump: str, behind: Target) -> None:
+    def _fill(self, future: Future[fabric.Connection], jump: str, behind: SshTarget) -> None:
         *before, last = jump.split(",")
         target = jump_target(last, behind.ssh, through=",".join(before) or None)
         try:
@@ -197,7 +202,7 @@ class Dialer:
             future.set_exception(error)
 
 
-def _of_jump_host(error: ConnectionFailed, behind: Target) -> ConnectionFailed:
+def _of_jump_host(error: ConnectionFailed, behind: SshTarget) -> ConnectionFailed:
     """The same, told of the host behind it."""
     summary = f"{error.host}: {error.summary}"
     told = type(error)(summary, host=behind.name, hint=error.hint, detail=error.detail)
@@ -220,3 +225,79 @@ def _parse_into(config: paramiko.SSHConfig, file: Path) -> None:
         return
     except (paramiko.SSHException, OSError, UnicodeDecodeError) as error:
         raise bad_ssh_config(file, error) from error
+
+
+def is_passing(error: Exception) -> bool:
+    """True for what a busy sshd does (MaxStartups closes or resets); worth another try."""
+    if isinstance(error, paramiko.AuthenticationException | ConnectionFailed):
+        return False
+    return isinstance(error, ConnectionError | EOFError | paramiko.SSHException)
+
+
+def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed:
+    """The error for `target`, whose resolved address is `place` (host:port)."""
+    if isinstance(error, ConnectionFailed):
+        return error
+    if isinstance(error, paramiko.AuthenticationException):
+        return _rejected(error, target, place)
+    return Unreachable(
+        _cause(error, target, place),
+        host=target.name,
+        hint=target.command_line("true"),
+        detail=_detail(error),
+    )
+
+
+def _cause(error: Exception, target: SshTarget, place: str) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the name {target.address!r} cannot be resolved"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{place} refused the connection: no sshd listens there"
+    if isinstance(error, TimeoutError):
+        return f"{place} did not answer within {target.connect_timeout:g} s"
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+        return f"no route to {place}"
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return f"{place} and clusterctl share no SSH algorithm"
+    if isinstance(error, ConnectionError | EOFError | paramiko.SSHException):
+        return f"{place} closed the connection before SSH was set up"
+    return f"no connection to {place}"
+
+
+def _detail(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _rejected(
+    error: paramiko.AuthenticationException, target: SshTarget, place: str
+) -> AuthenticationRejected:
+    tried = error.result if isinstance(error, AuthFailure) else []
+    lines = [f"{source}: {result}" for source, result in tried] or [_detail(error)]
+    return AuthenticationRejected(
+        f"{place} accepted no key and no password",
+        host=target.name,
+        hint=f"see that this works: {target.command_line('true')}",
+        detail="tried\n" + "\n".join(f"  {line}" for line in lines),
+    )
+
+
+def bad_ssh_config(file: Path, error: Exception) -> UsageError:
+    return UsageError(f"{file} cannot be read", hint="ssh -G localhost", detail=str(error))
+
+
+def open_proxy(command: str) -> socket.socket:
+    """A socket whose other end is stdin and stdout of `command`, the user's own shell text.
+
+    Paramiko's ProxyCommand spins for ever on a program that ended, and never reaps it.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            ["sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    threading.Thread(target=process.wait, name="proxy", daemon=True).start()
+    return ours

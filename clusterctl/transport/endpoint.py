@@ -1,21 +1,29 @@
-"""A target with ~/.ssh/config applied to it."""
+"""Where an SSH connection goes once ~/.ssh/config is applied, and whether who answers there is the
+host, in Fabric's and Paramiko's terms."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import fabric
+import paramiko
 
+from clusterctl.errors import HostKeyProblem
 from clusterctl.transport import known_hosts
-from clusterctl.transport.target import Target
+from clusterctl.transport.known_hosts import OfferedKey, UnknownHostKey, Verdict, fingerprint
+from clusterctl.transport.ordered import GatheringPacketizer
+from clusterctl.transport.target import SshTarget
 
 GLOBAL_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 
-class Endpoint:
+class SshEndpoint:
     """What the inventory leaves open, ~/.ssh/config says; `connection` is not open yet."""
 
-    def __init__(self, target: Target, connection: fabric.Connection) -> None:
+    def __init__(self, target: SshTarget, connection: fabric.Connection) -> None:
         self.target = target
         self.connection = connection
 
@@ -55,3 +63,79 @@ class Endpoint:
 
     def known_hosts(self) -> list[known_hosts.Entry]:
         return known_hosts.read(self.known_hosts_files())
+
+
+class VerifyHostKey(paramiko.MissingHostKeyPolicy):
+    """Judges every host key. Paramiko is given no known hosts of its own, so each key is
+    "missing" to it; Fabric's default would accept any."""
+
+    def __init__(self, endpoint: SshEndpoint, entries: Sequence[known_hosts.Entry]) -> None:
+        self._endpoint, self._entries = endpoint, entries
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        _ = client, hostname
+        shown = base64.b64encode(key.asbytes()).decode()
+        name, key_type = self._endpoint.known_name, key.get_name()
+        verdict = known_hosts.judge(self._entries, name, key_type, shown)
+        if verdict.kind == "known":
+            return
+        file, *_rest = self._endpoint.known_hosts_files()
+        target = self._endpoint.target
+        hashed = self._endpoint.option("hashknownhosts") == "yes"
+        offered = OfferedKey(file, name, key_type, shown, hashed)
+        if verdict.kind == "unknown" and target.ssh.accept_new:
+            offered.remember()
+            return
+        raise host_key_problem(verdict, target, offered)
+
+
+# It needs no separate hash: 1.7 s of CPU per GB sent, instead of 2.8 s for AES-CTR with HMAC-
+# SHA2-256, which Paramiko 5.1 would ask for first. OpenSSH has had it since 6.2 (2013).
+CHEAPEST_CIPHER = "aes128-gcm@openssh.com"
+
+
+def preferring(types: Sequence[str]) -> Any:
+    """A transport factory that asks the host for a key of a known type first, and for the
+    cheapest cipher."""
+
+    def make(sock: Any, **options: Any) -> paramiko.Transport:
+        transport = paramiko.Transport(sock, packetizer_class=GatheringPacketizer, **options)
+        security = transport.get_security_options()
+        offered = tuple(security.key_types)
+        known = [name for name in offered if _key_type(name) in types]
+        security.key_types = [*known, *(name for name in offered if name not in known)]
+        others = [name for name in security.ciphers if name != CHEAPEST_CIPHER]
+        security.ciphers = [CHEAPEST_CIPHER, *others]
+        return transport
+
+    return make
+
+
+def _key_type(algorithm: str) -> str:
+    """RSA keys are ssh-rsa in known_hosts and sign as rsa-sha2-*."""
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+
+
+def host_key_problem(verdict: Verdict, target: SshTarget, offered: OfferedKey) -> HostKeyProblem:
+    """What is wrong with the key that the host offered; UnknownHostKey when nothing but that
+    nobody knows it."""
+    if verdict.kind == "unknown" or verdict.entry is None:
+        unknown = UnknownHostKey(
+            f"its host key is not in {offered.file}",
+            host=target.name,
+            hint=f"compare {offered} with the host's own, then add it by connecting once: "
+            f"{target.command_line('true')}; or set `ssh: {{accept_new: true}}`",
+        )
+        unknown.offered = offered
+        return unknown
+    entry = verdict.entry
+    word = "is revoked" if verdict.kind == "revoked" else "differs from the known one"
+    return HostKeyProblem(
+        f"its host key {word}: {entry.file}:{entry.line}",
+        host=target.name,
+        hint="someone may stand between you and the host; if it was set up anew: "
+        f"ssh-keygen -f {entry.file} -R '{offered.name}'",
+        detail=f"shown: {offered}\nknown: {entry.key_type} {fingerprint(entry.key)}",
+    )

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from clusterctl.errors import HostKeyProblem
+
 _APPENDING = threading.Lock()
 
 
@@ -157,3 +159,28 @@ def _hashed(name: str, salt: bytes | None = None) -> str:
     salt = salt or os.urandom(20)
     digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+@dataclass(frozen=True)
+class OfferedKey:
+    """What a host showed. `name` is what known_hosts calls it, `file` where it would be added."""
+
+    file: Path
+    name: str
+    key_type: str
+    key: str
+    hashed: bool = False
+
+    def __str__(self) -> str:
+        """`ssh-ed25519 SHA256:...`, as `ssh-keygen -l` shows it."""
+        return f"{self.key_type} {fingerprint(self.key)}"
+
+    def remember(self) -> None:
+        """Add exactly this key to known_hosts: the host must show it again. Raises OSError."""
+        append(self.file, self.name, self.key_type, self.key, hashed=self.hashed)
+
+
+class UnknownHostKey(HostKeyProblem):
+    """No known_hosts file has a key of this host; `offered` is the one that it showed."""
+
+    offered: OfferedKey | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import select
 import signal
@@ -14,16 +15,15 @@ from typing import IO
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
-from clusterctl.transport.account import account
 from clusterctl.transport.base import Channel
+from clusterctl.transport.command import Wire
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.shell import ShellTransport
 from clusterctl.transport.tcp import SocketChannel
-from clusterctl.transport.wire import Wire
 
 _HANG_UP_GRACE = 1.0
+# How often a reader of stderr looks whether the wire was closed under it.
 _CLOSED_CHECK_MS = 200
-"""How often a reader of stderr looks whether the wire was closed under it."""
 
 
 class LocalTransport(ShellTransport):
@@ -159,3 +159,11 @@ def _readable(descriptor: int, seconds: float | None) -> None:
 def _exit_code(returncode: int) -> int:
     """Death by signal n as 128 + n, as shells and `timeout` tell it."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def account() -> str:
+    """The user's name; `uid N` for one without an entry in passwd, as containers have."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return f"uid {os.getuid()}"

@@ -20,18 +20,17 @@ from typing import Self
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, LockHeld, RequirementsNotMet, StepFailed
-from clusterctl.transport.account import account
-from clusterctl.transport.base import Channel, Transport, lines
-from clusterctl.transport.closing import Closing
+from clusterctl.transport.base import Channel, Closing, Transport, lines
+from clusterctl.transport.local import account
 
 DIRECTORY = "/run/lock"
+# Seconds between signs of life to the head.
 BEAT = 15.0
-"""Seconds between signs of life to the head."""
+# Seconds without one after which the head frees the lock.
 SILENCE = 60
-"""Seconds without one after which the head frees the lock."""
+# Seconds for which the head's word that the lock is held counts: silence loses it after SILENCE
+# only, and bootstraps of many hosts ask before each of thousands of changes.
 _TRUSTED = 10.0
-"""Seconds for which the head's word that the lock is held counts: silence loses it after SILENCE
-only, and bootstraps of many hosts ask before each of thousands of changes."""
 _NO_FLOCK = 3
 _HELD_BY_ANOTHER = 4
 
@@ -77,7 +76,7 @@ if [ "$size" = gone ]; then rm -f "$file"; else mv -f "$new" "$file"; fi
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who holds a lock. `since` is ISO 8601 with its zone."""
 
     user: str
@@ -93,16 +92,16 @@ class Holder:
         return json.dumps(asdict(self))
 
 
-def this_process(command: str) -> Holder:
+def this_process(command: str) -> LockHolder:
     """This process as a holder. `command` is shown to others: no secrets in it."""
     now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-    return Holder(account(), socket.gethostname(), os.getpid(), now, command)
+    return LockHolder(account(), socket.gethostname(), os.getpid(), now, command)
 
 
-def _holder(answer: str) -> Holder | None:
+def _holder(answer: str) -> LockHolder | None:
     """The holder that a lock's file names."""
     try:
-        return Holder(**json.loads(answer))
+        return LockHolder(**json.loads(answer))
     except (ValueError, TypeError):
         return None
 

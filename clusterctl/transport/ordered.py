@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import paramiko
 from paramiko.common import MSG_CHANNEL_DATA
+from paramiko.packet import Packetizer
 
+# Bytes handed over at once: packets as sshd takes them, so many that a piece of an image and its
+# head are among them. The peer's window may allow less.
 AT_ONCE = 9 * 32704
-"""Bytes handed over at once: packets as sshd takes them, so many that a piece of an image and its
-head are among them. The peer's window may allow less."""
 
 
 _DATA_HEAD = struct.Struct(">BII")
@@ -139,3 +142,37 @@ class OrderedStream:
     def close(self) -> None:
         with contextlib.suppress(OSError, EOFError):  # the connection is broken anyway
             self._channel.close()
+
+
+class GatheringPacketizer(Packetizer):
+    """Packets leave in the order in which they were made, whoever writes them. A connection that
+    breaks is told to that one; the others notice with their next packet."""
+
+    def __init__(self, sock: Any) -> None:
+        super().__init__(sock)
+        self._made: deque[bytes] = deque()
+        self._writing = threading.Lock()
+        self._gathering = threading.local()
+
+    def write_all(self, out: Any) -> None:
+        """Paramiko gives it each packet, one at a time."""
+        self._made.append(out)
+        if not getattr(self._gathering, "now", False):
+            self._write()
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """What this thread makes meanwhile is written at the end. Raises EOFError when the
+        connection breaks."""
+        self._gathering.now = True
+        try:
+            yield
+        finally:
+            self._gathering.now = False
+            self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            made = [self._made.popleft() for _ in range(len(self._made))]
+            if made:
+                super().write_all(b"".join(made))

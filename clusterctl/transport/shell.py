@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import shlex
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from clusterctl import deadlines
 from clusterctl.errors import (
@@ -18,18 +21,22 @@ from clusterctl.errors import (
 )
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel, CommandResult
-from clusterctl.transport.command import STDERR_TAIL, Command, NotStarted
+from clusterctl.transport.command import (
+    KILL_AFTER,
+    STDERR_TAIL,
+    Framed,
+    NotStarted,
+    RunningCommand,
+    Wire,
+)
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
-from clusterctl.transport.exchange import LARGEST_OUTPUT, Output, OutputTooLarge, Overdue, exchange
-from clusterctl.transport.script import Framed
 from clusterctl.transport.target import target_of
-from clusterctl.transport.wire import Wire
 
+# What coreutils' `timeout` ends with: after SIGTERM, after SIGKILL.
 _TIMEOUT_STATUSES = (124, 137)
-"""What coreutils' `timeout` ends with: after SIGTERM, after SIGKILL."""
 
+# Seconds that a busy machine may take to see that a command has begun: its clock starts then.
 _SEEN_LATE = 0.5
-"""Seconds that a busy machine may take to see that a command has begun: its clock starts then."""
 
 _PUT = """\
 set -u; umask 077
@@ -48,8 +55,8 @@ mv -f "$new" "$1"
 # The size is checked because a lost connection looks like the end of the data to `cat`.
 
 
+# Characters of a command line that the log gets; scripts are longer.
 _LOGGED = 300
-"""Characters of a command line that the log gets; scripts are longer."""
 
 _log = logging.getLogger("clusterctl.transport")
 
@@ -133,7 +140,7 @@ class ShellTransport(ABC):
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         return self._command(Framed(tuple(argv)), sudo=sudo, keep_stderr=STDERR_TAIL)
 
-    def _command(self, frame: Framed, *, sudo: bool, keep_stderr: int | None) -> Command:
+    def _command(self, frame: Framed, *, sudo: bool, keep_stderr: int | None) -> RunningCommand:
         if not sudo or self.user == "root":
             return self._as_user(frame, keep_stderr)
         password = self._credentials.known_sudo_password()
@@ -149,7 +156,7 @@ class ShellTransport(ABC):
         except NotStarted as failure:
             raise self._sudo_refused(failure) from None
 
-    def _as_user(self, frame: Framed, keep_stderr: int | None) -> Command:
+    def _as_user(self, frame: Framed, keep_stderr: int | None) -> RunningCommand:
         try:
             return self._launch(frame, keep_stderr)
         except NotStarted as failure:
@@ -162,10 +169,10 @@ class ShellTransport(ABC):
         *,
         sudo: bool = False,
         password: str | None = None,
-    ) -> Command:
+    ) -> RunningCommand:
         argv = frame.as_root(password=password is not None) if sudo else frame.plain()
         wire, on_close = self._start(argv)
-        return Command(
+        return RunningCommand(
             wire,
             frame,
             host=self._host.name,
@@ -226,3 +233,84 @@ class ShellTransport(ABC):
 def _result(argv: Sequence[str], output: Output) -> CommandResult:
     text = output.stdout.decode(errors="replace")
     return CommandResult(tuple(argv), output.status, text, output.stderr)
+
+
+# Seconds without a byte after which an ended command's output is taken as complete: what it left
+# running in the background may hold its stdout open for ever.
+QUIET = 1.0
+
+# Seconds on top of the limit that the host enforces before this side hangs up.
+GRACE = KILL_AFTER + 5.0
+
+
+LARGEST_OUTPUT = 256 * 2**20  # bytes of stdout; a host that says more is not listened to
+
+
+class OutputTooLarge(Exception):
+    """The command wrote more than LARGEST_OUTPUT."""
+
+
+class Overdue(Exception):
+    """The command ran past its time and past the grace that the host had to end it."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What came out: bytes of stdout, text of stderr, and `seconds` it took."""
+
+    status: int
+    stdout: bytes
+    stderr: str
+    seconds: float
+
+
+def exchange(command: RunningCommand, stdin: bytes, limit: float) -> Output:
+    """Send `stdin`, read to the end, wait for the status.
+
+    Raises Overdue, OutputTooLarge, ConnectionFailed.
+    """
+    started = time.monotonic()
+    deadline = started + limit + GRACE
+    _feed(command, stdin)
+    stdout = _read_to_end(command, deadline)
+    status = command.poll(max(0.0, deadline - time.monotonic()))
+    if status is None:
+        raise Overdue
+    if status == -1:
+        raise command.lost()
+    took = time.monotonic() - started
+    return Output(status, stdout, command.whole_stderr(QUIET), took)
+
+
+def _feed(command: RunningCommand, stdin: bytes) -> None:
+    """Write in a thread: a command may well write its answer before it has read everything."""
+    if not stdin:
+        command.close_stdin()
+        return
+    threading.Thread(target=_write, args=(command, stdin), name="stdin", daemon=True).start()
+
+
+def _write(command: RunningCommand, stdin: bytes) -> None:
+    try:
+        command.send(stdin)
+    except ConnectionFailed:
+        return  # it closed its stdin, as `head` does; its status tells whether that was wrong
+    command.close_stdin()
+
+
+def _read_to_end(command: RunningCommand, deadline: float) -> bytes:
+    command.settimeout(QUIET)
+    stdout = bytearray()
+    while time.monotonic() < deadline:
+        try:
+            chunk = command.recv(65536)
+        except TimeoutError:
+            if command.poll(0) is not None:
+                break
+            continue
+        if not chunk:
+            break
+        stdout += chunk
+        if len(stdout) > LARGEST_OUTPUT:
+            raise OutputTooLarge
+    return bytes(stdout)

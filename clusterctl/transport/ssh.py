@@ -20,21 +20,20 @@ from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel
+from clusterctl.transport.command import Wire, login_shell_line
 from clusterctl.transport.dialer import Dialer
 from clusterctl.transport.ordered import OrderedChannel, OrderedStream
 from clusterctl.transport.pulse import Pulse
-from clusterctl.transport.script import login_shell_line
 from clusterctl.transport.shell import ShellTransport
 from clusterctl.transport.target import target_of
 from clusterctl.transport.tcp import SocketChannel
-from clusterctl.transport.wire import Wire
 
+# Commands at once on a host. sshd's MaxSessions is 10 by default, and 2 to 4 on hardened hosts,
+# where the rest waits its turn.
 CHANNELS = 4
-"""Commands at once on a host. sshd's MaxSessions is 10 by default, and 2 to 4 on hardened hosts,
-where the rest waits its turn."""
 
+# For a login shell that died by a signal: Paramiko drops the message that says which.
 _KILLED = 128 + 9
-"""For a login shell that died by a signal: Paramiko drops the message that says which."""
 
 
 class SshTransport(ShellTransport):

@@ -10,7 +10,7 @@ from clusterctl.inventory.model import Host, Ssh
 
 
 @dataclass(frozen=True)
-class Target:
+class SshTarget:
     """One SSH endpoint. Fields left None are for ~/.ssh/config or OpenSSH's defaults to say.
 
     `name` is what errors call it: the host's name in the inventory.
@@ -45,11 +45,11 @@ class Target:
         return shlex.join(self.argv(*command))
 
 
-def target_of(host: Host) -> Target:
-    return Target(host.name, host.address, host.ssh)
+def target_of(host: Host) -> SshTarget:
+    return SshTarget(host.name, host.address, host.ssh)
 
 
-def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> Target:
+def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> SshTarget:
     """The jump host `[user@]host[:port]` with the key file and known_hosts of who is behind it.
 
     `through` names further jump hosts on the way to it.
@@ -65,7 +65,7 @@ def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> Target
         accept_new=behind.accept_new,
         connect_timeout=behind.connect_timeout,
     )
-    return Target(f"jump host {address}", address, ssh)
+    return SshTarget(f"jump host {address}", address, ssh)
 
 
 def split_port(place: str) -> tuple[str, int | None]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from typing import Protocol
+from typing import Protocol, Self
 
-from clusterctl.errors import ConnectionFailed
-from clusterctl.transport.closing import Closing
+from clusterctl.errors import ConnectionFailed, UsageError
+from clusterctl.transport.base import Channel, Closing, Transport
 
 
-class Stream(Protocol):
+class TcpStream(Protocol):
     """What a socket and a Paramiko channel share."""
 
     def sendall(self, data: bytes, /) -> None: ...
@@ -24,7 +24,7 @@ class Stream(Protocol):
 class SocketChannel(Closing):
     """A Channel over a connected stream."""
 
-    def __init__(self, stream: Stream, host: str) -> None:
+    def __init__(self, stream: TcpStream, host: str) -> None:
         self._stream = stream
         self._host = host
         self._ended = threading.Event()
@@ -68,3 +68,102 @@ class SocketChannel(Closing):
             self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()
         self._ended.set()
+
+
+_CHUNK = 65536
+
+
+class Tunnel(Closing):
+    """Listens on 127.0.0.1 while entered; each connection is carried to `address:port`.
+
+    `local_port` 0 lets the kernel choose; `port` tells which it is. Raises UsageError when the
+    port is taken.
+    """
+
+    def __init__(
+        self, transport: Transport, address: str, port: int, *, local_port: int = 0
+    ) -> None:
+        self._transport, self._address, self._port = transport, address, port
+        self._wanted = local_port
+        self._listener: socket.socket | None = None
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self.last_error: ConnectionFailed | None = None
+        """Why the latest connection could not be carried, if one could not."""
+
+    @property
+    def port(self) -> int:
+        if self._listener is None:
+            raise RuntimeError("the tunnel is not open")
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def __enter__(self) -> Self:
+        try:
+            self._listener = socket.create_server(("127.0.0.1", self._wanted))
+        except OSError as error:
+            raise UsageError(
+                f"port {self._wanted} of this machine is taken",
+                hint="choose another one, or 0 for any",
+                detail=str(error),
+            ) from error
+        threading.Thread(
+            target=self._accept, args=(self._listener,), name="tunnel", daemon=True
+        ).start()
+        return self
+
+    def close(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):  # wakes accept, which close alone does not
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        with self._lock:
+            still_open = tuple(self._open)
+        for connection in still_open:
+            _hang_up(connection)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._carry, args=(connection,), name="tunnel-connection", daemon=True
+            ).start()
+
+    def _carry(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.add(connection)
+        try:
+            with connection, self._transport.open_tcp(self._address, self._port) as channel:
+                back = threading.Thread(
+                    target=_from_host, args=(channel, connection), name="tunnel-back", daemon=True
+                )
+                back.start()
+                _to_host(connection, channel)
+                back.join()
+        except ConnectionFailed as error:
+            self.last_error = error
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+
+def _to_host(connection: socket.socket, channel: Channel) -> None:
+    with contextlib.suppress(OSError, ConnectionFailed):
+        while data := connection.recv(_CHUNK):
+            channel.send(data)
+    channel.close_stdin()
+
+
+def _from_host(channel: Channel, connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := channel.recv(_CHUNK):
+            connection.sendall(data)
+    _hang_up(connection)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

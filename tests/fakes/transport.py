@@ -9,8 +9,7 @@ from typing import Self
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
-from clusterctl.transport.base import Channel, CommandResult
-from clusterctl.transport.closing import Closing
+from clusterctl.transport.base import Channel, Closing, CommandResult
 
 Matcher = Callable[[tuple[str, ...]], bool]
 

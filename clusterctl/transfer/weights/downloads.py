@@ -40,7 +40,7 @@ from clusterctl.transfer.weights.hashing import HashCache, Hashed, Stamp, hash_f
 from clusterctl.transfer.weights.hub import Hub, HubFile, Listing
 from clusterctl.transfer.weights.hub_session import FILE, hub_errors
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
-from clusterctl.transport.lock import Holder, this_process
+from clusterctl.transport.lock import LockHolder, this_process
 
 # Files: one stream from a hub's storage rarely fills a link, and many are throttled.
 AT_ONCE = 4
@@ -98,7 +98,7 @@ def only_one(directory: Path, model_id: str) -> Iterator[None]:
 def _held(file: BinaryIO, model_id: str) -> LockHeld:
     file.seek(0)
     try:
-        holder = Holder(**json.loads(file.read()))
+        holder = LockHolder(**json.loads(file.read()))
     except (ValueError, TypeError):  # it has not written its name yet
         return LockHeld(
             f"another clusterctl is downloading {model_id} on this machine",

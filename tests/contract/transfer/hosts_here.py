@@ -17,8 +17,8 @@ from clusterctl.transfer.weights.hashing import HashCache, manifest_of
 from clusterctl.transfer.weights.receiver import WeightsReceiver
 from clusterctl.transfer.weights.supply import Supply
 from clusterctl.transfer.weights.tree import read_tree
+from clusterctl.transport.command import Wire
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.wire import Wire
 from tests.fakes.host_facts import host_facts
 
 OWN_MODELS = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'

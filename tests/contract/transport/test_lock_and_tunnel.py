@@ -21,7 +21,7 @@ import pytest
 from clusterctl.errors import ConnectionFailed, LockHeld, StepFailed, UsageError
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import SILENCE, ClusterLock
-from clusterctl.transport.tunnel import Tunnel
+from clusterctl.transport.tcp import Tunnel
 from tests.contract.transport.sshd import eventually
 
 HOLDING = """\

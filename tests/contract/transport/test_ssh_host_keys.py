@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import HostKeyProblem
 from clusterctl.inventory.model import Host
 from clusterctl.transport.dialer import Dialer
-from clusterctl.transport.offered_key import UnknownHostKey
+from clusterctl.transport.known_hosts import UnknownHostKey
 from clusterctl.transport.ssh import SshTransport
 from tests.contract.transport.sshd import Sshd, has_ipv6, make_key
 

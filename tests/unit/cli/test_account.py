@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from clusterctl.transport.account import account
+from clusterctl.transport.local import account
 
 NOBODY_HAS = 3_999_999_999
 

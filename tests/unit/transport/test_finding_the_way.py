@@ -81,7 +81,7 @@ def test_a_hurried_command_wins_over_the_inventory() -> None:
 
 def test_fabric_is_not_imported_before_a_host_needs_it() -> None:
     code = (
-        "import sys; from clusterctl.transport import connect, fanout, lock, tunnel, local; "
+        "import sys; from clusterctl.transport import connect, fanout, lock, tcp, local; "
         "sys.exit(sum(name in sys.modules for name in ('fabric', 'paramiko')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

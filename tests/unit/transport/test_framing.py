@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.transport.script import Framed, login_shell_line
+from clusterctl.transport.command import Framed, login_shell_line
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "fish", "tcsh") if shutil.which(shell)]
 ARGUMENT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)

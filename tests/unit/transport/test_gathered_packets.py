@@ -7,7 +7,7 @@ import threading
 import paramiko
 import pytest
 
-from clusterctl.transport.gathered import GatheringPacketizer
+from clusterctl.transport.ordered import GatheringPacketizer
 
 
 class Network:
