@@ -20,7 +20,8 @@ from clusterctl.network.gate import GateScope, ensure_proven
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
-from clusterctl.planning.measured import (
+from clusterctl.planning.planner import FitReport
+from clusterctl.planning.reported import (
     StartOutcome,
     keep,
     lessons,
@@ -28,7 +29,6 @@ from clusterctl.planning.measured import (
     outcome_of,
     with_lessons,
 )
-from clusterctl.planning.planner import FitReport
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.declaration import HeadServices, read_key, service_file

@@ -1,4 +1,4 @@
-"""The nearest settings that would fit, each as the flags to add and what they give."""
+"""The nearest settings that would fit, each as flags to add and what they achieve."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 from clusterctl.errors import ClusterctlError
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.hardware import known_gpus
-from clusterctl.planning.memory import FitPlan, plan_memory
+from clusterctl.planning.memory import FitPlan, best_split, plan_memory
 from clusterctl.planning.options import ServeOptions
-from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import Placement, Site, seat_ranks
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.rules import Rules
 
 _ROUND_TO = 1024
-_SHORTEST = 512  # A context shorter than this serves nobody: no advice
+_SHORTEST = 512  # A context shorter than this is useless, and not advised
 
 _HIGHEST_UTILIZATION = 0.95
 _FEWER_REQUESTS = 64
@@ -25,7 +24,7 @@ _FEWER_REQUESTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change that makes it fit."""
+    """A change that makes the plan fit."""
 
     flags: tuple[str, ...]
     text: str
@@ -33,7 +32,6 @@ class Advice:
     max_concurrency: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "flags": list(self.flags),
             "text": self.text,
@@ -53,25 +51,21 @@ class _Try:
 def advise(
     shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...], rules: Rules
 ) -> tuple[Advice, ...]:
-    """Single changes that would make this plan fit, nearest first; () when it fits already."""
+    """Return single changes that would make this plan fit, nearest first."""
     if plan.verdict == "fits":
         return ()
     found = []
     for attempt in _attempts(shape, plan, sites):
         tried = best_split(shape, attempt.placement, attempt.options, rules)
         if tried.verdict == "fits":
-            found.append(_advice(attempt, tried))
+            flags = attempt.flags
+            if tried.placement.partition:
+                layers = ",".join(map(str, tried.partition))
+                flags = (*flags, f"VLLM_PP_LAYER_PARTITION={layers}")
+            found.append(Advice(flags, attempt.text, tried.kv_cache_tokens, tried.max_concurrency))
     if not found:
         found.extend(_other_gpus(shape, plan, rules))
     return tuple(found)
-
-
-def _advice(attempt: _Try, tried: FitPlan) -> Advice:
-    flags = attempt.flags
-    if tried.placement.partition:
-        layers = ",".join(map(str, tried.partition))
-        flags = (*flags, f"VLLM_PP_LAYER_PARTITION={layers}")
-    return Advice(flags, attempt.text, tried.kv_cache_tokens, tried.max_concurrency)
 
 
 def _attempts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> Iterator[_Try]:
@@ -81,7 +75,7 @@ def _attempts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> Iter
     if not options.kv_cache_dtype.startswith("fp8") and not placement.seats[0].gpu.is_cpu:
         smaller = replace(options, kv_cache_dtype="fp8")
         flags = ("--kv-cache-dtype", "fp8")
-        yield _Try(flags, "KV cache in fp8 holds twice the tokens", smaller, placement)
+        yield _Try(flags, "a KV cache in fp8 holds twice the tokens", smaller, placement)
     if plan.settings.utilization < _HIGHEST_UTILIZATION and options.kv_cache_bytes is None:
         more = replace(options, utilization=_HIGHEST_UTILIZATION)
         flags = ("--gpu-memory-utilization", str(_HIGHEST_UTILIZATION))
@@ -89,12 +83,12 @@ def _attempts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> Iter
     if plan.settings.batch.requests > _FEWER_REQUESTS:
         fewer = replace(options, max_num_seqs=_FEWER_REQUESTS, max_num_batched_tokens=2048)
         flags = ("--max-num-seqs", str(_FEWER_REQUESTS), "--max-num-batched-tokens", "2048")
-        yield _Try(flags, "smaller steps need less memory for sampling", fewer, placement)
+        yield _Try(flags, "smaller batches need less memory for sampling", fewer, placement)
     yield from _other_cuts(shape, plan, sites)
 
 
 def _shorter(plan: FitPlan) -> Iterator[_Try]:
-    """The longest context that fits with the margin of error to spare."""
+    """Yield the longest context that fits with the margin of error to spare."""
     worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
     if worst.kv_cache_gib <= worst.margin_gib:
         return
@@ -107,7 +101,7 @@ def _shorter(plan: FitPlan) -> Iterator[_Try]:
 
 
 def _other_cuts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> Iterator[_Try]:
-    """More ranks, fewest first: TP inside hosts before PP across them."""
+    """Yield layouts of more ranks, fewest first: TP inside hosts before PP across them."""
     most = sum(len(site.gpus) for site in sites)
     now = plan.placement.tp * plan.placement.pp
     cuts = [
@@ -128,7 +122,7 @@ def _other_cuts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> It
 
 
 def _other_gpus(shape: ModelShape, plan: FitPlan, rules: Rules) -> Iterator[Advice]:
-    """The smallest GPU that would do in the same layout."""
+    """Yield the smallest GPU that would do in the same layout."""
     if plan.placement.seats[0].gpu.is_cpu:
         return
     for gpu in sorted(known_gpus(), key=lambda gpu: gpu.memory_gib):

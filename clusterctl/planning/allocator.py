@@ -1,7 +1,7 @@
-"""How many bytes tensors really take from PyTorch's CUDA caching allocator.
+"""The bytes that tensors really take in PyTorch's CUDA caching allocator.
 
 `Model loading took X GiB` in vLLM's log is `torch.cuda.max_memory_allocated`, which counts the
-allocator's blocks and not the tensors. Replayed here are the rules of
+allocator's blocks and not the tensors. This follows the rules of
 c10/cuda/CUDACachingAllocator.cpp: sizes are rounded up to 512 bytes; up to 1 MiB come out of
 2 MiB segments, up to 10 MiB out of 20 MiB segments, larger ones get a segment of their own in
 steps of 2 MiB; the smallest free block that is large enough is used first; and the rest of a
@@ -28,14 +28,14 @@ _UNSPLIT_FROM = 20 * MIB
 
 
 def round_up(value: int, step: int) -> int:
-    """The smallest multiple of `step` that is at least `value`."""
+    """Return the smallest multiple of `step` that is at least `value`."""
     return -(-value // step) * step
 
 
 def allocated_bytes(sizes: Iterable[int], *, unsplit: bool = False) -> int:
-    """What `torch.cuda.memory_allocated` counts after tensors of these sizes, made in order.
+    """Return `torch.cuda.memory_allocated` after creating tensors of these sizes in order.
 
-    `unsplit`: max_split_size_mb:20 is set, as vLLM 0.22 and newer do while they load.
+    `unsplit` stands for max_split_size_mb:20, which vLLM 0.22 and newer set while they load.
     """
     free_small: list[int] = []
     free_large: list[int] = []
@@ -51,7 +51,7 @@ def allocated_bytes(sizes: Iterable[int], *, unsplit: bool = False) -> int:
 
 
 def _allocate(wanted: int, free: list[int], *, small: bool) -> int:
-    """Take a block for `wanted` bytes; `free` is sorted and keeps what is split off."""
+    """Take a block for `wanted` bytes from `free`, which is sorted and keeps what is split off."""
     index = bisect_left(free, wanted)
     block = free.pop(index) if index < len(free) else _segment(wanted)
     rest = block - wanted

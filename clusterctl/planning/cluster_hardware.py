@@ -1,9 +1,11 @@
-"""What a cluster offers to a plan: free GPUs, links and environment, from what hosts report."""
+"""What a cluster offers to a plan: free GPUs, who holds the others, links and environment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 
 from clusterctl.accelerators.protocol import Accelerator
 from clusterctl.accelerators.registry import accelerator_named
@@ -13,10 +15,11 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import FabricRecord, read_record, record_file
+from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.planning.hardware import GpuModel, gpu_of_host
-from clusterctl.planning.measured import Learned, measured_file, measured_in
 from clusterctl.planning.placement import HostGpus, Site
 from clusterctl.planning.planner import Hardware, usual_fabric
+from clusterctl.planning.reported import Learned, measured_file, measured_in
 from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.topology import Node, Topology
 
@@ -29,9 +32,9 @@ def hardware_of(
     vllm: str | None,
     held: tuple[str, ...] = (),
 ) -> Hardware:
-    """The GPUs that a service may have, those of `free`. `held`: who has the others, a line each.
+    """Return the `free` GPUs as hardware to plan for. `held` says who has the others, a line each.
 
-    Raises UsageError for GPUs of which nothing can be said.
+    Raises UsageError for GPUs whose memory is unknown.
     """
     facts = {name: answer.facts for name, answer in answers.items()}
     files = answers[inventory.head.name].files
@@ -51,11 +54,15 @@ def hardware_of_unknown_gpus(
     vllm: str | None,
     held: tuple[str, ...] = (),
 ) -> Hardware:
-    """So many GPUs, of which nothing else is known: no memory can be planned."""
+    """Return hardware of which only the number of GPUs is known, so that memory cannot be
+    planned."""
     return Hardware(
         sites=(),
         defaults=accelerator_named(inventory.accelerator).defaults,
-        env={**inventory.env, **inventory.head.env},  # of the head's container: vLLM starts there
+        env={
+            **inventory.env,
+            **inventory.head.env,
+        },  # that of the head's container, where vLLM starts
         vllm=vllm or None,
         gpus=tuple(free),
         held=held,
@@ -63,7 +70,7 @@ def hardware_of_unknown_gpus(
 
 
 def smallest_gpu(answers: Mapping[str, Probe]) -> int | None:
-    """Bytes of the cluster's smallest GPU, in use or not; None without one."""
+    """Return the bytes of the cluster's smallest GPU, in use or not; None without one."""
     memories = [
         gpu.memory for answer in answers.values() for gpu in answer.facts.gpus.gpus if gpu.memory
     ]
@@ -77,15 +84,19 @@ def sites_in(
     free: Mapping[str, int],
     learned: Learned | None = None,
 ) -> tuple[Site, ...]:
-    """Hosts with free GPUs, in the order that vLLM's Ray executor seats ranks: the head, then
-    hosts with fewer GPUs first, then by address (`sort_by_driver_then_worker_ip`).
+    """Return the hosts with free GPUs, in the order in which vLLM's Ray executor places ranks: the
+    head, then hosts with fewer GPUs first, then by address (`sort_by_driver_then_worker_ip`).
 
-    A GPU whose memory is not known, or that is split by MIG, raises UsageError: nothing can be
-    said of it.
+    Raises UsageError for a GPU whose memory is unknown, or that is split by MIG.
     """
     found = []
     for node in sorted(topology.nodes, key=lambda n: (n.role != "head", free[n.host], n.node_ip)):
-        gpus = _gpus(accelerator, node, facts[node.host], free[node.host])
+        devices = accelerator.devices(facts[node.host], free[node.host])
+        for gpu in devices:
+            if gpu.memory is None or gpu.mig:
+                why = "is split by MIG" if gpu.mig else "does not report its memory"
+                raise UsageError(f"{node.host}: {gpu.model} {why}", hint="clusterctl fit --gpus")
+        gpus = tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // 2**20) for gpu in devices)
         if gpus:
             names = {(node.host, gpu.name) for gpu in gpus}
             known = (learned or {}).get(names.pop(), ()) if len(names) == 1 else ()
@@ -105,12 +116,12 @@ def _gpus(
 
 
 def measurements(cluster: str) -> tuple[str, str]:
-    """The files on the head that say what was measured there before."""
+    """Return the files on the head that hold earlier measurements."""
     return measured_file(cluster), record_file(cluster)
 
 
 def measured_network(proven: FabricRecord | None, topology: Topology) -> LinkSpeed | None:
-    """What the fabric gate measured between these hosts, with everything that slows them."""
+    """Return what the fabric gate measured between these hosts, everything included."""
     hosts = {node.host for node in topology.nodes}
     if proven is None or not proven.network or not hosts <= set(proven.nodes):
         return None
@@ -119,11 +130,11 @@ def measured_network(proven: FabricRecord | None, topology: Topology) -> LinkSpe
 
 
 def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed | None:
-    """The slowest of the links that carry tensors; None where a driver does not tell, as of
-    virtual NICs, or where there is only one host.
+    """Return the slowest of the links that carry tensors; None with one host, or if a driver does
+    not report a speed, as for virtual NICs.
 
-    Bytes/s are the line's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA counts with the latency
-    of sockets, since none was measured.
+    The bandwidth is the link's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA counts with the
+    latency of sockets, since none was measured.
     """
     speeds = []
     for node in topology.nodes:
@@ -138,7 +149,7 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed 
 
 
 def with_image_env(hardware: Hardware, head: ContainerDriver, image: str) -> Hardware:
-    """On CPUs the image may say how large the KV cache is, where the inventory does not."""
+    """On CPUs, take the size of the KV cache from the image if the inventory does not set it."""
     name = hardware.defaults.cache_variable
     if not name or name in hardware.env:
         return hardware
@@ -147,9 +158,89 @@ def with_image_env(hardware: Hardware, head: ContainerDriver, image: str) -> Har
 
 
 def image_environment(head: ContainerDriver, image: str) -> Mapping[str, str]:
-    """The variables that the image sets; {} where it cannot be asked."""
+    """Return the variables that the image sets; none if it cannot be inspected."""
     try:
         found = head.image(image)
     except ClusterctlError:
         return {}
     return found.env if found else {}
+
+
+# States in which a service may hold GPUs without visible ranks: vLLM reserves all GPUs before the
+# first rank starts.
+_WITH_PROCESS = frozenset({"starting", "loading", "ready", "stalled", "stopping"})
+
+
+@dataclass(frozen=True)
+class HeldGpus:
+    """Which GPUs of a cluster are free, and who holds the others."""
+
+    free: Sequence[HostGpus]  # The head first; those of the service that is replaced are free
+    holders: tuple[str, ...]  # A line each
+
+
+def gpus_held(
+    topology: Topology,
+    state: NodeState,
+    declared: Mapping[str, ServiceDocument],
+    own: ServiceDocument | None,
+) -> HeldGpus:
+    """Count what Ray reports as used and what declared services will take once they start. Pure.
+
+    `own` is the service about to be replaced. All other declared services keep their GPUs, even if
+    they have not come up yet.
+    """
+    nodes = sorted(topology.nodes, key=lambda node: node.role != "head")
+    gpus = {node.host: node.gpus for node in nodes}
+    used = {node.name: ceil(node.gpus_used) for node in state.nodes if node.alive}
+    running = {service.name: service for service in state.services}
+    others = [document for document in declared.values() if not own or document.name != own.name]
+
+    free = {host: max(0, count - used.get(host, 0)) for host, count in gpus.items()}
+    with_rank = Counter(rank.host for service in state.services for rank in service.ranks)
+    reserved = {host: max(0, used.get(host, 0) - with_rank[host]) for host in gpus}
+    if own:
+        ranks = running[own.name].ranks if own.name in running else []
+        given_back = [rank.host for rank in ranks if rank.host in gpus]
+        for host in given_back + _take(reserved, _without_rank(own, running)):
+            free[host] = min(gpus[host], free[host] + 1)
+    for document in others:
+        _take(
+            free,
+            _to_come(document, running) - len(_take(reserved, _without_rank(document, running))),
+        )
+    return HeldGpus([HostGpus(*each) for each in free.items()], tuple(_holders(others, running)))
+
+
+def _without_rank(document: ServiceDocument, running: Mapping[str, ServiceState]) -> int:
+    """Return the GPUs that Ray may count as used by this service without a visible rank."""
+    service = running.get(document.name)
+    has_process = service is not None and service.state in _WITH_PROCESS
+    return _to_come(document, running) if has_process else 0
+
+
+def _to_come(document: ServiceDocument, running: Mapping[str, ServiceState]) -> int:
+    """Return the GPUs of this service without a visible rank."""
+    service = running.get(document.name)
+    return max(0, document.gpus - (len(service.ranks) if service else 0))
+
+
+def _take(gpus: dict[str, int], count: int) -> list[str]:
+    """Take `count` GPUs, or as many as there are, from the first hosts that have some, since vLLM
+    places ranks on the head first. Returns the host of each."""
+    taken = [host for host, number in gpus.items() for _ in range(number)][: max(0, count)]
+    for host in taken:
+        gpus[host] -= 1
+    return taken
+
+
+def _holders(
+    others: Iterable[ServiceDocument], running: Mapping[str, ServiceState]
+) -> Iterable[str]:
+    for document in others:
+        service = running.get(document.name)
+        hosts = dict.fromkeys(rank.host for rank in service.ranks) if service else {}
+        where = f" on {', '.join(hosts)}" if hosts else ""
+        condition = service.state if service else "declared"
+        count = f"{document.gpus} GPU{'s' * (document.gpus > 1)}"
+        yield f"service {document.name} ({condition}) holds {count}{where}"

@@ -18,9 +18,13 @@ from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.planning.cluster_hardware import hardware_of, smallest_gpu, with_image_env
+from clusterctl.planning.cluster_hardware import (
+    gpus_held,
+    hardware_of,
+    smallest_gpu,
+    with_image_env,
+)
 from clusterctl.planning.fit_request import FitArguments, launch_for, load_shape
-from clusterctl.planning.gpu_holders import gpus_held
 from clusterctl.planning.image_probe import (
     ProbeAnswer,
     ProbeResult,

@@ -1,7 +1,7 @@
-"""What `serve` takes from the planner before it starts anything: a layout, or a refusal.
+"""What `serve` gets from the planner before it starts anything: a layout, or a refusal.
 
-A forecast never keeps from starting what it does not understand: with a doubt it warns where it
-would refuse, and where nothing can be planned vLLM has the last word and a note says so.
+A forecast never prevents a start that it does not understand: in doubt it warns instead of
+refusing, and if nothing can be planned, a note says so and vLLM decides.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-paralle
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """The layout that a service gets, and what is known of its memory."""
+    """The layout that a service gets, and the forecast of its memory."""
 
     layout: Layout
-    report: FitReport | None = None  # None where nothing could be planned
-    env: Mapping[str, str] = field(default_factory=dict)  # What vLLM needs for it
-    notes: tuple[str, ...] = ()  # What a user should hear of it, a sentence each
+    report: FitReport | None = None  # None if nothing could be planned
+    env: Mapping[str, str] = field(default_factory=dict)  # Variables that vLLM needs for it
+    notes: tuple[str, ...] = ()  # For the user, a sentence each
 
 
 def forecast_memory(
@@ -69,10 +69,10 @@ def forecast_memory(
     hardware: Hardware,
     served: ServedLayout | None = None,
 ) -> MemoryForecast:
-    """Plan a launch whose layout is open. `config`: text of the config.json that the hosts have.
+    """Plan a launch whose layout is open. `config` is the config.json that the hosts have.
 
     Raises UsageError, or Problems, for sizes and values of flags that vLLM refuses, and DoesNotFit
-    for what surely cannot work, with the nearest settings that would.
+    for what certainly cannot work, with the nearest settings that would.
     """
     asked = launch.request
     sizes = (asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel)
@@ -80,16 +80,20 @@ def forecast_memory(
     unknown = _unknown_value(launch, hardware)
     if unknown:
         return _unplanned(launch, hardware, str(unknown))
+    if not hardware.sites:
+        return _unplanned(launch, hardware, "the GPUs of the hosts could not be read")
     try:
-        shape = _shape(model, config, hardware)
+        shape = model.entry.shape if model.entry else None
+        if config:
+            shape = describe(parse_config(config), model.hub_id or model.served_name)
         if shape is None:
-            return _unplanned(launch, hardware, "no figures of this model here")
+            return _unplanned(launch, hardware, "nothing is known about this model")
         request = request_for(launch, shape, hardware, served)
         report = one_service(plan(request), request)
         notes = (*report.notes, *memory_notes(report, launch, request))
     except ClusterctlError as error:
         return _unplanned(launch, hardware, str(error))
-    except Exception as error:  # whatever goes wrong here, vLLM may know better
+    except Exception as error:  # a bug in the forecast must not prevent a start
         return _unplanned(launch, hardware, repr(error))
     if report.refused:
         raise refusal(report, launch, hardware.held)
@@ -101,13 +105,14 @@ def forecast_memory(
         **partition_env(report, sum(host.free for host in hardware.free), hardware.env),
     }
     if PARTITION in env:
-        why = "the GPUs differ, and an even split holds less"
+        why = "the GPUs differ, and an even split would hold less"
         notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
     return MemoryForecast(layout, report, env, notes)
 
 
 def _unknown_value(launch: Launch, hardware: Hardware) -> ClusterctlError | None:
-    """A value that only a newer vLLM may take. Raises what no vLLM takes."""
+    """Return the error for a value that a newer vLLM may accept. Raises for one that none
+    accepts."""
     try:
         parse_options(planned_arguments(launch), hardware.env)
     except (Problems, UsageError) as refused:
@@ -118,29 +123,21 @@ def _unknown_value(launch: Launch, hardware: Hardware) -> ClusterctlError | None
     return None
 
 
-def _shape(model: Model, config: str | None, hardware: Hardware) -> ModelShape | None:
-    if not hardware.sites:
-        raise UsageError("what GPUs the hosts have could not be read")
-    if config:
-        return describe(parse_config(config), model.hub_id or model.served_name)
-    return model.entry.shape if model.entry else None
-
-
 def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
-    """The sizes asked for; else one GPU for an encoder, and for others TP over the GPUs of a host
-    and PP over the hosts that have as many."""
+    """Choose a layout without a forecast: the sizes asked for, else one GPU for an encoder, else TP
+    over the GPUs of a host and PP over the hosts that have as many."""
     shape, asked, free = launch.shape, launch.request, hardware.free
     tp, pp, copies = asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel
     if tp is not None or pp is not None:
         tp, pp, reason = tp or 1, pp or 1, "as asked"
     elif shape and shape.encoder:
-        tp, pp, reason = 1, 1, "an encoder is small, and vLLM cuts it into no stages"
+        tp, pp, reason = 1, 1, "an encoder is small, and vLLM does not split it into stages"
     else:
         offered = [host.free for host in free if host.free]
         sizes = possible_tp(shape, min(offered)) if shape else range(1, min(offered) + 1)
         most = len(shape.layers) if shape else len(offered)
         tp, pp = max(sizes), max(1, min(len(offered) // copies, most))
-        reason = f"{tp} of the GPUs of each host as one group, {pp} hosts as stages"
+        reason = f"TP over {tp} GPUs of each host, PP over {pp} hosts"
     layout = _layout(shape, free, (tp, pp, copies), reason)
     env = layout_env(layout, hardware)
     return MemoryForecast(layout, env=env, notes=(f"{NOT_PLANNED}: {why}",))
@@ -152,9 +149,9 @@ def _layout(
     tp, pp, dp = sizes
     ranks = tp * pp * dp
     counts = sorted((host.free for host in free if host.free), reverse=True)
-    # Ray packs (strategy PACK) the fullest hosts first.
+    # Ray (strategy PACK) fills the hosts with the most GPUs first.
     least = next((n for n in range(1, len(counts)) if sum(counts[:n]) >= ranks), len(counts))
-    # Ranks are handed out host by host, TP fastest: groups surely stay whole when every host is
+    # Ranks are placed host by host, TP fastest: groups certainly stay inside hosts if every host is
     # filled and holds a whole number of them.
     whole = sum(counts) == ranks and all(count % tp == 0 for count in counts)
     # vLLM keeps a replica that fits into a host on one.
@@ -163,13 +160,13 @@ def _layout(
     notes = []
     if not keeps:
         notes.append(
-            "tensor parallel ranks sit on different hosts and exchange data in every layer: "
+            "tensor parallel ranks are on different hosts and exchange data in every layer: "
             "on ordinary networks --pp is several times faster"
         )
     if shape and shape.kv_heads and tp > min(shape.kv_heads):
         notes.append(
             f"the model has {min(shape.kv_heads)} key/value heads: with --tp {tp} each is kept on "
-            "several GPUs, so the KV cache does not get smaller per GPU beyond that"
+            "several GPUs, so that its KV cache takes as much memory on each GPU as with fewer"
         )
     return Layout(
         tensor_parallel=tp,
@@ -185,12 +182,12 @@ def _layout(
 
 
 def refusal(report: FitReport, launch: Launch, held: Sequence[str] = ()) -> DoesNotFit:
-    """Why this must not start, with the commands that would work."""
+    """Say why this must not start, with the commands that would work."""
     fatal = [problem for problem in report.problems if problem.fatal]
     commands = [command(one, launch) for one in report.advice]
     hint = fatal[0].hint
     nearest = serve_command(launch, hint.split()) if _ONE_FLAG.match(hint) else hint
-    if all(problem.name in OF_MEMORY for problem in fatal):  # what advice is about
+    if all(problem.name in OF_MEMORY for problem in fatal):  # which is what advice is for
         nearest = next((text for text in commands if text), nearest)
     lines = [f"{problem.name}: {problem.text}" for problem in fatal]
     lines += [
@@ -208,13 +205,13 @@ def refusal(report: FitReport, launch: Launch, held: Sequence[str] = ()) -> Does
 
 
 def command(advice: Advice, launch: Launch) -> str | None:
-    """The `clusterctl serve` that follows a piece of advice; None when it needs other GPUs."""
+    """Return the `clusterctl serve` that follows a piece of advice; None if it needs other GPUs."""
     flags = [flag for flag in advice.flags if not flag.startswith(PARTITION)]
     return None if "--gpus" in flags else serve_command(launch, flags)
 
 
 def serve_command(launch: Launch, flags: list[str]) -> str:
-    """The command that was typed, with these flags laid over."""
+    """Return the command that was typed, with these flags replaced or added."""
     asked, sizes = launch.request, list[str]()
     if "--tp" in flags:
         sizes, flags = flags, []
@@ -226,12 +223,14 @@ def serve_command(launch: Launch, flags: list[str]) -> str:
 
 
 def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tuple[str, ...]:
-    """What a user should hear of a service that will be started, a sentence each."""
+    """Return what to tell the user about a service that will be started, a sentence each."""
     notes = [summary(report.plan)]
     if report.doubts:
-        notes.append(f"not certain, so nothing is refused: {'; '.join(report.doubts)}")
+        notes.append(
+            f"the forecast is uncertain, so nothing is refused: {'; '.join(report.doubts)}"
+        )
     notes += [note for note in report.plan.notes if note not in report.doubts]
-    # The layout says itself that tensor parallel ranks sit on different hosts.
+    # The layout's own note says that tensor parallel ranks are on different hosts.
     found = (problem for problem in report.problems if problem.name != "tp-spread")
     notes += [f"{problem.text} ({problem.hint})" for problem in found]
     if report.plan.verdict == "tight" and report.advice:
@@ -241,9 +240,9 @@ def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tup
 
 
 def summary(plan: FitPlan) -> str:
-    """The KV cache in one sentence."""
+    """Describe the KV cache in one sentence."""
     limit = plan.limited_by
-    decides = f"; rank {limit.rank} ({limit.host}, {limit.gpu}) decides"
+    decides = f"; limited by rank {limit.rank} ({limit.host}, {limit.gpu})"
     many = len({(rank.host, rank.gpu) for rank in plan.ranks}) > 1 and limit.unused_gib > 0.1
     return (
         f"memory ({plan.verdict}): {plan.kv_cache_tokens:,} tokens of KV cache, "
@@ -253,7 +252,7 @@ def summary(plan: FitPlan) -> str:
 
 
 def speed_notes(report: FitReport, *, known: bool) -> tuple[str, ...]:
-    """What the layout costs and what would be faster, where the link's speed is known."""
+    """Say what the layout costs and what would be faster, if the speed of the link is known."""
     placement = report.plan.placement
     crosses = placement.groups_cross_hosts or placement.stages_cross_hosts
     cpu = any(seat.gpu.is_cpu for seat in placement.seats)
@@ -261,14 +260,14 @@ def speed_notes(report: FitReport, *, known: bool) -> tuple[str, ...]:
         return ()
     times = report.faster.speed.loaded / report.speed.loaded
     return (
-        f"speed, an estimate: {report.speed.loaded:,.0f} tokens/s with 64 requests at once over "
+        f"estimated speed: {report.speed.loaded:,.0f} tokens/s with 64 requests at once over "
         f"this network; {layout_flags(report.faster)} would give {times:.1f} times as much "
         f"({report.faster.reason})",
     )
 
 
 def layout_flags(proposal: Proposal) -> str:
-    """A proposal as flags of `clusterctl serve`."""
+    """Return a proposal as flags of `clusterctl serve`."""
     placement = proposal.plan.placement
     words = [f"--tp {placement.tp}"]
     words += [f"--pp {placement.pp}"] if placement.pp > 1 else []
@@ -294,10 +293,10 @@ def layout_env(layout: Layout, hardware: Hardware) -> dict[str, str]:
 
 
 def partition_env(report: FitReport, gpus: int, given: Mapping[str, str]) -> dict[str, str]:
-    """VLLM_PP_LAYER_PARTITION where an uneven split holds more; {} where vLLM's own does.
+    """Return VLLM_PP_LAYER_PARTITION if an uneven split holds more than vLLM's own.
 
-    `gpus`: those offered. With some to spare Ray chooses hosts, and which stage gets which GPU
-    is not known. `given`: variables that the inventory sets, which win.
+    `gpus` is the number offered: if there are more than needed, Ray chooses the hosts, and which
+    stage gets which GPU is unknown. Variables of the inventory (`given`) take precedence.
     """
     placement = report.plan.placement
     if not placement.partition or PARTITION in given or gpus != len(placement.seats):

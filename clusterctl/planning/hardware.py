@@ -2,21 +2,20 @@
 
 `memory_gib` is `torch.cuda.mem_get_info()[1]`, the figure that vLLM multiplies with
 --gpu-memory-utilization; it is less than the marketing size and less than nvidia-smi's. Each
-was read off a public log or issue, named at the entry. Bandwidth (GB/s) and dense bf16 TFLOP/s
-(fp16 before Ampere) are the vendor's data sheets; they only order layouts by speed.
+comes from a public log or issue, named at the entry. Bandwidth (GB/s) and dense bf16 TFLOP/s
+(fp16 before Ampere) are the vendor's data sheets; they only rank layouts by speed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from clusterctl.errors import UsageError
 
-# PyTorch's total over nvidia-smi's, for a GPU that is not in the catalogue. The catalogue's own
-# GPUs lie between 0.972 (T4) and 0.993 (H100).
+# PyTorch's total over nvidia-smi's, for a GPU that is not in the catalogue. For those in it the
+# ratio is between 0.972 (T4) and 0.993 (H100).
 REPORTED_SHARE = 0.985
 
 # PyTorch's GiB over the vendor's GB, for a name that says the size and nothing else does.
@@ -25,35 +24,35 @@ _MARKETING_SHARE = 0.93
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One kind of GPU. `capability`: compute capability x 10. `multiprocessors`: SMs."""
+    """A model of GPU."""
 
     name: str
     memory_gib: float
-    capability: int
+    capability: int  # Compute capability x 10
     bandwidth: float
     tflops: float
-    multiprocessors: int
+    multiprocessors: int  # SMs
     source: str = ""
-    assumed: bool = False  # the memory is an estimate, not a reading
+    assumed: bool = False  # The memory is an estimate, not a reading
 
     @property
     def is_cpu(self) -> bool:
-        """vLLM on a CPU: no graphs, other defaults, and a cache of the size it is told."""
+        """Whether it is a CPU: no graphs, other defaults, and a KV cache of a given size."""
         return self.name == "CPU"
 
     @property
     def has_bfloat16(self) -> bool:
-        """bf16 needs compute capability 8.0 (vllm/platforms/cuda.py)."""
+        """Whether it has bf16, from compute capability 8.0 on (vllm/platforms/cuda.py)."""
         return self.capability >= 80
 
     @property
     def is_hopper(self) -> bool:
-        """H100, H200, H20: capability 9.0."""
+        """Whether it is an H100, H200 or H20 (capability 9.0)."""
         return self.capability == 90
 
     @property
     def has_native_fp8(self) -> bool:
-        """fp8 arithmetic needs 8.9; below, vLLM decompresses weights with Marlin kernels."""
+        """Whether it computes in fp8, from 8.9 on; else vLLM decompresses weights with Marlin."""
         return self.capability >= 89
 
 
@@ -120,7 +119,7 @@ _OTHER_NAMES = {
 }
 
 # vLLM on a CPU; VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes says how much it may use.
-CPU = GpuModel("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has the size it is told")
+CPU = GpuModel("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has a given size")
 
 _ITEM = re.compile(r"^(?:(\d{1,3})\s*[x*]\s*)?(.+)$", re.IGNORECASE)
 _SIZED = re.compile(r"^(.*):\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|g)?$", re.IGNORECASE)
@@ -137,22 +136,21 @@ _BY_NAME = {_folded(gpu.name): gpu for gpu in _CATALOGUE}
 
 
 def known_gpus() -> tuple[GpuModel, ...]:
-    """The catalogue, smallest capability first within a line of products."""
+    """Return the catalogue, smallest capability first within a product line."""
     return _CATALOGUE
 
 
 def find_gpu(name: str) -> GpuModel | None:
-    """The catalogue's entry for a name as people or nvidia-smi write it."""
+    """Return the catalogue's entry for a name as people or nvidia-smi write it."""
     folded = _folded(name)
     return _BY_NAME.get(_folded(_OTHER_NAMES.get(folded, folded)))
 
 
 def gpu_of_host(name: str, smi_mib: int | None = None) -> GpuModel:
-    """The GPU that a host or an inventory names; `smi_mib` is nvidia-smi's memory.total.
+    """Return the GPU that a host or an inventory names. `smi_mib` is nvidia-smi's memory.total.
 
-    A name outside the catalogue gets the memory of nvidia-smi less what the driver keeps.
-    An RTX 3080 of 20 GB calls itself like one of 10 GB, so a size that contradicts the
-    catalogue wins over it.
+    A name outside the catalogue gets the memory of nvidia-smi minus what the driver keeps. A size
+    that contradicts the catalogue takes precedence: RTX 3080 of 10 and 20 GB share their name.
     """
     if name == CPU.name:
         return CPU
@@ -167,37 +165,32 @@ def gpu_of_host(name: str, smi_mib: int | None = None) -> GpuModel:
 
 
 def parse_gpus(text: str) -> tuple[GpuModel, ...]:
-    """`2xH200`, `RTX 3090,H800`, `4xMyGPU:47.5`: one Gpu for each. Raises UsageError."""
+    """Parse `2xH200`, `RTX 3090,H800`, `4xMyGPU:47.5`. Raises UsageError."""
     found: list[GpuModel] = []
     for item in text.split(","):
         match = _ITEM.match(item.strip())
         if match is None or match[1] == "0":
-            raise UsageError(f"--gpus {text!r}: cannot read {item.strip()!r}", hint=_HOW)
-        found += [_parse_one(match[2].strip())] * int(match[1] or 1)
+            raise UsageError(f"--gpus {text!r}: cannot parse {item.strip()!r}", hint=_HOW)
+        name = match[2].strip()
+        sized = _SIZED.match(name)
+        if sized:
+            gpu = _with_memory(sized[1].strip(), float(sized[2]))
+        elif (known := find_gpu(name)) is not None:
+            gpu = known
+        else:
+            close = get_close_matches(_folded(name), list(_BY_NAME), n=3, cutoff=0.5)
+            names = ", ".join(_BY_NAME[key].name for key in close)
+            hint = f"did you mean {names}? {_HOW}" if names else _HOW
+            raise UsageError(f"--gpus: unknown GPU {name!r}", hint=hint)
+        found += [gpu] * int(match[1] or 1)
     return tuple(found)
 
 
 _HOW = "write it as 2xH200, as RTX3090,H800, or with the memory PyTorch reports: 2xMyGPU:47.5"
 
 
-def _parse_one(name: str) -> GpuModel:
-    sized = _SIZED.match(name)
-    if sized:
-        return _with_memory(sized[1].strip(), float(sized[2]))
-    found = find_gpu(name)
-    if found is None:
-        raise UsageError(f"--gpus: no GPU called {name!r} is known", hint=_suggestion(name))
-    return found
-
-
 def _with_memory(name: str, memory_gib: float) -> GpuModel:
     if memory_gib <= 0:
-        raise UsageError(f"--gpus {name}: a GPU has more than 0 GiB", hint=_HOW)
+        raise UsageError(f"--gpus {name}: a GPU must have more than 0 GiB", hint=_HOW)
     base = find_gpu(name) or GpuModel(name or "GPU", 0.0, 80, 1000, 150, 108, assumed=True)
     return replace(base, memory_gib=memory_gib, source="as given", assumed=False)
-
-
-def _suggestion(name: str) -> str:
-    close = get_close_matches(_folded(name), list(_BY_NAME), n=3, cutoff=0.5)
-    names: Sequence[str] = [_BY_NAME[key].name for key in close]
-    return f"did you mean {', '.join(names)}? {_HOW}" if names else _HOW

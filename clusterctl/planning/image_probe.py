@@ -1,8 +1,8 @@
-"""What the image's own vLLM says of a plan, beside what the formulas say. Pure.
+"""What the image's own vLLM says about a plan, compared with the formulas. Pure.
 
-Asked are the parts that vLLM can tell without a start: tensors of every stage, the size of a
-block of the KV cache, requests at once, and the GPU's memory. What a start measures (activation
-peak, runtime, CUDA graphs) stays predicted, in both answers alike.
+vLLM is asked for what it can tell without a start: the tensors of every stage, the size of a KV
+cache block, requests at once, and the GPU's memory. What only a start measures (activation peak,
+runtime, CUDA graphs) stays predicted in both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain, repeat
 from typing import Any
 
 from clusterctl.planning.allocator import GIB, allocated_bytes
@@ -19,14 +20,14 @@ from clusterctl.planning.planner import PARTITION
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.vllm_flags import Argument, render, without
 
-NOTABLE = 0.01  # A larger difference is said
+NOTABLE = 0.01  # A larger relative difference is reported
 
 _DECIDED = ("max-model-len", "tensor-parallel-size", "pipeline-parallel-size", "model", "tokenizer",
             "data-parallel-size", "distributed-executor-backend", "load-format")  # fmt: skip
 
 
 def script() -> str:
-    """The text that the image's Python runs, with `question` on its stdin."""
+    """Return the script for the image's Python, which takes `probe_question` on stdin."""
     return (
         resources.files(__package__).joinpath("image_probe_script.py").read_text(encoding="utf-8")
     )
@@ -38,7 +39,7 @@ def probe_question(
     arguments: tuple[Argument, ...],
     env: Mapping[str, str],
 ) -> bytes:
-    """What to ask of a plan. `config`: the model's config.json; `arguments`: what was planned."""
+    """Return the question about a plan of `arguments`, with the model's config.json."""
     placement, length = plan.placement, plan.settings.max_model_len
     split = {PARTITION: ",".join(map(str, plan.partition))} if placement.pp > 1 else {}
     flags = [*render(without(arguments, _DECIDED)), "--max-model-len", str(length)]
@@ -54,41 +55,40 @@ def probe_question(
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What one host's vLLM said. Sizes in GiB, one for each pipeline stage."""
+    """What the vLLM of one host said. Sizes in GiB, one per pipeline stage."""
 
     vllm: str
-    memory_gib: float | None  # Of its GPU, as PyTorch counts; None on CPUs
+    memory_gib: float | None  # Of its GPU as PyTorch counts it; None on CPUs
     weights_gib: tuple[float, ...]
     block_gib: tuple[float, ...]
     blocks: int
-    concurrency: float  # Requests of full length at once in so many blocks
+    concurrency: float  # Requests of full length at once in that many blocks
 
 
 def read_answer(text: str) -> ProbeAnswer:
-    """Raises ValueError for what is no answer."""
+    """Parse an answer. Raises ValueError."""
     try:
         found = json.loads(text)
         unsplit = rules_for(found["vllm"]).unsplit_weights
         return ProbeAnswer(
             vllm=found["vllm"],
             memory_gib=found["memory"] / GIB if found["memory"] else None,
-            weights_gib=tuple(_loaded(runs, unsplit=unsplit) for runs in found["stages"]),
+            weights_gib=tuple(
+                allocated_bytes(chain.from_iterable(repeat(*run) for run in runs), unsplit=unsplit)
+                / GIB
+                for runs in found["stages"]
+            ),
             block_gib=tuple(size / GIB for size in found["block_bytes"]),
             blocks=int(found["blocks"]),
             concurrency=float(found["concurrency"]),
         )
     except (KeyError, TypeError) as failed:
-        raise ValueError(f"no answer: {failed!r}") from failed
-
-
-def _loaded(runs: list[list[int]], *, unsplit: bool) -> float:
-    sizes = (size for size, count in runs for _ in range(count))
-    return allocated_bytes(sizes, unsplit=unsplit) / GIB
+        raise ValueError(f"not an answer: {failed!r}") from failed
 
 
 @dataclass(frozen=True)
 class ProbedRank:
-    """One rank by vLLM's own count, sizes in GiB."""
+    """A rank as vLLM itself counts it. Sizes in GiB."""
 
     host: str
     gpu: str
@@ -98,14 +98,13 @@ class ProbedRank:
     blocks: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, GiB rounded to 4 digits."""
         found = vars(self)
         return {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where both answers are more than NOTABLE apart. `off`: 0.02 when ours is 2 % higher."""
+    """A figure on which both disagree by more than NOTABLE. `off` is 0.02 if ours is 2 % higher."""
 
     what: str
     predicted: float
@@ -116,7 +115,6 @@ class Difference:
         return self.predicted / self.asked - 1 if self.asked else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {**vars(self), "off": round(self.off, 4)}
 
 
@@ -125,14 +123,14 @@ class ProbeResult:
     """The plan as the image's vLLM counts it."""
 
     vllm: str
-    hosts: tuple[str, ...]  # Those that were asked, one for each type of GPU
+    hosts: tuple[str, ...]  # Those that were asked, one per type of GPU
     kv_cache_tokens: int
     max_concurrency: float
     ranks: tuple[ProbedRank, ...]
     differences: tuple[Difference, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The `probe` of `fit --json`."""
+        """Return the `probe` of `fit --json`."""
         return {
             "vllm": self.vllm,
             "hosts": list(self.hosts),
@@ -144,7 +142,7 @@ class ProbeResult:
 
 
 def hosts_to_ask(plan: FitPlan) -> dict[str, str]:
-    """GPU type to the first host of the plan that has it."""
+    """Map each type of GPU to the first host of the plan that has it."""
     found: dict[str, str] = {}
     for rank in plan.ranks:
         found.setdefault(rank.gpu, rank.host)
@@ -152,12 +150,12 @@ def hosts_to_ask(plan: FitPlan) -> dict[str, str]:
 
 
 def probe_result(plan: FitPlan, answers: Mapping[str, ProbeAnswer]) -> ProbeResult:
-    """The plan with what vLLM said in place of what was computed; `answers`: by GPU type."""
-    ranks = tuple(_rank(plan, rank, answers[rank.gpu]) for rank in plan.ranks)
+    """Combine the plan with vLLM's answers, which are given by GPU type."""
+    ranks = tuple(_probed_rank(plan, rank, answers[rank.gpu]) for rank in plan.ranks)
     first = answers[plan.ranks[0].gpu]
     blocks = min((rank.blocks for rank in ranks), default=0)
     requests = first.concurrency / first.blocks * blocks
-    # Tokens are counted another way in every few releases: ours for this one, put in proportion.
+    # Every few releases count tokens in a new way: ours for this one is scaled.
     share = requests / plan.max_concurrency if plan.max_concurrency else 0.0
     tokens = int(plan.kv_cache_tokens * share)
     return ProbeResult(
@@ -170,7 +168,7 @@ def probe_result(plan: FitPlan, answers: Mapping[str, ProbeAnswer]) -> ProbeResu
     )
 
 
-def _rank(plan: FitPlan, rank: RankMemory, answer: ProbeAnswer) -> ProbedRank:
+def _probed_rank(plan: FitPlan, rank: RankMemory, answer: ProbeAnswer) -> ProbedRank:
     memory = answer.memory_gib or rank.memory_gib
     weights = answer.weights_gib[rank.stage]
     left = rank.kv_cache_gib

@@ -1,11 +1,11 @@
-"""Runs inside the image: asks the vLLM that is there what a model takes, and starts nothing.
+"""Runs inside the image: asks its vLLM how much memory a model takes, without starting it.
 
-The model is built on the meta device, so that it has sizes and no memory, once for each pipeline
-stage, as rank 0 of its tensor parallel group would. vLLM's own planner then cuts a KV cache.
-`docker exec` runs this text as it stands, so it imports nothing of clusterctl.
+The model is built on the meta device, where it has sizes but no memory, once per pipeline stage, as
+rank 0 of its tensor parallel group would build it. vLLM's own planner then divides a KV cache.
+`docker exec` runs this text as it is, so it imports nothing from clusterctl.
 
-Most of what it calls is private to vLLM, and changes with it: what fails here is told as such,
-and the formulas keep the last word.
+Most of what it calls is private to vLLM and changes between releases. If it fails, that is
+reported, and the formulas stand.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Bytes of the KV cache that is cut for the answer: the larger, the less rounding hides.
+# Bytes of the KV cache that is divided: the larger, the less rounding matters.
 POOL = 1 << 40
 
 
 def main() -> None:
-    """Question on stdin, answer on stdout, as JSON; what vLLM logs goes to stderr."""
+    """Read the question from stdin and write the answer to stdout, as JSON; logs go to stderr."""
     question = json.load(sys.stdin)
     os.environ.update(question["env"])
     stdout, sys.stdout = sys.stdout, sys.stderr
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def ask(question: dict[str, Any], directory: str) -> dict[str, Any]:
-    """`question`: config (the model's config.json), arguments (flags of `vllm serve`), env, tp,
+    """Answer a question: config (the model's config.json), arguments (of `vllm serve`), env, tp,
     pp."""
     import vllm
 
@@ -53,7 +53,7 @@ def ask(question: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def engine_config(question: dict[str, Any], directory: str) -> Any:
-    """What `vllm serve` would decide. The layout is set afterwards: vLLM would ask for GPUs."""
+    """Return what `vllm serve` would decide. The layout is set afterwards: vLLM would want GPUs."""
     from vllm.engine.arg_utils import EngineArgs
 
     try:
@@ -62,7 +62,7 @@ def engine_config(question: dict[str, Any], directory: str) -> Any:
         from vllm.utils import FlexibleArgumentParser
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     fixed = ["--model", directory, "--skip-tokenizer-init", "--load-format", "dummy"]
-    # Flags of the API server (tool calls, say) are not the engine's, and decide nothing here.
+    # Flags of the API server (tool calls, say) do not concern the engine.
     parsed, _ = parser.parse_known_args([*question["arguments"], *fixed])
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
     parallel = config.parallel_config
@@ -73,7 +73,7 @@ def engine_config(question: dict[str, Any], directory: str) -> Any:
 
 
 def one_process_groups(config: Any, directory: str) -> tuple[Any, Any]:
-    """vLLM's groups of tensor and pipeline ranks, with this process alone in them."""
+    """Return vLLM's groups of tensor and pipeline ranks, with this process alone in them."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -85,7 +85,7 @@ def one_process_groups(config: Any, directory: str) -> tuple[Any, Any]:
 
 
 def take_place(groups: tuple[Any, Any], tp: int, pp: int, stage: int) -> None:
-    """Make layers believe that this process is the first of `tp` ranks of that stage."""
+    """Make this process look like the first of `tp` ranks of that stage."""
     for group, size, rank in zip(groups, (tp, pp), (0, stage), strict=True):
         group.ranks = list(range(size))
         group.world_size = size
@@ -93,8 +93,8 @@ def take_place(groups: tuple[Any, Any], tp: int, pp: int, stage: int) -> None:
 
 
 def build(config: Any) -> tuple[list[list[int]], dict[str, Any]]:
-    """A stage: runs of equal tensors in the order they are made, as [bytes, count], and what
-    its layers say of their KV cache."""
+    """Build a stage. Returns runs of equal tensors in the order of creation, as [bytes, count], and
+    what its layers say about their KV cache."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
@@ -115,7 +115,7 @@ def build(config: Any) -> tuple[list[list[int]], dict[str, Any]]:
 
 
 def cache_specs(config: Any) -> dict[str, Any]:
-    """Layer name to its KVCacheSpec; layers that use another's cache have none."""
+    """Map layer names to their KVCacheSpec. Layers that use another's cache have none."""
     found = {}
     for name, layer in config.compilation_config.static_forward_context.items():
         if getattr(layer, "kv_sharing_target_layer_name", None):
@@ -127,7 +127,7 @@ def cache_specs(config: Any) -> dict[str, Any]:
 
 
 def cut_cache(config: Any, specs: list[dict[str, Any]]) -> dict[str, Any]:
-    """POOL bytes a rank, cut by vLLM: blocks, tokens, requests at once, bytes of a block."""
+    """Have vLLM divide POOL bytes per rank: blocks, requests at once, bytes per block."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.core import kv_cache_utils as planner
 
@@ -145,7 +145,7 @@ def cut_cache(config: Any, specs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def settle_layout(config: Any, specs: list[dict[str, Any]]) -> None:
-    """What the engine's core does first, in the releases that know of kinds and layouts."""
+    """Do what the engine's core does first, in releases that have kinds and layouts of caches."""
     from vllm.v1.attention.backends import utils as backends
     from vllm.v1.core import single_type_kv_cache_manager as kinds
 
@@ -160,7 +160,7 @@ def settle_layout(config: Any, specs: list[dict[str, Any]]) -> None:
 
 
 def device_memory() -> int | None:
-    """Bytes of the first GPU as PyTorch counts them; None without one."""
+    """Return the bytes of the first GPU as PyTorch counts them; None without one."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""How many tokens a pool of memory holds: vLLM's v1/core/kv_cache_utils.py, in closed form.
+"""How many tokens a memory pool holds: vLLM's v1/core/kv_cache_utils.py, in closed form.
 
 A block holds the keys and values of `block_size` tokens for a group of layers. Layers with the
-same reach (all, a window, a chunk) share a group; models that mix reaches have several groups
-that draw blocks from one pool, so all groups have blocks of one size in bytes.
+same reach (everything, a window, a chunk) share a group. Models that mix reaches have several
+groups that draw blocks from one pool, so the blocks of all groups have the same size in bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from clusterctl.planning.rules import Rules
 from clusterctl.planning.weights import kv_heads_on_rank
 
 DEFAULT_BLOCK = 16
-# vLLM's default where attention runs on a CPU: 0.32 gave 292 x 128 tokens for 1 GiB of a cache of
-# 28 KiB a token.
+# vLLM's default for attention on a CPU: 0.32 gave 292 x 128 tokens for 1 GiB with 28 KiB a token.
 CPU_BLOCK = 128
 
 LATENT_BLOCK = 64  # FlashMLA's only block size (v1/attention/backends/mla/flashmla.py)
@@ -24,14 +23,14 @@ LATENT_BLOCK = 64  # FlashMLA's only block size (v1/attention/backends/mla/flash
 
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
-    """What one layer caches: bytes for a token, and how far back it looks."""
+    """What one layer caches: bytes per token, and how far back it looks."""
 
     token_bytes: int
     window: int | None = None
     chunk: int | None = None
 
     def reaches_as(self, other: CacheNeed) -> bool:
-        """Whether both keep the same tokens."""
+        """Return whether both keep the same tokens."""
         return (self.window, self.chunk) == (other.window, other.chunk)
 
 
@@ -44,10 +43,10 @@ class Group:
     layers: tuple[int, ...]
 
     def blocks_for(self, length: int, in_flight: int) -> int:
-        """Blocks that a request of `length` tokens holds at most.
+        """Return the most blocks that a request of `length` tokens holds.
 
-        A window keeps what it looks back on and what is scheduled but not settled, and one block
-        more because it need not start at a block's edge (v1/kv_cache_interface.py).
+        A window keeps what it looks back on and what is scheduled but not settled, plus one block
+        because it need not start at a block boundary (v1/kv_cache_interface.py).
         """
         if self.need.window:
             kept = min(self.need.window - 1 + in_flight, length)
@@ -60,19 +59,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """All groups of a model, and what a block of the pool takes for one layer."""
+    """All groups of a model, and the size of a pool block for one layer."""
 
     groups: tuple[Group, ...]
     page_bytes: int
-    token_bytes: tuple[int, ...]  # By layer; 0 for one that caches nothing
+    token_bytes: tuple[int, ...]  # By layer; 0 if it caches nothing
 
     @property
     def is_uniform(self) -> bool:
-        """Every layer keeps the same tokens."""
+        """Whether every layer keeps the same tokens."""
         return len(self.groups) <= 1
 
     def block_bytes(self, first: int, last: int) -> int:
-        """Bytes of a block on a rank that has layers [first, last)."""
+        """Return the bytes of a block on a rank with layers [first, last)."""
         if self.is_uniform:
             block = self.groups[0].block_size if self.groups else DEFAULT_BLOCK
             return block * sum(self.token_bytes[first:last])
@@ -80,13 +79,14 @@ class CachePlan:
         return self.page_bytes * max(held)
 
     def blocks_per_request(self, length: int, in_flight: int) -> int:
-        """Blocks that one request of `length` tokens holds in all groups together."""
+        """Return the blocks that one request of `length` tokens holds in all groups."""
         return sum(group.blocks_for(length, in_flight) for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`concurrency`: requests of full length at once, as vLLM prints it."""
+    """What a pool holds. `concurrency` counts requests of full length at once, as vLLM prints
+    it."""
 
     blocks: int
     tokens: int
@@ -96,37 +96,40 @@ class Capacity:
 def needs_of(
     attentions: Sequence[Attention | None], tp: int, element_bytes: int, *, whole: bool = False
 ) -> list[CacheNeed | None]:
-    """What every layer caches on a rank; None for one that caches nothing.
+    """Return what every layer caches on a rank; None for one that caches nothing.
 
-    `whole`: windows count as if they kept all tokens (vLLM before its hybrid cache, or
+    With `whole`, windows count as if they kept all tokens (vLLM before its hybrid cache, or
     --disable-hybrid-kv-cache-manager).
     """
-    found = [_need(attention, tp, element_bytes) for attention in attentions]
+    found: list[CacheNeed | None] = []
+    for attention in attentions:
+        if attention is None or attention.shares_cache:
+            found.append(None)
+        elif attention.latent:  # one latent per token, not split by TP
+            width = attention.latent.kv_rank + attention.latent.rope_dim
+            found.append(CacheNeed(width * element_bytes))
+        else:
+            size = 2 * kv_heads_on_rank(attention, tp) * attention.head_dim * element_bytes
+            found.append(CacheNeed(size, attention.window, attention.chunk))
     mixed = len({(need.window, need.chunk) for need in found if need}) > 1
     if whole and mixed:
         return [replace(need, window=None, chunk=None) if need else None for need in found]
     return found
 
 
-def _need(attention: Attention | None, tp: int, element_bytes: int) -> CacheNeed | None:
-    if attention is None or attention.shares_cache:
-        return None
-    if attention.latent:  # one latent per token, not cut by TP
-        return CacheNeed((attention.latent.kv_rank + attention.latent.rope_dim) * element_bytes)
-    heads = kv_heads_on_rank(attention, tp)
-    size = 2 * heads * attention.head_dim * element_bytes
-    return CacheNeed(size, attention.window, attention.chunk)
-
-
 def plan_cache(needs: Sequence[CacheNeed | None], block_size: int) -> CachePlan:
     """Group layers as vLLM does.
 
-    Mixed reaches: pages are made equal by raising the block size of layers with smaller ones;
-    then each reach is cut into groups of as many layers as the rarest reach has, or as the
-    commonest when that has less than half more.
+    With mixed reaches, pages are made equal by raising the block size of layers with smaller ones.
+    Then the layers of each reach are divided into groups as large as the rarest reach has layers,
+    or as the most common one has if that is less than half more.
     """
     token_bytes = tuple(need.token_bytes if need else 0 for need in needs)
-    kinds = _kinds(needs)
+    by_need: dict[CacheNeed, list[int]] = {}
+    for index, need in enumerate(needs):
+        if need:
+            by_need.setdefault(need, []).append(index)
+    kinds = [(need, tuple(layers)) for need, layers in by_need.items()]
     if len(kinds) <= 1:
         groups = tuple(Group(need, block_size, layers) for need, layers in kinds)
         page = block_size * max(token_bytes, default=0)
@@ -135,34 +138,20 @@ def plan_cache(needs: Sequence[CacheNeed | None], block_size: int) -> CachePlan:
         layers = tuple(index for index, need in enumerate(needs) if need)
         return CachePlan((Group(kinds[0][0], block_size, layers),), 0, token_bytes)
     page = block_size * max(need.token_bytes for need, _ in kinds)
-    return CachePlan(tuple(_split(kinds, page, block_size)), page, token_bytes)
-
-
-def _kinds(needs: Sequence[CacheNeed | None]) -> list[tuple[CacheNeed, tuple[int, ...]]]:
-    found: dict[CacheNeed, list[int]] = {}
-    for index, need in enumerate(needs):
-        if need:
-            found.setdefault(need, []).append(index)
-    return [(need, tuple(layers)) for need, layers in found.items()]
-
-
-def _split(
-    kinds: Sequence[tuple[CacheNeed, tuple[int, ...]]], page: int, block_size: int
-) -> list[Group]:
     fewest = min(len(layers) for _, layers in kinds)
     most = max(len(layers) for _, layers in kinds)
     size = most if most < fewest * 1.5 else fewest
-    groups = []
+    divided: list[Group] = []
     for need, layers in kinds:
         ratio, rest = divmod(page, block_size * need.token_bytes)
         tokens = block_size * (1 if rest else ratio)  # a page that does not divide is padded
         count = -(-len(layers) // size)
-        groups += [Group(need, tokens, layers[start::count]) for start in range(count)]
-    return groups
+        divided += [Group(need, tokens, layers[start::count]) for start in range(count)]
+    return CachePlan(tuple(divided), page, token_bytes)
 
 
 def capacity(plan: CachePlan, blocks: int, length: int, in_flight: int, rules: Rules) -> Capacity:
-    """What vLLM prints for a pool of `blocks` blocks, with requests of `length` tokens."""
+    """Return what vLLM prints for a pool of `blocks` blocks, with requests of `length` tokens."""
     if blocks <= 0 or not plan.groups:
         return Capacity(max(blocks, 0), 0, 0.0)
     block_size = min(group.block_size for group in plan.groups)
@@ -178,7 +167,7 @@ def capacity(plan: CachePlan, blocks: int, length: int, in_flight: int, rules: R
 def longest_that_fits(
     plan: CachePlan, blocks: int, longest: int, in_flight: int, rules: Rules
 ) -> int:
-    """The longest request, up to `longest` tokens, that the pool holds; 0 when none does."""
+    """Return the longest request, up to `longest` tokens, that the pool holds; 0 if none fits."""
     usable = blocks - 1 if rules.null_block_held else blocks
     low, high = 0, longest
     while low < high:

@@ -1,5 +1,8 @@
-"""The arithmetic for one layout: what every rank's memory holds, what is left for the KV cache,
-what limits; and its result, with a stable JSON form.
+"""Plan the memory of one layout: what every rank holds, and what is left for the KV cache.
+
+vLLM splits layers evenly over pipeline stages and then limits every rank to the number of blocks
+of the poorest. Where GPUs differ, `best_split` searches for the split (VLLM_PP_LAYER_PARTITION)
+whose poorest rank has the most blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
-from clusterctl.planning.activations import Profile, activation_gib
 from clusterctl.planning.allocator import GIB
 from clusterctl.planning.kv_cache import (
     CachePlan,
@@ -19,11 +21,16 @@ from clusterctl.planning.kv_cache import (
     needs_of,
     plan_cache,
 )
-from clusterctl.planning.options import ServeOptions
-from clusterctl.planning.overheads import graphs_gib, margin_gib, runtime_gib
-from clusterctl.planning.placement import Placement, RankSeat, stages_of
+from clusterctl.planning.options import ServeOptions, Settings, settle
+from clusterctl.planning.overheads import (
+    Profile,
+    activation_gib,
+    graphs_gib,
+    margin_gib,
+    runtime_gib,
+)
+from clusterctl.planning.placement import Placement, RankSeat, split_layers, stages_of
 from clusterctl.planning.rules import Rules
-from clusterctl.planning.settings import Settings, settle
 from clusterctl.planning.weights import PipelineStage, weight_gib
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -31,11 +38,7 @@ Verdict = Literal["fits", "tight", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One rank. Sizes in GiB. `kv_cache_gib` may be negative: so much is missing.
-
-    `usable_gib` is what vLLM may use: the GPU's memory times the utilisation. `cuda_graphs_gib`
-    is taken from it from vLLM 0.21 on, and comes on top of it before.
-    """
+    """The memory of one rank. Sizes in GiB."""
 
     host: str
     gpu: str
@@ -43,17 +46,16 @@ class RankMemory:
     place: int
     layers: int
     memory_gib: float
-    usable_gib: float
+    usable_gib: float  # What vLLM may use: the GPU's memory times the utilisation
     weights_gib: float
     activation_gib: float
     runtime_gib: float
-    cuda_graphs_gib: float
-    kv_cache_gib: float
+    cuda_graphs_gib: float  # Part of `usable_gib` from vLLM 0.21 on, on top of it before
+    kv_cache_gib: float  # Negative if that much is missing
     margin_gib: float
     blocks: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, GiB rounded to 4 digits."""
         found = {name: getattr(self, name) for name in self.__slots__}
         return {
             name: round(value, 4) if isinstance(value, float) else value
@@ -63,7 +65,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The rank that decides how many blocks all ranks get, and what others leave unused."""
+    """The rank that limits the number of blocks of all ranks, and what the others leave unused."""
 
     rank: int
     host: str
@@ -72,7 +74,6 @@ class Limit:
     unused_gib: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "rank": self.rank,
             "host": self.host,
@@ -84,10 +85,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class FitPlan:
-    """A prediction for one replica. `longest_context`: the longest request that the cache holds.
+    """The forecast for one replica.
 
-    `verdict` is `tight` when the difference is smaller than the margin of error, whichever side
-    the best estimate is on; `fits` is the best estimate.
+    `fits` is the best estimate. `verdict` is `tight` if the difference is smaller than the margin
+    of error, on whichever side the best estimate is.
     """
 
     model: str
@@ -99,7 +100,7 @@ class FitPlan:
     ranks: tuple[RankMemory, ...]
     kv_cache_tokens: int
     max_concurrency: float
-    longest_context: int
+    longest_context: int  # Tokens of the longest request that the cache holds
     fits: bool
     verdict: Verdict
     limited_by: Limit
@@ -107,7 +108,7 @@ class FitPlan:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The stable form of `fit --json`; docs/fit.md lists its keys."""
+        """Return the stable form of `fit --json`, whose keys docs/fit.md lists."""
         return {
             "model": self.model,
             "architecture": self.architecture,
@@ -135,12 +136,12 @@ class FitPlan:
 _UNTOLD_CPU_CACHE = 4 * GIB
 _UNTOLD_CPU_NOTE = "VLLM_CPU_KVCACHE_SPACE is not set: a KV cache of 4 GiB is assumed on CPUs"
 
-_ASSUMED_MEMORY_SHARE = 0.02  # How far a GPU's memory may be off that was not read from PyTorch
+_ASSUMED_MEMORY_SHARE = 0.02  # Error of a GPU's memory that was not read from PyTorch
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Everything a calculation needs, decided."""
+    """Everything that a calculation needs, with all choices made."""
 
     shape: ModelShape
     placement: Placement
@@ -151,11 +152,11 @@ class _Case:
     stages: tuple[PipelineStage, ...]
 
     def block_bytes(self, stage: int) -> int:
-        """Bytes of a block of the KV cache on a rank of that stage."""
+        """Return the bytes of a KV cache block on a rank of that stage."""
         return self.cache.block_bytes(self.stages[stage].first, self.stages[stage].last)
 
     def is_eager(self, seat: RankSeat) -> bool:
-        """Whether that rank captures no CUDA graphs."""
+        """Return whether that rank captures no CUDA graphs."""
         return self.options.enforce_eager or seat.gpu.is_cpu
 
     @property
@@ -167,10 +168,10 @@ class _Case:
 def plan_memory(
     shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules
 ) -> FitPlan:
-    """Predict what vLLM will report with this model on these ranks.
+    """Predict what vLLM will report for this model on these ranks.
 
-    Raises UsageError when the layers cannot be split as asked. What vLLM would refuse for other
-    reasons is `foreseen.foresee`'s to say: the arithmetic here goes through regardless.
+    Raises UsageError if the layers cannot be split as asked. Whatever else vLLM would refuse is
+    left to `problems.predict_problems`.
     """
     if options.language_model_only:
         shape = replace(shape, tower=None)
@@ -183,23 +184,18 @@ def plan_memory(
     stages = stages_of(len(shape.layers), placement)
     cache = cache_plan(shape, settings, placement.tp)
     case = _Case(shape, placement, options, settings, rules, cache, stages)
-    return _judge(case, _ranks(case))
-
-
-def _ranks(case: _Case) -> tuple[RankMemory, ...]:
-    """Every rank; equal seats of a stage are counted once."""
-    known: dict[tuple[object, ...], RankMemory] = {}
-    found = []
-    for seat in case.placement.seats:
+    known: dict[tuple[object, ...], RankMemory] = {}  # equal seats of a stage are counted once
+    ranks = []
+    for seat in placement.seats:
         kind = (seat.stage, seat.gpu, seat.measured, seat.place == 0)
         if kind not in known:
             known[kind] = _rank(case, seat)
-        found.append(replace(known[kind], host=seat.host, place=seat.place))
-    return tuple(found)
+        ranks.append(replace(known[kind], host=seat.host, place=seat.place))
+    return _judge(case, tuple(ranks))
 
 
 def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:
-    """The KV cache's groups with these settings."""
+    """Return the groups of the KV cache with these settings."""
     attentions = [layer.attention for layer in shape.layers]
     needs = needs_of(attentions, tp, settings.element_bytes, whole=settings.whole_windows)
     return plan_cache(needs, settings.block_size)
@@ -214,14 +210,34 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         case.options.cpu_offload_gib,
         unsplit=case.rules.unsplit_weights,
     )
-    activation = _activation(case, seat)
+    activation = activation_gib(
+        case.shape,
+        stage,
+        case.settings.batch,
+        case.rules,
+        seat.gpu,
+        Profile(
+            case.settings.sampler,
+            compiles=case.rules.tunes_kernels and not case.is_eager(seat),
+        ),
+        first_rank=seat.place == 0,
+    )
     runtime = runtime_gib(case.rules, tp, case.placement.fabric, seat.measured)
     graphs = graphs_gib(tp, eager=case.is_eager(seat), measured=seat.measured)
     usable = seat.gpu.memory_gib * case.settings.utilization
     charged = graphs if case.charges_graphs else 0.0
-    left = usable - weights - activation - runtime - charged
+    left, margin = usable - weights - activation - runtime - charged, 0.0
     if case.options.kv_cache_bytes is not None:
         left = case.options.kv_cache_bytes / GIB
+    else:
+        margin = margin_gib(
+            case.placement.fabric,
+            charged=case.charges_graphs and not case.is_eager(seat),
+            unknown=bool(case.shape.assumptions),
+            weights_gib=weights,
+            measured=seat.measured,
+        )
+        margin += _ASSUMED_MEMORY_SHARE * seat.gpu.memory_gib if seat.gpu.assumed else 0.0
     block = case.block_bytes(seat.stage)
     return RankMemory(
         host=seat.host,
@@ -236,37 +252,9 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         runtime_gib=runtime,
         cuda_graphs_gib=graphs,
         kv_cache_gib=left,
-        margin_gib=_margin(case, seat, weights),
+        margin_gib=margin,
         blocks=max(0, int(left * GIB) // block) if block else 0,
     )
-
-
-def _activation(case: _Case, seat: RankSeat) -> float:
-    return activation_gib(
-        case.shape,
-        case.stages[seat.stage],
-        case.settings.batch,
-        case.rules,
-        seat.gpu,
-        Profile(
-            case.settings.sampler,
-            compiles=case.rules.tunes_kernels and not case.is_eager(seat),
-        ),
-        first_rank=seat.place == 0,
-    )
-
-
-def _margin(case: _Case, seat: RankSeat, weights: float) -> float:
-    if case.options.kv_cache_bytes is not None:
-        return 0.0
-    found = margin_gib(
-        case.placement.fabric,
-        charged=case.charges_graphs and not case.is_eager(seat),
-        unknown=bool(case.shape.assumptions),
-        weights_gib=weights,
-        measured=seat.measured,
-    )
-    return found + (_ASSUMED_MEMORY_SHARE * seat.gpu.memory_gib if seat.gpu.assumed else 0.0)
 
 
 def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
@@ -276,7 +264,13 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
     if settings.automatic_length and longest:
         settings = replace(settings, max_model_len=longest)
     found = capacity(case.cache, blocks, settings.max_model_len, in_flight, case.rules)
-    fits = longest >= settings.max_model_len and _graphs_find_room(case, ranks)
+    # Graphs that vLLM leaves out of the sum come on top of what it may use.
+    graphs_fit = (
+        case.charges_graphs
+        or case.options.kv_cache_bytes is not None
+        or all(rank.usable_gib + rank.cuda_graphs_gib <= rank.memory_gib for rank in ranks)
+    )
+    fits = longest >= settings.max_model_len and graphs_fit
     return FitPlan(
         model=case.shape.name,
         architecture=case.shape.architecture,
@@ -294,14 +288,6 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         partition=tuple(stage.last - stage.first for stage in case.stages),
         notes=(*case.rules.notes, *case.shape.assumptions),
     )
-
-
-def _graphs_find_room(case: _Case, ranks: Sequence[RankMemory]) -> bool:
-    """Graphs that vLLM leaves out of the sum come on top of what it may use, and must find
-    room there."""
-    if case.charges_graphs or case.options.kv_cache_bytes is not None:
-        return True
-    return all(rank.usable_gib + rank.cuda_graphs_gib <= rank.memory_gib for rank in ranks)
 
 
 def _verdict(case: _Case, length: int, ranks: Sequence[RankMemory], *, fits: bool) -> Verdict:
@@ -331,3 +317,76 @@ def _limit(case: _Case, ranks: Sequence[RankMemory], blocks: int) -> Limit:
     else:
         reason = f"{rank.kv_cache_gib:.2f} GiB are left there for the KV cache"
     return Limit(index, rank.host, rank.gpu, reason, unused)
+
+
+_MOVES = 12  # From the proportional split, which is rarely off by more than two layers
+
+# A split of our own must hold 5 % more than vLLM's to be worth an environment variable.
+_WORTH_IT = 1.05
+
+
+def best_split(
+    shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules
+) -> FitPlan:
+    """Return the plan with the partition that holds the most, or with vLLM's own if that is about
+    as good, as it is whenever all GPUs are of one kind."""
+    plain = plan_memory(shape, placement, options, rules)
+    kinds = {(seat.gpu.name, seat.gpu.memory_gib) for seat in placement.seats}
+    if placement.partition or options.partition or len(kinds) == 1 or placement.pp == 1:
+        return plain
+    best = _climb(shape, placement, options, rules, _proportional(shape, plain))
+    if plain.fits and _score(best)[0] < _WORTH_IT * _score(plain)[0]:
+        return plain
+    return max(best, plain, key=_score)
+
+
+def _proportional(shape: ModelShape, plain: FitPlan) -> tuple[int, ...]:
+    """Split the layers in proportion to the room of each stage for weights and cache together, with
+    at least one layer each. The stage with the most room takes the rest."""
+    room = []
+    for stage in range(plain.placement.pp):
+        ranks = [rank for rank in plain.ranks if rank.stage == stage]
+        layer = max(rank.weights_gib for rank in ranks) / max(1, ranks[0].layers)
+        free = min(rank.kv_cache_gib + rank.layers * layer for rank in ranks)
+        room.append(max(free, 0.0))
+    total, whole = len(shape.layers), sum(room)
+    if whole <= 0:
+        return split_layers(total, len(room))
+    counts = [max(1, int(total * free / whole)) for free in room]
+    largest = max(range(len(counts)), key=counts.__getitem__)
+    counts[largest] += total - sum(counts)
+    return tuple(counts)
+
+
+def _climb(
+    shape: ModelShape,
+    placement: Placement,
+    options: ServeOptions,
+    rules: Rules,
+    start: tuple[int, ...],
+) -> FitPlan:
+    """Move single layers off the poorest stage for as long as that helps."""
+    best = plan_memory(shape, replace(placement, partition=start), options, rules)
+    for _ in range(_MOVES):
+        poorest = best.ranks[best.limited_by.rank].stage
+        moved = []
+        for other in range(placement.pp):
+            counts = list(best.partition)
+            if other != poorest and counts[poorest] > 1:
+                counts[poorest] -= 1
+                counts[other] += 1
+                split = replace(placement, partition=tuple(counts))
+                moved.append(plan_memory(shape, split, options, rules))
+        better = max(moved, key=_score, default=best)
+        if _score(better) <= _score(best):
+            return best
+        best = better
+    return best
+
+
+def _score(plan: FitPlan) -> tuple[int, float]:
+    """Prefer more blocks on the poorest rank; if it has none, prefer less missing memory."""
+    return (
+        min(rank.blocks for rank in plan.ranks),
+        min(rank.kv_cache_gib for rank in plan.ranks),
+    )

@@ -1,4 +1,8 @@
-"""The vLLM options that change memory, read from an argument list and checked."""
+"""The vLLM options that change memory: read from arguments, checked, and completed by defaults.
+
+`parse_options` reads what was given. `settle` decides what vLLM will run with, since its defaults
+depend on the model and the GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.models.quantized import requested
+from clusterctl.models.shape import ModelShape, Quantization
 from clusterctl.planning.allocator import GIB
+from clusterctl.planning.hardware import GpuModel
+from clusterctl.planning.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
+from clusterctl.planning.overheads import Batch
+from clusterctl.planning.rules import Rules, Sampler, has_second_runner
 from clusterctl.serving.vllm_flags import Argument, parse_arguments
 
 
 class UnknownValue(UsageError):
-    """A value that is not known here; a newer vLLM may know it."""
+    """The value is unknown here, but a newer vLLM may know it."""
 
 
 AUTO_LENGTH = -1  # --max-model-len auto: vLLM takes the longest context that fits
@@ -21,7 +31,7 @@ AUTO_LENGTH = -1  # --max-model-len auto: vLLM takes the longest context that fi
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """None means that vLLM's default applies. Sizes in GiB, lengths in tokens."""
+    """The options as given; None stands for vLLM's default. Sizes in GiB, lengths in tokens."""
 
     max_model_len: int | None = None
     utilization: float | None = None
@@ -51,9 +61,9 @@ _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 
 def parse_length(text: str) -> int:
-    """`131072`, `256K` (1024s), `256k` (1000s), `25.6k`, as vLLM reads them; `auto` is -1.
+    """Read a length as vLLM does: `131072`, `256K` (x 1024), `256k` (x 1000); `auto` is -1.
 
-    Raises ValueError. Lower case counts in thousands: vLLM's `human_readable_int`.
+    Lower case counts in thousands, as in vLLM's `human_readable_int`. Raises ValueError.
     """
     if text.strip().lower() in ("auto", "-1"):
         return AUTO_LENGTH
@@ -88,7 +98,7 @@ def _gib(text: str) -> float:
 
 
 class _NotListedError(ValueError):
-    """The value is none of those known here."""
+    """The value is not one of those known here."""
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:
@@ -134,28 +144,15 @@ _SWITCHES: dict[str, tuple[str, bool]] = {
 def parse_options(
     arguments: Sequence[str] | Sequence[Argument], env: Mapping[str, str] | None = None
 ) -> ServeOptions:
-    """The options in an argument list for `vllm serve`; others are passed over.
+    """Read the options from arguments of `vllm serve`, ignoring all others.
 
-    `env`: variables of vLLM's process; VLLM_CPU_KVCACHE_SPACE (GiB), VLLM_PP_LAYER_PARTITION
-    and VLLM_USE_V2_MODEL_RUNNER are read. Raises UsageError, or Problems, for every value that
-    vLLM would refuse; UnknownValue for those that only a newer vLLM may take.
+    `env` holds the variables of vLLM's process, of which VLLM_CPU_KVCACHE_SPACE (GiB),
+    VLLM_PP_LAYER_PARTITION and VLLM_USE_V2_MODEL_RUNNER are read. Raises UsageError, or Problems,
+    for every value that vLLM would refuse, and UnknownValue for one that a newer vLLM may accept.
     """
     errors: list[ClusterctlError] = []
-    values: dict[str, Any] = _from_env(env or {}, errors)
-    for argument in _as_arguments(arguments):
-        values |= _read(argument, errors)
-    raise_all(errors)
-    return replace(ServeOptions(), **values)
-
-
-def _as_arguments(arguments: Sequence[str] | Sequence[Argument]) -> list[Argument]:
-    words = [item for item in arguments if isinstance(item, str)]
-    given = [item for item in arguments if isinstance(item, Argument)]
-    return [*parse_arguments(words), *given]
-
-
-def _from_env(env: Mapping[str, str], errors: list[ClusterctlError]) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    env = env or {}
     space = env.get("VLLM_CPU_KVCACHE_SPACE")
     if space:
         found = _checked("VLLM_CPU_KVCACHE_SPACE", space, _gib, errors)
@@ -166,20 +163,19 @@ def _from_env(env: Mapping[str, str], errors: list[ClusterctlError]) -> dict[str
     runner = env.get("VLLM_USE_V2_MODEL_RUNNER")
     if runner in ("0", "1"):
         values["second_runner"] = runner == "1"
-    return values
-
-
-def _read(argument: Argument, errors: list[ClusterctlError]) -> dict[str, Any]:
-    if argument.key in _SWITCHES:
-        field, when_given = _SWITCHES[argument.key]
-        return {field: when_given != argument.negated}
-    if argument.key not in _READERS:
-        return {}
-    field, reader = _READERS[argument.key]
-    if len(argument.values) != 1:
-        errors.append(UsageError(f"{argument.flag} takes one value", hint="vllm serve --help"))
-        return {}
-    return {field: _checked(argument.flag, argument.values[0], reader, errors)}
+    words = [item for item in arguments if isinstance(item, str)]
+    given = [item for item in arguments if isinstance(item, Argument)]
+    for argument in (*parse_arguments(words), *given):
+        if argument.key in _SWITCHES:
+            field, when_given = _SWITCHES[argument.key]
+            values[field] = when_given != argument.negated
+        elif argument.key in _READERS and len(argument.values) != 1:
+            errors.append(UsageError(f"{argument.flag} takes one value", hint="vllm serve --help"))
+        elif argument.key in _READERS:
+            field, reader = _READERS[argument.key]
+            values[field] = _checked(argument.flag, argument.values[0], reader, errors)
+    raise_all(errors)
+    return replace(ServeOptions(), **values)
 
 
 def _checked(
@@ -193,3 +189,85 @@ def _checked(
         kind = UnknownValue if isinstance(refused, _NotListedError) else UsageError
         errors.append(kind(f"{flag} {text}: vLLM wants {wanted}", hint="vllm serve --help"))
         return None
+
+
+_LARGE_GPU_GIB = 70
+_HUGE_GPU_GIB = 160
+_V0_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options with every default decided. Lengths in tokens."""
+
+    max_model_len: int
+    automatic_length: bool
+    utilization: float
+    batch: Batch
+    block_size: int
+    element_bytes: int  # Of a cached key or value
+    in_flight: int  # Tokens that are scheduled and not settled
+    quantization: Quantization | None
+    whole_windows: bool
+    second_runner: bool
+    sampler: Sampler
+
+
+def settle(
+    shape: ModelShape, options: ServeOptions, rules: Rules, head: GpuModel, tp: int = 1, pp: int = 1
+) -> Settings:
+    """Fill in vLLM's defaults.
+
+    `head` is the GPU of the process that starts the engine: vLLM takes the batch defaults from it
+    alone, whatever the other ranks have.
+    """
+    length = options.max_model_len
+    wanted = shape.context if length is None or length == AUTO_LENGTH else length
+    default = default_batch(rules, head, wanted, tp * pp)
+    requests = options.max_num_seqs or default.requests
+    tokens = options.max_num_batched_tokens or max(default.tokens, requests)
+    storage = requested(options.quantization, shape.quantization)
+    if storage and storage.method == "mxfp4" and rules.triton_mxfp4 and head.is_hopper:
+        storage = replace(storage, padded=False)
+    second = options.second_runner
+    if second is None:
+        second = has_second_runner(shape, rules.version, quantized=storage is not None)
+    # `max_concurrent_batches` in config/vllm.py
+    batches = pp if rules.in_flight_batches else 1
+    if rules.in_flight_batches and options.async_scheduling and (second or pp == 1):
+        batches += 1
+    block_size = options.block_size
+    if not block_size and head.is_cpu:
+        block_size = DEFAULT_BLOCK if shape.is_latent else CPU_BLOCK
+    elif not block_size:
+        block_size = LATENT_BLOCK if shape.is_latent else DEFAULT_BLOCK
+    return Settings(
+        max_model_len=wanted,
+        automatic_length=length == AUTO_LENGTH,
+        utilization=options.utilization or rules.utilization,
+        batch=Batch(tokens, min(requests, tokens)),
+        block_size=block_size,
+        element_bytes=1 if options.kv_cache_dtype.startswith("fp8") else 2,
+        in_flight=tokens * batches,
+        quantization=storage,
+        whole_windows=rules.engine_v0 or not options.hybrid_cache or rules.version < (0, 9, 2),
+        second_runner=second,
+        sampler="gumbel" if second and rules.second_samples_plainly else rules.sampler,
+    )
+
+
+def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> Batch:
+    """Return vLLM's batch if none is asked for (engine/arg_utils.py, usage: API server).
+
+    0.7, without chunked prefill, takes as many tokens as the context has, at least 2048.
+    """
+    if head.is_cpu:
+        return Batch(2048 * ranks, 128 * ranks)
+    if rules.engine_v0:
+        return Batch(max(length, _V0_TOKENS), 256)
+    if rules.widest_from_160_gib and head.memory_gib >= _HUGE_GPU_GIB:
+        return Batch(16384, 1024)
+    spared = rules.spares_a100 and "a100" in head.name.lower()
+    if head.memory_gib >= _LARGE_GPU_GIB and not spared:
+        return Batch(8192, 1024)
+    return Batch(2048, 256)

@@ -1,7 +1,11 @@
-"""Memory of a rank that neither weights nor activations explain: measured, not derived.
+"""Memory of a rank besides weights and KV cache: activations, runtime, CUDA graphs.
 
-These are the least certain figures of a plan; `margin_gib` says by how much, and a measured
-value of the same GPU and image replaces them (`Measured`).
+Activations are the transient peak of vLLM's profiling run. It feeds --max-num-batched-tokens tokens
+through the layers and then samples for --max-num-seqs requests; the larger of the two peaks counts
+(v1/worker/gpu_model_runner.py, `profile_run`).
+
+Runtime and graphs are measured, not derived. They are the least certain figures of a forecast;
+`margin_gib` says by how much, and measurements of the same GPU and image replace them (`Measured`).
 """
 
 from __future__ import annotations
@@ -9,7 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from clusterctl.planning.rules import Rules
+from clusterctl.models.shape import DecoderLayer, ModelShape
+from clusterctl.planning.allocator import GIB
+from clusterctl.planning.hardware import GpuModel
+from clusterctl.planning.rules import Rules, Sampler
+from clusterctl.planning.weights import PipelineStage, vocabulary_rows
 
 # What connects the ranks of a tensor parallel group; `none` for a single rank.
 Fabric = Literal["none", "nvlink", "pcie", "network"]
@@ -17,7 +25,7 @@ Fabric = Literal["none", "nvlink", "pcie", "network"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an earlier start on a host reported, in GiB; None is unknown."""
+    """What an earlier start on a host reported, in GiB; None if unknown."""
 
     runtime_gib: float | None = None
     graphs_gib: float | None = None
@@ -32,13 +40,13 @@ _V0_JOINED = 0.40  # `non_torch_memory` in logs of vLLM 0.7.1 on one V100 and 0.
 _ALONE = 0.30
 
 # With NCCL: 0.40 over PCIe (two RTX 3090, vLLM 0.7.2); 2.06 to 2.10 with TP 2 and NVLink in the
-# same H100 starts, and the 0.05. Over sockets less was measured than over NVLink, how much less
-# is not recorded.
+# same H100 starts, plus the 0.05. Over sockets it was less than over NVLink, by an amount that was
+# not recorded.
 _JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "nvlink": 2.12}
 
 _NVLINK_MORE = 0.10  # TP 4 and NVLink: 2.13 to 2.21 in the same starts
 
-# How far starts of the same kind lay from these figures.
+# How far starts of the same kind were off these figures.
 _SPREAD: dict[Fabric, float] = {"none": 0.15, "pcie": 0.4, "network": 0.8, "nvlink": 0.8}
 
 _GRAPHS_ALONE = 0.9
@@ -50,7 +58,7 @@ _GRAPHS_SPREAD = 0.5
 
 
 def runtime_gib(rules: Rules, tp: int, fabric: Fabric, measured: Measured | None = None) -> float:
-    """GiB outside weights, activations and graphs."""
+    """Return the GiB outside weights, activations and graphs."""
     if measured and measured.runtime_gib is not None:
         return measured.runtime_gib
     if rules.engine_v0:
@@ -60,7 +68,7 @@ def runtime_gib(rules: Rules, tp: int, fabric: Fabric, measured: Measured | None
 
 
 def graphs_gib(tp: int, *, eager: bool, measured: Measured | None = None) -> float:
-    """GiB that captured CUDA graphs take; 0 with --enforce-eager."""
+    """Return the GiB of captured CUDA graphs; 0 with --enforce-eager."""
     if eager:
         return 0.0
     if measured and measured.graphs_gib is not None:
@@ -76,12 +84,135 @@ def margin_gib(
     weights_gib: float,
     measured: Measured | None = None,
 ) -> float:
-    """How far the free memory of a rank may be off, in GiB.
+    """Return by how many GiB the free memory of a rank may be off.
 
-    `charged`: CUDA graphs are part of the sum. `unknown`: something about the model was
-    assumed, which adds a tenth of its weights.
+    `charged` says that CUDA graphs are part of the sum, `unknown` that something about the model
+    was assumed, which adds a tenth of its weights.
     """
     spread = 0.05 if measured and measured.runtime_gib is not None else _SPREAD[fabric]
     if charged and not (measured and measured.graphs_gib is not None):
         spread += _GRAPHS_SPREAD
     return spread + (0.1 * weights_gib if unknown else 0.003 * weights_gib)
+
+
+# Copies of float32[requests, vocabulary] alive while PyTorch sorts the logits: the bf16 logits
+# (1/2), their float32 copy (1), sorted values (1) with int64 indices (2), and in ATen's
+# segmented_sort_pairs_by_full_sort (Sort.cu) two arrays of int2 pairs (2 + 2) and the sorted keys
+# (1). Logs of vLLM 0.7.1 and 0.7.2 print 1.40 and 1.39 GiB, which are 9.55 copies each.
+_SORTED_COPIES = 9.5
+
+# With top-k/top-p by pivots: bf16 logits (1/2), float32 logits (1), probabilities (1) and the
+# exponential noise that samples from them (1).
+_PIVOT_COPIES = 3.5
+
+
+_GUMBEL_COPIES = 1.5
+_GUMBEL_BLOCK = 1024
+# The second runner, which profiles sampling without top-k and top-p: bf16 logits (1/2) and their
+# float32 copy (1); noise is drawn inside the kernel, which leaves an int64 and a float32 for
+# every 1024 logits (v1/worker/gpu/sample/gumbel.py). 0.26, and 0.28 to 0.32 for requests without
+# parameters of their own, do without the copy: one too many is counted for them.
+_GUMBEL_BLOCK_BYTES = 12
+
+# Compute capability x 10 from which vLLM prefers Triton to Marlin for mxfp4 experts.
+_TRITON_MXFP4 = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The most that one step processes: `tokens` tokens for `requests` requests."""
+
+    tokens: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How the profiling run samples, and whether it compiles the model first."""
+
+    sampler: Sampler
+    compiles: bool
+
+
+def activation_gib(
+    shape: ModelShape,
+    stage: PipelineStage,
+    batch: Batch,
+    rules: Rules,
+    gpu: GpuModel,
+    profile: Profile,
+    *,
+    first_rank: bool = True,
+) -> float:
+    """Return the peak in GiB on one rank. `first_rank` is rank 0 of its TP group."""
+    kept = _expert_workspace(shape, stage, batch, gpu)
+    # The widest layer, beside its input, the residual and the normed copy of both.
+    kinds = set(shape.layers[stage.first : stage.last])
+    widest = max((_layer_elements(layer, stage.tp) for layer in kinds), default=0)
+    layers = batch.tokens * 2 * (3 * shape.hidden + widest) + kept
+    sampler = 0
+    if stage.has_head and (first_rank or not rules.engine_v0):
+        held = batch.tokens * shape.hidden * 2  # the hidden states stay while sampling
+        held += kept if rules.keeps_workspace else 0
+        sampler = held + _sampler_peak(shape, batch, profile.sampler, gpu.multiprocessors)
+    tuning = _tuning_peak(shape, stage, batch) if profile.compiles else 0
+    return max(layers, sampler, tuning) / GIB
+
+
+def _sampler_peak(shape: ModelShape, batch: Batch, sampler: Sampler, multiprocessors: int) -> int:
+    row = shape.vocab * 4
+    requests = min(batch.requests, batch.tokens)
+    if sampler == "sort":
+        return int(_SORTED_COPIES * requests * row)
+    if sampler == "gumbel":
+        blocks = -(-shape.vocab // _GUMBEL_BLOCK) * _GUMBEL_BLOCK_BYTES
+        chosen = shape.hidden * 2  # the hidden state of its last token, copied out
+        return int(requests * (_GUMBEL_COPIES * row + blocks + chosen))
+    # the kernel's scratch: one row of the vocabulary for each program, one program per SM
+    return int(_PIVOT_COPIES * requests * row) + min(multiprocessors, requests) * row
+
+
+def _tuning_peak(shape: ModelShape, stage: PipelineStage, batch: Batch) -> int:
+    """Return the peak of the first compilation, in bytes.
+
+    PyTorch tunes each kernel on full-size dummy arguments (torch/_inductor/standalone_compile.py
+    sets triton.autotune_at_compile_time). The largest is the embedding table, with the embeddings
+    and, in the same kernel unless an all-reduce comes between, their first norm. A start that finds
+    the compiled model in its cache does without: 1.19 GiB became 0.27 for Qwen3-8B, 256 requests
+    and 2048 tokens on an H200 (vLLM 0.25.1). With a vision tower embeddings are looked up outside
+    the compiled part.
+    """
+    if not stage.has_embedding or shape.tower:
+        return 0
+    made = 1 if stage.tp > 1 else 2
+    return 2 * shape.hidden * (vocabulary_rows(shape.vocab, stage.tp) + made * batch.tokens)
+
+
+def _layer_elements(layer: DecoderLayer, tp: int) -> int:
+    """Return the bf16 elements per token that a layer's feed-forward or attention holds at once."""
+    found = [0]
+    if layer.mlp:
+        found.append((3 if layer.mlp.gated else 2) * -(-layer.mlp.width // tp))
+    if layer.attention:
+        heads = layer.attention
+        found.append((2 * heads.heads + 2 * heads.kv_heads) * heads.head_dim // tp)
+    return max(found)
+
+
+def _expert_workspace(shape: ModelShape, stage: PipelineStage, batch: Batch, gpu: GpuModel) -> int:
+    """Return the bytes of the two buffers of fused experts.
+
+    They hold, for each token and each of its experts, the wider of a product and the hidden state
+    (`workspace_shapes` in fused_moe/experts/triton_moe.py and marlin_moe.py). The Triton kernels
+    for mxfp4 on Hopper and newer have none.
+    """
+    storage = shape.quantization
+    if storage and storage.method == "mxfp4" and gpu.capability >= _TRITON_MXFP4:
+        return 0
+    rows = [
+        experts.per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden))
+        for layer in set(shape.layers[stage.first : stage.last])
+        if (experts := layer.experts)
+        for width in [-(-experts.width // stage.tp)]
+    ]
+    return 2 * batch.tokens * max(rows, default=0)

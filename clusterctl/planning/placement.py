@@ -1,4 +1,4 @@
-"""Which rank sits on which GPU, and which layers it holds."""
+"""Which rank is placed on which GPU, and which layers it holds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from clusterctl.planning.weights import PipelineStage
 
 @dataclass(frozen=True)
 class HostGpus:
-    """One host's GPUs that nothing uses, or that the service about to be replaced uses: else
-    serving it again would find another layout."""
+    """The number of free GPUs of a host. Those of the service about to be replaced count as free:
+    serving it again must not find another layout."""
 
     host: str
     free: int
@@ -22,26 +22,23 @@ class HostGpus:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A host with its GPUs, which `fabric` joins.
-
-    `head`: rank 0 starts here and nowhere else, as it does in a cluster that exists.
-    `measured`: what earlier starts reported, by TP size, since NCCL's share depends on it.
-    """
+    """A host and its GPUs."""
 
     host: str
     gpus: tuple[GpuModel, ...]
-    fabric: Fabric = "pcie"
+    fabric: Fabric = "pcie"  # What connects its GPUs
+    # What earlier starts reported, by TP size, since NCCL's share depends on it.
     measured: tuple[tuple[int, Measured], ...] = ()
-    head: bool = False
+    head: bool = False  # Rank 0 starts here, as it does in a real cluster
 
     def measured_at(self, tp: int) -> Measured | None:
-        """What starts with that TP size reported."""
+        """Return what starts with that TP size reported."""
         return dict(self.measured).get(tp)
 
 
 @dataclass(frozen=True, slots=True)
 class RankSeat:
-    """One rank: its GPU, its pipeline stage and its place in the tensor parallel group."""
+    """One rank: its GPU, its pipeline stage, and its place in the tensor parallel group."""
 
     host: str
     gpu: GpuModel
@@ -52,28 +49,24 @@ class RankSeat:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Ranks in vLLM's order: stage by stage, and within a stage by tensor parallel place.
-
-    `replicas` copies of this would run side by side (data parallel); the seats are of one.
-    `fabric` is what joins the ranks of a tensor parallel group.
-    """
+    """The ranks of one replica in vLLM's order: by stage, then by tensor parallel place."""
 
     tp: int
     pp: int
     seats: tuple[RankSeat, ...]
-    fabric: Fabric
-    replicas: int = 1
-    partition: tuple[int, ...] = ()  # layers per stage; empty: vLLM's own split
+    fabric: Fabric  # What connects the ranks of a tensor parallel group
+    replicas: int = 1  # Copies side by side (data parallel)
+    partition: tuple[int, ...] = ()  # Layers per stage; empty for vLLM's own split
     reason: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Host names in rank order, each once."""
+        """The host names in rank order, each once."""
         return tuple(dict.fromkeys(seat.host for seat in self.seats))
 
     @property
     def stages_cross_hosts(self) -> bool:
-        """Whether pipeline stages sit on different hosts."""
+        """Whether pipeline stages are on different hosts."""
         firsts = {seat.host for seat in self.seats if seat.place == 0}
         return len(firsts) > 1
 
@@ -87,8 +80,11 @@ class Placement:
 
 
 def split_layers(layers: int, pp: int, partition: Sequence[int] = ()) -> tuple[int, ...]:
-    """Layers per stage. vLLM's default gives what does not divide to the stages from the second
-    last backwards (distributed/utils.py, `get_pp_indices`). Raises UsageError."""
+    """Return the number of layers per stage. Raises UsageError.
+
+    vLLM's default gives a remainder to the stages from the last but one backwards
+    (distributed/utils.py, `get_pp_indices`).
+    """
     if partition:
         if len(partition) != pp or sum(partition) != layers:
             raise UsageError(
@@ -106,7 +102,7 @@ def split_layers(layers: int, pp: int, partition: Sequence[int] = ()) -> tuple[i
 
 
 def stages_of(layers: int, placement: Placement) -> tuple[PipelineStage, ...]:
-    """The layers of every pipeline stage. Raises UsageError when they cannot be split."""
+    """Return the layers of every pipeline stage. Raises UsageError if they cannot be split."""
     counts = split_layers(layers, placement.pp, placement.partition)
     found = []
     first = 0
@@ -120,57 +116,32 @@ def stages_of(layers: int, placement: Placement) -> tuple[PipelineStage, ...]:
 def seat_ranks(
     sites: Sequence[Site], tp: int, pp: int, partition: tuple[int, ...] = ()
 ) -> Placement:
-    """Seats for TP x PP ranks on these hosts: a tensor parallel group inside one host as long as
-    a host has room for it, stages across hosts. Raises DoesNotFit when there are too few GPUs.
+    """Place TP x PP ranks on these hosts: tensor parallel groups inside a host as long as hosts
+    have room for them, stages across hosts. Raises DoesNotFit if there are too few GPUs.
     """
     total = sum(len(site.gpus) for site in sites)
     if total < tp * pp:
         raise DoesNotFit(
-            f"world size larger than the GPUs: TP {tp} x PP {pp} needs {tp * pp} GPUs, "
-            f"there are {total}",
+            f"TP {tp} x PP {pp} needs {tp * pp} GPUs, and there are {total}",
             hint=f"--tp and --pp with a product of at most {total}",
         )
-    inside = _groups_inside(sites, tp, pp)
-    if inside is not None:
-        return _placed(inside, sites, tp, pp, partition, _reason_inside(tp, pp, inside))
-    seats = [(site, gpu) for site in sites for gpu in site.gpus][: tp * pp]
-    groups = [seats[start : start + tp] for start in range(0, tp * pp, tp)]
-    reason = f"no host has {tp} free GPUs for each stage: tensor parallel groups span hosts"
-    return _placed(groups, sites, tp, pp, partition, reason)
-
-
-_Group = list[tuple[Site, GpuModel]]
-
-
-def _groups_inside(sites: Sequence[Site], tp: int, pp: int) -> list[_Group] | None:
-    groups: list[_Group] = [
+    groups: list[list[tuple[Site, GpuModel]]] = [
         [(site, gpu) for gpu in site.gpus[start : start + tp]]
         for site in sites
         for start in range(0, len(site.gpus) - tp + 1, tp)
-    ]
-    if len(groups) < pp or (sites[0].head and len(sites[0].gpus) < tp):
-        return None
-    return groups[:pp]
-
-
-def _reason_inside(tp: int, pp: int, groups: Sequence[_Group]) -> str:
+    ][:pp]
     hosts = {site.host for group in groups for site, _ in group}
-    if tp == pp == 1:
-        return "one GPU: nothing crosses a link"
-    if pp == 1:
-        return f"TP {tp} inside one host: its ranks talk in every layer"
-    where = "across hosts: one hop per stage" if len(hosts) > 1 else "inside one host"
-    return (f"TP {tp} inside each host, " if tp > 1 else "") + f"PP {pp} {where}"
-
-
-def _placed(
-    groups: Sequence[_Group],
-    sites: Sequence[Site],
-    tp: int,
-    pp: int,
-    partition: tuple[int, ...],
-    reason: str,
-) -> Placement:
+    if len(groups) < pp or (sites[0].head and len(sites[0].gpus) < tp):
+        every = [(site, gpu) for site in sites for gpu in site.gpus]
+        groups = [every[start : start + tp] for start in range(0, tp * pp, tp)]
+        reason = f"no host has {tp} free GPUs for each stage: tensor parallel groups span hosts"
+    elif tp == pp == 1:
+        reason = "one GPU: nothing crosses a link"
+    elif pp == 1:
+        reason = f"TP {tp} inside one host: its ranks communicate in every layer"
+    else:
+        where = "across hosts: one hop per stage" if len(hosts) > 1 else "inside one host"
+        reason = (f"TP {tp} inside each host, " if tp > 1 else "") + f"PP {pp} {where}"
     seats = tuple(
         RankSeat(site.host, gpu, stage, place, site.measured_at(tp))
         for stage, group in enumerate(groups)

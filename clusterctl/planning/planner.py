@@ -1,4 +1,4 @@
-"""The planner: which layout a model gets on some GPUs, what its memory then holds, and what vLLM
+"""The planner: which layout a model gets on given GPUs, what its memory then holds, and what vLLM
 would refuse. `fit` shows the report and `serve` starts its plan, so the two cannot disagree.
 """
 
@@ -14,10 +14,9 @@ from clusterctl.models.shape import ModelShape
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.advice import Advice, advise
 from clusterctl.planning.hardware import GpuModel, parse_gpus
-from clusterctl.planning.memory import FitPlan
+from clusterctl.planning.memory import FitPlan, best_split
 from clusterctl.planning.options import ServeOptions, parse_options
 from clusterctl.planning.overheads import Fabric
-from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import HostGpus, Placement, Site, seat_ranks
 from clusterctl.planning.problems import (
     PredictedProblem,
@@ -33,8 +32,8 @@ from clusterctl.serving.vllm_flags import Argument, last_value
 
 GIB = 2**30
 
-# Bytes/s from which TP across hosts is proposed unasked: RDMA at 200 Gbit/s and more. Over a 4
-# GB/s link TP 2 reached a seventh of one GPU's throughput.
+# Bytes/s from which TP across hosts is proposed: RDMA at 200 Gbit/s and more. Over a 4 GB/s link
+# TP 2 reached a seventh of one GPU's throughput.
 FAST_NETWORK = 20e9
 
 _MOST_STAGES = 16
@@ -48,18 +47,18 @@ _CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-s
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a model would run on. `network` None: not known, an ordinary one is assumed."""
+    """What a model would run on."""
 
     sites: tuple[Site, ...]
-    network: LinkSpeed | None = None
+    network: LinkSpeed | None = None  # None if unknown: an ordinary one is assumed
     defaults: EngineDefaults = ON_GPUS
     env: Mapping[str, str] = field(default_factory=dict)
     vllm: str | None = None
-    # How many GPUs of each host are free, also where nothing else is known of them; () for those
+    # How many GPUs of each host are free, even if nothing else is known of them; empty for those
     # of `sites`.
     gpus: tuple[HostGpus, ...] = ()
-    held: tuple[str, ...] = ()  # Who has the GPUs that are not free, a line each
-    as_if_free: bool = False  # Those are planned for too, since no others are there
+    held: tuple[str, ...] = ()  # Who holds the GPUs that are not free, a line each
+    as_if_free: bool = False  # Those are planned for too, since there are no others
 
     @property
     def free(self) -> tuple[HostGpus, ...]:
@@ -67,14 +66,14 @@ class Hardware:
 
     @property
     def smallest_gpu(self) -> int | None:
-        """Bytes of the smallest GPU; None on CPUs."""
+        """The bytes of the smallest GPU; None on CPUs."""
         memories = [gpu.memory_gib for site in self.sites for gpu in site.gpus]
         return int(min(memories) * GIB) or None if memories else None
 
 
 @dataclass(frozen=True, slots=True)
 class ServedLayout:
-    """How a service that is asked for again runs now. `partition`: its layers per stage."""
+    """The current layout of a service that is served again. `partition`: its layers per stage."""
 
     tp: int
     pp: int
@@ -82,7 +81,7 @@ class ServedLayout:
 
 
 def served_layout(document: ServiceDocument | None) -> ServedLayout | None:
-    """As a service's document has it."""
+    """Return the layout in a service's document."""
     if document is None:
         return None
     split = document.env.get(PARTITION, "")
@@ -92,16 +91,13 @@ def served_layout(document: ServiceDocument | None) -> ServedLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan: a model on hosts with options, for a vLLM version.
-
-    `tp` and `pp` None: the planner chooses. `arguments`: everything that goes to vLLM.
-    """
+    """What to plan: a model on hosts with options, for a vLLM version."""
 
     shape: ModelShape
     hardware: Hardware
-    tp: int | None = None
+    tp: int | None = None  # None lets the planner choose, as for `pp`
     pp: int | None = None
-    arguments: tuple[Argument, ...] = ()
+    arguments: tuple[Argument, ...] = ()  # Everything that is passed to vLLM
     served: ServedLayout | None = None
 
     @property
@@ -114,7 +110,7 @@ class PlanRequest:
 
     @property
     def options(self) -> ServeOptions:
-        """Raises UsageError, or Problems, for values that vLLM refuses."""
+        """The parsed options. Raises UsageError, or Problems, for values that vLLM refuses."""
         return parse_options(self.arguments, self.hardware.env)
 
 
@@ -127,37 +123,30 @@ class Proposal:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {**self.plan.to_json(), "speed": self.speed.to_json(), "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """The answer. `plan` is what was asked for, else what is served already, else the best
-    proposal.
+    """The planner's answer."""
 
-    `proposals` are all layouts that fit, best first (empty when TP or PP was given).
-    `faster`: what the cluster offers that is estimated at least half faster than the plan.
-    `doubts`: why nothing is refused; () when the plan is to be trusted.
-    """
-
-    plan: FitPlan
+    plan: FitPlan  # What was asked for, else what is served already, else the best proposal
     speed: Speed
     reason: str
     problems: tuple[PredictedProblem, ...]
     advice: tuple[Advice, ...]
-    proposals: tuple[Proposal, ...] = ()
-    faster: Proposal | None = None
-    doubts: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # What `serve` makes of it, where that needs saying
+    proposals: tuple[Proposal, ...] = ()  # All that fit, best first; empty if TP or PP was given
+    faster: Proposal | None = None  # A proposal estimated to be at least 1.5 times as fast
+    doubts: tuple[str, ...] = ()  # Why nothing is refused; empty if the plan can be trusted
+    notes: tuple[str, ...] = ()  # What `serve` does differently
 
     @property
     def refused(self) -> bool:
-        """Whether vLLM surely cannot start like this."""
+        """Whether vLLM certainly cannot start like this."""
         return not self.doubts and any(problem.fatal for problem in self.problems)
 
     def to_json(self) -> dict[str, Any]:
-        """The stable form of `fit --json`."""
+        """Return the stable form of `fit --json`."""
         plan = self.plan.to_json()
         return {
             **plan,
@@ -175,11 +164,11 @@ class FitReport:
 def request_for(
     launch: Launch, shape: ModelShape, hardware: Hardware, served: ServedLayout | None = None
 ) -> PlanRequest:
-    """A plan of the service that this launch starts, with the flags that vLLM will get."""
+    """Return a request to plan the service that this launch starts, with its flags for vLLM."""
     asked = launch.request
     if last_value(asked.given, "runner") == "pooling":
-        counted = "a model that pools is counted as if it generated: its KV cache and speed are not"
-        shape = replace(shape, assumptions=(*shape.assumptions, f"{counted} so"))
+        counted = "a pooling model is planned like one that generates, which it does not"
+        shape = replace(shape, assumptions=(*shape.assumptions, counted))
     return PlanRequest(
         shape=shape,
         hardware=hardware,
@@ -191,24 +180,24 @@ def request_for(
 
 
 def planned_arguments(launch: Launch) -> tuple[Argument, ...]:
-    """All flags that a plan depends on, TP and PP aside."""
+    """Return all flags that a plan depends on, except for TP and PP."""
     copies = launch.request.data_parallel
     more = (Argument("data-parallel-size", (str(copies),)),) if copies > 1 else ()
     return (*engine_arguments(launch), *more)
 
 
 def plan(request: PlanRequest) -> FitReport:
-    """The report for a request. Pure.
+    """Answer a request. Pure.
 
-    Raises UsageError (or Problems) for an encoder, for values that vLLM would refuse and for sizes
-    that the model cannot be cut into, DoesNotFit for more ranks than GPUs. A layout that does not
-    fit in memory is no error: `refused` says so.
+    Raises UsageError (or Problems) for an encoder, for values that vLLM would refuse, and for sizes
+    that the model cannot be split into; DoesNotFit for more ranks than GPUs. A layout that does not
+    fit in memory is not an error: `refused` tells.
     """
     shape, sites = request.shape, request.sites
     if shape.encoder:
         raise UsageError(
-            f"{shape.architecture} is an encoder: it keeps no KV cache and generates nothing, and "
-            "what it takes beside its weights is not known here",
+            f"{shape.architecture} is an encoder, which has no KV cache and generates nothing: its "
+            "memory besides the weights is unknown here",
             hint="clusterctl serve gives it one GPU, and vLLM says whether it fits",
         )
     rules, options = rules_for(request.hardware.vllm), request.options
@@ -223,11 +212,15 @@ def plan(request: PlanRequest) -> FitReport:
         found = replace(found, placement=replace(found.placement, replicas=options.dp or 1))
         report = _report(request, found, options, rules)
         notes = _held_notes(request.hardware)
-        return replace(report, faster=_faster(report, proposals), notes=notes)
+        first = proposals[0] if proposals else None
+        faster = (
+            first if first and first.speed.loaded >= _MUCH_FASTER * report.speed.loaded else None
+        )
+        return replace(report, faster=faster, notes=notes)
     best = proposals[0].plan if proposals else None
     if kept and (kept.verdict == "fits" or not best or best.verdict == "tight"):
         report = _report(request, kept, options, rules)
-        report = replace(report, reason="as it is served already")
+        report = replace(report, reason="the current layout")
     else:
         report = _report(request, best or _closest(request, options, rules), options, rules)
     notes = (*_held_notes(request.hardware), *_notes(report, options, best))
@@ -241,11 +234,11 @@ def require_possible(
     pp: int | None,
     replicas: int = 1,
 ) -> None:
-    """Raises UsageError for sizes that the model cannot be cut into, and DoesNotFit for more ranks
-    than there are GPUs, all at once. `shape` None skips what depends on it."""
+    """Raise UsageError for sizes that the model cannot be split into, and DoesNotFit for more ranks
+    than GPUs, all at once. A `shape` of None skips what depends on it."""
     found: list[ClusterctlError] = []
     free = hardware.free
-    # Widths mean something else in an architecture that is not known here.
+    # In an unknown architecture widths may mean something else.
     judge = heads_problem if shape and shape.assumptions else tp_problem
     problem = judge(shape, tp) if shape and tp else None
     if shape and problem:
@@ -281,8 +274,8 @@ def propose(
     rules: Rules,
     network: LinkSpeed = NETWORK,
 ) -> tuple[Proposal, ...]:
-    """Layouts that fit, best first: certain ones before tight ones, then by estimated tokens/s
-    under load. Tensor parallel groups stay inside a host unless the network is fast."""
+    """Return the layouts that fit, best first: certain ones before tight ones, then by estimated
+    tokens/s under load. Tensor parallel groups stay inside a host unless the network is fast."""
     fitting: list[Proposal] = []
     for tp in _tensor_sizes(shape, sites):
         for found in _plans(shape, tp, sites, options, rules, network):
@@ -292,7 +285,8 @@ def propose(
 
 
 def _tensor_sizes(shape: ModelShape, sites: Sequence[Site]) -> list[int]:
-    """Powers of two that vLLM accepts; it takes 3, 5, 6 and 7 too, where nobody tests."""
+    """Return the powers of two that vLLM accepts. It accepts 3, 5, 6 and 7 too, which nobody
+    tests."""
     total = sum(len(site.gpus) for site in sites)
     return [tp for tp in possible_tp(shape, total) if tp & (tp - 1) == 0]
 
@@ -305,12 +299,12 @@ def _plans(
     rules: Rules,
     network: LinkSpeed,
 ) -> Iterator[FitPlan]:
-    """Plans with that TP, from one stage up. A stage more than what fits is offered too, for its
-    larger cache; beyond that stages only add hops."""
+    """Yield plans with that TP, from one stage up. One stage more than needed is offered too, for
+    its larger cache; beyond that stages only add hops."""
     total = sum(len(site.gpus) for site in sites) // (options.dp or 1)
     found = 0
     for pp in range(1, min(total // tp, len(shape.layers), _MOST_STAGES) + 1):
-        # A split that was given is one for as many stages, and no reason to offer no others.
+        # A partition that was given holds for its own number of stages; others are offered too.
         given = options if len(options.partition) == pp else replace(options, partition=())
         candidate = best_seated(shape, tp, pp, sites, given, rules)
         if candidate.placement.groups_cross_hosts and network.bandwidth < FAST_NETWORK:
@@ -325,7 +319,7 @@ def _plans(
 def _rank(proposal: Proposal) -> tuple[bool, float, int]:
     placement = proposal.plan.placement
     used = placement.tp * placement.pp * placement.replicas
-    if placement.seats[0].gpu.is_cpu:  # the model of speed is one of GPUs: the smallest layout
+    if placement.seats[0].gpu.is_cpu:  # speed is modelled for GPUs only: smallest layout first
         return (proposal.plan.verdict != "fits", 0.0, placement.tp * placement.pp)
     return (proposal.plan.verdict != "fits", -round(proposal.speed.loaded, -1), used)
 
@@ -338,8 +332,8 @@ def best_seated(
     options: ServeOptions,
     rules: Rules,
 ) -> FitPlan:
-    """The plan for TP x PP on the hosts in the order given, or with the largest GPUs first where
-    only that fits; a head stays first. Raises DoesNotFit when there are too few GPUs."""
+    """Return the plan for TP x PP on the hosts in the order given, or with the largest GPUs first
+    if only that fits; a head stays first. Raises DoesNotFit if there are too few GPUs."""
     ordered = sorted(
         sites, key=lambda site: (not site.head, -min(gpu.memory_gib for gpu in site.gpus))
     )
@@ -354,7 +348,8 @@ def best_seated(
 
 
 def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) -> Placement:
-    """As many copies as were asked for; else as the remaining GPUs of the same kinds hold."""
+    """Add the replicas that were asked for, else as many as fit on the other GPUs of the same
+    kinds."""
     if asked:
         return replace(placement, replicas=asked)
     kinds = [(seat.gpu, seat.place) for seat in placement.seats]
@@ -374,7 +369,7 @@ def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) 
 
 
 def _without(sites: Sequence[Site], placement: Placement) -> tuple[Site, ...]:
-    """The sites less the GPUs that a placement uses; it takes them from the front."""
+    """Return the sites without the GPUs that a placement uses, which are the first ones of each."""
     used = [seat.host for seat in placement.seats]
     return tuple(
         replace(site, gpus=site.gpus[used.count(site.host) :])
@@ -384,8 +379,8 @@ def _without(sites: Sequence[Site], placement: Placement) -> tuple[Site, ...]:
 
 
 def _as_served(request: PlanRequest, options: ServeOptions, rules: Rules) -> FitPlan | None:
-    """The plan of the layout that is served already, where it may still fit: what an earlier start
-    taught must neither move nor restart a service that is asked for again."""
+    """Return the plan of the current layout, if it may still fit: what was learned from an earlier
+    start must neither move nor restart a service that is served again."""
     served = request.served
     if served is None or tp_problem(request.shape, served.tp):
         return None
@@ -393,7 +388,7 @@ def _as_served(request: PlanRequest, options: ServeOptions, rules: Rules) -> Fit
         try:
             given = replace(options, partition=partition)
             found = best_seated(request.shape, served.tp, served.pp, request.sites, given, rules)
-        except ClusterctlError:  # fewer GPUs than ranks, or a partition for other stages
+        except ClusterctlError:  # fewer GPUs than ranks, or a partition for another PP
             continue
         if found.verdict != "does not fit":
             return replace(found, placement=replace(found.placement, replicas=options.dp or 1))
@@ -401,7 +396,7 @@ def _as_served(request: PlanRequest, options: ServeOptions, rules: Rules) -> Fit
 
 
 def _closest(request: PlanRequest, options: ServeOptions, rules: Rules) -> FitPlan:
-    """Where nothing fits, the layout that lacks least."""
+    """Return the layout that comes closest, if none fits."""
     shape, sites = request.shape, request.sites
     total = sum(len(site.gpus) for site in sites) // (options.dp or 1)
     plans = []
@@ -411,11 +406,10 @@ def _closest(request: PlanRequest, options: ServeOptions, rules: Rules) -> FitPl
             candidate = best_seated(shape, tp, pp, sites, given, rules)
             if not candidate.placement.groups_cross_hosts:
                 plans.append(candidate)
-    return max(plans, key=_room)
-
-
-def _room(plan: FitPlan) -> tuple[int, float]:
-    return plan.longest_context, min(rank.kv_cache_gib for rank in plan.ranks)
+    return max(
+        plans,
+        key=lambda plan: (plan.longest_context, min(rank.kv_cache_gib for rank in plan.ranks)),
+    )
 
 
 def _report(request: PlanRequest, found: FitPlan, options: ServeOptions, rules: Rules) -> FitReport:
@@ -431,7 +425,7 @@ def _report(request: PlanRequest, found: FitPlan, options: ServeOptions, rules: 
 
 
 def one_service(report: FitReport, request: PlanRequest) -> FitReport:
-    """The report of the one service that `serve` starts, where it shows several replicas."""
+    """Reduce a report of several replicas to the one that `serve` starts."""
     copies = request.options.dp or 1
     if report.plan.placement.replicas == copies:
         return report
@@ -441,47 +435,40 @@ def one_service(report: FitReport, request: PlanRequest) -> FitReport:
     return replace(report, plan=replace(report.plan, placement=placement), speed=speed)
 
 
-def _faster(report: FitReport, proposals: tuple[Proposal, ...]) -> Proposal | None:
-    best = proposals[0] if proposals else None
-    if best and best.speed.loaded >= _MUCH_FASTER * report.speed.loaded:
-        return best
-    return None
-
-
 def _doubts(request: PlanRequest, options: ServeOptions) -> tuple[str, ...]:
-    """Why nothing is refused; () when the plan is to be trusted."""
+    """Return why nothing is refused; nothing if the plan can be trusted."""
     changed = [
         argument.flag for argument in request.arguments if argument.key in _CHANGES_THE_MODEL
     ]
     found = [*request.shape.assumptions]
-    found += [f"{flag} changes what config.json says" for flag in changed]
+    found += [f"{flag} overrides config.json" for flag in changed]
     if request.hardware.env.get(LONGER, "0") not in ("0", ""):
-        found.append(f"{LONGER} lets the context be longer than the model's own")
+        found.append(f"{LONGER} allows a longer context than the model's own")
     if options.kv_cache_bytes is None and any(
         gpu.is_cpu for site in request.sites for gpu in site.gpus
     ):
-        # vLLM on CPUs has a cache of the size it is told, and that may be said in the image.
-        found.append("how large the KV cache is on CPUs was not told")
+        # On CPUs vLLM is told the size of its cache, and the image may set it.
+        found.append("the size of the KV cache on CPUs is not set")
     return tuple(found)
 
 
 def _held_notes(hardware: Hardware) -> tuple[str, ...]:
-    """Who else has GPUs."""
+    """Say who else holds GPUs."""
     if not hardware.held:
         return ()
     who = "; ".join(hardware.held)
     if hardware.as_if_free:
         return (f"no GPU is free, so this is planned as if all were: {who}",)
-    return (f"planned for the GPUs that are free: {who}",)
+    return (f"planned for the free GPUs only: {who}",)
 
 
 def _notes(report: FitReport, options: ServeOptions, best: FitPlan | None) -> tuple[str, ...]:
-    """What `serve` makes of the layout that comes first, where it is not the same."""
+    """Say what `serve` does if it does not start the first layout as it is."""
     placement, notes = report.plan.placement, []
     if best and (best.placement.tp, best.placement.pp) != (placement.tp, placement.pp):
         notes.append(
-            f"serve keeps the layout that is served, TP {placement.tp}, PP {placement.pp}; "
-            f"the first of those that fit is --tp {best.placement.tp} --pp {best.placement.pp}"
+            f"serve keeps the current layout, TP {placement.tp}, PP {placement.pp}; "
+            f"the best that fits is --tp {best.placement.tp} --pp {best.placement.pp}"
         )
     elif placement.replicas > 1 and not options.dp:
         copies = placement.replicas
@@ -496,20 +483,20 @@ def _reason(plan: FitPlan) -> str:
     placement = plan.placement
     parts = [placement.reason]
     if placement.replicas > 1:
-        parts.append(f"{placement.replicas} replicas side by side share nothing")
+        parts.append(f"{placement.replicas} independent replicas")
     if placement.partition:
         layers = ",".join(map(str, plan.partition))
-        parts.append(f"layers split {layers}, since the GPUs differ")
+        parts.append(f"layers split {layers} because the GPUs differ")
     if plan.limited_by.unused_gib > 1 and len(plan.ranks) > 1:
         limit = plan.limited_by
-        parts.append(f"{limit.gpu} on {limit.host} decides, {limit.unused_gib:.0f} GiB stay unused")
+        parts.append(f"limited by {limit.gpu} on {limit.host}, {limit.unused_gib:.0f} GiB unused")
     if plan.verdict == "tight":
         parts.append("within the margin of error")
     return "; ".join(parts)
 
 
 def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
-    """`hosts` hosts with the GPUs that `--gpus` names each. Raises UsageError."""
+    """Return `hosts` hosts with the GPUs of `--gpus` each. Raises UsageError."""
     if not 1 <= hosts <= 1024:
         raise UsageError(f"--hosts {hosts}: from 1 to 1024", hint="--hosts 2")
     each = parse_gpus(gpus)
@@ -517,6 +504,6 @@ def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
 
 
 def usual_fabric(gpus: Sequence[GpuModel]) -> Fabric:
-    """What servers with those GPUs usually join them by."""
+    """Return what usually connects those GPUs in a server."""
     joined = ("A100", "A800", "H100", "H800", "H20", "B200", "V100")
     return "nvlink" if len(gpus) > 1 and gpus[0].name.startswith(joined) else "pcie"

@@ -1,6 +1,6 @@
-"""Errors that vLLM would end with, named before anything starts.
+"""Predicts the errors of vLLM before anything starts.
 
-The names are those of the causes that `diagnose` finds in logs afterwards.
+Problems have the names of the causes that are recognised in logs afterwards.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from clusterctl.planning.rules import Rules
 from clusterctl.serving.release_flags import removed_flags
 from clusterctl.serving.vllm_flags import Argument
 
-# Names of what more memory would cure.
+# Names of problems that more memory would solve.
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedProblem:
-    """`fatal`: vLLM will not start; else it starts and says or does something unwanted."""
+    """A `fatal` problem keeps vLLM from starting; any other has an unwanted effect."""
 
     name: str
     fatal: bool
@@ -33,7 +33,6 @@ class PredictedProblem:
     hint: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {"name": self.name, "fatal": self.fatal, "text": self.text, "hint": self.hint}
 
 
@@ -43,17 +42,16 @@ def predict_problems(
     rules: Rules,
     arguments: Sequence[Argument] = (),
 ) -> tuple[PredictedProblem, ...]:
-    """All that is known to go wrong with this plan, fatal ones first.
+    """Return everything that is known to go wrong with this plan, fatal problems first.
 
-    `arguments`: everything that goes to vLLM, to find flags that its version no longer has.
+    `arguments` is everything that is passed to vLLM, to find flags that its version lacks.
     """
     options, gpus = plan.options, tuple(seat.gpu for seat in plan.placement.seats)
     found = [
         *_context(shape, options),
         *_number_formats(shape, options, gpus),
         *_storage(shape, options, rules, gpus),
-        *_versions(rules, arguments),
-        *_uncounted(arguments),
+        *_flags(rules, arguments),
         *_memory(plan, shape.context),
         *_surroundings(plan, rules),
     ]
@@ -74,19 +72,21 @@ def _context(shape: ModelShape, options: ServeOptions) -> Iterator[PredictedProb
 
 
 def tp_problem(shape: ModelShape, tp: int) -> str | None:
-    """Why vLLM does not take that tensor parallel size for this model; None when it does."""
+    """Return why vLLM does not accept that tensor parallel size for this model, or None."""
     return heads_problem(shape, tp) or _uneven_part(shape, tp)
 
 
 def heads_problem(shape: ModelShape, tp: int) -> str | None:
-    """As `tp_problem`, of what holds in every architecture: attention heads must be divisible
-    (vllm/config/model.py), and so must key/value heads or, where there are fewer, they must divide
-    the size: they are then copied."""
+    """Return what `tp_problem` finds in every architecture.
+
+    Attention heads must be divisible by the size (vllm/config/model.py). So must key/value heads,
+    or they must divide the size if there are fewer: they are then copied.
+    """
     if shape.heads % tp:
         return f"does not divide the model's {shape.heads} attention heads"
     for heads in shape.kv_heads:
         if heads % tp and tp % heads:
-            return f"does not go into the model's {heads} key/value heads, nor they into it"
+            return f"neither divides the model's {heads} key/value heads nor is a multiple of them"
     return None
 
 
@@ -104,7 +104,7 @@ def _uneven_part(shape: ModelShape, tp: int) -> str | None:
 
 
 def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
-    """Tensor parallel sizes up to `most` that vLLM accepts for this model."""
+    """Return the tensor parallel sizes up to `most` that vLLM accepts for this model."""
     return tuple(tp for tp in range(1, most + 1) if tp_problem(shape, tp) is None)
 
 
@@ -118,15 +118,15 @@ def _number_formats(
         yield PredictedProblem(
             "bf16-unsupported",
             True,
-            f"bfloat16 needs compute capability 8.0, which {old} has not",
+            f"bfloat16 needs compute capability 8.0, which {old} lacks",
             "--dtype half",
         )
     elif options.dtype == "auto" and shape.dtype == "bfloat16":
         yield PredictedProblem(
             "bf16-unsupported",
             False,
-            f"the weights are bfloat16, which {old} has not: they are cast to float16, and on a "
-            "cluster of unlike GPUs every rank must be told so",
+            f"the weights are bfloat16, which {old} lacks: they are cast to float16, and in a "
+            "cluster of different GPUs every rank has to be told",
             "--dtype half",
         )
 
@@ -141,7 +141,7 @@ def _storage(
         yield PredictedProblem(
             "bad-quant-name",
             True,
-            f"vLLM {show_version(rules.version)} has no bitsandbytes",
+            f"vLLM {show_version(rules.version)} does not support bitsandbytes",
             "use a model quantised as AWQ, GPTQ or FP8, or an image of an older vLLM",
         )
     least = NEEDS_CAPABILITY.get(stored.method, 0)
@@ -150,8 +150,8 @@ def _storage(
         yield PredictedProblem(
             "quant-min-capability",
             True,
-            f"{stored.method} needs compute capability {least / 10}, which {weak} has not",
-            "use the model's unquantised weights on these GPUs",
+            f"{stored.method} needs compute capability {least / 10}, which {weak} lacks",
+            "use unquantised weights on these GPUs",
         )
     slow = _names(gpu for gpu in gpus if not gpu.has_native_fp8 and not gpu.is_cpu)
     if stored.method == "fp8" and slow and not weak:
@@ -159,7 +159,7 @@ def _storage(
             "fp8-not-native",
             False,
             f"{slow} has no native fp8: weights are decompressed by Marlin kernels, which saves "
-            "memory and no time",
+            "memory but no time",
             "nothing to do; newer GPUs (8.9 and up) compute in fp8",
         )
 
@@ -168,24 +168,21 @@ def _names(gpus: Iterable[GpuModel]) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
 
 
-def _versions(rules: Rules, arguments: Sequence[Argument]) -> Iterator[PredictedProblem]:
-    for error in removed_flags(arguments, rules.version):
-        if "bitsandbytes" not in error.summary:
-            yield PredictedProblem("unknown-arg", True, error.summary, error.hint or "leave it out")
-
-
 _UNCOUNTED = {
     "speculative-config": "the drafter's weights and cache",
     "enable-lora": "LoRA adapters",
-    "enable-expert-parallel": "experts cut by number instead of width",
-    "decode-context-parallel-size": "a KV cache cut along the context",
+    "enable-expert-parallel": "experts split by number instead of width",
+    "decode-context-parallel-size": "a KV cache split along the context",
 }
 
 
-def _uncounted(arguments: Sequence[Argument]) -> Iterator[PredictedProblem]:
+def _flags(rules: Rules, arguments: Sequence[Argument]) -> Iterator[PredictedProblem]:
+    for error in removed_flags(arguments, rules.version):
+        if "bitsandbytes" not in error.summary:
+            yield PredictedProblem("unknown-arg", True, error.summary, error.hint or "leave it out")
     for argument in arguments:
         if argument.key in _UNCOUNTED:
-            text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not counted"
+            text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not part of the forecast"
             yield PredictedProblem("not-counted", False, text, "leave a few GiB of room for it")
 
 
@@ -232,7 +229,7 @@ def _surroundings(plan: FitPlan, rules: Rules) -> Iterator[PredictedProblem]:
         yield PredictedProblem(
             "cuda-oom",
             False,
-            f"vLLM {plan.vllm} leaves CUDA graphs out of the sum: {over[0].cuda_graphs_gib:.1f} "
-            f"GiB find no room beside {over[0].usable_gib:.1f} of {over[0].memory_gib:.1f} GiB",
+            f"vLLM {plan.vllm} does not budget for CUDA graphs: {over[0].cuda_graphs_gib:.1f} GiB "
+            f"do not fit beside {over[0].usable_gib:.1f} of {over[0].memory_gib:.1f} GiB",
             "--gpu-memory-utilization 0.9, or --enforce-eager",
         )

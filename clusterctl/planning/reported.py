@@ -1,22 +1,32 @@
-"""What vLLM's log says of memory, as it stands in the logs of 0.7.1 to 0.32, beside the prediction;
-and what a host should remember of it.
+"""What vLLM's log reports about memory (0.7.1 to 0.32), compared with the forecast.
+
+The overheads of a start are kept in a file on the head, and replace the usual figures in the next
+forecast for the same GPU and image.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from clusterctl import deadlines
+from clusterctl.errors import ClusterctlError
+from clusterctl.node.files import NodePaths
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.overheads import Measured
-from clusterctl.planning.rules import Rules
+from clusterctl.planning.rules import Rules, rules_for
+from clusterctl.transport.base import Transport
 
-WORTH_SAYING = 0.01  # A share by which prediction and report differ from which on a user is told
+WORTH_SAYING = 0.01  # Relative difference of forecast and report from which on users are told
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What vLLM's log printed for one rank, in GiB; None is not printed."""
+    """What vLLM printed for one rank, in GiB; None if it did not."""
 
     weights_gib: float | None = None
     kv_cache_gib: float | None = None
@@ -27,7 +37,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure. `off`: share by which the prediction differs, positive when too high."""
+    """One figure, as predicted and as reported."""
 
     name: str
     predicted: float
@@ -35,17 +45,16 @@ class Comparison:
 
     @property
     def off(self) -> float:
-        """0.01 is a prediction 1 % too high."""
+        """The relative error: 0.01 means that the forecast is 1 % too high."""
         return self.predicted / self.reported - 1 if self.reported else 0.0
 
     @property
     def worth_saying(self) -> bool:
-        """Whether the difference is one to mention."""
         return abs(self.off) > WORTH_SAYING
 
 
 def compare(plan: FitPlan, reported: Reported, rank: int = 0) -> tuple[Comparison, ...]:
-    """Every figure that was printed for that rank."""
+    """Compare every figure that was printed for that rank."""
     memory = plan.ranks[rank]
     pairs = (
         ("weights_gib", memory.weights_gib, reported.weights_gib),
@@ -58,12 +67,12 @@ def compare(plan: FitPlan, reported: Reported, rank: int = 0) -> tuple[Compariso
 
 
 def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Measured:
-    """The overhead that this start had on that rank's GPU, for the next plan.
+    """Return the overhead of this start on that rank's GPU, for the next forecast.
 
-    What vLLM may use, less the weights and the cache it printed and the activations computed
-    here, is the runtime's. Nothing is learned from a cache whose size was given, or where the
-    log says too little; nor from less than nothing: such a start found its model compiled and
-    was spared the peak of that, which the next one may have to pay.
+    It is what vLLM may use, less the weights and the cache that it printed and the activations
+    computed here. It stays unknown if the size of the cache was given, if the log says too little,
+    or if the result is negative: such a start found its model compiled and was spared that peak,
+    which the next one may have to pay.
     """
     memory = plan.ranks[rank]
     if reported.kv_cache_gib is None or plan.options.kv_cache_bytes is not None:
@@ -77,10 +86,10 @@ def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Mea
     return Measured(runtime_gib=runtime if runtime > 0 else None, graphs_gib=reported.graphs_gib)
 
 
-# A line with one of these begins every start; older starts are in the same file.
+# Lines that mark the beginning of a start; older starts are in the same file.
 START_MARKS = r"non-default args|args: Namespace\(|API server version"
 
-# For `grep -E`: the lines that are read here.
+# The lines that are read here, for `grep -E`.
 WANTED = (
     rf"{START_MARKS}|[Mm]odel (loading|weights) took|memory for cache|KV cache (memory|size)"
     r"|# CPU blocks|Maximum concurrency for|CUDA graph memory|Graph capturing finished"
@@ -97,22 +106,30 @@ _CONTEXT = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request")
 _GRAPHS_CHARGED = re.compile(r"Estimated CUDA graph memory: ([\d.]+) GiB")
 _GRAPHS_TAKEN = re.compile(r"Graph capturing finished in .*took ([\d.]+) GiB")
 
-_SAME = 0.02  # Ranks whose weights differ by more hold different layers: no one figure is theirs
+_SAME = 0.02  # Ranks whose weights differ by more hold different layers, so no figure fits all
 
 
 def read_reported(text: str) -> Reported:
-    """The figures of the last start in a log.
+    """Read the figures of the last start in a log.
 
-    Of the cache's GiB, the smallest that a rank printed, since that rank decides; the graphs'
-    as vLLM charged them where it says so, else as they were taken.
+    Of the cache sizes the smallest counts, since that rank limits the others. Graphs count as
+    vLLM charged them if it says so, otherwise as they were taken.
     """
-    last = _last_start(text)
+    starts = [match.start() for match in re.finditer(START_MARKS, text)]
+    last = text[starts[-1] :] if starts else text
     caches = _numbers(_CACHE, last) or _numbers(_CACHE_V0, last)
     graphs = _numbers(_GRAPHS_CHARGED, last) or _numbers(_GRAPHS_TAKEN, last)
     concurrency = _numbers(_CONCURRENCY, last)
-    tokens = _numbers(_TOKENS, last) or _tokens_v0(last, concurrency)
+    tokens = _numbers(_TOKENS, last)
+    blocks, context = _numbers(_BLOCKS_V0, last), _numbers(_CONTEXT, last)
+    if not tokens and blocks and blocks[0] and context and concurrency:
+        # Nothing prints the size of a block, but the next line says how many requests of how many
+        # tokens all blocks hold, which gives whole tokens per block.
+        tokens = [blocks[0] * round(concurrency[0] * context[0] / blocks[0])]
+    weights = _numbers(_WEIGHTS, last)
+    alike = weights and max(weights) - min(weights) <= _SAME * max(weights)
     return Reported(
-        weights_gib=_common(_numbers(_WEIGHTS, last)),
+        weights_gib=max(weights) if alike else None,
         kv_cache_gib=min(caches, default=None),
         graphs_gib=max(graphs, default=None),
         kv_cache_tokens=int(min(tokens)) if tokens else None,
@@ -138,7 +155,140 @@ def _numbers(pattern: re.Pattern[str], text: str) -> list[float]:
     return [float(found.replace(",", "").rstrip(".")) for found in pattern.findall(text)]
 
 
-def _common(values: list[float]) -> float | None:
-    if not values or max(values) - min(values) > _SAME * max(values):
+LOG_TAIL = 4_000_000  # Bytes at the end of a service's log that are searched, on the host
+
+_READ = 'tail -c "$1" "$2" | grep -aE "$3" | cut -c1-400 | tail -n 400'
+
+# GiB by which a measured overhead may differ from the usual one. Beyond that something else used
+# the GPU during the start, which would spoil every later forecast.
+_PLAUSIBLE = 2.0
+
+# What earlier starts reported, by host and GPU, then by TP size.
+Learned = dict[tuple[str, str], tuple[tuple[int, Measured], ...]]
+
+
+@dataclass(frozen=True)
+class StartOutcome:
+    """What a start printed, compared with its forecast."""
+
+    reported: Reported
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The tokens of the KV cache side by side; empty if the log does not say."""
+        tokens = next((one for one in self.comparisons if one.name == "kv_cache_tokens"), None)
+        if tokens is None:
+            return ""
+        said = f"predicted {tokens.predicted:,.0f} tokens, vLLM says {tokens.reported:,.0f}"
+        return f"{said} ({tokens.off:+.1%})" if tokens.worth_saying else said
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": one.name,
+                "predicted": round(one.predicted, 4),
+                "reported": one.reported,
+                "off": round(one.off, 5),
+            }
+            for one in self.comparisons
+        ]
+
+
+def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> StartOutcome | None:
+    """Compare the last start of a service with its plan, in one round trip.
+
+    Returns None if the log does not tell, or cannot be read: this is a report, and its failure
+    does not affect the service.
+    """
+    log = str(NodePaths(cluster).log(service))
+    argv = ["sh", "-c", _READ, "reported", str(LOG_TAIL), log, WANTED]
+    try:
+        result = head.run(argv, sudo=True, timeout=deadlines.SMALL_FILE)
+    except ClusterctlError:
         return None
-    return max(values)
+    reported = read_reported(result.stdout)
+    found = compare(plan, reported, plan.limited_by.rank)
+    return StartOutcome(reported, found) if found else None
+
+
+def measured_file(cluster: str) -> str:
+    """Return the file on the head that keeps what starts reported."""
+    return str(NodePaths(cluster).logs / "measured.json")
+
+
+def measured_in(data: bytes | None, image: str) -> Learned:
+    """Return what was kept for starts of this image; nothing if the file is not ours."""
+    found: dict[tuple[str, str], dict[int, Measured]] = {}
+    for entry in _entries(data):
+        try:
+            if entry["image"] == image:
+                sizes = (entry["runtime_gib"], entry["graphs_gib"])
+                measured = Measured(*(None if gib is None else float(gib) for gib in sizes))
+                key = (str(entry["host"]), str(entry["gpu"]))
+                found.setdefault(key, {})[int(entry["tp"])] = measured
+        except (KeyError, TypeError, ValueError):
+            continue  # written by another version
+    return {
+        key: tuple(sorted(by_tp.items(), key=lambda one: one[0])) for key, by_tp in found.items()
+    }
+
+
+def _entries(data: bytes | None) -> list[Mapping[str, Any]]:
+    try:
+        found = json.loads(data or b"{}")
+    except ValueError:
+        return []
+    starts = found.get("starts") if isinstance(found, dict) else None
+    if not isinstance(starts, list):
+        return []
+    return [entry for entry in starts if isinstance(entry, dict)]
+
+
+def lessons(plan: FitPlan, reported: Reported, image: str) -> list[dict[str, Any]]:
+    """Return what this start teaches, an entry per host.
+
+    Nothing on CPUs, with pipeline stages or with unlike GPUs, where a printed figure does not hold
+    for every rank; and nothing implausible, as when something else used the GPU.
+    """
+    ranks = plan.ranks
+    kinds = {(rank.gpu, rank.memory_gib) for rank in ranks}
+    if len(kinds) > 1 or plan.placement.pp > 1 or plan.placement.seats[0].gpu.is_cpu:
+        return []
+    measured = learn(plan, reported, rules_for(plan.vllm))
+    runtime = measured.runtime_gib
+    if runtime is None or abs(runtime - ranks[0].runtime_gib) > _PLAUSIBLE:
+        return []
+    return [
+        {
+            "host": host,
+            "gpu": ranks[0].gpu,
+            "image": image,
+            "tp": plan.placement.tp,
+            "runtime_gib": round(runtime, 4),
+            "graphs_gib": measured.graphs_gib,
+        }
+        for host in plan.placement.hosts
+    ]
+
+
+def with_lessons(data: bytes | None, new: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """Return the new content of the file, or None if it stays as it is."""
+    replaced = {_key(entry) for entry in new}
+    old = _entries(data)
+    kept = [entry for entry in old if _key(entry) not in replaced]
+    starts = sorted((*kept, *new), key=lambda entry: repr(_key(entry)))
+    if not new or starts == sorted(old, key=lambda entry: repr(_key(entry))):
+        return None
+    return (json.dumps({"starts": starts}, indent=1) + "\n").encode()
+
+
+def keep(head: Transport, file: str, content: bytes | None) -> None:
+    """Write the file if there is something new. A failure, as on a full disk, is ignored."""
+    if content is not None:
+        with suppress(ClusterctlError):
+            head.put(content, file, mode=0o644, sudo=True)
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry.get(name) for name in ("host", "gpu", "image", "tp"))

@@ -1,9 +1,9 @@
-"""Which arithmetic a vLLM version uses for memory, and which of its two model runners a model gets.
+"""How each vLLM version computes memory, and which of its two model runners a model gets.
 
 Read in the sources of 0.7.2, 0.8.5.post1, 0.9.2, 0.10.2, 0.12.0, 0.15.1, 0.17.1, 0.18.0, 0.20.0,
 0.22.0 to 0.26.0, 0.29.0, 0.32.0 and 0.33.0 (config/cache.py, engine/arg_utils.py, config/vllm.py,
-v1/core/kv_cache_utils.py). A rule that changed between two of these starts where the source or
-the log says; else at the first version it was seen in.
+v1/core/kv_cache_utils.py). A rule that changed between two of these applies from where the
+source or the log says, otherwise from the first version in which it was seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _OLDEST: Version = (0, 7, 0)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How one version counts. `notes`: what a reader of the plan should know about the choice."""
+    """How one version computes. `notes` say what a reader of the plan should know about the
+    choice."""
 
     version: Version
     # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
@@ -54,19 +55,20 @@ class Rules:
     notes: tuple[str, ...] = ()
 
     def charges_graphs(self, *, second_runner: bool) -> bool:
-        """Whether CUDA graphs are part of the sum on that runner."""
+        """Return whether CUDA graphs are part of the sum on that runner."""
         return self.graphs_charged and (self.second_charges_graphs or not second_runner)
 
 
 def rules_for(version: str | None) -> Rules:
-    """The rules of a version as people, images or `pip` write it.
+    """Return the rules of a version as people, images or `pip` write it.
 
-    A version that is newer than any read here, or that cannot be read, uses the newest rules and
+    A version newer than any known here, or one that cannot be parsed, uses the newest rules and
     says so in `notes`.
     """
     parsed = parse_version(version) if version else None
     if parsed is None:
-        return _rules(NEWEST, _unread(version))
+        what = "no vLLM version given" if version is None else f"{version!r} is not a vLLM version"
+        return _rules(NEWEST, (f"{what}: the rules of {show_version(NEWEST)} apply",))
     if parsed > (*NEWEST[:2], 99):
         return _rules(parsed, (_outside(parsed, "newer", "newest", NEWEST),))
     if parsed < _OLDEST:
@@ -79,13 +81,6 @@ def _outside(found: Version, how: str, end: str, rules: Version) -> str:
         f"vLLM {show_version(found)} is {how} than the {end} version known here: "
         f"the rules of {show_version(rules)} apply"
     )
-
-
-def _unread(version: str | None) -> tuple[str, ...]:
-    newest = show_version(NEWEST)
-    if version is None:
-        return (f"no vLLM version given: the rules of {newest} apply",)
-    return (f"{version!r} says no vLLM version: the rules of {newest} apply",)
 
 
 def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
@@ -142,16 +137,12 @@ _WITH_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qw
 
 
 def has_second_runner(shape: ModelShape, version: Version, *, quantized: bool) -> bool:
-    """Whether that version chooses the second runner for the model by itself."""
+    """Return whether that version chooses the second runner for the model by itself."""
     if version < _FROM or version >= _FOR_ALL_FROM:
         return version >= _FOR_ALL_FROM
     if version >= _FOR_DENSE_FROM:
         return len(shape.attentions) == len(shape.layers) and (
-            not _has_experts(shape) or shape.architecture in _WITH_EXPERTS
+            not any(layer.experts for layer in shape.layers) or shape.architecture in _WITH_EXPERTS
         )
     names = next(names for since, names in _LISTED if version >= since)
     return shape.architecture in names and not (quantized and version < (0, 24, 0))
-
-
-def _has_experts(shape: ModelShape) -> bool:
-    return any(layer.experts for layer in shape.layers)

@@ -13,13 +13,13 @@ from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.contract import breaches
 from clusterctl.planning.cluster_hardware import (
+    gpus_held,
     hardware_of,
     hardware_of_unknown_gpus,
     smallest_gpu,
     with_image_env,
 )
 from clusterctl.planning.forecast import forecast_memory
-from clusterctl.planning.gpu_holders import gpus_held
 from clusterctl.planning.planner import FitReport, served_layout
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import head_address

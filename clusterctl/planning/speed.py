@@ -1,4 +1,4 @@
-"""What a layout costs in speed: a stated model that orders layouts, no promise of tokens/s.
+"""Estimate the speed of layouts, in order to rank them; the tokens/s are not a promise.
 
 A request costs a prefill (compute bound) and then decode steps. A step costs, on every stage:
 
@@ -7,8 +7,8 @@ A request costs a prefill (compute bound) and then decode steps. A step costs, o
 
 and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes
 `latency + n / bandwidth` of the link. Stages take turns: with as few requests as here PP hides
-nothing, so a step of all requests takes as many passes as there are stages, each with its part.
-Compared with five measured rows in tests/unit/planning/test_speed_of_layouts.py.
+nothing, so a step of all requests takes as many passes as there are stages, each with its share.
+Compared with five measurements in tests/unit/planning/test_speed_of_layouts.py.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.placement import Placement, stages_of
 from clusterctl.planning.weights import PipelineStage, read_per_token_bytes
 
-# Seconds per layer that a decode step takes besides reading weights: one H200 with a 1.5B model
-# took 2.12 ms a token at batch 1, 0.65 ms of which is reading 3.1 GB at 4.8 TB/s; 28 layers.
+# Seconds per layer of a decode step besides reading weights: one H200 with a 1.5B model of 28
+# layers took 2.12 ms per token at batch 1, 0.65 ms of which is reading 3.1 GB at 4.8 TB/s.
 _LAYER_OVERHEAD = 52e-6
 
 _BANDWIDTH_SHARE = 0.85
-_COMPUTE_SHARE = 0.45  # What large decode and prefill kernels reach of the data sheet
+_COMPUTE_SHARE = 0.45  # Share of the data sheet that large decode and prefill kernels reach
 
 SMALL_BATCH = 1
 LARGE_BATCH = 64
 PROMPT = 256
-OUTPUT = 128  # The requests that the estimate is for, as in the measured rows
+OUTPUT = 128  # The requests of the estimate, as in the measurements
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """Bandwidth in bytes/s and latency in s of a transfer between two ranks."""
+    """Bandwidth in bytes/s and latency in seconds of a transfer between two ranks."""
 
     bandwidth: float
     latency: float
@@ -55,11 +55,11 @@ _BY_FABRIC = {"nvlink": NVLINK, "pcie": PCIE}
 
 
 def parse_network(text: str) -> LinkSpeed:
-    """`25Gbit` (bits per second) or `4GB/s` (bytes). Raises UsageError."""
+    """Parse `25Gbit` (bits per second) or `4GB/s` (bytes). Raises UsageError."""
     match = _RATE.match(text.strip())
     if match is None or float(match[1]) <= 0:
         raise UsageError(
-            f"--network {text!r}: not a speed", hint="--network 25Gbit, or in bytes: 4GB/s"
+            f"--network {text!r} is not a speed", hint="--network 25Gbit, or in bytes: 4GB/s"
         )
     bits = 1 if match[2] in ("GB/s", "gB/s") else 8
     return LinkSpeed(float(match[1]) * 1e9 / bits, SOCKET_LATENCY)
@@ -67,13 +67,12 @@ def parse_network(text: str) -> LinkSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens per second at one request and at 64, 256 tokens in and 128 out each."""
+    """Tokens per second with 1 and with 64 requests at once, of 256 tokens in and 128 out."""
 
     alone: float
     loaded: float
 
     def to_json(self) -> dict[str, float]:
-        """Plain values."""
         return {"tokens_per_s_1": round(self.alone, 1), "tokens_per_s_64": round(self.loaded, 1)}
 
 
@@ -83,13 +82,13 @@ def speed_of(
     quantization: Quantization | None = None,
     network: LinkSpeed = NETWORK,
 ) -> Speed:
-    """The estimate for all replicas together. `network`: the measured link between the hosts."""
-    run = _Run(shape, placement, quantization, network)
+    """Estimate the speed of all replicas together. `network` is the link between the hosts."""
+    run = _SpeedModel(shape, placement, quantization, network)
     return Speed(alone=run.throughput(SMALL_BATCH), loaded=run.throughput(LARGE_BATCH))
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _SpeedModel:
     """A model on its ranks."""
 
     shape: ModelShape
@@ -98,7 +97,7 @@ class _Run:
     network: LinkSpeed
 
     def throughput(self, requests: int) -> float:
-        """Output tokens per second of `requests` requests at once."""
+        """Return the output tokens per second of `requests` requests at once."""
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         turns = min(self.placement.pp, each)
@@ -107,7 +106,7 @@ class _Run:
         return replicas * each * OUTPUT / seconds
 
     def _stages(self) -> list[tuple[PipelineStage, GpuModel]]:
-        """Every stage with its slowest GPU."""
+        """Return every stage with its slowest GPU."""
         found = []
         for index, stage in enumerate(stages_of(len(self.shape.layers), self.placement)):
             gpus = [seat.gpu for seat in self.placement.seats if seat.stage == index]
@@ -118,7 +117,7 @@ class _Run:
         return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
 
     def _decode(self, tokens: int) -> float:
-        """Seconds of one step of `tokens` requests through all stages."""
+        """Return the seconds of one step of `tokens` requests through all stages."""
         total = 0.0
         for stage, gpu in self._stages():
             reading = self._read(stage, tokens) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
@@ -127,17 +126,17 @@ class _Run:
         return total
 
     def _prefill(self, tokens: int) -> float:
-        """Seconds to read all prompts; stages work on different prompts at the same time."""
+        """Return the seconds to read all prompts. Stages work on different prompts in parallel."""
         slowest = hops = 0.0
         for stage, gpu in self._stages():
-            flops = self._read(stage, 1) * tokens  # 2 for a weight of 2 bytes
+            flops = self._read(stage, 1) * tokens  # 2 flops per weight, which has 2 bytes
             busy = flops / (gpu.tflops * 1e12 * _COMPUTE_SHARE)
             slowest = max(slowest, busy + self._reduce(stage, tokens))
             hops += self._hop(stage, tokens)
         return slowest + hops
 
     def _reduce(self, stage: PipelineStage, tokens: int) -> float:
-        """Seconds of all-reduces: two a layer, one for the embedding."""
+        """Return the seconds of all-reduces: two per layer, one for the embedding."""
         tp = self.placement.tp
         if tp == 1:
             return 0.0
@@ -148,7 +147,7 @@ class _Run:
         return count * (link.latency + message / link.bandwidth)
 
     def _hop(self, stage: PipelineStage, tokens: int) -> float:
-        """Seconds to hand hidden states and residual to the next stage."""
+        """Return the seconds to send hidden states and residual to the next stage."""
         if stage.has_head:
             return 0.0
         link = self.network if self.placement.stages_cross_hosts else PCIE

@@ -1,8 +1,8 @@
-"""Bytes of weights on one rank: the tensors vLLM creates, cut for tensor and pipeline parallel.
+"""Bytes of weights on one rank: the tensors that vLLM creates, split by TP and PP.
 
-vLLM fuses q, k and v into one matrix and gate and up into another, cuts both by rows and the
-output projections by columns, replicates K and V heads when there are fewer than ranks, pads the
-vocabulary to a multiple of 64 and keeps norms, routers and vision towers whole on every rank
+vLLM fuses q, k and v into one matrix and gate and up into another, splits both by rows and the
+output projections by columns, replicates K and V heads if there are fewer than ranks, pads the
+vocabulary to a multiple of 64, and keeps norms, routers and vision towers whole on every rank
 (vllm/model_executor/layers/linear.py, vocab_parallel_embedding.py, fused_moe/layer.py).
 What the log calls "model loading took" adds cos/sin tables and the allocator's rounding.
 """
@@ -10,17 +10,15 @@ What the log calls "model loading took" adds cos/sin tables and the allocator's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 
 from clusterctl.models.shape import (
     Attention,
     DecoderLayer,
     Experts,
     Latent,
-    Mlp,
     ModelShape,
     Quantization,
     Tower,
@@ -34,14 +32,15 @@ _BITSANDBYTES_OUTER_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One allocation. `movable`: --cpu-offload-gb may take it to the host's memory."""
+    """One allocation. A `movable` one may be moved to the host's memory by --cpu-offload-gb."""
 
     size: int
     movable: bool = True
 
 
 def matrix(rows: int, columns: int, storage: Quantization | None) -> Iterator[Tensor]:
-    """Weights of `rows` x `columns` with their scales; plain ones take 2 bytes each."""
+    """Yield a weight of `rows` x `columns` elements with its scales; 2 bytes each if not
+    quantised."""
     elements = rows * columns
     if storage is None:
         yield Tensor(elements * 2)
@@ -57,16 +56,12 @@ def matrix(rows: int, columns: int, storage: Quantization | None) -> Iterator[Te
         yield Tensor(elements // 2)
         yield Tensor(elements // storage.group)
     else:
-        yield from _grouped(elements, columns, storage)
-
-
-def _grouped(elements: int, columns: int, storage: Quantization) -> Iterator[Tensor]:
-    """AWQ and GPTQ: packed integers, an fp16 scale per group, and zero points when asymmetric."""
-    groups = elements // (storage.group or columns)
-    yield Tensor(elements * storage.bits // 8)
-    yield Tensor(groups * 2)
-    if storage.zeros:
-        yield Tensor(groups * storage.bits // 8)
+        # AWQ and GPTQ: packed integers, an fp16 scale per group, and zero points if asymmetric.
+        groups = elements // (storage.group or columns)
+        yield Tensor(elements * storage.bits // 8)
+        yield Tensor(groups * 2)
+        if storage.zeros:
+            yield Tensor(groups * storage.bits // 8)
 
 
 VOCABULARY_STEP = 64  # DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.py
@@ -74,7 +69,7 @@ VOCABULARY_STEP = 64  # DEFAULT_VOCAB_PADDING_SIZE in vocab_parallel_embedding.p
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """Layers [first, last) of the model on a rank of `tp` tensor parallel ranks."""
+    """Layers [first, last) of the model, on one of `tp` tensor parallel ranks."""
 
     first: int
     last: int
@@ -85,14 +80,14 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What every function here needs: the model's width, the TP size and the storage."""
+    """What every function here needs: the model's width, the TP size, the quantization."""
 
     hidden: int
     tp: int
     quantization: Quantization | None
 
     def linear(self, rows: int, columns: int, *, bias: bool = False) -> Iterator[Tensor]:
-        """A weight of `rows` x `columns` elements on this rank, with its scales and its bias."""
+        """Yield a weight of `rows` x `columns` elements on this rank, with scales and bias."""
         storage = self.quantization
         if storage and storage.experts_only:
             storage = None
@@ -101,11 +96,11 @@ class _Cut:
             yield Tensor(rows * 2)
 
     def part(self, width: int) -> int:
-        """A rank's share of `width`."""
+        """Return a rank's share of `width`."""
         return -(-width // self.tp)
 
     def whole(self, elements: int) -> Tensor:
-        """A replicated tensor in the model's own dtype."""
+        """Return a replicated tensor in the model's own dtype."""
         return Tensor(elements * 2)
 
 
@@ -118,27 +113,30 @@ def weight_bytes(
     *,
     unsplit: bool = False,
 ) -> int:
-    """Bytes that "model loading took" will say for a rank. `unsplit`: as `allocated_bytes`.
+    """Return the bytes that "model loading took" will report for a rank.
 
-    `offload`: --cpu-offload-gb in bytes. vLLM moves parameters of decoder layers in the order in
-    which they are made until that much is moved; embeddings stay (models/utils.py,
-    `maybe_offload_to_cpu`). Remembered: layouts share most of their stages.
+    `offload` is --cpu-offload-gb in bytes: vLLM moves parameters of decoder layers, in the order
+    in which they are made, until that much is moved; embeddings stay (models/utils.py,
+    `maybe_offload_to_cpu`). `unsplit` is that of `allocated_bytes`. Results are cached, since
+    layouts share most of their stages.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
-    kept = _kept(_decoder(shape, stage, cut), offload)
-    before, after = _tables(shape, stage), _head(shape, stage)
-    tensors = chain(before, kept, after)
-    return allocated_bytes((tensor.size for tensor in tensors), unsplit=unsplit)
-
-
-def _kept(tensors: Iterable[Tensor], offload: int) -> Iterator[Tensor]:
-    """Those that stay on the GPU when `offload` bytes are moved to the host."""
+    made: dict[DecoderLayer, tuple[Tensor, ...]] = {}  # layers repeat: split each kind once
     moved = 0
-    for tensor in tensors:
-        if tensor.movable and moved < offload:
-            moved += tensor.size
-        else:
-            yield tensor
+    sizes = [tensor.size for tensor in _tables(shape, stage)]
+    for layer in shape.layers[stage.first : stage.last]:
+        if layer not in made:
+            made[layer] = tuple(_layer(layer, cut))
+        for tensor in made[layer]:
+            if tensor.movable and moved < offload:
+                moved += tensor.size
+            else:
+                sizes.append(tensor.size)
+    if stage.has_head:
+        sizes.append(shape.hidden * 2)
+        if not shape.tied:
+            sizes.append(_vocabulary(shape, stage).size)
+    return allocated_bytes(sizes, unsplit=unsplit)
 
 
 def weight_gib(
@@ -149,45 +147,32 @@ def weight_gib(
     *,
     unsplit: bool = False,
 ) -> float:
-    """As `weight_bytes`, in GiB."""
+    """Return `weight_bytes` in GiB."""
     return weight_bytes(shape, stage, quantization, int(offload_gib * GIB), unsplit=unsplit) / GIB
 
 
 def read_per_token_bytes(
     shape: ModelShape, stage: PipelineStage, quantization: Quantization | None, batch: int
 ) -> float:
-    """Bytes of weights that a decode step of `batch` tokens reads on a rank.
+    """Return the bytes of weights that a decode step of `batch` tokens reads on a rank.
 
-    Experts are read only when a token chose them: with E experts of which each token takes k,
+    Experts are read only if a token chose them: with E experts of which each token takes k, that is
     a share of 1 - (1 - k/E)^batch.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
-    kinds = Counter(shape.layers[stage.first : stage.last])
-    read = sum(count * _read_of(layer, cut, batch) for layer, count in kinds.items())
+    read: float = 0
+    for layer, count in Counter(shape.layers[stage.first : stage.last]).items():
+        of_layer: float = sum(tensor.size for tensor in _attention_and_mlp(layer, cut))
+        if layer.experts:
+            share = 1 - (1 - layer.experts.per_token / layer.experts.count) ** batch
+            of_layer += share * sum(tensor.size for tensor in _experts(layer.experts, cut))
+        read += count * of_layer
     head = vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
     return read + head
 
 
-def _read_of(layer: DecoderLayer, cut: _Cut, batch: int) -> float:
-    tensors = chain(_attention_of(layer, cut), _mlp_of(layer, cut))
-    whole = sum(tensor.size for tensor in tensors)
-    if layer.experts is None:
-        return whole
-    share = 1 - (1 - layer.experts.per_token / layer.experts.count) ** batch
-    return whole + share * sum(tensor.size for tensor in _experts(layer.experts, cut))
-
-
-def _decoder(shape: ModelShape, stage: PipelineStage, cut: _Cut) -> Iterator[Tensor]:
-    made: dict[DecoderLayer, tuple[Tensor, ...]] = {}  # layers repeat: cut each kind once
-    for layer in shape.layers[stage.first : stage.last]:
-        if layer not in made:
-            made[layer] = tuple(_layer(layer, cut))
-        yield from made[layer]
-
-
 def _layer(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
-    yield from _attention_of(layer, cut)
-    yield from _mlp_of(layer, cut)
+    yield from _attention_and_mlp(layer, cut)
     if layer.experts:
         yield from _experts(layer.experts, cut)
     yield from (cut.whole(cut.hidden) for _ in range(layer.norms))
@@ -200,13 +185,18 @@ def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
     return expert_tensors(experts, cut.hidden, cut.part(experts.width), cut.quantization)
 
 
-def _attention_of(layer: DecoderLayer, cut: _Cut) -> Iterable[Tensor]:
-    attention = layer.attention
-    if attention is None:
-        return ()
-    if attention.latent:
-        return _latent(attention, attention.latent, cut)
-    return _heads(attention, cut)
+def _attention_and_mlp(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
+    if layer.attention and layer.attention.latent:
+        yield from _latent(layer.attention, layer.attention.latent, cut)
+    elif layer.attention:
+        yield from _heads(layer.attention, cut)
+    if layer.mlp:
+        width = cut.part(layer.mlp.width)
+        rows = (2 if layer.mlp.gated else 1) * width
+        yield from cut.linear(rows, cut.hidden, bias=layer.mlp.bias)
+        yield from cut.linear(cut.hidden, width)
+        if layer.mlp.bias:
+            yield cut.whole(cut.hidden)
 
 
 def _heads(attention: Attention, cut: _Cut) -> Iterator[Tensor]:
@@ -224,12 +214,14 @@ def _heads(attention: Attention, cut: _Cut) -> Iterator[Tensor]:
 
 
 def kv_heads_on_rank(attention: Attention, tp: int) -> int:
-    """K and V heads of a rank; each rank keeps a copy of one when there are fewer than ranks."""
+    """Return the K and V heads on a rank, which holds a copy of one if there are fewer than
+    ranks."""
     return max(1, attention.kv_heads // tp)
 
 
 def _latent(attention: Attention, latent: Latent, cut: _Cut) -> Iterator[Tensor]:
-    """MLA: the projections down to the latent are whole on every rank, those up are cut.
+    """Yield the tensors of MLA: projections down to the latent are whole on every rank, those up
+    are split.
 
     vLLM also keeps kv_b_proj unpacked as two bf16 matrices for decoding (W_UK_T and W_UV).
     """
@@ -249,21 +241,8 @@ def _latent(attention: Attention, latent: Latent, cut: _Cut) -> Iterator[Tensor]
     yield from cut.linear(cut.hidden, heads * latent.value_dim)
 
 
-def _mlp_of(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
-    if layer.mlp:
-        yield from _mlp(layer.mlp, cut)
-
-
-def _mlp(mlp: Mlp, cut: _Cut) -> Iterator[Tensor]:
-    width = cut.part(mlp.width)
-    yield from cut.linear((2 if mlp.gated else 1) * width, cut.hidden, bias=mlp.bias)
-    yield from cut.linear(cut.hidden, width)
-    if mlp.bias:
-        yield cut.whole(cut.hidden)
-
-
 def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
-    """What is made before the layers: vision tower, embeddings, rotary tables."""
+    """Yield what is created before the layers: vision tower, embeddings, rotary tables."""
     if stage.has_embedding:
         if shape.tower:
             yield from _tower(shape.tower, shape.hidden)
@@ -277,24 +256,17 @@ def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
         yield Tensor(rotary.positions * rotary.width * 2)
 
 
-def _head(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
-    if stage.has_head:
-        yield Tensor(shape.hidden * 2)
-        if not shape.tied:
-            yield _vocabulary(shape, stage)
-
-
 def _vocabulary(shape: ModelShape, stage: PipelineStage) -> Tensor:
     return Tensor(vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2)
 
 
 def vocabulary_rows(vocab: int, tp: int) -> int:
-    """Rows of the embedding table on one of `tp` ranks."""
+    """Return the rows of the embedding table on one of `tp` ranks."""
     return round_up(vocab, VOCABULARY_STEP) // tp
 
 
 def _tower(tower: Tower, text_hidden: int) -> Iterator[Tensor]:
-    """Unfused bf16 projections, as transformers builds them, and the projection to the text."""
+    """Yield unfused bf16 projections, as in transformers, and the projection to the text."""
     for _ in range(tower.layers):
         for _projection in range(4):
             yield Tensor(tower.hidden * tower.hidden * 2)
@@ -307,12 +279,13 @@ def _tower(tower: Tower, text_hidden: int) -> Iterator[Tensor]:
     yield Tensor(tower.hidden * text_hidden * 2)
 
 
-# A checkpoint that differs more from the count of config.json has parts unknown here.
+# A checkpoint that differs more from what config.json implies has parts unknown here.
 _CHECKPOINT_TOLERANCE = 0.02
 
 
 def compared_with_files(shape: ModelShape, stored: int | None) -> ModelShape:
-    """Compare the count of weights with the files on disk; a difference is an assumption."""
+    """Compare the computed weights with the files on disk, and record a difference as an
+    assumption."""
     if not stored:
         return shape
     whole = PipelineStage(0, len(shape.layers), 1, has_embedding=True, has_head=True)
@@ -321,7 +294,7 @@ def compared_with_files(shape: ModelShape, stored: int | None) -> ModelShape:
     if abs(counted / stored - 1) <= _CHECKPOINT_TOLERANCE:
         return shape
     note = (
-        f"the files hold {stored / GIB:.2f} GiB of tensors, config.json counts "
+        f"the files hold {stored / GIB:.2f} GiB of tensors, config.json implies "
         f"{counted / GIB:.2f} GiB"
     )
     return replace(shape, assumptions=(*shape.assumptions, note))
@@ -340,7 +313,8 @@ _TRITON_SCALE_ROWS = 256
 def expert_tensors(
     experts: Experts, hidden: int, width: int, storage: Quantization | None
 ) -> Iterator[Tensor]:
-    """All experts of a layer as two stacked matrices, and the router. `width`: of this rank."""
+    """Yield all experts of a layer as two stacked matrices, and the router. `width` is this
+    rank's."""
     if storage and storage.method == "mxfp4" and not storage.padded:
         yield from _triton(experts, hidden, round_up(width, _TRITON_WIDTH_STEP), storage)
         return
@@ -356,7 +330,7 @@ def expert_tensors(
 
 
 def _triton(experts: Experts, hidden: int, width: int, storage: Quantization) -> Iterator[Tensor]:
-    """mxfp4 as Triton's kernels for Hopper take it; biases become float32."""
+    """Yield mxfp4 experts as Triton's kernels for Hopper take them; biases become float32."""
     for rows, columns in ((2 * width, hidden), (hidden, width)):
         yield Tensor(experts.count * rows * columns // 2)
         scales = round_up(rows, _TRITON_SCALE_ROWS) * columns // storage.group

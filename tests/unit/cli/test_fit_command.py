@@ -110,7 +110,7 @@ def test_both_ways_to_write_a_length() -> None:
         (("qwen3-8b", "--gpus", "H100", "--gpu-memory-utilization", "1.2"), 2, "between 0 and 1"),
         (("qwen3-8b", "--gpus", "8xH100", "--tp", "3"), 2, "32 attention heads"),
         (("qwen3-8b", "--gpus", "H100", "--tp", "4"), 11, "needs 4 GPUs"),
-        (("qwen3-8b", "--gpus", "H999"), 2, "no GPU called"),
+        (("qwen3-8b", "--gpus", "H999"), 2, "unknown GPU"),
         (("no-such", "--gpus", "H100"), 2, "no such path"),
         (("qwen3-8b", "--gpus", "H100", "--network", "fast"), 2, "not a speed"),
         (("qwen3-8b", "--gpus", "H100", "--hosts", "0"), 2, "--hosts 0"),

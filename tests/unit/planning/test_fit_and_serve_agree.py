@@ -211,9 +211,9 @@ def test_both_keep_what_is_served_and_say_what_would_come_first() -> None:
     assert_agreed(again)
     report = again.fit()
     assert isinstance(report, FitReport)
-    assert (report.plan.placement.tp, report.reason) == (2, "as it is served already")
+    assert (report.plan.placement.tp, report.reason) == (2, "the current layout")
     assert report.proposals[0].plan.placement.tp == 1
-    assert any("serve keeps the layout that is served" in note for note in report.notes)
+    assert any("serve keeps the current layout" in note for note in report.notes)
 
 
 def test_both_leave_gpus_to_what_else_is_served_and_say_who_has_them() -> None:

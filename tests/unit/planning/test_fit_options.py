@@ -11,9 +11,14 @@ from clusterctl.planning.hardware import (
     known_gpus,
     parse_gpus,
 )
-from clusterctl.planning.options import AUTO_LENGTH, ServeOptions, parse_length, parse_options
+from clusterctl.planning.options import (
+    AUTO_LENGTH,
+    ServeOptions,
+    default_batch,
+    parse_length,
+    parse_options,
+)
 from clusterctl.planning.rules import NEWEST, rules_for
-from clusterctl.planning.settings import default_batch
 
 
 @pytest.mark.parametrize(

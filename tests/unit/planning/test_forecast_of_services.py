@@ -205,7 +205,7 @@ def test_a_slow_link_is_told_and_obeyed() -> None:
 @pytest.mark.parametrize(
     ("config", "args", "words"),
     [
-        (None, (), "no figures of this model"),
+        (None, (), "nothing is known about this model"),
         ("{", (), "not JSON"),
         ({"architectures": ["X"]}, (), "not planned"),
         (TINY, ("--kv-cache-dtype", "nvfp4"), "nvfp4"),

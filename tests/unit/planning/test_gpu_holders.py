@@ -10,7 +10,7 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
-from clusterctl.planning.gpu_holders import Held, gpus_held
+from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held
 from tests.fakes.host_facts import host_facts, nic
 
 INVENTORY = Inventory(
@@ -37,7 +37,7 @@ def held(
     used: tuple[float, float] = (0, 0),
     declared: ServiceDocument | None = BIG,
     own: ServiceDocument | None = None,
-) -> Held:
+) -> HeldGpus:
     """`used`: what Ray says of gpu1 and gpu2."""
     topology = resolve(INVENTORY, {"gpu1": facts("10.0.0.1"), "gpu2": facts("10.0.0.2")})
     nodes = [
@@ -47,7 +47,7 @@ def held(
     return gpus_held(topology, state, {declared.name: declared} if declared else {}, own)
 
 
-def free(found: Held) -> dict[str, int]:
+def free(found: HeldGpus) -> dict[str, int]:
     return {host.host: host.free for host in found.free}
 
 

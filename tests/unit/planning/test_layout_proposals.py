@@ -12,9 +12,8 @@ from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.hardware import parse_gpus
-from clusterctl.planning.memory import plan_memory
+from clusterctl.planning.memory import best_split, plan_memory
 from clusterctl.planning.options import parse_options
-from clusterctl.planning.partition import best_split
 from clusterctl.planning.placement import Site, seat_ranks, split_layers
 from clusterctl.planning.planner import propose
 from clusterctl.planning.rules import rules_for
@@ -111,7 +110,7 @@ def test_nothing_is_proposed_where_nothing_fits() -> None:
 
 
 def test_too_few_gpus_is_named() -> None:
-    with pytest.raises(DoesNotFit, match="world size larger than the GPUs"):
+    with pytest.raises(DoesNotFit, match="needs 4 GPUs, and there are 2"):
         seat_ranks(unlike("H100", "H100"), tp=4, pp=1)
 
 

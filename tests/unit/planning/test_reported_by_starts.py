@@ -9,18 +9,20 @@ import pytest
 
 from clusterctl.errors import Unreachable
 from clusterctl.planning.hardware import CPU, parse_gpus
-from clusterctl.planning.measured import (
+from clusterctl.planning.memory import FitPlan
+from clusterctl.planning.overheads import Measured
+from clusterctl.planning.placement import Site
+from clusterctl.planning.reported import (
+    WANTED,
+    Reported,
     keep,
     lessons,
     measured_file,
     measured_in,
     outcome_of,
+    read_reported,
     with_lessons,
 )
-from clusterctl.planning.memory import FitPlan
-from clusterctl.planning.overheads import Measured
-from clusterctl.planning.placement import Site
-from clusterctl.planning.reported import WANTED, Reported, read_reported
 from tests.fakes.fit_requests import fit_request
 from tests.fakes.transport import FakeTransport, starts
 
