@@ -137,7 +137,7 @@ def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
         sizes = possible_tp(shape, min(offered)) if shape else range(1, min(offered) + 1)
         most = len(shape.layers) if shape else len(offered)
         tp, pp = max(sizes), max(1, min(len(offered) // copies, most))
-        reason = f"TP over {tp} GPUs of each host, PP over {pp} hosts"
+        reason = f"TP over {tp} GPUs of each host, PP with {pp} hosts as stages"
     layout = _layout(shape, free, (tp, pp, copies), reason)
     env = layout_env(layout, hardware)
     return MemoryForecast(layout, env=env, notes=(f"{NOT_PLANNED}: {why}",))
