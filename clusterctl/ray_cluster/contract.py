@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl import deadlines
 from clusterctl.errors import RayNotFormed, raise_all
-from clusterctl.node.contract import Breach, breaches
+from clusterctl.node.contract import breaches
 from clusterctl.node.documents import ExpectedNode, NodeState, RayNode
 
 POLL = 1.0  # Seconds between two looks at the head's state
@@ -16,7 +16,7 @@ POLL = 1.0  # Seconds between two looks at the head's state
 
 @dataclass(frozen=True)
 class Wait:
-    """How `await_formed` passes time; tests bring their own."""
+    """How time passes while waiting; tests bring their own."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -24,8 +24,11 @@ class Wait:
 
 
 def problems(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> list[RayNotFormed]:
-    """One error for each way in which Ray is not what the inventory promises."""
-    return [_error(breach) for breach in breaches(expected, nodes)]
+    """One error for each way in which Ray differs from what the inventory promises."""
+    return [
+        RayNotFormed(each.summary, host=each.host, hint=f"clusterctl logs --host {each.host}")
+        for each in breaches(expected, nodes)
+    ]
 
 
 def await_formed(
@@ -34,19 +37,32 @@ def await_formed(
     timeout: float,
     wait: Wait | None = None,
 ) -> NodeState:
-    """The head's state, once the contract holds in it.
+    """Return the head's state once the contract holds.
 
     `read_state` fetches the head's state.json, None while there is none. `timeout` in seconds.
-    Raises RayNotFormed, or Problems with one for every host, naming what was seen last.
+    Raises RayNotFormed, or Problems with one for every host, with what was seen last.
     """
     wait = wait or Wait()
     deadline = wait.clock() + timeout
     said = ""
     while True:
         state = read_state()
-        found = _missing_so_far(expected, state)
-        if state and not found:
-            return state
+        if state is None:
+            nothing = "the head's supervisor has reported nothing yet"
+            found = [RayNotFormed(nothing, hint="clusterctl status")]
+        elif state.time - state.nodes_time > deadlines.STALE:
+            found = [
+                RayNotFormed(
+                    f"Ray on the head is {state.ray}: "
+                    f"{state.ray_detail or 'no report of its nodes'}",
+                    host=state.host,
+                    hint=f"clusterctl logs --host {state.host}",
+                )
+            ]
+        else:
+            found = problems(expected, state.nodes)
+            if not found:
+                return state
         if wait.clock() >= deadline:
             raise_all(found)
         text = "waiting for Ray: " + "; ".join(str(problem) for problem in found)
@@ -54,30 +70,3 @@ def await_formed(
             wait.say(text)
             said = text
         wait.sleep(POLL)
-
-
-def _missing_so_far(
-    expected: Sequence[ExpectedNode], state: NodeState | None
-) -> list[RayNotFormed]:
-    if state is None:
-        return [
-            RayNotFormed(
-                "the head's supervisor has reported nothing yet",
-                hint="clusterctl status",
-            )
-        ]
-    if state.time - state.nodes_time > deadlines.STALE:
-        return [
-            RayNotFormed(
-                f"Ray on the head is {state.ray}: {state.ray_detail or 'no report of its nodes'}",
-                host=state.host,
-                hint=f"clusterctl logs --host {state.host}",
-            )
-        ]
-    return problems(expected, state.nodes)
-
-
-def _error(breach: Breach) -> RayNotFormed:
-    return RayNotFormed(
-        breach.summary, host=breach.host, hint=f"clusterctl logs --host {breach.host}"
-    )

@@ -1,15 +1,13 @@
-"""The environment of every node container, as data.
+"""The environment of each node container, as data.
 
-vLLM's Ray executor sends the whole environment of the process on the head to every worker,
-which takes from it what it does not have itself. So a variable that belongs to one node is
-set on every node, even where its value says nothing, and is named in the list of variables
-that vLLM does not carry over.
+vLLM's Ray executor sends the whole environment of the process on the head to every worker, which
+adopts the variables that it lacks. So a variable that belongs to one node is set on every node,
+even with an empty value, and is in the list of variables that vLLM does not carry over.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.inventory.model import Inventory
@@ -19,7 +17,7 @@ from clusterctl.ray_cluster.topology import Node, Topology, host_port
 # Compile caches and downloaded weights; the same path on the host and in the container
 CACHE_DIR = "/var/cache/clusterctl"
 
-# The name that vLLM looks for in VLLM_CONFIG_ROOT
+# The file that vLLM looks for in VLLM_CONFIG_ROOT
 NON_CARRY_OVER_FILE = "ray_non_carry_over_env_vars.json"
 
 PER_NODE = (
@@ -33,31 +31,52 @@ PER_NODE = (
 
 # A node that stopped answering is dead after 3 x (2 + 4) = 18 s; Ray's defaults took 66 s. Measured
 # with these on Ray 2.60: 17 s for a raylet that was stopped, 5 s for one that was killed. A raylet
-# whose GCS stays away ends after 20 s. The last one lets a node come back. The GCS asks a node that
-# is dead already to give back what a placement group had there, and keeps the channel for Ray's 30
-# minutes of idleness. All channels to an address share one connection, which gRPC tries again after
-# 1, 1.6, ... 120 s: until then a raylet that came back to this address is not reached, and its
-# health checks fail without a packet. With 5 s no call goes there 4 s after the node's death;
-# without, they went on (3, 10, 19, 34 s, ...).
+# that loses its GCS ends after 20 s.
 DEAD_NODE_DETECTION = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+    # Lets a node come back. The GCS asks a dead node to return what a placement group had there,
+    # and keeps that channel for Ray's 30 minutes of idleness. All channels to an address share one
+    # connection, which gRPC retries after 1, 1.6, ... 120 s: until then a raylet that came back at
+    # this address is not reached, and its health checks fail without a packet. With 5 s no call
+    # goes there 4 s after the node's death; without, they went on (3, 10, 19, 34 s, ...).
     "RAY_grpc_client_idle_timeout_ms": "5000",
 }
 
 
 def node_environment(inventory: Inventory, topology: Topology, node: Node) -> dict[str, str]:
-    """Everything the container of `node` has in its environment; holds no secret.
+    """Everything that the container of `node` has in its environment; holds no secret.
 
-    What the inventory says under `env` wins, a host's over the cluster's.
+    `env` in the inventory wins, a host's over the cluster's.
     """
+    if inventory.allow_unauthenticated_ray:
+        # Set in both cases: Ray 2.61 changes what its absence means.
+        authentication = {"RAY_AUTH_MODE": "disabled"}
+    else:
+        authentication = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": f"{config_dir(inventory.cluster)}/ray.token",
+        }
     return {
-        **_ray(inventory, topology),
-        **_vllm(inventory, node),
-        **_interfaces(node),
+        "RAY_ADDRESS": host_port(topology.head.node_ip, inventory.ray_ports.gcs),
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **DEAD_NODE_DETECTION,
+        **authentication,
+        "VLLM_HOST_IP": node.node_ip,
+        "VLLM_CACHE_ROOT": f"{CACHE_DIR}/vllm",
+        "VLLM_CONFIG_ROOT": config_root(inventory.cluster),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HOME": f"{CACHE_DIR}/huggingface",
+        # NCCL takes prefixes unless the list starts with `=`; Gloo takes exact names only.
+        "NCCL_SOCKET_IFNAME": "=" + ",".join(node.nccl_nics),
+        "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in node.node_ip else "AF_INET",
+        "GLOO_SOCKET_IFNAME": node.gloo_nic,
+        "NCCL_IB_DISABLE": "0" if node.rdma else "1",
+        "NCCL_IB_HCA": "=" + ",".join(node.rdma) if node.rdma else "",
         **accelerator_named(inventory.accelerator).environment,
         **inventory.env,
         **inventory.host(node.host).env,
@@ -67,55 +86,11 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
 def non_carry_over(inventory: Inventory, topology: Topology) -> str:
     """The content of NON_CARRY_OVER_FILE: names of the variables that differ between nodes."""
     environments = [node_environment(inventory, topology, node) for node in topology.nodes]
-    return json.dumps(sorted({*PER_NODE, *_differing(environments)})) + "\n"
+    names = {name for environment in environments for name in environment}
+    differing = {name for name in names if len({env.get(name) for env in environments}) > 1}
+    return json.dumps(sorted({*PER_NODE, *differing})) + "\n"
 
 
 def config_root(cluster: str) -> str:
-    """VLLM_CONFIG_ROOT: the directory, on every host, that NON_CARRY_OVER_FILE goes into."""
+    """VLLM_CONFIG_ROOT: the directory on every host that holds NON_CARRY_OVER_FILE."""
     return f"{config_dir(cluster)}/vllm"
-
-
-def _differing(environments: list[dict[str, str]]) -> set[str]:
-    names = {name for environment in environments for name in environment}
-    return {name for name in names if len({env.get(name) for env in environments}) > 1}
-
-
-def _ray(inventory: Inventory, topology: Topology) -> Mapping[str, str]:
-    return {
-        "RAY_ADDRESS": host_port(topology.head.node_ip, inventory.ray_ports.gcs),
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        **DEAD_NODE_DETECTION,
-        **_authentication(inventory),
-    }
-
-
-def _authentication(inventory: Inventory) -> Mapping[str, str]:
-    """Said outright either way: Ray 2.61 changes what happens when it is left out."""
-    if inventory.allow_unauthenticated_ray:
-        return {"RAY_AUTH_MODE": "disabled"}
-    return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": f"{config_dir(inventory.cluster)}/ray.token",
-    }
-
-
-def _vllm(inventory: Inventory, node: Node) -> Mapping[str, str]:
-    return {
-        "VLLM_HOST_IP": node.node_ip,
-        "VLLM_CACHE_ROOT": f"{CACHE_DIR}/vllm",
-        "VLLM_CONFIG_ROOT": config_root(inventory.cluster),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HOME": f"{CACHE_DIR}/huggingface",
-    }
-
-
-def _interfaces(node: Node) -> Mapping[str, str]:
-    """NCCL takes prefixes unless the list starts with `=`; Gloo takes exact names only."""
-    return {
-        "NCCL_SOCKET_IFNAME": "=" + ",".join(node.nccl_nics),
-        "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in node.node_ip else "AF_INET",
-        "GLOO_SOCKET_IFNAME": node.gloo_nic,
-        "NCCL_IB_DISABLE": "0" if node.rdma else "1",
-        "NCCL_IB_HCA": "=" + ",".join(node.rdma) if node.rdma else "",
-    }

@@ -1,9 +1,9 @@
-"""The names and addresses of the cluster, as the hosts file that its node containers get.
+"""The hosts file of node containers: names and addresses of the cluster.
 
-Nothing asks for names in Ray's or vLLM's configuration, and still they are looked up: the store of
-torch.distributed asks for the name of each peer's address before it lets it in, and Ray for its own
-host's. Where a name server does not answer, each of these takes 5 to 30 s; torch gives some of them
-10 s. A hosts file answers at once, and is asked first.
+Ray's and vLLM's configuration holds no names, and they are looked up all the same: the store of
+torch.distributed asks for the name of each peer's address before it lets the peer in, and Ray for
+its own host's. With a name server that does not answer, each look-up takes 5 to 30 s; torch allows
+some of them 10 s. A hosts file is asked first and answers at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,24 @@ _LOCAL = (
 
 
 def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) -> str:
-    """The content for `host`: `facts` of the nodes that answered. Each address has a name, and each
-    node's name has one address, the node IP: what asks for a name must not be sent to the fabric
-    by chance."""
+    """The content for `host`; `facts` of the nodes that answered. Each address has a name, and each
+    node's name has one address, the node IP: a look-up of the name must not lead to the fabric by
+    chance."""
     taken = {node.host for node in topology.nodes} | {name for _, names in _LOCAL for name in names}
-    own_first = sorted(topology.nodes, key=lambda node: node.host != host)
-    own = {node.host: _own_names(facts.get(node.host), taken) for node in own_first}
+    own_names: dict[str, tuple[str, ...]] = {}
+    for node in sorted(topology.nodes, key=lambda node: node.host != host):  # its own name first
+        of_host = facts.get(node.host)
+        # What the host calls itself, with and without a domain, unless another host has the name.
+        full = of_host.hostname.lower() if of_host else ""
+        names = dict.fromkeys((full, full.partition(".")[0]))
+        own_names[node.host] = tuple(name for name in names if name and name not in taken)
+        taken.update(own_names[node.host])
     lines = (
         *_LOCAL,
-        *((ip, (name, *own.get(name, ()))) for ip, name in addresses(topology, facts).items()),
+        *(
+            (ip, (name, *own_names.get(name, ())))
+            for ip, name in addresses(topology, facts).items()
+        ),
     )
     return "".join(f"{ip}\t{' '.join(names)}\n" for ip, names in lines)
 
@@ -43,26 +52,19 @@ def addresses(topology: Topology, facts: Mapping[str, HostFacts]) -> dict[str, s
         found[node.node_ip] = node.host
         for nic, ip in _others(node, facts.get(node.host)):
             found[ip] = f"{node.host}.{nic}"
-    # A socket that takes both families sees an IPv4 peer as ::ffff:10.0.0.2, as torch's store does,
-    # and the resolver looks that up as it is. Under a name of its own: the node's name would
-    # get a second address.
-    mapped = {f"::ffff:{ip}": f"{name}.mapped" for ip, name in found.items()
-              if isinstance(ip_address(ip), IPv4Address)}  # fmt: skip
+    # A dual-stack socket, such as that of torch's store, sees an IPv4 peer as ::ffff:10.0.0.2, and
+    # the resolver looks it up like that. It gets a name of its own: the node's name would get a
+    # second address.
+    mapped = {
+        f"::ffff:{ip}": f"{name}.mapped"
+        for ip, name in found.items()
+        if isinstance(ip_address(ip), IPv4Address)
+    }
     return {**found, **mapped}
 
 
-def _own_names(facts: HostFacts | None, taken: set[str]) -> tuple[str, ...]:
-    """What the host calls itself, with and without a domain, as far as that is nobody's name yet;
-    added to `taken`."""
-    full = facts.hostname.lower() if facts else ""
-    found = tuple(name for name in dict.fromkeys((full, full.partition(".")[0]))
-                  if name and name not in taken)  # fmt: skip
-    taken.update(found)
-    return found
-
-
 def _others(node: Node, facts: HostFacts | None) -> Iterator[tuple[str, str]]:
-    """NIC and address: all that peers may see of a node beside its node IP."""
+    """NIC and address of whatever else peers may see of a node."""
     if facts is None:
         return
     devices = {port.partition(":")[0] for port in node.rdma}

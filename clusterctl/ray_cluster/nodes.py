@@ -7,7 +7,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
 from clusterctl.containers.spec import container_name as container_name
 from clusterctl.facts.model import HostFacts
-from clusterctl.inventory.model import Host, Inventory, RayPorts
+from clusterctl.inventory.model import Inventory, RayPorts
 from clusterctl.node import package
 from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, log_dir, run_dir
 from clusterctl.ray_cluster.environment import CACHE_DIR, node_environment
@@ -46,12 +46,6 @@ def ray_argv(node: Node, head_ip: str, ports: RayPorts) -> list[str]:
         f"--num-gpus={node.gpus}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         "--log-color=false",
-        *_port_flags(ports),
-    ]
-
-
-def _port_flags(ports: RayPorts) -> list[str]:
-    return [
         f"--node-manager-port={ports.node_manager}",
         f"--object-manager-port={ports.object_manager}",
         f"--runtime-env-agent-port={ports.runtime_env_agent}",
@@ -64,7 +58,7 @@ def _port_flags(ports: RayPorts) -> list[str]:
 
 
 def expected_nodes(topology: Topology) -> list[ExpectedNode]:
-    """What the Ray contract holds the cluster to."""
+    """The nodes that the Ray contract requires."""
     return [ExpectedNode(node.host, node.node_ip, node.gpus) for node in topology.nodes]
 
 
@@ -91,45 +85,39 @@ def container_spec(
     """The node container. `image_id` as `docker image inspect` gives it."""
     accelerator = accelerator_named(inventory.accelerator)
     gpus = accelerator.access(facts) if node.gpus else DeviceAccess()
+    # No more open files than the host allows: a daemon without CAP_SYS_RESOURCE refuses to start a
+    # container that asks for more. If the limit is unknown, Docker's default stays.
+    ulimits = {"stack": STACK_BYTES}
+    if facts.nofile_hard:
+        ulimits["nofile"] = min(NOFILE, facts.nofile_hard)
+    if node.rdma:
+        ulimits["memlock"] = -1
+    cluster, own = inventory.cluster, package.install_dir()
+    mounts = (
+        Mount(config_dir(cluster), config_dir(cluster), read_only=True),
+        Mount(log_dir(cluster), log_dir(cluster)),
+        # Gone after a reboot; the engine makes it anew when it starts the container.
+        Mount(run_dir(cluster), run_dir(cluster)),
+        Mount(own, own, read_only=True),
+        Mount(CACHE_DIR, CACHE_DIR),
+        Mount(inventory.models, inventory.models, read_only=True),
+        *(Mount(*each) for each in sorted(inventory.host(node.host).mounts.items())),
+    )
     return ContainerSpec(
-        name=container_name(inventory.cluster),
+        name=container_name(cluster),
         image=image_id,
-        command=("python3", package.install_path(), "supervise", "--cluster", inventory.cluster),
+        command=("python3", package.install_path(), "supervise", "--cluster", cluster),
         env=node_environment(inventory, topology, node),
-        mounts=_mounts(inventory, inventory.host(node.host)),
-        ulimits=_ulimits(node, facts),
+        mounts=mounts,
+        ulimits=ulimits,
         cdi_devices=gpus.cdi,
         all_gpus=gpus.all_gpus,
         devices=(*gpus.nodes, *(("/dev/infiniband",) if node.rdma else ())),
         capabilities=("IPC_LOCK",) if node.rdma else (),
         labels={
-            CLUSTER_LABEL: inventory.cluster,
+            CLUSTER_LABEL: cluster,
             "clusterctl.host": node.host,
             "clusterctl.role": node.role,
         },
         stop_timeout=STOP_TIMEOUT,
-    )
-
-
-def _ulimits(node: Node, facts: HostFacts) -> dict[str, int]:
-    """No more open files than the host allows: a daemon without CAP_SYS_RESOURCE refuses to
-    start a container that asks for more. Where the limit is unknown, Docker's default stays.
-    Locked memory is for RDMA alone."""
-    limits = {"stack": STACK_BYTES}
-    if facts.nofile_hard:
-        limits["nofile"] = min(NOFILE, facts.nofile_hard)
-    return {**limits, "memlock": -1} if node.rdma else limits
-
-
-def _mounts(inventory: Inventory, host: Host) -> tuple[Mount, ...]:
-    own = package.install_dir()
-    return (
-        Mount(config_dir(inventory.cluster), config_dir(inventory.cluster), read_only=True),
-        Mount(log_dir(inventory.cluster), log_dir(inventory.cluster)),
-        # After a reboot it is gone; the engine makes it anew when it starts the container.
-        Mount(run_dir(inventory.cluster), run_dir(inventory.cluster)),
-        Mount(own, own, read_only=True),
-        Mount(CACHE_DIR, CACHE_DIR),
-        Mount(inventory.models, inventory.models, read_only=True),
-        *(Mount(source, target) for source, target in sorted(host.mounts.items())),
     )

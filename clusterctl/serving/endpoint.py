@@ -1,7 +1,7 @@
-"""The API from a client's side: one real answer as proof, and a line to paste.
+"""The API as a client sees it: one real answer as proof, and a command to paste.
 
-`/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only an
-answer that came back proves a service: a completion, or what else its model serves.
+`/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only a real
+answer proves a service: a completion, or what else its model serves.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, StepFailed
 from clusterctl.node.endpoint import COMPLETIONS, Task
-
-if TYPE_CHECKING:
-    import httpx
 
 PROMPT = "Say hello."
 
@@ -30,11 +27,11 @@ class ServiceAnswer:
     """What came back."""
 
     task: str  # `completions`, `embeddings`, ..
-    # The completion, a reasoning model's thoughts where it gave nothing else yet; of another task
-    # what came, in words: `1024 numbers`.
+    # The completion, or a reasoning model's thoughts if it gave nothing else yet; for other tasks a
+    # description: `1024 numbers`
     text: str
-    tokens: int  # Generated; 0 where the model generates none
-    seconds: float  # From the request to the last byte
+    tokens: int  # generated; 0 if the model generates none
+    seconds: float  # from the request to the last byte
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,8 @@ class ServiceEndpoint:
 
     url: str  # `http://10.0.0.1:8000`, without /v1
     model: str
-    chat: bool  # Chat requests work: the tokenizer has a chat template. Else plain completions.
-    task: Task = COMPLETIONS  # What the model serves
+    chat: bool  # the tokenizer has a chat template; else plain completions are asked for
+    task: Task = COMPLETIONS  # what the model serves
 
     @property
     def path(self) -> str:
@@ -62,6 +59,13 @@ class ServiceEndpoint:
         return self.chat and self.task is COMPLETIONS
 
 
+_REFUSALS = {
+    401: ("refused the API key", "clusterctl bootstrap copies the head's key to where it belongs"),
+    404: ("serves no model called {model}", "clusterctl status names what it serves"),
+    503: ("is up and its engine is not", "clusterctl logs"),
+}
+
+
 def ask(
     endpoint: ServiceEndpoint,
     api_key: str,
@@ -70,26 +74,21 @@ def ask(
     prompt: str = PROMPT,
     max_tokens: int = 16,
 ) -> ServiceAnswer:
-    """Ask for one answer and wait for it, at most `deadline` seconds.
+    """Send one request and wait for its answer, at most `deadline` seconds.
 
-    Raises ConnectionFailed when nothing answers, and StepFailed when what comes is none: late,
-    refused, or something else than what was asked for.
+    Raises ConnectionFailed if nothing answers, and StepFailed if the answer is late, a refusal, or
+    not what was asked for.
     """
-    started = time.monotonic()
-    answer = _post(endpoint, api_key, endpoint.body(prompt, max_tokens), deadline)
-    return _read(endpoint, answer, time.monotonic() - started)
-
-
-def _post(endpoint: ServiceEndpoint, api_key: str, body: Mapping[str, Any], deadline: float) -> Any:
     import httpx
 
+    started = time.monotonic()
     timeout = httpx.Timeout(deadline, connect=min(deadlines.API_CONNECT, deadline))
     headers = {"Authorization": f"Bearer {api_key}"}
-    url = endpoint.url + endpoint.path
+    url, body = endpoint.url + endpoint.path, endpoint.body(prompt, max_tokens)
     try:
         # The operator's proxy settings are for the world outside, not for the cluster.
         with httpx.Client(timeout=timeout, trust_env=False) as client:
-            return _answer(endpoint, client.post(url, json=body, headers=headers))
+            response = client.post(url, json=body, headers=headers)
     except httpx.ConnectError as error:
         raise ConnectionFailed(
             f"nothing answers at {endpoint.url}", hint="clusterctl status", detail=str(error)
@@ -103,28 +102,19 @@ def _post(endpoint: ServiceEndpoint, api_key: str, body: Mapping[str, Any], dead
         raise StepFailed(
             f"{endpoint.url} broke off the request", hint="clusterctl logs", detail=str(error)
         ) from error
-
-
-_REFUSALS = {
-    401: ("refused the API key", "clusterctl bootstrap copies the head's key to where it belongs"),
-    404: ("serves no model called {model}", "clusterctl status names what it serves"),
-    503: ("is up and its engine is not", "clusterctl logs"),
-}
-
-
-def _answer(endpoint: ServiceEndpoint, response: httpx.Response) -> Any:
-    if response.is_success:
-        try:
-            return response.json()
-        except ValueError:
-            return response.text
     code = response.status_code
-    reason, hint = _REFUSALS.get(code, (f"answered with HTTP status {code}", "clusterctl logs"))
-    raise StepFailed(
-        f"{endpoint.url} {reason.format(model=endpoint.model)}",
-        hint=hint,
-        detail=response.text[:2000],
-    )
+    if not response.is_success:
+        reason, hint = _REFUSALS.get(code, (f"answered with HTTP status {code}", "clusterctl logs"))
+        raise StepFailed(
+            f"{endpoint.url} {reason.format(model=endpoint.model)}",
+            hint=hint,
+            detail=response.text[:2000],
+        )
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = response.text
+    return _read(endpoint, answer, time.monotonic() - started)
 
 
 def _read(endpoint: ServiceEndpoint, answer: Any, seconds: float) -> ServiceAnswer:
@@ -132,8 +122,14 @@ def _read(endpoint: ServiceEndpoint, answer: Any, seconds: float) -> ServiceAnsw
     try:
         if task is not COMPLETIONS:
             return ServiceAnswer(task.name, task.answer(answer), 0, seconds)
-        tokens = int(answer["usage"]["completion_tokens"])
-        return ServiceAnswer(task.name, _text_of(answer["choices"][0]), tokens, seconds)
+        tokens, choice = int(answer["usage"]["completion_tokens"]), answer["choices"][0]
+        message = choice.get("message")
+        if message is None:
+            text = str(choice["text"])
+        else:
+            thoughts = message.get("reasoning") or message.get("reasoning_content")
+            text = str(message.get("content") or thoughts or "")
+        return ServiceAnswer(task.name, text, tokens, seconds)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StepFailed(
             f"{endpoint.url} answered with something that holds no {task.name}",
@@ -142,16 +138,8 @@ def _read(endpoint: ServiceEndpoint, answer: Any, seconds: float) -> ServiceAnsw
         ) from error
 
 
-def _text_of(choice: Mapping[str, Any]) -> str:
-    message = choice.get("message")
-    if message is None:
-        return str(choice["text"])
-    thoughts = message.get("reasoning") or message.get("reasoning_content")
-    return str(message.get("content") or thoughts or "")
-
-
 def key_line(ssh: Sequence[str], key_path: str, *, sudo: bool) -> str:
-    """A shell line that puts the service's key into a variable, without showing it.
+    """A shell command that puts the service's key into a variable, without showing it.
 
     The key stays out of the screen, of the shell's history and of log files; it is fetched over
     the same SSH that clusterctl uses. `ssh` is the command up to the host, as argv.
@@ -161,7 +149,7 @@ def key_line(ssh: Sequence[str], key_path: str, *, sudo: bool) -> str:
 
 
 def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
-    """A request to paste into a shell, once `key_line` was."""
+    """A request to paste into a shell after `key_line`."""
     body = json.dumps(endpoint.body(prompt, max_tokens), ensure_ascii=False)
     url = shlex.quote(endpoint.url + endpoint.path)
     return (

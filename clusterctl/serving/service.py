@@ -37,15 +37,14 @@ class PlannedService:
 
 
 def served_names(request: ServiceRequest, model: Model) -> tuple[str, ...]:
-    """The names that API requests may use: the user's --served-model-name, else his --name,
-    else the model's."""
+    """The names that API requests may use: --served-model-name, else --name, else the model's."""
     if request.served_names:
         return request.served_names
     return (request.name or model.served_name,)
 
 
 def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
-    """The service's name: the user's --name, else one made from what it serves."""
+    """The service's name: --name, else one derived from what it serves."""
     return request.name or service_name(names[0])
 
 
@@ -77,14 +76,19 @@ def choose_port(
 def build_service(
     launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = deadlines.READY
 ) -> ServiceDocument:
-    """The document for one launch. `env` is job-wide: vLLM copies it to every rank, so nothing
-    that differs between hosts belongs there. Raises UsageError as `serve_argv`."""
+    """The document for one launch. `env` is job-wide: vLLM copies it to every rank, so nothing that
+    differs between hosts belongs there. Raises UsageError as `serve_argv`."""
     argv = serve_argv(launch)
     environment = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{ready_timeout:.0f}"}
     if launch.model_argument.startswith("/"):
         # With the weights on disk nothing must be asked of the Hub, by any rank.
         environment["HF_HUB_OFFLINE"] = "1"
     environment |= env or {}
+    try:
+        given = last_value(parse_arguments(argv[3:]), "shutdown-timeout")
+        shutdown = float(given or deadlines.SHUTDOWN)
+    except ValueError:
+        shutdown = float(deadlines.SHUTDOWN)
     layout = launch.layout
     return ServiceDocument(
         name=document_name(launch.request, launch.served_names),
@@ -99,15 +103,15 @@ def build_service(
         gpus=layout.ranks,
         fingerprint=fingerprint(argv, environment),
         ready_timeout=ready_timeout,
-        shutdown_timeout=_shutdown_timeout(argv),
+        shutdown_timeout=shutdown,
         stall_timeout=launch.request.stall_timeout or STALL_TIMEOUT,
     )
 
 
 def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
-    """sha256 over what the process is started with: the same process needs no restart.
+    """sha256 of what the process is started with: an equal one needs no restart.
 
-    The order of flags does not count, nor what a later one overrides.
+    The order of flags does not count, nor do values that a later flag overrides.
     """
     flags = {name: [(one.values, one.negated) for one in given] for name, given in _flags(argv)}
     canonical = json.dumps([argv[:3], flags, dict(env)], sort_keys=True, separators=(",", ":"))
@@ -115,7 +119,7 @@ def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
 
 
 def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
-    """What changes from `old` to `new`, a line each; nothing when they are the same."""
+    """What changes from `old` to `new`, a line each."""
     lines = _changed("model", *("".join(one.argv[2:3]) or None for one in (old, new)))
     before, after = dict(_flags(old.argv)), dict(_flags(new.argv))
     for name in dict.fromkeys((*after, *before)):
@@ -126,28 +130,20 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     lines += _changed("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
     lines += _changed("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
     if not lines and needs_restart(old, new):
-        return ["command line: the same values, which vLLM may read otherwise"]
+        return ["command line: the same values in another form, which vLLM may read differently"]
     return lines
 
 
 def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
-    """Whether the running process has to be replaced to follow `new`.
+    """Whether the running process must be replaced to follow `new`.
 
-    Made anew from both: the fingerprint in a document may be that of another release.
+    Computed from both: the fingerprint in a document may come from another release.
     """
     return fingerprint(old.argv, old.env) != fingerprint(new.argv, new.env)
 
 
-def _shutdown_timeout(argv: list[str]) -> float:
-    text = last_value(parse_arguments(argv[3:]), "shutdown-timeout")
-    try:
-        return float(text) if text is not None else float(deadlines.SHUTDOWN)
-    except ValueError:
-        return float(deadlines.SHUTDOWN)
-
-
 def _flags(argv: list[str]) -> Iterator[tuple[str, tuple[Argument, ...]]]:
-    """Each flag by name with what of it counts: the last one, or all where vLLM collects them."""
+    """Each flag with the arguments that count: the last, or all where vLLM collects them."""
     given: dict[str, tuple[Argument, ...]] = {}
     for argument in parse_arguments(argv[3:]):
         earlier = given.get(argument.name, ()) if is_collected(argument.name) else ()
