@@ -21,8 +21,7 @@ from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.gpu_access import GpuAccess
-from clusterctl.steps.gpus_in_image import GpusInImage
-from clusterctl.steps.gpus_inside import without_gpus
+from clusterctl.steps.gpus_in_image import GpusInImage, without_gpus
 from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
 
 

@@ -16,8 +16,7 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.packages.making import Made
-    from clusterctl.packages.target import Target
-    from clusterctl.packages.wanted import Wanted
+    from clusterctl.packages.target import BundleRequest, PackageSystem
 
 app = Commands("Gather what hosts without internet need, on a machine with it.")
 
@@ -87,9 +86,9 @@ def packages(
 ) -> None:
     """Gather container engine, NVIDIA's toolkit and what they need."""
     from clusterctl.packages.making import make
-    from clusterctl.packages.wanted import TOOLKIT_VERSION, Wanted
+    from clusterctl.packages.target import TOOLKIT_VERSION, BundleRequest
 
-    wanted = Wanted(
+    wanted = BundleRequest(
         target=_target(target),
         architecture=_architecture(arch),
         toolkit=None if engine_only else toolkit or TOOLKIT_VERSION,
@@ -104,7 +103,7 @@ def packages(
     print(json.dumps(_document(wanted, made), indent=2) if as_json else _sentence(wanted, made))
 
 
-def _target(name: str) -> Target:
+def _target(name: str) -> PackageSystem:
     from clusterctl.packages.target import target_named
 
     try:
@@ -121,14 +120,14 @@ def _architecture(name: str) -> str:
     return name
 
 
-def _sentence(wanted: Wanted, made: Made) -> str:
+def _sentence(wanted: BundleRequest, made: Made) -> str:
     from clusterctl.reporting.text import count, size
 
     what = f"{count(len(made.files), 'package')}, {size(made.size)}, for {wanted.target.name}"
     return f"{what}: name it in the inventory\npackages: {{offline: {made.path}}}"
 
 
-def _document(wanted: Wanted, made: Made) -> dict[str, object]:
+def _document(wanted: BundleRequest, made: Made) -> dict[str, object]:
     return {
         "for": wanted.target.name,
         "architecture": wanted.architecture,

@@ -13,8 +13,8 @@ from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Unknown
 from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_marks import mark
 from clusterctl.steps.image_pulled import ImagePulled
+from clusterctl.steps.installed import IMAGES, record_installed
 from clusterctl.steps.node_image import NodeImage, node_tag
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import (
@@ -58,7 +58,7 @@ class ClusterImages(Closing):
             self._drivers,
             names,
             route,
-            before=lambda view: mark(view, cluster.inventory.image),
+            before=lambda view: record_installed(view, [cluster.inventory.image], IMAGES),
         )
         made = ImageReceiver(self._find_made, self._drivers, self._workers, route)
         self._transfers = Transfer(self._base, route), Transfer(made, route)

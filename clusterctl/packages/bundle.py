@@ -19,24 +19,21 @@ from functools import lru_cache
 from pathlib import Path
 
 from clusterctl.errors import RequirementsNotMet, UsageError
-from clusterctl.packages.target import DEBIAN_ARCHITECTURES, Target
+from clusterctl.packages.target import DEBIAN_ARCHITECTURES, PackageSystem
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
 _PACKAGE = re.compile(r".+\.(deb|rpm)|docker-[0-9][0-9.]*\.tgz")
 _STATIC = re.compile(r"docker-([0-9][0-9.]*)\.tgz")
 _TOOLKIT = re.compile(r"nvidia-container-toolkit[-_]([0-9][0-9.]*-[0-9]+)[._]")
-_KEPT_FILES = 4
-"""Files held in memory, for hosts that are served at the same time."""
+_KEPT_FILES = 4  # Files held in memory, for hosts that are served at the same time
 
 
 @dataclass(frozen=True)
 class PackageFile:
     name: str
-    size: int
-    """Bytes."""
-    sha256: str
-    """Empty where no SHA256SUMS says it."""
+    size: int  # Bytes
+    sha256: str  # Empty where no SHA256SUMS says it
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,7 @@ class Bundle:
     path: Path
     files: tuple[PackageFile, ...]
     manifest: Mapping[str, object] = field(default_factory=dict)
-    inside: str = ""
-    """Directory within a tar."""
+    inside: str = ""  # Directory within a tar
 
     @property
     def system(self) -> str:
@@ -110,6 +106,7 @@ def open_bundles(path: Path) -> tuple[Bundle, ...]:
     return bundles
 
 
+# What reading files and tars ends in; a tar that was cut short, in any of them
 _UNREADABLE = (
     OSError,
     tarfile.TarError,
@@ -119,7 +116,6 @@ _UNREADABLE = (
     ValueError,
     KeyError,
 )
-"""What reading files and tars ends in; a tar that was cut short, in any of them."""
 
 _HOW_MADE = (
     "make them on a connected machine: clusterctl bundle packages --for debian12 -o DIRECTORY"
@@ -182,7 +178,9 @@ def _bundle(
     return Bundle(path, files, told, inside)
 
 
-def fitting(bundles: Sequence[Bundle], target: Target, architecture: str, *, host: str) -> Bundle:
+def fitting(
+    bundles: Sequence[Bundle], target: PackageSystem, architecture: str, *, host: str
+) -> Bundle:
     """The bundle for that system. Raises RequirementsNotMet when none is for it."""
     for bundle in bundles:
         if _is_for(bundle, target, architecture):
@@ -196,7 +194,7 @@ def fitting(bundles: Sequence[Bundle], target: Target, architecture: str, *, hos
     )
 
 
-def _is_for(bundle: Bundle, target: Target, architecture: str) -> bool:
+def _is_for(bundle: Bundle, target: PackageSystem, architecture: str) -> bool:
     if bundle.architecture not in ("", architecture):
         return False
     if bundle.system:

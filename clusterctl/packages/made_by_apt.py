@@ -13,21 +13,21 @@ from clusterctl import deadlines
 from clusterctl.errors import UsageError
 from clusterctl.packages import local_command
 from clusterctl.packages.repository import Repository, docker, nvidia
-from clusterctl.packages.target import DEBIAN_ARCHITECTURES
-from clusterctl.packages.vendor_keys import vendor_key
-from clusterctl.packages.wanted import (
+from clusterctl.packages.target import (
     CLIENT_OF_DISTRIBUTION,
+    DEBIAN_ARCHITECTURES,
     ENGINE_OF_DISTRIBUTION,
     ENGINE_OF_DOCKER,
     TOOLKIT,
-    Wanted,
+    BundleRequest,
     python_package,
 )
+from clusterctl.packages.vendor_keys import vendor_key
 
 _SHOWN = "$(CODENAME) $(COMPONENT) $(REPO_URI)"
 
 
-def download(wanted: Wanted, work: Path) -> list[Path]:
+def download(wanted: BundleRequest, work: Path) -> list[Path]:
     """The .deb files, in a directory below `work`. Raises UsageError where this machine does not
     know the release's sources, StepFailed with apt's own words."""
     options = _private(wanted, work)
@@ -39,7 +39,7 @@ def download(wanted: Wanted, work: Path) -> list[Path]:
     return [archive for archive in sorted(archives) if not _is_everywhere(archive)]
 
 
-def _names(wanted: Wanted, options: list[str]) -> list[str]:
+def _names(wanted: BundleRequest, options: list[str]) -> list[str]:
     engine = list(ENGINE_OF_DOCKER)
     if not wanted.by_docker:
         shown = local_command.run(["apt-cache", *options, "policy", CLIENT_OF_DISTRIBUTION])
@@ -55,7 +55,7 @@ def _is_everywhere(archive: Path) -> bool:
     return "Priority: required" in told or "Essential: yes" in told
 
 
-def _private(wanted: Wanted, work: Path) -> list[str]:
+def _private(wanted: BundleRequest, work: Path) -> list[str]:
     """Options that keep apt to files below `work`."""
     for name in ("state/lists/partial", "cache/archives/partial", "keys"):
         (work / name).mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def _private(wanted: Wanted, work: Path) -> list[str]:
     return [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
 
 
-def _sources(wanted: Wanted, work: Path) -> Iterator[str]:
+def _sources(wanted: BundleRequest, work: Path) -> Iterator[str]:
     signed = f"[signed-by={wanted.keyring}] " if wanted.keyring else ""
     for url, suite, components in _own_sources(wanted):
         yield f"deb {signed}{_copied(url)} {suite} {components}"
@@ -90,7 +90,7 @@ def _sources(wanted: Wanted, work: Path) -> Iterator[str]:
         yield _vendor(nvidia(wanted.target, wanted.nvidia_url, wanted.nvidia_key), work)
 
 
-def _own_sources(wanted: Wanted) -> list[tuple[str, str, str]]:
+def _own_sources(wanted: BundleRequest) -> list[tuple[str, str, str]]:
     """URL, suite and components of the release's own packages: its mirror's, or those of this
     machine with the release's name in place of the machine's."""
     codename = wanted.target.codename

@@ -12,13 +12,13 @@ from pathlib import Path
 from clusterctl import deadlines
 from clusterctl.packages import local_command
 from clusterctl.packages.repository import Repository, docker, key_path, nvidia, source_text
+from clusterctl.packages.target import ENGINE_OF_DOCKER, TOOLKIT, BundleRequest, python_package
 from clusterctl.packages.vendor_keys import vendor_key
-from clusterctl.packages.wanted import ENGINE_OF_DOCKER, TOOLKIT, Wanted, python_package
 
 MACHINES_REPOSITORIES = "/etc/yum.repos.d"
 
 
-def download(wanted: Wanted, work: Path) -> list[Path]:
+def download(wanted: BundleRequest, work: Path) -> list[Path]:
     """The .rpm files, in a directory below `work`. Raises StepFailed with dnf's own words."""
     files = work / "rpms"
     argv = [*_dnf(wanted, work), "install", "--downloadonly", f"--downloaddir={files}"]
@@ -26,7 +26,7 @@ def download(wanted: Wanted, work: Path) -> list[Path]:
     return sorted(files.glob("*.rpm"))
 
 
-def _dnf(wanted: Wanted, work: Path) -> list[str]:
+def _dnf(wanted: BundleRequest, work: Path) -> list[str]:
     """dnf with the system's own repositories, this machine's or a mirror's, and the vendors'."""
     repositories = work / "repositories"
     repositories.mkdir()
@@ -49,13 +49,13 @@ def _dnf(wanted: Wanted, work: Path) -> list[str]:
     ]
 
 
-def _vendors(wanted: Wanted) -> Iterator[Repository]:
+def _vendors(wanted: BundleRequest) -> Iterator[Repository]:
     yield docker(wanted.target, wanted.docker_url, wanted.docker_key)
     if wanted.toolkit:
         yield nvidia(wanted.target, wanted.nvidia_url, wanted.nvidia_key)
 
 
-def _source(wanted: Wanted, repository: Repository, work: Path) -> str:
+def _source(wanted: BundleRequest, repository: Repository, work: Path) -> str:
     """What hosts get too, with the key in a file of this run."""
     key = work / f"{repository.name}.asc"
     key.write_bytes(vendor_key(repository))
@@ -64,12 +64,12 @@ def _source(wanted: Wanted, repository: Repository, work: Path) -> str:
     )
 
 
-def _mirror(wanted: Wanted) -> str:
+def _mirror(wanted: BundleRequest) -> str:
     """`mirror` is a repository itself, such as .../9/BaseOS/x86_64/os."""
     signed = f"gpgcheck=1\ngpgkey=file://{wanted.keyring}" if wanted.keyring else "gpgcheck=0"
     return f"[clusterctl-mirror]\nname=mirror\nbaseurl={wanted.mirror}\nenabled=1\n{signed}\n"
 
 
-def _names(wanted: Wanted) -> list[str]:
+def _names(wanted: BundleRequest) -> list[str]:
     toolkit = [f"{name}-{wanted.toolkit}" for name in TOOLKIT] if wanted.toolkit else []
     return [python_package(wanted.target), *ENGINE_OF_DOCKER, *toolkit]

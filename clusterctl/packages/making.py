@@ -14,7 +14,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.packages import made_by_apt, made_by_dnf
 from clusterctl.packages.bundle import MANIFEST, SUMS
-from clusterctl.packages.wanted import Wanted
+from clusterctl.packages.target import BundleRequest
 
 FORMAT = 1
 
@@ -23,11 +23,10 @@ FORMAT = 1
 class Made:
     path: Path
     files: tuple[str, ...]
-    size: int
-    """Bytes of all packages."""
+    size: int  # Bytes of all packages
 
 
-def make(wanted: Wanted, output: Path, say: Callable[[str], None]) -> Made:
+def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Made:
     """A bundle at `output`: a tar where its name ends in .tar, else a directory.
 
     Nothing is there until all of it is. Raises UsageError when `output` holds something else,
@@ -76,7 +75,7 @@ def _unwritable(output: Path, error: OSError) -> UsageError:
     return UsageError(f"{output} cannot be written: {why}", hint=f"ls -ld {output.parent}")
 
 
-def _tool(wanted: Wanted) -> Callable[[Wanted, Path], list[Path]]:
+def _tool(wanted: BundleRequest) -> Callable[[BundleRequest, Path], list[Path]]:
     by_apt = wanted.target.family == "apt"
     name = "apt-get" if by_apt else "dnf"
     if shutil.which(name) is None:
@@ -87,7 +86,7 @@ def _tool(wanted: Wanted) -> Callable[[Wanted, Path], list[Path]]:
     return made_by_apt.download if by_apt else made_by_dnf.download
 
 
-def _describe(wanted: Wanted, bundle: Path, names: Sequence[str]) -> None:
+def _describe(wanted: BundleRequest, bundle: Path, names: Sequence[str]) -> None:
     sums = (hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in names)
     lines = [f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)]
     (bundle / SUMS).write_text("".join(lines))

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.packages.target import Target
+from clusterctl.packages.target import PackageSystem
 
 NVIDIA_URL = "https://nvidia.github.io/libnvidia-container"
 DOCKER_URL = "https://download.docker.com/linux"
 
 NVIDIA_KEYS = frozenset({"C95B321B61E88C1809C4F759DDCAE044F796ECB0"})
 DOCKER_APT_KEYS = frozenset({"9DC858229FC7DD38854AE2D88D81803C0EBFCD88"})
+# Fingerprints of the keys that sign today's repositories
 DOCKER_RPM_KEYS = frozenset({"060A61C51B558A7F742B77AAC52FEB6B621E9F35"})
-"""Fingerprints of the keys that sign today's repositories."""
 
 APT_KEYRINGS = "/etc/apt/keyrings"
 RPM_KEYS = "/etc/pki/rpm-gpg"
@@ -27,21 +27,17 @@ RPM_KEYS = "/etc/pki/rpm-gpg"
 class Repository:
     """A signed repository, as one release of a system sees it."""
 
-    name: str
-    """Names its files on hosts."""
+    name: str  # Names its files on hosts
     url: str
     key_url: str
+    # Of which the key must have one; empty for a key that the user gave
     fingerprints: frozenset[str]
-    """Of which the key must have one; empty for a key that the user gave."""
-    suite: str = ""
-    """apt: `bookworm stable`, or `/` for a repository without releases."""
-    signed_packages: bool = True
-    """dnf: the packages are signed, and not only the lists of them."""
-    key_file: Path | None = None
-    """The user's own key, on the operator's machine."""
+    suite: str = ""  # apt: `bookworm stable`, or `/` for a repository without releases
+    signed_packages: bool = True  # dnf: the packages are signed, and not only the lists of them
+    key_file: Path | None = None  # The user's own key, on the operator's machine
 
 
-def nvidia(target: Target, url: str | None = None, key: Path | None = None) -> Repository:
+def nvidia(target: PackageSystem, url: str | None = None, key: Path | None = None) -> Repository:
     """NVIDIA's container toolkit, for every release alike."""
     base = (url or NVIDIA_URL).rstrip("/")
     keys = frozenset[str]() if key else NVIDIA_KEYS
@@ -56,7 +52,7 @@ def nvidia(target: Target, url: str | None = None, key: Path | None = None) -> R
     )  # fmt: skip
 
 
-def docker(target: Target, url: str | None = None, key: Path | None = None) -> Repository:
+def docker(target: PackageSystem, url: str | None = None, key: Path | None = None) -> Repository:
     """Docker's own packages. Rocky and AlmaLinux take those for CentOS."""
     base = (url or DOCKER_URL).rstrip("/")
     system = "centos" if target.system in ("rocky", "almalinux") else target.system
@@ -73,20 +69,20 @@ def docker(target: Target, url: str | None = None, key: Path | None = None) -> R
     )  # fmt: skip
 
 
-def key_path(repository: Repository, target: Target) -> str:
+def key_path(repository: Repository, target: PackageSystem) -> str:
     """Where hosts keep the key. apt reads armored keys from files that end in .asc."""
     if target.family == "apt":
         return f"{APT_KEYRINGS}/clusterctl-{repository.name}.asc"
     return f"{RPM_KEYS}/RPM-GPG-KEY-clusterctl-{repository.name}"
 
 
-def source_path(repository: Repository, target: Target) -> str:
+def source_path(repository: Repository, target: PackageSystem) -> str:
     if target.family == "apt":
         return f"/etc/apt/sources.list.d/clusterctl-{repository.name}.list"
     return f"/etc/yum.repos.d/clusterctl-{repository.name}.repo"
 
 
-def source_text(repository: Repository, target: Target) -> str:
+def source_text(repository: Repository, target: PackageSystem) -> str:
     """What the file at `source_path` says; the key counts for this repository alone."""
     key = key_path(repository, target)
     if target.family == "apt":

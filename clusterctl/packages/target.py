@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Family = Literal["apt", "dnf"]
@@ -20,7 +21,7 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
-class Target:
+class PackageSystem:
     """A system and its release: `debian` `12`, `rocky` `9`."""
 
     system: str
@@ -36,19 +37,21 @@ class Target:
         return "dnf" if self.system in DNF_FAMILY else "apt"
 
 
-def target_named(name: str) -> Target:
+def target_named(name: str) -> PackageSystem:
     """`debian12`, `ubuntu24.04`, `rocky9`. Raises ValueError, naming what there is."""
     system = name.rstrip("0123456789.")
     version = name[len(system) :]
     if name in CODENAMES:
-        return Target(system, version, CODENAMES[name])
+        return PackageSystem(system, version, CODENAMES[name])
     if system in DNF_FAMILY and version.isdigit():
-        return Target(system, version)
+        return PackageSystem(system, version)
     known = ", ".join([*CODENAMES, "rocky9, almalinux9, rhel9, centos9, fedora43 and their like"])
     raise ValueError(f"{name} is no system that packages can be bundled for: {known}")
 
 
-def target_of(identifier: str, like: Iterable[str], version: str, codename: str) -> Target | None:
+def target_of(
+    identifier: str, like: Iterable[str], version: str, codename: str
+) -> PackageSystem | None:
     """The system that /etc/os-release names; None for one that neither apt nor dnf serves.
 
     A release of RHEL and its like is its major version: 9.5 takes packages for 9.
@@ -56,6 +59,51 @@ def target_of(identifier: str, like: Iterable[str], version: str, codename: str)
     names = (identifier, *like)
     if identifier in DNF_FAMILY or (not APT_FAMILY & set(names) and DNF_FAMILY & set(names)):
         system = identifier if identifier in DNF_FAMILY else "rhel"
-        return Target(system, version.partition(".")[0])
+        return PackageSystem(system, version.partition(".")[0])
     system = next((name for name in names if name in APT_FAMILY), "")
-    return Target(system, version, codename) if system else None
+    return PackageSystem(system, version, codename) if system else None
+
+
+ENGINE_OF_DISTRIBUTION = ("docker.io",)
+# From Debian 13 on the client is a package of its own, which docker.io only recommends
+CLIENT_OF_DISTRIBUTION = "docker-cli"
+ENGINE_OF_DOCKER = ("docker-ce", "docker-ce-cli", "containerd.io")
+TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+TOOLKIT_VERSION = "1.19.1-1"  # What hosts without the toolkit get, where nothing else is asked for
+
+
+# Releases whose own `python3` is older than 3.9, and their package of a newer one.
+_NEWER_PYTHON = {
+    ("ubuntu", "20.04"): "python3.9",
+    **{(system, "8"): "python39" for system in ("rhel", "centos", "rocky", "almalinux")},
+}
+
+
+def python_package(target: PackageSystem) -> str:
+    """The package that brings a Python 3.9 or newer with its standard library."""
+    return _NEWER_PYTHON.get((target.system, target.version), "python3")
+
+
+@dataclass(frozen=True)
+class BundleRequest:
+    target: PackageSystem
+    architecture: str = "x86_64"  # As `uname -m` says on the hosts
+    toolkit: str | None = TOOLKIT_VERSION  # Version; None for a bundle without NVIDIA's toolkit
+    # Docker's repository, or a mirror; None for the distribution's engine, where it has one
+    docker_url: str | None = None
+    docker_key: Path | None = None
+    nvidia_url: str | None = None
+    nvidia_key: Path | None = None
+    # Where the distribution's own packages are; None: where this machine gets its own from
+    mirror: str | None = None
+    keyring: Path | None = None  # The distribution's keys; None: those that this machine trusts
+
+    @property
+    def by_docker(self) -> bool:
+        """Docker's own packages: asked for, or the only ones there are."""
+        return self.docker_url is not None or self.target.family == "dnf"

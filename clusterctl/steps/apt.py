@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
-from clusterctl.steps.waiting import waiting_for_lock
+from clusterctl.steps.package_manager import waiting_for_lock
 from clusterctl.transport.base import CommandResult
 
 _QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "NEEDRESTART_MODE=l")
@@ -57,8 +57,8 @@ class Apt:
         self._view = view
         self._pause = pause
         self._options = (*_OPTIONS, *_only(only)) if only else _OPTIONS
+        # What `update` could not fetch: why a package is not to be found later
         self._missed: list[str] = []
-        """What `update` could not fetch: why a package is not to be found later."""
 
     def prepare(self) -> None:
         self.finish_interrupted()

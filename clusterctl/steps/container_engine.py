@@ -40,25 +40,23 @@ WHY_NOT = "journalctl -u docker.service -n 20 --no-pager"
 
 
 @dataclass(frozen=True)
-class Found:
+class EngineFound:
     """What `LOOK` said."""
 
     client: str
-    server: str
-    """The engine's version; empty when it does not answer."""
+    server: str  # The engine's version; empty when it does not answer
     hung: bool
     refusal: str
     snap: bool
     podman: bool
-    packages: bool
-    """There is a package manager."""
+    packages: bool  # There is a package manager
     systemd: bool
     unit: bool
 
 
-def found_in(text: str) -> Found:
+def found_in(text: str) -> EngineFound:
     told = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
-    return Found(
+    return EngineFound(
         client=told.get("client", ""),
         server=told.get("server", ""),
         hung=told.get("status") == "124",
@@ -125,7 +123,7 @@ def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
         pause(1.0)
 
 
-def _look(view: HostView) -> Found:
+def _look(view: HostView) -> EngineFound:
     return found_in(
         root_script(
             view, LOOK, doing="looking for a container engine", timeout=deadlines.ENGINE_LOOK
@@ -133,7 +131,7 @@ def _look(view: HostView) -> Found:
     )
 
 
-def _refuse(view: HostView, found: Found, *, brought: bool) -> None:
+def _refuse(view: HostView, found: EngineFound, *, brought: bool) -> None:
     """Raise for a host that can never be made right from here."""
     problem: tuple[str, str] | None = None
     if found.snap:
@@ -167,7 +165,7 @@ def _refuse(view: HostView, found: Found, *, brought: bool) -> None:
         raise RequirementsNotMet(problem[0], host=view.host.name, hint=problem[1])
 
 
-def _not_started(view: HostView, found: Found) -> StepFailed:
+def _not_started(view: HostView, found: EngineFound) -> StepFailed:
     journal = view.transport.run(["sh", "-c", WHY_NOT], sudo=True)
     return CommandFailed(
         f"docker.service was started and the engine does not answer: {found.refusal}",

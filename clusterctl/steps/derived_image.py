@@ -6,6 +6,7 @@ vLLM's own images have had no Ray since 0.18, though their multi-host guide need
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -24,7 +25,6 @@ from clusterctl.steps.node_image import (
     content,
     tag_for,
 )
-from clusterctl.steps.ray_pin import has_tokens, ray_for
 
 PROBE = """\
 import json
@@ -165,3 +165,32 @@ def index_arguments(pip_index: str | None) -> dict[str, str]:
     if parts.scheme == "http" and parts.hostname:
         arguments["PIP_TRUSTED_HOST"] = parts.hostname
     return arguments
+
+
+# Pairs of which one is known to work, by vLLM's minor release
+RAY_FOR_VLLM = {
+    (0, 25): "2.56.1",  # served with TP 2 and PP 2 over two hosts with one H200 each
+    (0, 32): "2.60.0",  # served with TP 2 over two hosts, on CPU
+    (0, 33): "2.56.1",  # vLLM's own CI: requirements/test/cuda.in, ray[default]>=2.56.0,<2.57
+}
+
+OTHERWISE = "2.56.1"
+
+OLDEST_WITH_TOKENS = (2, 52)  # The first Ray with token authentication (RAY_AUTH_MODE)
+
+
+def ray_for(vllm: str | None) -> str:
+    """The Ray release to install beside that release of vLLM, such as `0.33.0+cu130`."""
+    major, minor, *_ = (*release(vllm or ""), 0, 0)
+    return RAY_FOR_VLLM.get((major, minor), OTHERWISE)
+
+
+def has_tokens(ray: str) -> bool:
+    """Whether that release of Ray knows token authentication."""
+    return release(ray) >= OLDEST_WITH_TOKENS
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers: `2.56.1rc1` is (2, 56, 1)."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
-from clusterctl.steps.waiting import waiting_for_lock
+from clusterctl.steps.package_manager import waiting_for_lock
 from clusterctl.transport.base import CommandResult
 
 _DNF = (
@@ -21,8 +21,8 @@ _DNF = (
 )
 _LOCKED = ("transaction lock", "another app is currently")
 
+# A row of the table that dnf shows before it asks: name, architecture, version, ...
 _TABLE_ROW = re.compile(r"^ (\S+) +(?:x86_64|aarch64|noarch) ", re.MULTILINE)
-"""A row of the table that dnf shows before it asks: name, architecture, version, ..."""
 
 _HINTS = (
     ("transaction lock", "see what holds it: ps -C dnf,yum,packagekitd; then run clusterctl again"),

@@ -7,12 +7,10 @@ from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.steps.apt import Apt
 from clusterctl.steps.dnf import Dnf
-from clusterctl.steps.engine_marks import MARKER
+from clusterctl.steps.installed import MARKER, installed_by_us
 from clusterctl.steps.package_manager import PackageManager, target
 from clusterctl.steps.root_script import root_script
 from clusterctl.steps.static_engine import FILES_MARKER
-
-READ_MARKER = 'if [ -f "$1" ]; then cat "$1"; fi'
 
 # An installation cut short may have left an engine that does not answer.
 LEFT = """\
@@ -47,7 +45,7 @@ class EngineAbsent:
         self._cluster = cluster
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        ours = [*_marked(view, MARKER), *_marked(view, FILES_MARKER)]
+        ours = [*installed_by_us(view, MARKER), *installed_by_us(view, FILES_MARKER)]
         if not ours:
             return None
         told = root_script(view, LEFT, doing="listing containers").splitlines()
@@ -65,9 +63,9 @@ class EngineAbsent:
         del change
         view.say("stopping docker.service")
         root_script(view, STOP, doing="stopping docker.service", timeout=deadlines.SYSTEMD)
-        if packages := _marked(view, MARKER):
+        if packages := installed_by_us(view, MARKER):
             manager_here(view).purge(packages)
-        if files := _marked(view, FILES_MARKER):
+        if files := installed_by_us(view, FILES_MARKER):
             root_script(view, REMOVE_FILES, *files, doing="removing Docker's files")
         for marker in (FILES_MARKER, MARKER):
             root_script(view, FORGET, marker, doing=f"removing {marker}")
@@ -80,10 +78,6 @@ def manager_here(view: HostView) -> PackageManager:
     apt = Apt(view)
     apt.finish_interrupted()
     return apt
-
-
-def _marked(view: HostView, marker: str) -> list[str]:
-    return root_script(view, READ_MARKER, marker, doing=f"reading {marker}").split()
 
 
 def _still_used(view: HostView, containers: list[str]) -> RequirementsNotMet:

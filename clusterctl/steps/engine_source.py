@@ -11,14 +11,14 @@ from clusterctl.errors import CommandFailed
 from clusterctl.inventory.packages import Packages
 from clusterctl.packages.bundle import Bundle, fitting
 from clusterctl.packages.repository import Repository, docker
-from clusterctl.packages.wanted import (
+from clusterctl.packages.target import (
     CLIENT_OF_DISTRIBUTION,
     ENGINE_OF_DISTRIBUTION,
     ENGINE_OF_DOCKER,
 )
 from clusterctl.steps.apt import Apt
 from clusterctl.steps.dnf import Dnf
-from clusterctl.steps.engine_marks import remember
+from clusterctl.steps.installed import record_installed
 from clusterctl.steps.package_files import manager_of
 from clusterctl.steps.package_manager import PackageManager, target
 from clusterctl.steps.package_source import ensure_source
@@ -50,8 +50,7 @@ class PackagedEngine:
         manager = self._manager(view)
         manager.prepare()
         wanted = self._wanted(view, manager)
-        # Noted before they are installed, so that an installation cut short can be taken back.
-        remember(view, manager.would_add(wanted))
+        record_installed(view, manager.would_add(wanted))
         view.say(f"installing {' '.join(wanted)}")
         manager.install(wanted)
 

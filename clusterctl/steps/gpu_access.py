@@ -24,8 +24,7 @@ from clusterctl.steps.container_engine import await_answer
 from clusterctl.steps.nvidia_toolkit import KEPT, has_gpus
 from clusterctl.steps.root_script import root_script
 
-FIRST_WITH_CDI = 25
-"""Docker's major version."""
+FIRST_WITH_CDI = 25  # Docker's major version
 
 RULE_PATH = "/etc/udev/rules.d/71-clusterctl-nvidia.rules"
 RULE = (
@@ -55,6 +54,7 @@ done
 exit 0
 """
 
+# Toolkits since 1.18 bring a service that keeps the specification fresh
 SPECIFY = """\
 set -e
 if systemctl cat nvidia-cdi-refresh.service >/dev/null 2>&1; then
@@ -64,8 +64,8 @@ fi
 mkdir -p /etc/cdi
 nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml
 """
-"""Toolkits since 1.18 bring a service that keeps the specification fresh."""
 
+# What was there before is kept, for `down --purge` to put back
 CONFIGURE = """\
 set -e
 kept=$1; shift
@@ -78,29 +78,27 @@ fi
 nvidia-ctk runtime configure --runtime=docker "$@"
 cp /etc/docker/daemon.json "$kept/daemon.json.ours"
 """
-"""What was there before is kept, for `down --purge` to put back."""
 
+# The nodes of CUDA appear when it is first used, or when nvidia-modprobe is told. With some
+# drivers --create-all is refused; the nodes that exist are those that matter.
 LINK = """\
 nvidia-modprobe -c 0 -u
 nvidia-ctk system create-dev-char-symlinks --create-all ||
   nvidia-ctk system create-dev-char-symlinks
 """
-"""The nodes of CUDA appear when it is first used, or when nvidia-modprobe is told. With some
-drivers --create-all is refused; the nodes that exist are those that matter."""
 
 RESTART = "systemctl restart docker.service"
 
 
 @dataclass(frozen=True)
-class Found:
+class GpuAccessFound:
     """What `LOOK` said."""
 
     toolkit: bool
     info: dict[str, Any]
     running: tuple[str, ...]
     specs: tuple[str, ...]
-    fresh: bool
-    """A specification is for the driver that is loaded."""
+    fresh: bool  # A specification is for the driver that is loaded
     unlinked: tuple[str, ...]
     rule: bool
 
@@ -122,14 +120,14 @@ class Found:
         return () if self.info.get("LiveRestoreEnabled") else self.running
 
 
-def found_in(text: str) -> Found:
+def found_in(text: str) -> GpuAccessFound:
     """Raises ValueError when `docker info` gave something else than JSON."""
     told: dict[str, list[str]] = {}
     for line in text.splitlines():
         name, _, value = line.partition("=")
         told.setdefault(name, []).append(value)
     info = (told.get("info") or [""])[0]
-    return Found(
+    return GpuAccessFound(
         toolkit=any(told.get("ctk", [])),
         info=json.loads(info) if info.startswith("{") else {},
         running=tuple(told.get("runs", [])),
@@ -177,7 +175,7 @@ class GpuAccess:
         if found.needs_restart:
             self._restart(view, found)
 
-    def _restart(self, view: HostView, found: Found) -> None:
+    def _restart(self, view: HostView, found: GpuAccessFound) -> None:
         flags = ("--cdi.enabled",) if found.by_cdi else ()
         root_script(view, CONFIGURE, KEPT, *flags, doing="configuring Docker for GPUs")
         view.say("restarting docker.service")
@@ -191,7 +189,7 @@ class GpuAccess:
             )
 
 
-def _todo(found: Found) -> Iterator[str]:
+def _todo(found: GpuAccessFound) -> Iterator[str]:
     if found.by_cdi and not found.fresh:
         stale = f"{found.specs[0]} is for another driver" if found.specs else "there is none"
         yield f"write the CDI specification ({stale})"
@@ -208,7 +206,7 @@ def _stops(containers: Sequence[str]) -> str:
     return "which stops no container"
 
 
-def _look(view: HostView) -> Found:
+def _look(view: HostView) -> GpuAccessFound:
     told = root_script(
         view, LOOK, RULE_PATH, doing="looking at GPU access", timeout=deadlines.ENGINE_LOOK
     )

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from clusterctl import deadlines
 from clusterctl.containers.diff import Keep, compare
+from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import Change, HostView
-from clusterctl.errors import RequirementsNotMet
+from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.steps.engines import Engines
 
 PROBE = """\
@@ -33,6 +34,7 @@ print(json.dumps(told))
 
 _NEWER_DRIVER = "a newer driver: clusterctl bootstrap {file} --install-driver FILE.run"
 
+# What CUDA says, in small letters, and what helps; {file}: the inventory's
 _FIXES = (
     ("driver on your system is too old", _NEWER_DRIVER),
     (
@@ -49,11 +51,10 @@ _FIXES = (
     ("no cuda gpus", "nvidia-smi on the host; clusterctl bootstrap writes the CDI specification"),
     ("unknown error", "sudo nvidia-modprobe -u -c 0; if that does not help: sudo reboot"),
 )
-"""What CUDA says, in small letters, and what helps; {file}: the inventory's."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class CudaReport:
     """What `PROBE` said."""
 
     cuda: str = ""
@@ -93,15 +94,15 @@ class GpusInImage:
         """Nothing is ever to be changed."""
 
 
-def parse(text: str) -> Answer:
+def parse(text: str) -> CudaReport:
     """The last line; libraries may write before it."""
     try:
-        return Answer(**json.loads(text.strip().splitlines()[-1]))
+        return CudaReport(**json.loads(text.strip().splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
-        return Answer(error="PyTorch said nothing that can be read")
+        return CudaReport(error="PyTorch said nothing that can be read")
 
 
-def _require(view: HostView, answer: Answer, file: str) -> None:
+def _require(view: HostView, answer: CudaReport, file: str) -> None:
     promised = len(view.host.gpus)
     if answer.error:
         said = answer.error.lower()
@@ -119,3 +120,24 @@ def _require(view: HostView, answer: Answer, file: str) -> None:
             host=view.host.name,
             hint="nvidia-smi -L on the host; nvidia-ctk cdi list",
         )
+
+
+def without_gpus(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
+    """Why `container` must be made anew, in words: it sees none of the host's GPUs.
+
+    With the toolkit's classic mode a `systemctl daemon-reload` on the host takes them away
+    (nvidia-docker issue 1730), and nothing but a new container brings them back.
+    """
+    if not view.host.gpus or not view.facts.gpus.gpus or not _asks_for_gpus(container):
+        return None
+    try:
+        told = driver.exec(container.id, ["nvidia-smi", "-L"], timeout=deadlines.GPUS_LISTED)
+    except ClusterctlError:
+        return None  # a container that cannot be asked is not thereby known to have lost them
+    if "GPU 0" in told.stdout or "NVML" not in told.stdout + told.stderr:
+        return None
+    return f"its GPUs are gone: {told.stdout.strip() or told.last_lines(1)}"
+
+
+def _asks_for_gpus(container: Container) -> bool:
+    return container.all_gpus or any("nvidia" in name for name in container.cdi_devices)

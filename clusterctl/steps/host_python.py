@@ -9,11 +9,11 @@ from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.packages.bundle import Bundle, fitting
-from clusterctl.packages.wanted import ENGINE_OF_DOCKER, TOOLKIT, python_package
+from clusterctl.packages.target import ENGINE_OF_DOCKER, TOOLKIT, python_package
 from clusterctl.steps.apt import Apt
 from clusterctl.steps.dnf import Dnf
-from clusterctl.steps.engine_absent import READ_MARKER, manager_here
-from clusterctl.steps.engine_marks import remember
+from clusterctl.steps.engine_absent import manager_here
+from clusterctl.steps.installed import installed_by_us, record_installed
 from clusterctl.steps.package_files import manager_of
 from clusterctl.steps.package_manager import PackageManager, target
 from clusterctl.steps.paths_absent import REMOVE, beside
@@ -58,8 +58,7 @@ class HostPython:
         package = python_package(target(view))
         manager = self._manager(view)
         manager.prepare()
-        # Noted before they are installed, so that an installation cut short can be taken back.
-        remember(view, manager.would_add([package]), MARKER)
+        record_installed(view, manager.would_add([package]), MARKER)
         view.say(f"installing {package}")
         manager.install([package])
         if not _usable(view):
@@ -101,7 +100,7 @@ class PythonAbsent:
         self._own = own
 
     def check(self, view: HostView) -> Change | None:
-        ours = _installed_by_us(view)
+        ours = installed_by_us(view, MARKER)
         if not ours or beside(view, self._own):
             return None
         manager = Apt(view) if target(view).family == "apt" else Dnf(view)
@@ -111,7 +110,7 @@ class PythonAbsent:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        manager_here(view).purge(_installed_by_us(view))
+        manager_here(view).purge(installed_by_us(view, MARKER))
         root_script(view, REMOVE, MARKER, doing=f"removing {MARKER}")
 
 
@@ -121,7 +120,3 @@ def _usable(view: HostView) -> bool:
 
 def _is_no_engine(file: str) -> bool:
     return not file.startswith((*ENGINE_OF_DOCKER, *TOOLKIT, "docker"))
-
-
-def _installed_by_us(view: HostView) -> list[str]:
-    return root_script(view, READ_MARKER, MARKER, doing=f"reading {MARKER}").split()

@@ -6,7 +6,7 @@ from clusterctl.containers.reference import tagged
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import StepFailed
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_marks import mark
+from clusterctl.steps.installed import IMAGES, record_installed
 
 
 class ImagePulled:
@@ -31,7 +31,7 @@ class ImagePulled:
         view.say(self._why)
         driver = self._engines(view)
         if self._marked and driver.image(tagged(self._reference)) is None:
-            mark(view, self._reference)
+            record_installed(view, [self._reference], IMAGES)
         try:
             driver.pull(self._reference, view.say)
         except StepFailed as error:

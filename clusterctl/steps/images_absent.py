@@ -6,7 +6,7 @@ from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.reference import tagged
 from clusterctl.engine.step import Change, HostView
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_marks import MARKER, brought, unmark
+from clusterctl.steps.installed import IMAGES, forget_installed, installed_by_us
 from clusterctl.steps.node_image import REFERENCE_LABEL
 from clusterctl.steps.paths_absent import beside
 
@@ -29,18 +29,21 @@ class ImagesAbsent:
         names = self._names(view, self._engines(view))
         if names:
             return Change(f"remove {', '.join(names)}")
-        return Change(f"clear {MARKER}") if brought(view, self._reference) else None
+        return Change(f"clear {IMAGES}") if self._came_with_us(view) else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
         driver = self._engines(view)
         for name in self._names(view, driver):
             driver.remove_image(name)
-        unmark(view, self._reference)
+        forget_installed(view, self._reference, IMAGES)
+
+    def _came_with_us(self, view: HostView) -> bool:
+        return self._reference in installed_by_us(view, IMAGES)
 
     def _names(self, view: HostView, driver: ContainerDriver) -> list[str]:
         made = driver.images({REFERENCE_LABEL: self._reference})
         names = [name for image in made for name in image.tags or (image.id,)]
-        if brought(view, self._reference) and driver.image(self._reference):
+        if self._came_with_us(view) and driver.image(self._reference):
             names.append(tagged(self._reference))
         return names

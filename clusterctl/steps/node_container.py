@@ -12,12 +12,12 @@ from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
 
+# Seconds that a new container must keep running: a wrong command or mount ends it at once
 SETTLE = 2.0
-"""Seconds that a new container must keep running: a wrong command or mount ends it at once."""
 
 
+# Why a container that runs must be made anew, as when it lost its GPUs; None where it need not
 WhyAnew = Callable[[HostView, ContainerDriver, Container], str | None]
-"""Why a container that runs must be made anew, as when it lost its GPUs; None where it need not."""
 
 
 class NodeContainer:

@@ -40,8 +40,8 @@ class RemoteFile:
 
 FilesFor = Callable[[HostView], Sequence[RemoteFile]]
 
+# Whether replacing what the file holds now by what it should hold restarts something
 Disrupts = Callable[[RemoteFile, bytes], bool]
-"""Whether replacing what the file holds now by what it should hold restarts something."""
 
 
 class FilesPresent:

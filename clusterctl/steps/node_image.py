@@ -14,14 +14,11 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import StepFailed
 from clusterctl.steps.engines import Engines
 
-BASE_LABEL = "clusterctl.base"
-"""Digest of the layers of the image it was made from."""
+BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 
-RAY_LABEL = "clusterctl.ray"
-"""The release of Ray in it."""
+RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
 
-REFERENCE_LABEL = "clusterctl.reference"
-"""What the inventory calls the image it was made from."""
+REFERENCE_LABEL = "clusterctl.reference"  # What the inventory calls the image it was made from
 
 OUR_REPOSITORY = "clusterctl/"
 

@@ -50,21 +50,19 @@ LOAD = "modprobe nvidia && modprobe nvidia-uvm; timeout 30 nvidia-smi -L"
 
 
 @dataclass(frozen=True)
-class Found:
+class DriverFound:
     """What `LOOK` said."""
 
-    loaded: str
-    """Version of the kernel module that runs; empty without one."""
+    loaded: str  # Version of the kernel module that runs; empty without one
     on_disk: str
     works: bool
     nouveau: bool
     can_build: bool
-    running: tuple[str, ...]
-    """Process IDs on the GPUs."""
+    running: tuple[str, ...]  # Process IDs on the GPUs
 
 
 class DriverSource(Protocol):
-    def change(self, view: HostView, found: Found) -> Change | None:
+    def change(self, view: HostView, found: DriverFound) -> Change | None:
         """Raises RequirementsNotMet for a host that must be made ready first."""
 
     def install(self, view: HostView) -> None:
@@ -115,7 +113,7 @@ class DriverFile:
         self._path = path
         self._version = match[1]
 
-    def change(self, view: HostView, found: Found) -> Change | None:
+    def change(self, view: HostView, found: DriverFound) -> Change | None:
         if found.loaded == self._version and found.works:
             return None
         _insist_on_ready(view, found, self._version)
@@ -155,7 +153,7 @@ class DriverPackage:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def change(self, view: HostView, found: Found) -> Change | None:
+    def change(self, view: HostView, found: DriverFound) -> Change | None:
         if found.works:
             return None
         if found.nouveau:
@@ -178,11 +176,11 @@ def driver_source(wanted: str) -> DriverSource:
     return DriverPackage(wanted)
 
 
-def _look(view: HostView) -> Found:
+def _look(view: HostView) -> DriverFound:
     text = root_script(view, LOOK, doing="looking at the driver", timeout=deadlines.GPUS_SET_UP)
     lines = [line.partition("=")[::2] for line in text.splitlines()]
     told = dict(lines)
-    return Found(
+    return DriverFound(
         loaded=told.get("loaded", ""),
         on_disk=told.get("on_disk", ""),
         works="works" in told,
@@ -192,7 +190,7 @@ def _look(view: HostView) -> Found:
     )
 
 
-def _insist_on_ready(view: HostView, found: Found, wanted: str) -> None:
+def _insist_on_ready(view: HostView, found: DriverFound, wanted: str) -> None:
     """Raises RequirementsNotMet where the .run file could only fail."""
     if found.nouveau:
         raise _nouveau(view)

@@ -15,12 +15,12 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.inventory.packages import Packages
 from clusterctl.packages.bundle import Bundle, fitting
 from clusterctl.packages.repository import Repository, nvidia
-from clusterctl.packages.wanted import TOOLKIT as PACKAGES
-from clusterctl.packages.wanted import TOOLKIT_VERSION as VERSION
+from clusterctl.packages.target import TOOLKIT as PACKAGES
+from clusterctl.packages.target import TOOLKIT_VERSION as VERSION
 from clusterctl.steps.apt import Apt
 from clusterctl.steps.dnf import Dnf
 from clusterctl.steps.engine_absent import manager_here
-from clusterctl.steps.engine_marks import remember
+from clusterctl.steps.installed import record_installed
 from clusterctl.steps.package_files import manager_of
 from clusterctl.steps.package_manager import PackageManager, target
 from clusterctl.steps.package_source import ensure_source
@@ -47,6 +47,7 @@ LEFT = """\
 [ ! -e "${1%/*}/daemon.json.before" ] || echo /etc/docker/daemon.json
 """
 
+# A daemon.json that somebody changed since is left as it is
 RESTORE = """\
 cd "$1" || exit 0
 if [ -e daemon.json.before ] && cmp -s daemon.json.ours /etc/docker/daemon.json; then
@@ -62,7 +63,6 @@ rm -f daemon.json.before daemon.json.ours toolkit-packages \
 cd /; rmdir "$1" 2>/dev/null
 true
 """
-"""A daemon.json that somebody changed since is left as it is."""
 
 
 class NvidiaToolkit:
@@ -117,8 +117,7 @@ class NvidiaToolkit:
         manager = self._manager(view)
         version = self._version(view)
         wanted = [manager.pinned(name, version) for name in PACKAGES]
-        # Noted before they are installed, so that an installation cut short can be taken back.
-        remember(view, manager.would_add(wanted), MARKER)
+        record_installed(view, manager.would_add(wanted), MARKER)
         view.say(f"installing {PACKAGES[0]} {version}")
         manager.install(wanted)
 

@@ -18,6 +18,7 @@ from clusterctl.steps.root_script import root_script
 
 CACHE = "/var/cache/clusterctl/packages"
 
+# `trusted`: every file was compared with its checksum before
 INDEX = """\
 set -e
 cd "$1"
@@ -30,8 +31,8 @@ done >Packages.new
 mv Packages.new Packages
 printf 'deb [trusted=yes] file:%s ./\\n' "$1" >offline.list
 """
-"""`trusted`: every file was compared with its checksum before."""
 
+# Packages that the host has are left as they are, whatever their version
 MISSING = """\
 directory=$1; shift
 for file in "$@"; do
@@ -39,7 +40,6 @@ for file in "$@"; do
   rpm -q "$name" >/dev/null 2>&1 || echo "$directory/$file"
 done
 """
-"""Packages that the host has are left as they are, whatever their version."""
 
 
 def bring(view: HostView, bundle: Bundle, files: Sequence[PackageFile]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
-from clusterctl.packages.target import Target, target_of
+from clusterctl.packages.target import PackageSystem, target_of
+from clusterctl.transport.base import CommandResult
 
 
 class PackageManager(Protocol):
@@ -32,8 +35,30 @@ class PackageManager(Protocol):
     def purge(self, packages: Sequence[str]) -> None: ...
 
 
-def target(view: HostView) -> Target:
+def target(view: HostView) -> PackageSystem:
     """The host's system. One that does not say what it is is taken for a Debian."""
     system = view.facts.os
     found = target_of(system.id, system.like, system.version, system.codename)
-    return found or Target("debian", system.version, system.codename)
+    return found or PackageSystem("debian", system.version, system.codename)
+
+
+def waiting_for_lock(
+    view: HostView,
+    argv: Sequence[str],
+    *,
+    locked: Callable[[CommandResult], bool],
+    whose: str,
+    timeout: float,
+    pause: Callable[[float], None],
+) -> CommandResult:
+    """The command's result; the last one that was `locked`, once deadlines.PACKAGE_LOCK is over.
+
+    `whose`: the programs that hold the lock, for the word on the screen.
+    """
+    deadline = time.monotonic() + deadlines.PACKAGE_LOCK
+    while True:
+        result = view.transport.run(argv, sudo=True, timeout=timeout)
+        if result.ok or not locked(result) or time.monotonic() > deadline:
+            return result
+        view.say(f"waiting for another {whose} to end")
+        pause(3.0)

@@ -8,13 +8,14 @@ from pathlib import Path
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, StepFailed, UsageError
-from clusterctl.packages.openpgp import fingerprints
 from clusterctl.packages.repository import Repository, key_path, source_path, source_text
+from clusterctl.packages.vendor_keys import fingerprints
 from clusterctl.steps import directories, node_files
 from clusterctl.steps.node_files import RemoteFile
 from clusterctl.steps.package_manager import target
 from clusterctl.steps.root_script import root_script
 
+# A bare Debian has neither curl nor wget; apt brings its own downloader
 FETCH = """\
 set -e
 if command -v curl >/dev/null; then exec curl -fsSL --max-time 60 "$1"; fi
@@ -25,7 +26,6 @@ chmod 755 "$directory"
 /usr/lib/apt/apt-helper -o Acquire::http::Timeout=60 download-file "$1" "$directory/key" >&2
 cat "$directory/key"
 """
-"""A bare Debian has neither curl nor wget; apt brings its own downloader."""
 
 
 def ensure_source(view: HostView, repository: Repository) -> None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.packages.bundle import Bundle, PackageFile
-from clusterctl.steps.engine_marks import remember
+from clusterctl.steps.installed import record_installed
 from clusterctl.steps.package_files import bring
 from clusterctl.steps.root_script import root_script
 
+# Paths that we put there, one a line: what `down --purge` takes away again
 FILES_MARKER = "/var/lib/clusterctl/engine-files"
-"""Paths that we put there, one a line: what `down --purge` takes away again."""
 
 UNITS = "/etc/systemd/system"
-BINARIES = "/usr/bin"
-"""Where Docker's page puts them: sudo's PATH on RHEL has no /usr/local/bin."""
+BINARIES = "/usr/bin"  # Where Docker's page puts them: sudo's PATH on RHEL has no /usr/local/bin
 
 NAMES = """\
 set -e
@@ -96,9 +95,9 @@ OOMScoreAdjust=-500
 WantedBy=multi-user.target
 """
 
+# For a host without iptables, where dockerd would not start: our containers use the host's
+# network, and others get none
 NO_BRIDGE = " --bridge=none --iptables=false --ip6tables=false"
-"""For a host without iptables, where dockerd would not start: our containers use the host's
-network, and others get none."""
 
 
 class StaticEngine:
@@ -123,7 +122,7 @@ class StaticEngine:
             ),
         }
         # Noted before they are there, so that an installation cut short can be taken back.
-        remember(view, [*(f"{BINARIES}/{name}" for name in names), *units], FILES_MARKER)
+        record_installed(view, [*(f"{BINARIES}/{name}" for name in names), *units], FILES_MARKER)
         for path, text in units.items():
             view.transport.put(text.encode(), path, sudo=True)
         view.say(f"unpacking {self._archive.name}")

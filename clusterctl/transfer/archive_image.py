@@ -10,8 +10,7 @@ from pathlib import Path
 
 from clusterctl.containers.driver import Say
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.transfer.archives.compressed import unpacked
-from clusterctl.transfer.archives.contents import Found, read_archive
+from clusterctl.transfer.archives.contents import ArchiveContents, read_archive
 from clusterctl.transfer.archives.file_record import FileRecord
 from clusterctl.transfer.archives.members import (
     FileMembers,
@@ -19,7 +18,8 @@ from clusterctl.transfer.archives.members import (
     directory_places,
     tar_places,
 )
-from clusterctl.transfer.archives.split import PLAIN, Broken, codec
+from clusterctl.transfer.archives.split import PLAIN, BrokenArchive, codec
+from clusterctl.transfer.archives.split_store import unpacked
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import Blob, ImageContent, LocalImage, Location
 from clusterctl.transfer.manifests import NotAnImage
@@ -49,7 +49,9 @@ def archive_image(
 class ArchivedImage:
     """An image whose blobs lie in files of this machine."""
 
-    def __init__(self, path: Path, found: Found, members: Members, records: _Records) -> None:
+    def __init__(
+        self, path: Path, found: ArchiveContents, members: Members, records: _Records
+    ) -> None:
         self._path, self._found, self._members, self._records = path, found, members, records
 
     @property
@@ -139,7 +141,7 @@ def _named(path: Path) -> Iterator[None]:
         raise RequirementsNotMet(
             f"the image archive cannot be read: {error.strerror}: {path}", hint=f"ls -l {path}"
         ) from error
-    except (NotAnImage, Broken, tarfile.TarError) as error:
+    except (NotAnImage, BrokenArchive, tarfile.TarError) as error:
         raise RequirementsNotMet(
             f"this is not a whole image archive: {path}: {error}", hint=HOW
         ) from error

@@ -18,7 +18,7 @@ from clusterctl.containers.meter import MIB, Meter
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import read_archive
 from clusterctl.transfer.archives.members import SplitMembers
-from clusterctl.transfer.archives.split import Broken, Read
+from clusterctl.transfer.archives.split import BrokenArchive, Read
 from clusterctl.transfer.archives.split_store import split_into
 from clusterctl.transfer.blob_store import BlobStore, StoredImage
 from clusterctl.transfer.content import ImageContent, LocalImage
@@ -34,8 +34,8 @@ class HostImage:
     """An image whose blobs are files of a host."""
 
     content: ImageContent
+    # Digest: file on that host. Blobs that were not to be kept are not in it.
     paths: Mapping[str, str]
-    """Digest: file on that host. Blobs that were not to be kept are not in it."""
 
 
 def engine_image(
@@ -132,7 +132,7 @@ def _failure(channel: Channel, image: Image, host: str) -> ClusterctlError:
 def _words(host: str) -> Iterator[None]:
     try:
         yield
-    except (Broken, NotAnImage, ValueError) as error:
+    except (BrokenArchive, NotAnImage, ValueError) as error:
         raise StepFailed(
             f"docker save wrote what is no whole image: {error}",
             host=host,

@@ -35,7 +35,7 @@ FILE, BYTES = 1, 2  # kinds of entries in tar-split.json.gz: a file, the bytes b
 Tell = Callable[[List[Any]], None]
 
 
-class Unlike(Exception):
+class UnknownLayout(Exception):
     """This is not overlay2 as it is known here: leave it to `docker save`."""
 
 
@@ -50,15 +50,15 @@ class Store:
         with open(path, "rb") as file:
             return file.read()
 
-    def layer(self, chain: str) -> "Layer":
+    def layer(self, chain: str) -> "OverlayLayer":
         """The layer on top of a chain of layers."""
         place = f"{self._root}/image/overlay2/layerdb/sha256/{digits(chain)}"
         with open(f"{place}/cache-id") as file:
             directory = f"{self._root}/overlay2/{file.read().strip()}/diff"
-        return Layer(f"{place}/tar-split.json.gz", directory)
+        return OverlayLayer(f"{place}/tar-split.json.gz", directory)
 
 
-class Layer:
+class OverlayLayer:
     """One layer's tar, from its parts."""
 
     def __init__(self, split: str, directory: str) -> None:
@@ -81,7 +81,7 @@ class Layer:
             while left:
                 chunk = file.read(min(left, CHUNK))
                 if not chunk:
-                    raise Unlike(f"{name!r} is shorter than it was")
+                    raise UnknownLayout(f"{name!r} is shorter than it was")
                 left -= len(chunk)
                 yield chunk
 
@@ -97,12 +97,12 @@ class Layer:
                     name = base64.b64decode(raw) if raw else os.fsencode(entry.get("name", ""))
                     yield name, int(entry.get("size") or 0), b""
                 else:
-                    raise Unlike(f"an unknown line in {self._split}")
+                    raise UnknownLayout(f"an unknown line in {self._split}")
 
 
 def digits(digest: str) -> str:
     if not DIGEST.fullmatch(digest):
-        raise Unlike(f"{digest!r} is no digest")
+        raise UnknownLayout(f"{digest!r} is no digest")
     return digest[7:]
 
 
@@ -122,7 +122,7 @@ class Writer:
         self._directory, self._tell = directory, tell
         self._count, self._told = 0, time.monotonic()
 
-    def write(self, layer: Layer, diff_id: str, size: int) -> str:
+    def write(self, layer: OverlayLayer, diff_id: str, size: int) -> str:
         path = os.path.join(self._directory, digits(diff_id))
         if os.path.exists(path) and os.path.getsize(path) == size:
             return path
@@ -134,7 +134,7 @@ class Writer:
                 self._passed(len(chunk))
         if hashed.hexdigest() != digits(diff_id):
             os.unlink(path + ".part")
-            raise Unlike(f"{diff_id} comes out with other bytes")
+            raise UnknownLayout(f"{diff_id} comes out with other bytes")
         os.rename(path + ".part", path)
         return path
 
@@ -175,6 +175,14 @@ def main(order: Dict[str, Any]) -> None:
 
     try:
         run(order["root"], order["image"], order["directory"], set(order["keep"]), tell)
-    except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error, Unlike) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        zlib.error,
+        UnknownLayout,
+    ) as error:
         sys.stderr.write(f"unlike: {error}\n")
         sys.exit(3)

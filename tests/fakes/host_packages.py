@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from clusterctl.packages.wanted import TOOLKIT
+from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps import (
     engine_absent,
     host_python,

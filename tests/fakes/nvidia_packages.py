@@ -13,7 +13,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from clusterctl.packages.wanted import TOOLKIT
+from clusterctl.packages.target import TOOLKIT
 
 VERSION = "1.19.1-1"
 NEEDS = {

@@ -34,8 +34,7 @@ class Listeners:
         self._window = window
         self._poll = select.poll()
         self._sockets: Dict[int, socket.socket] = {}
-        self.counted: Dict[Tuple[int, int], float] = {}
-        """(lane, sender) to bit/s."""
+        self.counted: Dict[Tuple[int, int], float] = {}  # (lane, sender) to bit/s
         self.ephemeral = [self.greet(ip, 0) for ip in ips]
         counting = [listen(ip, 0) for ip in ips]
         self.counting: List[int] = [found.getsockname()[1] for found in counting]

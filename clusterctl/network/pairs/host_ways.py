@@ -11,31 +11,26 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.network.pairs.host_listen import family
 
-CONNECT_WITHIN = 2.2
-"""Seconds: TCP repeats a lost SYN after one, so that one loss is no verdict."""
+CONNECT_WITHIN = 2.2  # Seconds: TCP repeats a lost SYN after one, so that one loss is no verdict
 
+# Connections, or echoes, under way together: each may have to find its neighbour by a broadcast
+# to all hosts
 AT_ONCE = 32
-"""Connections, or echoes, under way together: each may have to find its neighbour by a broadcast
-to all hosts."""
 
+# A packet is sent three times, 0.4 s apart, before it counts as lost
 ECHO_ROUNDS, ECHO_ROUND = 3, 0.4
-"""A packet is sent three times, 0.4 s apart, before it counts as lost."""
 
+# Everybody is asked twice, and heard for 0.3 s: one of two machines may be slow, or drop one
 ARP_ROUNDS, ARP_ROUND = 2, 0.3
-"""Everybody is asked twice, and heard for 0.3 s: one of two machines may be slow, or drop one."""
 
-ARP, ETHERNET = 0x0806, 1
-"""ETH_P_ARP and ARPHRD_ETHER."""
+ARP, ETHERNET = 0x0806, 1  # ETH_P_ARP and ARPHRD_ETHER
 
+# IP_PMTUDISC_PROBE: never fragment, and take no earlier verdict on the path for granted
 PROBE_WITH_DF = 3
-"""IP_PMTUDISC_PROBE: never fragment, and take no earlier verdict on the path for granted."""
 
-Connect = Tuple[str, str, int]
-"""(source, to, port)."""
-Request = Tuple[str, str, str]
-"""(NIC, source, to)."""
-Ask = Tuple[str, str, int]
-"""(source, to, size of the whole IP packet)."""
+Connect = Tuple[str, str, int]  # (source, to, port)
+Request = Tuple[str, str, str]  # (NIC, source, to)
+Ask = Tuple[str, str, int]  # (source, to, size of the whole IP packet)
 
 
 def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:

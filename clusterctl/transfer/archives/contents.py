@@ -30,17 +30,16 @@ from clusterctl.transfer.manifests import (
     texts,
 )
 
+# Annotations with an image's name: whole in the first; whole, or the tag alone, in the other
 NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
-"""Annotations with an image's name: whole in the first; whole, or the tag alone, in the other."""
 
 
 @dataclass(frozen=True)
-class Found:
+class ArchiveContents:
     """An image in an archive."""
 
     content: ImageContent
-    files: Mapping[str, str]
-    """Digest: the file that has the blob's bytes."""
+    files: Mapping[str, str]  # Digest: the file that has the blob's bytes
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class _Entry:
     docker: Mapping[str, object] | None = None
 
 
-def read_archive(members: Members, reference: str | None, platform: str | None) -> Found:
+def read_archive(members: Members, reference: str | None, platform: str | None) -> ArchiveContents:
     """The image `reference` for `platform`; the only one where those are None.
 
     Raises NotAnImage, and RequirementsNotMet that lists what there is instead.
@@ -143,7 +142,7 @@ def _same(name: str, reference: str) -> bool:
 
 def _from_layout(
     members: Members, entry: _Entry, reference: str | None, platform: str | None
-) -> Found:
+) -> ArchiveContents:
     name = reference or next(iter(entry.names), "the image")
     chosen = choose(_with_platforms(members, entry.manifests), platform, name)
     manifest = members.read(_path(chosen.blob))
@@ -156,7 +155,7 @@ def _from_layout(
             raise NotAnImage(
                 f"{_path(blob)} is truncated or corrupt: it should have {blob.size} bytes"
             )
-    return Found(content, {blob.digest: _path(blob) for blob in content.blobs})
+    return ArchiveContents(content, {blob.digest: _path(blob) for blob in content.blobs})
 
 
 def _with_platforms(
@@ -173,7 +172,7 @@ def _asked(members: Members, blob: Blob) -> PlatformManifest:
 
 def _from_docker(
     members: Members, entry: _Entry, reference: str | None, platform: str | None
-) -> Found:
+) -> ArchiveContents:
     """Layers are plain tars as a rule, whose digests the config has: nothing is read for them."""
     name = reference or next(iter(entry.names), "the image")
     read = entry.docker or {}
@@ -191,7 +190,7 @@ def _from_docker(
     choose([PlatformManifest(made, said)], platform, name)
     files = {layer.digest: path for layer, path in zip(layers, paths, strict=True)}
     content = image_content(name, manifest, config)
-    return Found(content, {**files, blob.digest: config_path})
+    return ArchiveContents(content, {**files, blob.digest: config_path})
 
 
 def _layer(members: Members, path: str, diff_id: str) -> Blob:

@@ -14,8 +14,7 @@ from clusterctl.transfer.archives.split import normal
 from clusterctl.transfer.content import Location
 from clusterctl.transfer.manifests import LARGEST_DOCUMENT, NotAnImage
 
-START = 8
-"""First bytes that tell how a file is compressed."""
+START = 8  # First bytes that tell how a file is compressed
 
 
 class Members(Protocol):
@@ -39,8 +38,7 @@ class Members(Protocol):
         """Where the bytes are on this machine; None when they were not kept."""
 
 
-Hashed = Callable[[Location], str]
-"""The digest of what lies there."""
+Hashed = Callable[[Location], str]  # The digest of what lies there
 
 
 class FileMembers:
@@ -146,8 +144,7 @@ class SplitFile:
     digest: str
     kept: bool
     codec: str = split.PLAIN
-    text: bytes | None = None
-    """What is in it, for small JSON files."""
+    text: bytes | None = None  # What is in it, for small JSON files
 
 
 class SplitMembers:

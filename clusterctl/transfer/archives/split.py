@@ -37,11 +37,11 @@ Row = List[Any]  # see above
 Tell = Callable[[Row], None]
 
 
-class Broken(Exception):
+class BrokenArchive(Exception):
     """The stream is not what it should be."""
 
 
-class Stream:
+class TarStream:
     """A tar that is read once, from front to back."""
 
     def __init__(self, read: Read, tell: Tell) -> None:
@@ -53,7 +53,7 @@ class Stream:
         while missing:
             chunk = self._read(min(missing, CHUNK))
             if not chunk:
-                raise Broken(f"the archive ends after {self._count} bytes, too early")
+                raise BrokenArchive(f"the archive ends after {self._count} bytes, too early")
             parts.append(chunk)
             missing -= len(chunk)
             self._count += len(chunk)
@@ -73,7 +73,7 @@ class Stream:
 
     def whole(self, size: int) -> bytes:
         if size > LARGEST_TEXT:
-            raise Broken(f"a header of it has {size} bytes")
+            raise BrokenArchive(f"a header of it has {size} bytes")
         return b"".join(self.body(size))
 
     def drain(self) -> None:
@@ -81,7 +81,7 @@ class Stream:
             pass
 
 
-def members(stream: Stream) -> Iterator[tarfile.TarInfo]:
+def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
     """Every member, as POSIX (ustar, pax) and GNU write them; its body must be read before the
     next one is asked for."""
     extended: Dict[str, str] = {}
@@ -92,9 +92,11 @@ def members(stream: Stream) -> Iterator[tarfile.TarInfo]:
         try:
             member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
         except tarfile.HeaderError as error:
-            raise Broken(f"this is not a tar archive, or a header is damaged: {error}") from None
+            raise BrokenArchive(
+                f"this is not a tar archive, or a header is damaged: {error}"
+            ) from None
         if member.size < 0:
-            raise Broken("a header of it is damaged: a size below zero")
+            raise BrokenArchive("a header of it is damaged: a size below zero")
         if member.type == tarfile.XHDTYPE:
             extended.update(pax_records(stream.whole(member.size)))
         elif member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
@@ -116,7 +118,7 @@ def pax_records(data: bytes) -> Dict[str, str]:
     while data:
         length = count(data.partition(b" ")[0].decode("ascii", "replace"))
         if not length:
-            raise Broken("a header of it is damaged: a record without bytes")
+            raise BrokenArchive("a header of it is damaged: a record without bytes")
         record = data[:length].partition(b" ")[2]
         key, _, value = record.rstrip(b"\n").partition(b"=")
         found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
@@ -127,7 +129,7 @@ def pax_records(data: bytes) -> Dict[str, str]:
 def count(text: str) -> int:
     """Bytes, as pax headers write them."""
     if not text.isdecimal():
-        raise Broken(f"a header of it is damaged: {text[:20]!r} is no number")
+        raise BrokenArchive(f"a header of it is damaged: {text[:20]!r} is no number")
     return int(text)
 
 
@@ -146,7 +148,7 @@ class Splitter:
         self._directory, self._keep, self._tell = directory, keep, tell
 
     def split(self, read: Read) -> None:
-        stream = Stream(read, self._tell)
+        stream = TarStream(read, self._tell)
         for member in members(stream):
             if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
                 self._file(stream, member)
@@ -161,7 +163,7 @@ class Splitter:
         stream.drain()
         self._tell(["end"])
 
-    def _file(self, stream: Stream, member: tarfile.TarInfo) -> None:
+    def _file(self, stream: TarStream, member: tarfile.TarInfo) -> None:
         body = stream.body(member.size)
         first = next(body, b"")
         digits = named_digest(member.name)
@@ -264,7 +266,7 @@ def main(order: Dict[str, Any]) -> None:
     be free. `keep`: digests of the layers to keep, None for all."""
     try:
         save(**order)
-    except (Broken, OSError) as problem:
+    except (BrokenArchive, OSError) as problem:
         sys.exit(f"docker save could not be split: {problem}")
 
 
@@ -299,7 +301,7 @@ def save(
     with process.stdout or open(os.devnull, "rb") as stream:
         try:
             Splitter(directory, wanted, tell).split(stream.read)
-        except Broken as error:
+        except BrokenArchive as error:
             problem = error
     # With its output closed it ends, and its own words on stderr say more than the broken tar.
     if process.wait() != 0:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import shutil
+import subprocess
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
 
+from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import Meter
-from clusterctl.transfer.archives.members import SplitMembers
-from clusterctl.transfer.archives.split import Read, Row, Splitter, clean, still_true
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.transfer.archives.file_record import FileRecord
+from clusterctl.transfer.archives.members import Members, SplitMembers
+from clusterctl.transfer.archives.split import BrokenArchive, Read, Row, Splitter, clean, still_true
 from clusterctl.transfer.blob_store import BlobStore, disk_errors
 
 
@@ -23,7 +32,7 @@ def split_into(
     """What the tar of `stream` holds. The stream is opened only when the store does not have
     what an earlier one of that `name` held, and has room for `needed` bytes.
 
-    Raises Broken, RequirementsNotMet, and what the stream raises.
+    Raises BrokenArchive, RequirementsNotMet, and what the stream raises.
     """
     told = store.recall(name)
     if not isinstance(told, str) or not still_true(told, str(store.blobs), None):
@@ -44,3 +53,47 @@ def split_into(
         told = "\n".join(lines)
         store.remember(name, told)
     return SplitMembers(told, store.blobs)
+
+
+def unpacked(path: Path, kind: str, record: FileRecord, store: BlobStore, say: Say) -> Members:
+    """`path`, compressed with `kind`: gzip or zstd. Raises BrokenArchive, RequirementsNotMet."""
+    meter = Meter(lambda text: say(f"unpacking {path.name}: {text}"), None)
+    opened = _gzip if kind == "gzip" else _zstd
+    stream = partial(opened, path)
+    # Nobody knows how much it unpacks to; it is no less than it is packed.
+    needed = path.stat().st_size
+    return split_into(store, f"split-{record.name}", stream, meter, needed=needed)
+
+
+@contextmanager
+def _gzip(path: Path) -> Iterator[Read]:
+    with gzip.open(path, "rb") as file:
+
+        def read(size: int) -> bytes:
+            try:
+                return file.read(size)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise BrokenArchive(f"it is truncated or damaged: {error}") from error
+
+        yield read
+
+
+@contextmanager
+def _zstd(path: Path) -> Iterator[Read]:
+    if shutil.which("zstd") is None:
+        raise RequirementsNotMet(
+            f"{path} is compressed with zstd, and there is no zstd on this machine",
+            hint=f"install zstd, or unpack it elsewhere: zstd -d {path}",
+        )
+    argv = ["zstd", "-dcq", "--", str(path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        if process.stdout is None or process.stderr is None:
+            raise BrokenArchive("zstd gives no output")
+        try:
+            yield process.stdout.read
+        except BrokenArchive as error:
+            said = process.stderr.read().decode(errors="replace").strip()
+            raise BrokenArchive(said or str(error)) from error
+        finally:
+            process.stdout.close()
+            process.kill()

@@ -8,17 +8,13 @@ from typing import Callable
 from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.stored import Restarted, Segment, Stored
 
-TURN = 8 << 20
-"""Bytes handed on at a time."""
+TURN = 8 << 20  # Bytes handed on at a time
 
-SLOWEST = 300.0
-"""Seconds that a reader may take to make room for more."""
+SLOWEST = 300.0  # Seconds that a reader may take to make room for more
 
-SIGN_OF_LIFE = 3.0
-"""Seconds after which a relay that waits is told that we are here."""
+SIGN_OF_LIFE = 3.0  # Seconds after which a relay that waits is told that we are here
 
-Ask = Callable[[Stored, Segment], None]
-"""Sees to it that somebody fetches the segment."""
+Ask = Callable[[Stored, Segment], None]  # Sees to it that somebody fetches the segment
 
 
 class Hung(Exception):

@@ -8,16 +8,14 @@ from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.parts import PartFile
 from clusterctl.transfer.relay.roster import Roster
 from clusterctl.transfer.relay.stored import Segment, Stored
-from clusterctl.transfer.relay.upstream import SOURCE, Broken, Upstream, WrongSoFar
+from clusterctl.transfer.relay.upstream import SOURCE, Upstream, UpstreamFailed, WrongSoFar
 
-TICK = 1.0
-"""Seconds after which a silent stream is looked at."""
+TICK = 1.0  # Seconds after which a silent stream is looked at
 
+# A stream without a byte is left after this many stall times, even if its upstream lives
 PATIENCE = 4
-"""A stream without a byte is left after this many stall times, even if its upstream lives."""
 
-PAUSE = 1.0
-"""Seconds before all upstreams are tried again."""
+PAUSE = 1.0  # Seconds before all upstreams are tried again
 
 Say = Callable[..., None]
 
@@ -122,7 +120,7 @@ class Fetch:
             self._tried.clear()
         except Silent as reason:
             self._leave(upstream, str(reason), before, for_now=False)
-        except Broken as reason:
+        except UpstreamFailed as reason:
             self._leave(upstream, str(reason), before, for_now=reason.for_now)
         finally:
             upstream.standing.ended()

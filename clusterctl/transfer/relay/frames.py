@@ -6,8 +6,7 @@ Text payloads are lines of fields between tabs; what would break a line is writt
 import struct
 from typing import BinaryIO, Iterable, List, Optional, Tuple
 
-HEADER = struct.Struct("!cII")
-"""Kind, stream, length of the payload."""
+HEADER = struct.Struct("!cII")  # Kind, stream, length of the payload
 
 # To the relay.
 COMMAND = b"C"
@@ -22,8 +21,7 @@ ENOUGH = b"N"
 STATE = b"S"
 EVENT = b"V"
 
-LARGEST = 1 << 26
-"""Bytes of a payload; more means that something else is on the wire."""
+LARGEST = 1 << 26  # Bytes of a payload; more means that something else is on the wire
 
 Frame = Tuple[bytes, int, bytes]
 

@@ -10,8 +10,7 @@ from clusterctl.transfer.relay.parts import PartFile
 from clusterctl.transfer.relay.roster import Roster
 from clusterctl.transfer.relay.stored import Segment, Stored
 
-SIDE_BY_SIDE = 4
-"""Segments that `want` has under way at once."""
+SIDE_BY_SIDE = 4  # Segments that `want` has under way at once
 
 
 class Holdings:

@@ -19,8 +19,8 @@ from clusterctl.transfer.relay.stored import Stored
 from clusterctl.transfer.relay.upstream import SOURCE, Peer, Source, Standing, Upstream
 
 STATE_EVERY = 1.0
+# Seconds without a frame after which the controller is gone; it sends one every few
 FORSAKEN = 40.0
-"""Seconds without a frame after which the controller is gone; it sends one every few."""
 
 
 class Relay:

@@ -12,11 +12,10 @@ from typing import Any, Callable, Dict, Optional
 from clusterctl.transfer.relay.stored import Segment, Stored
 
 READ = 1 << 20
+# Bytes of a piece after which the journal hears of it: what a killed relay may lose of each
 NOTED_EVERY = 8 << 20
-"""Bytes of a piece after which the journal hears of it: what a killed relay may lose of each."""
 
-OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")
-"""What relays leave in a cache."""
+OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")  # What relays leave in a cache
 
 BOOT = "/proc/sys/kernel/random/boot_id"
 Wait = Callable[[str], None]

@@ -7,9 +7,9 @@ from typing import Callable, Collection, Dict, List, Optional
 from clusterctl.transfer.relay.upstream import SOURCE, Upstream
 
 REST = 1.0
+# Seconds that an upstream which failed is left alone: at first, and when it fails for longer
+# than a stall time
 LONG_REST = 30.0
-"""Seconds that an upstream which failed is left alone: at first, and when it fails for longer
-than a stall time."""
 
 
 class Roster:

@@ -17,8 +17,7 @@ class Segment:
         self.have = 0
         self.done = False
         self.busy = False
-        self.round = 0
-        """Counts how often its bytes were thrown away, so that readers notice."""
+        self.round = 0  # Counts how often its bytes were thrown away, so that readers notice
 
     @property
     def visible(self) -> int:
@@ -60,8 +59,7 @@ class Stored:
         self.changed = threading.Condition()
         self.complete = False
         self.wanted = False
-        self.fault = ""
-        """Why this host cannot hold it: no space, no permission."""
+        self.fault = ""  # Why this host cannot hold it: no space, no permission
         self._file: Optional[int] = None
 
     @property

@@ -9,21 +9,19 @@ from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
 from clusterctl.transfer.relay import frames, wire
 
 READ = 1 << 20
+# Bytes of a body that are waited for before they are taken. A reader that is woken for every
+# packet, and wakes all who wait for its bytes, keeps a core busy with nothing but that.
 AT_ONCE = 128 << 10
-"""Bytes of a body that are waited for before they are taken. A reader that is woken for every
-packet, and wakes all who wait for its bytes, keeps a core busy with nothing but that."""
 
+# Bytes of a stream of the source that wait for the disk before stdin is read no further
 BUFFERED = 8 << 20
-"""Bytes of a stream of the source that wait for the disk before stdin is read no further."""
 
-SOURCE = "source"
-"""What a chain calls the operator's machine among the hosts."""
+SOURCE = "source"  # What a chain calls the operator's machine among the hosts
 
-CONNECT_LIMIT = 5.0
-"""Seconds."""
+CONNECT_LIMIT = 5.0  # Seconds
 
 
-class Broken(Exception):
+class UpstreamFailed(Exception):
     """The upstream cannot deliver; the text says why. `for_now`: it may be back in a moment."""
 
     def __init__(self, reason: str, for_now: bool = True) -> None:
@@ -81,7 +79,7 @@ class Upstream:
 
     def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
         """The bytes, as they come; an empty one at least every `tick` seconds of silence, so
-        that the reader can decide to leave. Raises Broken, WrongSoFar."""
+        that the reader can decide to leave. Raises UpstreamFailed, WrongSoFar."""
         raise NotImplementedError
 
 
@@ -102,7 +100,7 @@ class Peer(Upstream):
                 for piece in self._frames(stream, size):
                     yield piece
         except OSError as error:
-            raise Broken(str(error) or type(error).__name__) from error
+            raise UpstreamFailed(str(error) or type(error).__name__) from error
 
     def _frames(self, stream: socket.socket, size: int) -> Iterator[Any]:
         reader = _Patient(stream)
@@ -114,13 +112,13 @@ class Peer(Upstream):
                 yield b""
         status = wire.status_of(head)
         if status != 206:
-            raise Broken("it answers %d" % status, for_now=False)
+            raise UpstreamFailed("it answers %d" % status, for_now=False)
         for piece in _unframed(reader, size):
             yield piece
 
 
 class _Patient:
-    """Reads a socket; b"" when nothing came within its timeout. Raises Broken at its end."""
+    """Reads a socket; b"" when nothing came in its timeout. Raises UpstreamFailed at its end."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -140,7 +138,7 @@ class _Patient:
         except socket.timeout:
             return self._what_there_is(view)
         if not count:
-            raise Broken("it closed the connection")
+            raise UpstreamFailed("it closed the connection")
         return view[:count]
 
     def _what_there_is(self, view: memoryview) -> memoryview:
@@ -180,7 +178,7 @@ def _unframed(reader: _Patient, size: int) -> Iterator[Any]:
         if length == wire.RESTART:
             raise WrongSoFar
         if length > size:
-            raise Broken("it sends more than it was asked for")
+            raise UpstreamFailed("it sends more than it was asked for")
         size -= length
         yield wire.STILL_THERE if not length else b""
         while length:
@@ -193,8 +191,8 @@ class _Stream:
     """One range on its way from the source."""
 
     def __init__(self, lock: threading.Lock) -> None:
+        # Of its own, so that a piece wakes only who waits for it
         self.changed = threading.Condition(lock)
-        """Of its own, so that a piece wakes only who waits for it."""
         self.arrived: Deque[bytes] = deque()
         self.waiting = 0
         self.failure = ""
@@ -262,5 +260,5 @@ class Source(Upstream):
                 stream.changed.notify_all()
                 return piece
             if stream.ended:
-                raise Broken(stream.failure or "it ended too early")
+                raise UpstreamFailed(stream.failure or "it ended too early")
             return None

@@ -13,8 +13,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.packages.making import make
-from clusterctl.packages.target import Target, target_named
-from clusterctl.packages.wanted import TOOLKIT, Wanted
+from clusterctl.packages.target import TOOLKIT, BundleRequest, PackageSystem, target_named
 from tests.fakes.nvidia_packages import build_repository
 
 TOOLS = ("apt-get", "apt-ftparchive", "gpg")
@@ -28,7 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def here() -> Target:
+def here() -> PackageSystem:
     """This machine's release. Its package sources must be reached, as for the tests' set-up."""
     lines = Path("/etc/os-release").read_text().splitlines()
     told = dict(line.split("=", 1) for line in lines if "=" in line)
@@ -46,10 +45,10 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 def test_a_bundle_holds_engine_and_toolkit_with_all_they_need(
-    here: Target, mirror: tuple[str, Path], tmp_path: Path
+    here: PackageSystem, mirror: tuple[str, Path], tmp_path: Path
 ) -> None:
     url, key = mirror
-    wanted = Wanted(here, nvidia_url=url, nvidia_key=key)
+    wanted = BundleRequest(here, nvidia_url=url, nvidia_key=key)
     made = make(wanted, tmp_path / "bundle.tar", lambda _: None)
     (bundle,) = open_bundles(made.path)
     assert (bundle.system, bundle.toolkit) == (here.name, wanted.toolkit)
@@ -63,16 +62,16 @@ def test_a_bundle_holds_engine_and_toolkit_with_all_they_need(
 
 
 def test_a_mirror_with_another_key_than_nvidias_is_refused(
-    here: Target, mirror: tuple[str, Path], tmp_path: Path
+    here: PackageSystem, mirror: tuple[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="gives another key") as raised:
-        make(Wanted(here, nvidia_url=mirror[0]), tmp_path / "bundle", lambda _: None)
+        make(BundleRequest(here, nvidia_url=mirror[0]), tmp_path / "bundle", lambda _: None)
     assert "--nvidia-key" in str(raised.value.hint)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_command_replaces_an_older_bundle_and_nothing_else(
-    here: Target, mirror: tuple[str, Path], tmp_path: Path
+    here: PackageSystem, mirror: tuple[str, Path], tmp_path: Path
 ) -> None:
     older, mine = tmp_path / "bundle", tmp_path / "mine"
     for directory in (older, mine):

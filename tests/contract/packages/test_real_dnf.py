@@ -14,8 +14,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
 from clusterctl.packages import made_by_dnf
-from clusterctl.packages.target import Target
-from clusterctl.packages.wanted import TOOLKIT, TOOLKIT_VERSION, Wanted
+from clusterctl.packages.target import TOOLKIT, TOOLKIT_VERSION, BundleRequest, PackageSystem
 from clusterctl.steps.dnf import Dnf
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host import FakeHost, fake_view
@@ -172,8 +171,8 @@ def vendors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_bundle_for_rocky_is_gathered(vendors: Path, repository: Path) -> None:
     key = vendors / "key.asc"
-    wanted = Wanted(
-        Target("rocky", "9"),
+    wanted = BundleRequest(
+        PackageSystem("rocky", "9"),
         docker_url=f"file://{vendors}/docker",
         docker_key=key,
         nvidia_url=f"file://{vendors}/nvidia",

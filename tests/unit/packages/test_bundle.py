@@ -11,9 +11,9 @@ import pytest
 
 from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.packages.bundle import fitting, open_bundles
-from clusterctl.packages.target import Target, target_named, target_of
+from clusterctl.packages.target import PackageSystem, target_named, target_of
 
-DEBIAN = Target("debian", "12", "bookworm")
+DEBIAN = PackageSystem("debian", "12", "bookworm")
 
 
 def fill(path: Path, *names: str, system: str = "", sums: bool = False) -> Path:
@@ -50,10 +50,10 @@ def test_several_systems_in_one(tmp_path: Path, packed: bool) -> None:
     fill(tmp_path / "all/debian12", "docker.io_1_amd64.deb", system="debian12")
     fill(tmp_path / "all/rocky9", "docker-ce-1.rpm", system="rocky9")
     bundles = open_bundles(pack(tmp_path / "all") if packed else tmp_path / "all")
-    rocky = fitting(bundles, Target("rocky", "9"), "x86_64", host="gpu1")
+    rocky = fitting(bundles, PackageSystem("rocky", "9"), "x86_64", host="gpu1")
     assert [file.name for file in rocky.files] == ["docker-ce-1.rpm"]
     with pytest.raises(RequirementsNotMet, match="those brought along are for debian12 x86_64,"):
-        fitting(bundles, Target("ubuntu", "24.04", "noble"), "x86_64", host="gpu1")
+        fitting(bundles, PackageSystem("ubuntu", "24.04", "noble"), "x86_64", host="gpu1")
 
 
 def test_a_damaged_file_is_found_when_it_is_read(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_files_without_a_manifest_are_told_by_their_names(tmp_path: Path) -> Non
     with pytest.raises(RequirementsNotMet):
         fitting([bundle], DEBIAN, "x86_64", host="gpu1")
     with pytest.raises(RequirementsNotMet):
-        fitting([bundle], Target("rocky", "9"), "aarch64", host="gpu1")
+        fitting([bundle], PackageSystem("rocky", "9"), "aarch64", host="gpu1")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_toolkits_version_is_in_its_name(
 
 def test_dockers_static_archive_serves_every_system(tmp_path: Path) -> None:
     (bundle,) = open_bundles(fill(tmp_path / "b", "docker-29.1.3.tgz"))
-    assert fitting([bundle], Target("rocky", "9"), "aarch64", host="gpu1").static_engine
+    assert fitting([bundle], PackageSystem("rocky", "9"), "aarch64", host="gpu1").static_engine
 
 
 @pytest.mark.parametrize(

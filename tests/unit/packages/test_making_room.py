@@ -10,9 +10,8 @@ import pytest
 from clusterctl.errors import StepFailed, UsageError
 from clusterctl.packages.making import make
 from clusterctl.packages.repository import docker, nvidia
-from clusterctl.packages.target import target_named
+from clusterctl.packages.target import BundleRequest, target_named
 from clusterctl.packages.vendor_keys import vendor_key
-from clusterctl.packages.wanted import Wanted
 
 DEBIAN = target_named("debian12")
 
@@ -20,7 +19,7 @@ DEBIAN = target_named("debian12")
 def said_before_downloading(output: Path) -> str:
     said: list[str] = []
     with pytest.raises(UsageError) as raised:
-        make(Wanted(DEBIAN), output, said.append)
+        make(BundleRequest(DEBIAN), output, said.append)
     assert said == []
     return raised.value.summary
 

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from clusterctl.packages.openpgp import fingerprints
 from clusterctl.packages.repository import docker, nvidia, source_path, source_text
-from clusterctl.packages.target import Target
+from clusterctl.packages.target import PackageSystem
+from clusterctl.packages.vendor_keys import fingerprints
 from tests.unit.steps.stage_install import KEY
 
-DEBIAN = Target("debian", "12", "bookworm")
-ROCKY = Target("rocky", "9")
+DEBIAN = PackageSystem("debian", "12", "bookworm")
+ROCKY = PackageSystem("rocky", "9")
 
 
 def test_apt_trusts_the_key_for_that_repository_alone() -> None:

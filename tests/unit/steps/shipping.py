@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.engine.step import HostView
-from clusterctl.steps.image_marks import mark
+from clusterctl.steps.installed import IMAGES, record_installed
 from clusterctl.transfer.image_receiver import Find, ImageReceiver
 from clusterctl.transfer.image_sources import LocalOrigin
 from clusterctl.transfer.transfer import Route, Transfer
@@ -40,6 +40,10 @@ def ship(
     )
     drivers = {name: fake_driver(view.transport) for name, view in views.items()}
     images = ImageReceiver(
-        find, drivers, tuple(views), route, before=lambda view: mark(view, REFERENCE)
+        find,
+        drivers,
+        tuple(views),
+        route,
+        before=lambda view: record_installed(view, [REFERENCE], IMAGES),
     )
     return Transfer(images, route)

@@ -13,11 +13,10 @@ from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.directories import DirectoriesPresent, node_directories
 from clusterctl.steps.engine_absent import EngineAbsent
-from clusterctl.steps.engine_marks import MARKER
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_marks import MARKER as IMAGES
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.steps.images_absent import ImagesAbsent
+from clusterctl.steps.installed import IMAGES, MARKER
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.node_image import BASE_LABEL, RAY_LABEL, REFERENCE_LABEL, NodeImage, content

@@ -14,12 +14,12 @@ from clusterctl.facts.model import Os
 from clusterctl.inventory.model import Gpu
 from clusterctl.inventory.packages import Packages, PackageSource
 from clusterctl.packages.bundle import Bundle, open_bundles
-from clusterctl.packages.wanted import TOOLKIT
+from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps.container_engine import ContainerEngine
-from clusterctl.steps.engine_marks import MARKER
 from clusterctl.steps.gpu_access import GpuAccess
 from clusterctl.steps.host_python import MARKER as PYTHON_MARKER
 from clusterctl.steps.host_python import HostPython, PythonAbsent
+from clusterctl.steps.installed import MARKER
 from clusterctl.steps.nvidia_driver import DriverFile, NvidiaDriver
 from clusterctl.steps.nvidia_toolkit import MARKER as TOOLKIT_MARKER
 from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent

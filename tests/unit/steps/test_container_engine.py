@@ -10,7 +10,7 @@ from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.steps.container_engine import ContainerEngine, found_in
 from clusterctl.steps.engine_absent import EngineAbsent
-from clusterctl.steps.engine_marks import MARKER
+from clusterctl.steps.installed import MARKER
 from tests.fakes.container_engine import foreign
 from tests.fakes.host import FakeHost, FakeTransport, fake_view
 from tests.unit.steps.stage import facts

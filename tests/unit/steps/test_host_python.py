@@ -8,8 +8,7 @@ import pytest
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Os
-from clusterctl.packages.target import target_named
-from clusterctl.packages.wanted import python_package
+from clusterctl.packages.target import python_package, target_named
 from clusterctl.steps.host_python import MARKER, HostPython, PythonAbsent
 from tests.unit.steps.stage import Cluster, cluster
 from tests.unit.steps.stage_install import DEBS, bundle, python_is_ours, without_python

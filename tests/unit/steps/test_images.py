@@ -6,11 +6,16 @@ import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.steps.derived_image import RayInImage, dockerfile, index_arguments
+from clusterctl.steps.derived_image import (
+    RayInImage,
+    dockerfile,
+    has_tokens,
+    index_arguments,
+    ray_for,
+)
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_image import REFERENCE_LABEL, content, tag_for
-from clusterctl.steps.ray_pin import has_tokens, ray_for
 from tests.fakes.container_engine import image
 from tests.unit.steps.shipping import REFERENCE
 from tests.unit.steps.stage import Cluster, cluster, give_base, give_node_image

@@ -10,7 +10,7 @@ from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Gpu
-from clusterctl.steps.gpus_inside import without_gpus
+from clusterctl.steps.gpus_in_image import without_gpus
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from tests.fakes.container_engine import foreign
 from tests.fakes.host_facts import gpus

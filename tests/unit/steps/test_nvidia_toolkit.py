@@ -10,7 +10,7 @@ import pytest
 from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
 from clusterctl.inventory.packages import Packages, PackageSource
-from clusterctl.packages.wanted import TOOLKIT
+from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps.nvidia_toolkit import MARKER, NvidiaToolkit, ToolkitAbsent
 from tests.fakes.container_engine import foreign
 from tests.unit.steps.stage import Cluster, cluster

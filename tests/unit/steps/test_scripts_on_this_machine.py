@@ -16,11 +16,11 @@ import pytest
 from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
-from clusterctl.packages.wanted import TOOLKIT
+from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps import (
     container_engine,
     gpu_access,
-    image_marks,
+    installed,
     nvidia_driver,
     nvidia_toolkit,
 )
@@ -128,12 +128,12 @@ def test_what_clusters_share_stays_for_the_other(view: HostView, tmp_path: Path)
 def test_a_mark_of_an_image_goes_and_leaves_the_others(view: HostView, tmp_path: Path) -> None:
     marker = f"{tmp_path}/marks/images"
     for reference in ("a/b:1", "a/b:10"):
-        image_marks.mark(view, reference, marker=marker)
-    image_marks.unmark(view, "a/b:1", marker=marker)
-    assert not image_marks.brought(view, "a/b:1", marker=marker)
-    assert image_marks.brought(view, "a/b:10", marker=marker)
-    image_marks.unmark(view, "a/b:10", marker=marker)
-    image_marks.unmark(view, "a/b:10", marker=marker)
+        installed.record_installed(view, [reference], marker)
+    installed.forget_installed(view, "a/b:1", marker)
+    assert "a/b:1" not in installed.installed_by_us(view, marker)
+    assert "a/b:10" in installed.installed_by_us(view, marker)
+    installed.forget_installed(view, "a/b:10", marker)
+    installed.forget_installed(view, "a/b:10", marker)
     assert not (tmp_path / "marks").exists()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from clusterctl.transfer.relay import wire
-from clusterctl.transfer.relay.upstream import AT_ONCE, Broken, Peer, Standing
+from clusterctl.transfer.relay.upstream import AT_ONCE, Peer, Standing, UpstreamFailed
 
 TICK = 0.1
 TIMES = 100
@@ -93,5 +93,5 @@ def test_a_connection_that_ends_in_a_bite_is_broken(
     read: Read,
 ) -> None:
     pieces, _ = read(lambda connection, _: connection.sendall(wire.LENGTH.pack(SIZE) + b"a"))
-    with pytest.raises(Broken, match="closed"):
+    with pytest.raises(UpstreamFailed, match="closed"):
         take(pieces, SIZE)

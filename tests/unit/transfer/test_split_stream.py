@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.transfer.archives.members import SplitMembers
-from clusterctl.transfer.archives.split import Broken, Row, Splitter, Stream, members, still_true
+from clusterctl.transfer.archives.split import (
+    BrokenArchive,
+    Row,
+    Splitter,
+    TarStream,
+    members,
+    still_true,
+)
 from clusterctl.transfer.engine_image import SPLITTER
 from clusterctl.transport import python
 from tests.fakes.image_archives import MadeImage, sha256
@@ -56,7 +63,7 @@ def pax(records: bytes) -> bytes:
     "records", [b"11 size=-5\n", b"11 size=ab\n", b"0 size=5\n", b"x path=a\n"],
 )  # fmt: skip
 def test_headers_that_no_one_would_write_are_refused(tmp_path: Path, records: bytes) -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenArchive):
         split(pax(records), tmp_path)
     assert '["file", "a", 0, ' in split(pax(b"10 path=a\n"), tmp_path)
 
@@ -90,21 +97,21 @@ def test_sizes_beyond_eight_gibibytes() -> None:
     entry = tarfile.TarInfo("layer.tar")
     entry.size = 30 << 30
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        stream = Stream(io.BytesIO(entry.tobuf(form)).read, lambda _: None)
+        stream = TarStream(io.BytesIO(entry.tobuf(form)).read, lambda _: None)
         assert next(members(stream)).size == 30 << 30
 
 
 def test_a_header_without_end_is_not_read_into_memory(tmp_path: Path) -> None:
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 8 << 30
-    with pytest.raises(Broken, match="a header of it has 8589934592 bytes"):
+    with pytest.raises(BrokenArchive, match="a header of it has 8589934592 bytes"):
         split(header.tobuf(tarfile.GNU_FORMAT), tmp_path)
 
 
 @pytest.mark.parametrize("cut", [100, 700, 1024])
 def test_a_stream_that_ends_early(tmp_path: Path, cut: int) -> None:
     data = archive(tarfile.GNU_FORMAT)
-    with pytest.raises(Broken, match="too early"):
+    with pytest.raises(BrokenArchive, match="too early"):
         split(data[:cut], tmp_path)
     assert not list(tmp_path.glob("save-*"))
 
@@ -112,7 +119,7 @@ def test_a_stream_that_ends_early(tmp_path: Path, cut: int) -> None:
 def test_a_damaged_header(tmp_path: Path) -> None:
     data = bytearray(archive(tarfile.GNU_FORMAT))
     data[3] ^= 1
-    with pytest.raises(Broken, match="damaged"):
+    with pytest.raises(BrokenArchive, match="damaged"):
         split(bytes(data), tmp_path)
 
 

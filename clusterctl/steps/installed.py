@@ -1,0 +1,45 @@
+"""What clusterctl installed on a host, noted there: what `down --purge` takes away again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.engine.step import HostView
+from clusterctl.steps.root_script import root_script
+
+# Files with a name a line.
+MARKER = "/var/lib/clusterctl/engine-packages"  # packages that came with the engine
+IMAGES = "/var/lib/clusterctl/images"  # references of images that were not there before us
+
+REMEMBER = """\
+set -e
+mkdir -p "${1%/*}"; touch "$1"
+sort -u - "$1" >"$1.new"; mv "$1.new" "$1"
+"""
+
+READ = 'if [ -f "$1" ]; then cat "$1"; fi'
+
+FORGET = """\
+[ -f "$1" ] || exit 0
+grep -vxF -- "$2" "$1" >"$1.new"
+if [ -s "$1.new" ]; then mv "$1.new" "$1"
+else rm -f "$1" "$1.new"; rmdir "${1%/*}" 2>/dev/null; fi
+exit 0
+"""
+
+
+def record_installed(view: HostView, names: Sequence[str], marker: str = MARKER) -> None:
+    """Add names to the marker. To be called before they are installed, so that an installation
+    that is cut short can be taken back."""
+    text = "".join(f"{name}\n" for name in names)
+    root_script(view, REMEMBER, marker, stdin=text.encode(), doing=f"writing {marker}")
+
+
+def installed_by_us(view: HostView, marker: str = MARKER) -> list[str]:
+    """The names in the marker."""
+    return root_script(view, READ, marker, doing=f"reading {marker}").split()
+
+
+def forget_installed(view: HostView, name: str, marker: str) -> None:
+    """Take a name out: one that comes later is somebody else's."""
+    root_script(view, FORGET, marker, name, doing=f"writing {marker}")
