@@ -20,8 +20,8 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from clusterctl.cli.session import Session
     from clusterctl.commands.model_list import ModelList
-    from clusterctl.commands.model_push import Pushed
     from clusterctl.inventory.model import Inventory
+    from clusterctl.transfer.weights.delivery import PushedModel
 
 app = Commands("Bring models to hosts, and see which host has which.")
 
@@ -95,15 +95,14 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Bring a model's directory to every host. A second run moves nothing."""
-    from clusterctl.commands.model_push import Push, make_plan, run
-    from clusterctl.commands.model_source import holder_named, supplying
+    from clusterctl.commands.model_push import DirectoryPush, make_plan, run
 
     rate = options.rate_of(limit_rate)
 
-    def prepare(opened: Session) -> Move[Pushed]:
-        holder = holder_named(source, opened.inventory)
-        find = supplying(directory, name, holder, opened.inventory.models, opened.progress)
-        wanted = Push(opened.inventory, opened.hosts, find, holder, rate)
+    def prepare(opened: Session) -> Move[PushedModel]:
+        wanted = DirectoryPush(
+            opened.inventory, opened.hosts, directory, opened.progress, name, source, rate
+        )
         return Move(partial(make_plan, wanted), partial(run, wanted))
 
     flags = Flags(inventory=inventory, limit=limit, dry_run=dry_run, yes=yes, as_json=as_json)
@@ -159,17 +158,17 @@ def pull(
 ) -> None:
     """Get a model from a hub and bring it to every host. A second run moves nothing."""
     from clusterctl.commands import model_pull
-    from clusterctl.commands.model_push import Push
+    from clusterctl.transfer.weights.delivery import ModelPush
 
     rate = options.rate_of(limit_rate)
 
-    def prepare(opened: Session) -> Move[Pushed]:
+    def prepare(opened: Session) -> Move[PushedModel]:
         holder = _host_named(on, opened.inventory)
         wanted = replace(
             model_pull.hub_model(model, opened.inventory.models, source, revision, name),
             include=include,
         )
-        push = Push(opened.inventory, opened.hosts, model_pull.unset, holder, rate)
+        push = ModelPush(opened.inventory, opened.hosts, model_pull.unset, holder, rate)
         return Move(
             partial(model_pull.make_plan, wanted, push), partial(model_pull.run, wanted, push)
         )
@@ -186,12 +185,12 @@ def _host_named(on: str | None, inventory: Inventory) -> str | None:
     return on
 
 
-def _words() -> Words[Pushed]:
+def _words() -> Words[PushedModel]:
     nothing = "Nothing to move: every host has the model, whole."
     return Words(nothing, pushed_sentence, pushed_document)
 
 
-def pushed_sentence(done: Pushed) -> str:
+def pushed_sentence(done: PushedModel) -> str:
     """What came of it, and the command that comes next."""
     from clusterctl.reporting.text import count, duration, size
 
@@ -202,7 +201,7 @@ def pushed_sentence(done: Pushed) -> str:
     return f"{done.manifest.name}, {size(done.manifest.size)}, is {hosts}; {moved}"
 
 
-def pushed_document(done: Pushed) -> dict[str, object]:
+def pushed_document(done: PushedModel) -> dict[str, object]:
     """The same for machines; sizes in bytes, times in seconds."""
     return {
         "model": done.manifest.name,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands.cluster_images import ClusterImages
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import ContainerSpec
@@ -43,6 +42,7 @@ from clusterctl.steps.service_documents import ServiceDocumentsReadable
 from clusterctl.survey.cluster import Cluster, look_and_require
 from clusterctl.survey.formation import Formed, await_formation, clock_of
 from clusterctl.survey.survey import connected
+from clusterctl.transfer.cluster_images import ClusterImages
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 

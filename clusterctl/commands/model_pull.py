@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from clusterctl.commands import model_push
-from clusterctl.commands.model_push import Push, Pushed
-from clusterctl.commands.model_source import require_name
 from clusterctl.engine.events import EventSink, Note, StepFinished, StepProgress
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.models.name import resolve
-from clusterctl.transfer.weights import placing
+from clusterctl.transfer.weights import delivery, placing
+from clusterctl.transfer.weights.delivery import ModelPush, PushedModel
 from clusterctl.transfer.weights.downloads import (
     MODE,
     DownloadedModel,
@@ -36,6 +34,7 @@ from clusterctl.transfer.weights.hub import Hub, Listing, needed
 from clusterctl.transfer.weights.hub_session import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
+from clusterctl.transfer.weights.model_sources import require_name
 from clusterctl.transfer.weights.modelscope import ModelScope
 from clusterctl.transfer.weights.need import need, no_room, staging_path
 from clusterctl.transfer.weights.on_host import HostModels, look_at_models
@@ -80,11 +79,11 @@ def hub_model(
 
 
 def unset(_views: Mapping[str, HostView]) -> Supply:
-    """Stands in a Push until the hub was asked."""
+    """Stands in a ModelPush until the hub was asked."""
     raise UsageError("a model of a hub is brought by model_pull")
 
 
-def make_plan(pull: HubModel, push: Push, credentials: Credentials) -> Plan:
+def make_plan(pull: HubModel, push: ModelPush, credentials: Credentials) -> Plan:
     """Return what would be downloaded, and brought where. Asks the hub for a list, through the
     holder of `push` if there is one, and changes nothing."""
 
@@ -95,17 +94,17 @@ def make_plan(pull: HubModel, push: Push, credentials: Credentials) -> Plan:
             expected_manifest(listing, pull.name), pull.hub
         )
 
-    return model_push.make_plan(replace(push, supplying=supplying), credentials)
+    return delivery.make_plan(replace(push, supplying=supplying), credentials)
 
 
 def run(
     pull: HubModel,
-    push: Push,
+    push: ModelPush,
     credentials: Credentials,
     *,
     agree: Callable[[Plan], None],
     sink: EventSink,
-) -> Pushed:
+) -> PushedModel:
     """Get the model and bring it to the hosts of `push`. What a host has of that commit already
     is not downloaded.
 
@@ -118,11 +117,11 @@ def run(
 
 def _run_here(
     pull: HubModel,
-    push: Push,
+    push: ModelPush,
     credentials: Credentials,
     agree: Callable[[Plan], None],
     sink: EventSink,
-) -> Pushed:
+) -> PushedModel:
     hub = _hub(pull)
     with hub_session():
         listing = _listed(pull, hub)
@@ -146,7 +145,7 @@ def _run_here(
 
             try:
                 found = replace(push, supplying=supplying)
-                done = model_push.run(found, credentials, agree=agree, sink=sink)
+                done = delivery.deliver(found, credentials, agree=agree, sink=sink)
             finally:
                 model.stop()
                 sink(StepFinished(pull.hub, "download", "unchanged", 0.0))
@@ -156,11 +155,11 @@ def _run_here(
 
 def _run_on_host(
     pull: HubModel,
-    push: Push,
+    push: ModelPush,
     credentials: Credentials,
     agree: Callable[[Plan], None],
     sink: EventSink,
-) -> Pushed:
+) -> PushedModel:
     """Let the holder download, then bring the model to the other hosts from there. Whether all
     have room is checked before the first byte."""
     holder = str(push.holder)
@@ -197,7 +196,7 @@ def _run_on_host(
         paths = {file.blob.digest: f"{models}/{manifest.name}/{file.path}" for file in files}
         return Supply(manifest, holder, holder=Holder(view, paths))
 
-    return model_push.run(replace(push, supplying=supplying), credentials, agree=agree, sink=sink)
+    return delivery.deliver(replace(push, supplying=supplying), credentials, agree=agree, sink=sink)
 
 
 def _hub(pull: HubModel) -> Hub:
@@ -217,7 +216,9 @@ def _note_unhashed(listing: Listing, sink: EventSink) -> None:
             sink(Note(f"{file.path}: the hub publishes no hash of it, only its size is checked"))
 
 
-def _held(listing: Listing, name: str, push: Push, views: Mapping[str, HostView]) -> Supply | None:
+def _held(
+    listing: Listing, name: str, push: ModelPush, views: Mapping[str, HostView]
+) -> Supply | None:
     """The model of this very commit, when a host has it whole: nothing need be downloaded."""
     found = values(
         fan_out(views, lambda view: look_at_models(view.transport, push.inventory.models))

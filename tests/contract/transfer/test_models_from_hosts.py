@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.commands.model_source import of_host
 from clusterctl.engine.events import Event, StepProgress
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.weights.manifest import FILE_NAME, parse
+from clusterctl.transfer.weights.model_sources import of_host
 from tests.contract.transfer.hosts_here import Cluster
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts directories")

@@ -12,7 +12,6 @@ import pytest
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.commands import bootstrap, down
-from clusterctl.commands.cluster_images import ClusterImages
 from clusterctl.errors import InventoryError
 from clusterctl.facts.gather import probe_script
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
@@ -32,6 +31,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
 from clusterctl.survey.requirements import requirements
+from clusterctl.transfer.cluster_images import ClusterImages
 from tests.fakes.abacus import GIB, LISTING, Nothing
 from tests.fakes.container_engine import image
 from tests.fakes.host import FakeHost, fake_driver, fake_view

@@ -54,7 +54,8 @@ ALLOWED = {
         "containers", "facts", "transport", "inventory", "errors",
     },
     "transfer": {
-        "survey", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
+        "models", "survey", "steps", "node", "containers", "engine", "facts", "transport",
+        "inventory", "errors",
     },
     "packages": {"inventory", "errors"},
     "steps": {

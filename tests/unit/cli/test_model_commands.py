@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.model import pushed_document, pushed_sentence
-from clusterctl.commands.model_push import Pushed
+from clusterctl.transfer.weights.delivery import PushedModel
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile
 from tests.unit.cli.conftest import Run
 
@@ -47,7 +47,7 @@ def test_ls_lists_what_answers_and_names_what_does_not(
         (("push", ".", "--limit-rate", "fast"), "--limit-rate: 'fast' is not a rate"),
         (("push", ".", "--name", "../x"), "is no name of a model directory"),
         (("pull", "qwen3-9b"), "no model is called qwen3-9b; did you mean"),
-        (("pull", "/data/models/x"), "/data/models/x is no model of a hub"),
+        (("pull", "/data/models/x"), "/data/models/x does not name a model of a hub"),
         (("pull", "qwen3-8b", "--source", "nexus"), "--source nexus is not known"),
         (("pull", "qwen3-8b", "--on", "gpu9"), "--on gpu9 is no host of the inventory"),
     ],
@@ -74,12 +74,12 @@ def test_a_directory_that_is_no_model_has_all_its_faults_at_once(
 
 
 def test_what_was_done_in_one_sentence() -> None:
-    done = Pushed(MODEL, "/data/models/Tiny-1B", ("a", "b"), 2, 3 << 30, 61.0)
+    done = PushedModel(MODEL, "/data/models/Tiny-1B", ("a", "b"), 2, 3 << 30, 61.0)
     assert pushed_sentence(done) == (
         "Tiny-1B, 3.0 GiB, is on 2 hosts at /data/models/Tiny-1B; "
         "3.0 GiB sent from here in 1 min 1 s"
     )
-    again = Pushed(MODEL, "/data/models/Tiny-1B", ("a",), 0, 0, 0.4)
+    again = PushedModel(MODEL, "/data/models/Tiny-1B", ("a",), 0, 0, 0.4)
     assert pushed_sentence(again) == (
         "nothing to move: Tiny-1B is on 1 host at /data/models/Tiny-1B already"
     )

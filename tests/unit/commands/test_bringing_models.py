@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.commands.model_pull import DownloadProgress, hub_model
-from clusterctl.commands.model_push import python_on
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import Event, StepProgress
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import ImageFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.transfer.chain_link import LinkProgress
+from clusterctl.transfer.weights.delivery import python_on
 from clusterctl.transfer.weights.hub import HubFile, Listing
 from clusterctl.transfer.weights.receiver import WeightsReceiver
 from tests.fakes.host_facts import host_facts

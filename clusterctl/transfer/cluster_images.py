@@ -6,7 +6,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Self
 
-from clusterctl.commands.prepared import Cluster
 from clusterctl.containers.driver import EngineUnavailable
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.plan import Stage
@@ -16,6 +15,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.steps.installed import IMAGES, record_installed
 from clusterctl.steps.node_image import NodeImage, node_tag
+from clusterctl.survey.cluster import Cluster
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import (
     HostOrigin,

@@ -1,0 +1,137 @@
+"""A model to several hosts: look, plan, lock, transfer. For `model push` and `model pull`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.drivers import driver_for
+from clusterctl.containers.spec import Mount
+from clusterctl.engine.events import EventSink, Note, one_at_a_time
+from clusterctl.engine.interrupt import execute_held
+from clusterctl.engine.plan import OnFailure, Plan, Stage
+from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.step import HostView
+from clusterctl.errors import raise_all
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.survey.survey import connected, take_survey
+from clusterctl.transfer.chain_link import CACHE
+from clusterctl.transfer.transfer import Route, Transfer
+from clusterctl.transfer.weights.manifest import Manifest
+from clusterctl.transfer.weights.receiver import WeightsReceiver
+from clusterctl.transfer.weights.supply import Supply
+from clusterctl.transport.base import Transport
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+
+# Finds the model, given the hosts it may be on. Raises what is wrong with it, all at once.
+Supplying = Callable[[Mapping[str, HostView]], Supply]
+
+
+@dataclass(frozen=True)
+class PushedModel:
+    """A model that is where it should be."""
+
+    manifest: Manifest
+    path: str  # On every host
+    hosts: tuple[str, ...]
+    changed: int  # Hosts that got something, or on which it was moved into place
+    sent: int  # Bytes that left this machine
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ModelPush:
+    """Which hosts are to get a model, and from where."""
+
+    inventory: Inventory
+    hosts: tuple[Host, ...]
+    supplying: Supplying
+    # The host that has the model, if one does; it may be another than `hosts`.
+    holder: str | None = None
+    limit_rate: int | None = None  # Bytes a second that leave this machine
+
+    @property
+    def involved(self) -> tuple[Host, ...]:
+        """The hosts, the holder, and the head."""
+        names = [host.name for host in self.hosts]
+        return self.inventory.with_head([*names, self.holder] if self.holder else names)
+
+
+def make_plan(push: ModelPush, credentials: Credentials) -> Plan:
+    """What would be brought where. Changes nothing."""
+    with connected(push.involved, credentials) as transports:
+        _, stages, views = _prepare(push, transports, lambda _: None)
+        return plan_stages(stages, views)
+
+
+def deliver(
+    push: ModelPush, credentials: Credentials, *, agree: Callable[[Plan], None], sink: EventSink
+) -> PushedModel:
+    """Bring the model to the hosts. A second run moves nothing.
+
+    `agree` is shown the plan and raises when the user does not want it. Raises the errors of
+    all hosts together; one that fails does not keep the others from being served.
+    """
+    sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
+    inventory = push.inventory
+    with connected(push.involved, credentials) as transports:
+        head = transports[inventory.head.name]
+        with ClusterLock(head, f"{inventory.cluster}-models", "model push") as lock:
+            (supply, transfer), stages, views = _prepare(push, transports, sink)
+            plan = plan_stages(stages, views)
+            agree(plan)
+            if not plan.empty:
+                with transfer:
+                    outcome = execute_held(stages, views, sink, lock.ensure_held)
+                    raise_all(outcome.set_aside.values())
+                changed = outcome.changed
+    return PushedModel(
+        supply.manifest,
+        f"{inventory.models}/{supply.manifest.name}",
+        tuple(host.name for host in push.hosts),
+        changed,
+        transfer.moved.sent,
+        time.monotonic() - began,
+    )
+
+
+def _prepare(
+    push: ModelPush, transports: Mapping[str, Transport], sink: EventSink
+) -> tuple[tuple[Supply, Transfer], tuple[Stage, ...], dict[str, HostView]]:
+    """Facts of the hosts, for their addresses; where the model is; and how it gets to the hosts
+    that are to have it."""
+    models = push.inventory.models
+    involved = push.inventory.model_copy(update={"hosts": push.involved})
+    survey = take_survey(involved, transports).require_answers()
+    nodes = {node.host: node for node in survey.topology.nodes}
+    pythons = {
+        name: python_on(answer, models, driver_for(transports[name]))
+        for name, answer in survey.answers.items()
+    }
+    route = Route(
+        transports,
+        lambda name: nodes[name].node_ip,
+        limit_rate=push.limit_rate,
+        python=lambda name: pythons[name],
+        speed=lambda name: nodes[name].speed,
+        say=lambda host, text: sink(Note(text, host)),
+    )
+    supply = push.supplying(survey.views)
+    views = {host.name: survey.views[host.name] for host in push.hosts}
+    transfer = Transfer(WeightsReceiver(supply, views, models, route), route)
+    # A host that fails keeps no other from its weights.
+    stages = (Stage("Model", tuple(views), (transfer,), OnFailure.SET_HOST_ASIDE),)
+    return (supply, transfer), stages, views
+
+
+def python_on(answer: Probe, models: str, driver: ContainerDriver) -> tuple[str, ...]:
+    """What starts a Python for the relay: () for the host's own; on a host without one that of
+    the node image, if the host has it, with the models directory where it is outside."""
+    if answer.facts.python3 is not None or answer.image is None:
+        return ()
+    mounts = [Mount(path, path) for path in (models, CACHE)]
+    return driver.once_argv(answer.image.id, "python3", mounts)
