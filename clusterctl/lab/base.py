@@ -8,8 +8,7 @@ from pathlib import Path
 
 from clusterctl.lab.builds import persistently, run_build
 from clusterctl.lab.cache import content_key
-from clusterctl.lab.local import run
-from clusterctl.lab.mounts import remove_tree
+from clusterctl.lab.local import remove_tree, run
 from clusterctl.lab.requirements import LabUnavailable, read_os_release
 
 BASE_PACKAGES = (

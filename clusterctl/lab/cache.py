@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from clusterctl.lab.mounts import remove_tree
+from clusterctl.lab.local import remove_tree
 
 _PARTIAL = ".partial"
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from clusterctl.lab.base import base_key
 from clusterctl.lab.cache import content_key, prune
-from clusterctl.lab.image_inputs import image_directory, image_key
+from clusterctl.lab.image import image_directory, image_key, lock_files
 from clusterctl.lab.models import models_key
 from clusterctl.lab.packages import packages_key
 from clusterctl.lab.paths import LabPaths
-from clusterctl.lab.wheels import lock_files
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,26 @@ def hierarchies(mount: Path = MOUNT) -> tuple[Path, ...]:
 
 
 def create(host: str) -> tuple[Path, ...]:
-    """Make the host's group in every hierarchy; the files a process writes its id to."""
-    return tuple(_create_in(hierarchy, host) / "cgroup.procs" for hierarchy in hierarchies())
+    """Create the host's group in every hierarchy. Return the files to which a process writes its
+    id to join it."""
+    joined = []
+    for hierarchy in hierarchies():
+        group = hierarchy
+        for part in (LAB, host):
+            parent, group = group, group / part
+            available = parent / "cgroup.controllers"  # of v2 alone
+            for controller in available.read_text().split() if available.is_file() else ():
+                # Let sub-groups use it. Refused where the group has processes itself, as the top
+                # one of a container has: hosts are then without its limits, which are not used.
+                with suppress(OSError):
+                    (parent / "cgroup.subtree_control").write_text(f"+{controller}")
+            group.mkdir(exist_ok=True)
+            # A new v1 cpuset is empty, and takes no process before it has CPUs and memory.
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if hierarchy.name == "cpuset" and not (group / name).read_text().strip():
+                    (group / name).write_text((parent / name).read_text())
+        joined.append(group / "cgroup.procs")
+    return tuple(joined)
 
 
 def mount_view(host: str, target: Path) -> None:
@@ -63,7 +81,11 @@ def members(host: str | None = None) -> frozenset[int]:
     for hierarchy in hierarchies():
         # Groups come and go meanwhile, and os.walk passes over those that have gone.
         for directory, _, _ in os.walk(_group(hierarchy, host)):
-            found.update(_read_pids(Path(directory) / "cgroup.procs"))
+            # A group may go away, or be of a kind without processes (v2 threaded). 0 stands for a
+            # process outside this process namespace, which is not ours to see or end.
+            with suppress(OSError):
+                pids = Path(directory, "cgroup.procs").read_text().split()
+                found.update(int(pid) for pid in pids if pid != "0")
     return frozenset(found)
 
 
@@ -74,7 +96,8 @@ def kill_all(host: str | None = None) -> bool:
     while pids := members(host):
         had_any = True
         for pid in pids:
-            _kill(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise StepFailed(f"processes {sorted(pids)} do not end", host=host)
         time.sleep(0.05)
@@ -88,65 +111,18 @@ def remove(host: str | None = None) -> bool:
         group = _group(hierarchy, host)
         if group.is_dir():
             had_any = True
-            _remove_group(group)
+        # The kernel counts a process for a moment after it ended: then rmdir is refused.
+        deadline = time.monotonic() + deadlines.LAB_KILL
+        for directory in [Path(name) for name, _, _ in os.walk(group, topdown=False)]:
+            while directory.is_dir():
+                try:
+                    directory.rmdir()
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.05)
     return had_any
 
 
 def _group(hierarchy: Path, host: str | None) -> Path:
     return hierarchy / LAB / host if host else hierarchy / LAB
-
-
-def _create_in(hierarchy: Path, host: str) -> Path:
-    group = hierarchy
-    for part in (LAB, host):
-        parent, group = group, group / part
-        _delegate_controllers(parent)
-        group.mkdir(exist_ok=True)
-        # A new v1 cpuset is empty, and takes no process before it has CPUs and memory.
-        for name in ("cpuset.cpus", "cpuset.mems"):
-            if hierarchy.name == "cpuset" and not (group / name).read_text().strip():
-                (group / name).write_text((parent / name).read_text())
-    return group
-
-
-def _delegate_controllers(group: Path) -> None:
-    """Let sub-groups use all controllers that a v2 group has. Nothing to do for v1."""
-    available = group / "cgroup.controllers"
-    if available.is_file():
-        for controller in available.read_text().split():
-            # Refused where the group has processes itself, as the top one of a container has. Hosts
-            # are then without that controller's limits, which nothing here sets.
-            with suppress(OSError):
-                (group / "cgroup.subtree_control").write_text(f"+{controller}")
-
-
-def _read_pids(file: Path) -> list[int]:
-    try:
-        # 0 stands for a process outside this process namespace: not ours to see or end.
-        return [int(line) for line in file.read_text().split() if line != "0"]
-    except OSError:
-        return []  # the group went away, or is of a kind without processes (v2 threaded)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _remove_group(group: Path) -> None:
-    for directory, _, _ in os.walk(group, topdown=False):
-        _remove_directory(Path(directory))
-
-
-def _remove_directory(directory: Path) -> None:
-    """rmdir, for as long as the kernel still counts a process that has just ended."""
-    deadline = time.monotonic() + deadlines.LAB_KILL
-    while directory.is_dir():
-        try:
-            directory.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.lab import hosts
-from clusterctl.lab.lock import exclusive
-from clusterctl.lab.paths import lab_paths
+from clusterctl.lab.paths import exclusive, lab_paths
 
 
 def power_off(name: str) -> bool:

@@ -15,9 +15,8 @@ from clusterctl.errors import StepFailed, UsageError
 from clusterctl.lab import keys, network, nspawn
 from clusterctl.lab.base import OPERATOR
 from clusterctl.lab.layout import PREFIX, LabHost, lab_host
-from clusterctl.lab.local import last_lines, run
+from clusterctl.lab.local import is_mounted, last_lines, mount_overlay, remove_tree, run
 from clusterctl.lab.mirror import MIRROR_DEBIAN
-from clusterctl.lab.mounts import is_mounted, mount_overlay, remove_tree
 from clusterctl.lab.paths import LabPaths
 
 _NAME = re.compile(r"gpu([1-9][0-9]*)")

@@ -9,20 +9,27 @@ Layers 1 and 2 are also an image of their own: like vLLM's, one without Ray.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import stat
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
-from clusterctl.lab.archive import Image, write_archive, write_layer
+from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.lab.base import AptSource, debootstrap
-from clusterctl.lab.builds import run_in_tree
-from clusterctl.lab.image_inputs import (
-    bare_tag,
-    image_directory,
-    image_environment,
-    image_tag,
-)
-from clusterctl.lab.mounts import mount_overlay, remove_tree, unmount_under
+from clusterctl.lab.builds import persistently, run_build, run_in_tree
+from clusterctl.lab.cache import content_key, files_key
+from clusterctl.lab.local import mount_overlay, remove_tree, unmount_under
 from clusterctl.lab.paths import LabPaths
+from clusterctl.lab.requirements import LabUnavailable
 
 PARTS = ("system", "vllm", "ray")
 Say = Callable[[str], None]
@@ -63,8 +70,8 @@ def build_image(directory: Path, source: AptSource, wheels: Path, say: Say) -> N
         for tree, part in zip(trees, PARTS, strict=True)
     ]
     environment = image_environment(inputs)
-    write_archive(Image(image_tag(), tuple(layers), environment), directory / "lab.tar")
-    write_archive(Image(bare_tag(), tuple(layers[:-1]), environment), directory / "lab-bare.tar")
+    write_archive(LabImage(image_tag(), tuple(layers), environment), directory / "lab.tar")
+    write_archive(LabImage(bare_tag(), tuple(layers[:-1]), environment), directory / "lab-bare.tar")
     for layer, part in zip(layers, PARTS, strict=True):
         layer.file.unlink()
         remove_tree(directory / part)
@@ -83,3 +90,233 @@ def _install(part: str, lowers: list[Path], inputs: Path, wheels: Path, place: P
     )
     unmount_under(merged)
     return place / "upper"
+
+
+IMAGE = "clusterctl/lab"
+BARE_IMAGE = "clusterctl/lab-bare"
+_BUILD = "1"
+_INPUTS = ("Dockerfile", "environment", "install.sh", "packages.txt", "vllm.lock", "ray.lock")
+_PACKAGES = ("platform-plugin", "vllm-metadata")
+
+
+def image_directory() -> Path:
+    """docker/lab of this checkout."""
+    directory = Path(__file__).resolve().parents[2] / "docker" / "lab"
+    if not (directory / "install.sh").is_file():
+        raise RequirementsNotMet(
+            "the lab's image is built from docker/lab of a clusterctl checkout",
+            hint="run clusterctl from a clone, installed with `pip install -e .`",
+        )
+    return directory
+
+
+def image_inputs(directory: Path) -> tuple[Path, ...]:
+    """Every file that goes into the image."""
+    sources = (
+        file
+        for package in _PACKAGES
+        for file in (directory / package).rglob("*")
+        if file.suffix in (".py", ".toml") and "build" not in file.relative_to(directory).parts
+    )
+    return (*(directory / name for name in _INPUTS), *sources)
+
+
+def image_key() -> str:
+    """Names the image: changes with every input, and with how they are put together."""
+    directory = image_directory()
+    return content_key(_BUILD, files_key(directory, image_inputs(directory)))
+
+
+def image_tag() -> str:
+    """The image with vLLM and Ray."""
+    return f"{IMAGE}:{image_key()}"
+
+
+def bare_tag() -> str:
+    """The same image without Ray, as vLLM's own images are."""
+    return f"{BARE_IMAGE}:{image_key()}"
+
+
+def image_environment(directory: Path) -> dict[str, str]:
+    """The variables that the image sets, from the file that its Dockerfile also follows."""
+    lines = (directory / "environment").read_text().splitlines()
+    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return {name: value for name, value in pairs}  # noqa: C416
+
+
+LOCKS = ("vllm.lock", "ray.lock")
+# Wheels for glibc 2.5 up to 2.36, the one of Debian 12.
+_OLDEST_GLIBC, _GLIBC = 5, 36
+
+
+def lock_files(directory: Path) -> tuple[Path, ...]:
+    """The lists of versions in docker/lab."""
+    return tuple(directory / name for name in LOCKS)
+
+
+def build_wheels(directory: Path, tree: Path) -> None:
+    """Download every wheel of the lock files, for the Python of `tree`."""
+    machine = platform.machine()
+    if machine != "x86_64":
+        raise LabUnavailable(f"the lab image's versions are pinned for x86_64, not {machine}")
+    locks = lock_files(image_directory())
+    log = directory.with_name(directory.name + ".log")
+    argv = download_argv(directory, locks, python_version(tree), machine)
+    persistently(lambda: run_build(argv, log=log))
+
+
+def python_version(tree: Path) -> str:
+    """The Python of a Debian tree, as 3.11."""
+    found = [match[1] for file in (tree / "usr/bin").glob("python3.*")
+             if (match := re.fullmatch(r"python(3\.\d+)", file.name))]  # fmt: skip
+    if len(found) != 1:
+        raise StepFailed(f"expected one Python in {tree}, found {found or 'none'}")
+    return found[0]
+
+
+def download_argv(directory: Path, locks: Sequence[Path], version: str, machine: str) -> list[str]:
+    """pip's command; the wheels' platform is the image's, whatever Python runs this."""
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_OLDEST_GLIBC, _GLIBC + 1)]
+    platforms += [f"manylinux{name}_{machine}" for name in ("1", "2010", "2014")]
+    return [
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+        "--only-binary", ":all:", "--implementation", "cp", "--python-version", version,
+        *(word for name in platforms for word in ("--platform", name)),
+        *(word for lock in locks for word in ("--requirement", str(lock))),
+        "--dest", str(directory),
+    ]  # fmt: skip
+
+
+CREATED = "2026-01-01T00:00:00Z"
+# The same moment: zip, which Ray uses for packages, knows no time before 1980.
+_MTIME = 1_767_225_600
+# Filled in by whoever runs the image; what a build leaves there is not part of it.
+_EMPTY = frozenset({"dev", "proc", "run", "sys", "tmp", "var/cache/apt", "var/log", "root/.cache"})
+
+
+@dataclass(frozen=True)
+class LabLayer:
+    """An uncompressed layer tar on disk, and its digest (the diff ID)."""
+
+    file: Path
+    digest: str
+    made_by: str
+
+
+@dataclass(frozen=True)
+class LabImage:
+    """What one archive holds."""
+
+    tag: str
+    layers: tuple[LabLayer, ...]
+    environment: Mapping[str, str]
+    architecture: str = "amd64"
+
+
+def write_layer(tree: Path, file: Path, made_by: str) -> LabLayer:
+    """Pack a tree (a root, or the upper directory of an overlay) as a layer."""
+    with file.open("wb") as target:
+        hashing = _HashingWriter(target)
+        with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+            for path in tree_entries(tree):
+                _add(tar, tree, path)
+    return LabLayer(file, hashing.digest.hexdigest(), made_by)
+
+
+def tree_entries(tree: Path) -> Iterator[Path]:
+    """Everything of a tree that belongs into a layer, parents first, sorted by name."""
+    for name, directories, files in os.walk(tree):
+        parent = Path(name)
+        directories.sort()
+        names = sorted([*directories, *files])
+        empty = str(parent.relative_to(tree)) in _EMPTY
+        if empty:
+            directories.clear()
+        else:
+            yield from (parent / entry for entry in names)
+
+
+def image_config(image: LabImage) -> dict[str, Any]:
+    """The image's config document; its digest is the image ID."""
+    return {
+        "architecture": image.architecture,
+        "os": "linux",
+        "created": CREATED,
+        "config": {
+            "Env": [f"{name}={value}" for name, value in image.environment.items()],
+            "Cmd": ["bash"],
+            "WorkingDir": "/",
+        },
+        "rootfs": {
+            "type": "layers",
+            "diff_ids": [f"sha256:{layer.digest}" for layer in image.layers],
+        },
+        "history": [{"created": CREATED, "created_by": layer.made_by} for layer in image.layers],
+    }
+
+
+def write_archive(image: LabImage, file: Path) -> None:
+    """Write the image as a docker-archive."""
+    config = json.dumps(image_config(image), sort_keys=True).encode()
+    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+    names = [f"{layer.digest}/layer.tar" for layer in image.layers]
+    manifest = [{"Config": config_name, "RepoTags": [image.tag], "Layers": names}]
+    with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as tar:
+        _add_bytes(tar, "manifest.json", json.dumps(manifest).encode())
+        _add_bytes(tar, config_name, config)
+        for name, layer in zip(names, image.layers, strict=True):
+            _add_file(tar, name, layer.file)
+
+
+def _add(tar: tarfile.TarFile, tree: Path, path: Path) -> None:
+    name = str(path.relative_to(tree))
+    status = path.lstat()
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+        # How an overlay marks a deletion; layers have their own way to say it.
+        _add_bytes(tar, str(Path(name).with_name(f".wh.{path.name}")), b"")
+        return
+    if stat.S_ISSOCK(status.st_mode):
+        return
+    info = tar.gettarinfo(path, name)
+    info.mtime, info.uname, info.gname = _MTIME, "", ""
+    if not info.isreg():
+        tar.addfile(info)
+        return
+    with path.open("rb") as source:
+        tar.addfile(info, source)
+
+
+def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime = len(data), _MTIME
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _add_file(tar: tarfile.TarFile, name: str, file: Path) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime = file.stat().st_size, _MTIME
+    with file.open("rb") as source:
+        tar.addfile(info, source)
+
+
+class _HashingWriter(io.RawIOBase):
+    """Passes bytes on and hashes them: a layer is too large to be read again for it."""
+
+    def __init__(self, target: IO[bytes]) -> None:
+        self._target = target
+        self.digest = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._target.write(data)
+
+
+def archive_tags(file: Path) -> Sequence[str]:
+    """The tags of an archive's first image, read from its manifest."""
+    with tarfile.open(file) as tar:
+        member = tar.extractfile("manifest.json")
+        document = json.load(member) if member else []
+    return tuple(document[0]["RepoTags"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterctl.lab.image_inputs import image_tag
+from clusterctl.lab.image import image_tag
 from clusterctl.lab.layout import LabHost
 from clusterctl.lab.mirror import MIRROR_PIP
 from clusterctl.lab.paths import LabPaths

@@ -1,8 +1,8 @@
-"""`lab up`, `lab down` and `lab status`: what the lab shall be, and what the machine reports.
+"""`lab up`, `lab down` and `lab status`.
 
-Every part looks at the machine first and does only what is missing, so a second `up`
-changes nothing, and one after a kill finishes what the first began. Nothing is believed
-because a file says so.
+Every step looks at the machine first and does only what is missing, so that a second `up`
+changes nothing, and one after a kill finishes what the first began. The state is what the machine
+reports, never what a file says.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import RequirementsNotMet, raise_all
 from clusterctl.lab import (
@@ -29,25 +30,21 @@ from clusterctl.lab import (
 )
 from clusterctl.lab.cache import cached_directory
 from clusterctl.lab.caches import Caches, caches, prune_caches
-from clusterctl.lab.image import build_image, link_archives
+from clusterctl.lab.image import build_image, build_wheels, link_archives
 from clusterctl.lab.inventories import lab_inventory
 from clusterctl.lab.layout import CONTROL, FABRIC, LabHost, lab_hosts
-from clusterctl.lab.lock import exclusive
+from clusterctl.lab.local import mounts_under, remove_tree
 from clusterctl.lab.models import build_models
-from clusterctl.lab.mounts import mounts_under, remove_tree
 from clusterctl.lab.network import NETWORKS
-from clusterctl.lab.paths import LabPaths, lab_paths
+from clusterctl.lab.paths import LabPaths, exclusive, lab_paths
 from clusterctl.lab.requirements import LabUnavailable, check_machine
-from clusterctl.lab.status import LabStatus, observe
-from clusterctl.lab.wheels import build_wheels
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class LabUp:
-    """What `up` did, one line a change (none: all was as it should be), and where the
-    inventory lies."""
+    """What `up` changed, a line each, and the path of the inventory."""
 
     changes: tuple[str, ...]
     inventory: Path
@@ -81,11 +78,11 @@ def up(
     inventory: Path | None = None,
     say: Say = print,
 ) -> LabUp:
-    """Make the lab: `count` hosts that answer to SSH, the mirror, the image, the inventory.
+    """Create the lab: `count` hosts that accept SSH, the mirror, the image and the inventory.
 
-    `link_rate` (200mbit) limits every cable both ways; None lifts a limit. Without `image`
-    there are bare hosts and their packages only, in a quarter of the time. `model` is what is
-    to be served: a machine without the memory for it is refused.
+    `link_rate` (200mbit) limits every cable in both directions; None removes the limit. Without
+    `image` there are only bare hosts and their packages, in a quarter of the time. `model` is the
+    one to be served: a machine without enough memory for it is refused.
     """
     wanted = lab_hosts(count)
     rate = None if link_rate is None else network.parse_rate(link_rate)
@@ -98,21 +95,52 @@ def up(
         builds.end_builds()
         source = base.machine_source()
         built = caches(paths, source.suite)
-        _check_room(paths, wanted, built, model if image else None)
-        _ensure_base(built, source, journal)
-        _ensure_networks(journal)
-        journal.note(keys.ensure_identity(paths), "made the lab's SSH key")
-        _remove_surplus(paths, wanted, journal)
-        _ensure_mirror(paths, built, journal)
+
+        # Hosts that have a disk hold most of what they will; those that run have their memory.
+        new = sum(not hosts.has_disk(host, paths) for host in wanted)
+        problems = [room.lack_of_disk(paths.root, room.disk_needed(built, new, image=image))]
+        if not any(nspawn.is_running(host) for host in wanted):
+            served = model if image else None
+            problems.append(room.lack_of_memory(len(wanted), served, room.available_memory()))
+        raise_all(problem for problem in problems if problem)
+
+        journal.build(
+            built.base,
+            lambda place: base.build_base(place, source),
+            f"the file tree that all hosts share ({source.suite})",
+        )
+        for part in (CONTROL, FABRIC):
+            made = network.ensure_network(part)
+            journal.note(made, f"created the {part.name} network {part.subnet}")
+        journal.note(keys.ensure_identity(paths), "created the lab's SSH key")
+        for name in set(hosts.host_names(paths)) - {host.name for host in wanted}:
+            _remove_host(name, paths, journal)
+            network.remove_namespaces([hosts.host_by_name(name).namespace])
+
+        journal.build(
+            built.packages,
+            lambda place: packages.build_apt_repository(place, built.base),
+            "packages for bare hosts",
+        )
+        serving = mirror.ensure_mirror(paths.mirror, {"debian": built.packages})
+        journal.note(serving, f"serving packages at {mirror.MIRROR_URL}")
         _ensure_hosts(paths, wanted, built, rate, journal)
-        _write_lists(paths, wanted, target, journal)
+
+        known = [
+            line
+            for host in wanted
+            for line in keys.known_hosts_lines(paths.host(host.name) / "keys", host)
+        ]
+        _write_if_other(paths.known_hosts, "\n".join(known) + "\n")
+        wrote = _write_if_other(target, lab_inventory(wanted, paths))
+        journal.note(wrote, f"wrote {target}")
         if image:
             _ensure_image(paths, source, built, journal)
     return LabUp(tuple(journal.changes), target)
 
 
 def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
-    """Take everything down, also what an interrupted run left; with `purge` caches too."""
+    """Remove everything, what an interrupted run left too; with `purge`, also the caches."""
     check_machine()
     paths = lab_paths()
     _refuse_other_lab(paths)
@@ -121,23 +149,49 @@ def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
         builds.end_builds()
         journal.note(light.stop(paths), "removed the light hosts")
         for name in hosts.host_names(paths):
-            host = hosts.host_by_name(name)
-            hosts.power_off(host, paths)
-            hosts.remove_disk(host, paths)
-            journal.note(True, f"removed {name}")
+            _remove_host(name, paths, journal)
         cgroups.kill_all()
         cgroups.remove()
         journal.note(mirror.stop_mirror(paths.mirror), "stopped the package mirror")
-        _remove_networks(journal)
-        _remove_files(paths)
-        journal.note(purge and _purge(paths), f"removed all caches from {paths.root}")
+        gone = [network.remove_network(part) for part in NETWORKS]
+        gone.append(network.remove_namespaces(network.namespaces()))
+        network.remove_namespace_mount()
+        journal.note(any(gone), "removed namespaces, cables and bridges")
+        for directory in (paths.hosts, paths.light, paths.mirror, paths.keys):
+            remove_tree(directory)
+        for file in (paths.inventory, paths.light_inventory, paths.root / "mirror.log"):
+            file.unlink(missing_ok=True)
+        # Without a checkout there is no telling which caches are current: they stay.
+        with suppress(RequirementsNotMet):
+            prune_caches(caches(paths, base.machine_source().suite))
+        removed = purge and remove_caches(paths)
+        journal.note(removed, f"removed all caches from {paths.root}")
     return tuple(journal.changes)
 
 
 def status() -> LabStatus:
-    """What there is of the lab on this machine."""
+    """Return the state of the lab on this machine."""
     check_machine(root=False)
     return observe(lab_paths())
+
+
+def remove_caches(paths: LabPaths) -> bool:
+    """Remove the caches, and the lab directory unless it holds other files. Return whether there
+    were any caches."""
+    had_caches = paths.cache.is_dir()
+    for directory in (paths.image, paths.cache):
+        remove_tree(directory)
+    paths.lock.unlink(missing_ok=True)
+    with suppress(OSError):
+        paths.root.rmdir()
+    return had_caches
+
+
+def _remove_host(name: str, paths: LabPaths, journal: _Journal) -> None:
+    host = hosts.host_by_name(name)
+    hosts.power_off(host, paths)
+    hosts.remove_disk(host, paths)
+    journal.note(True, f"removed {name}")
 
 
 def _refuse_other_lab(paths: LabPaths) -> None:
@@ -154,48 +208,13 @@ def _refuse_other_lab(paths: LabPaths) -> None:
 
 @contextmanager
 def _open_modes() -> Iterator[None]:
-    """Hosts and images are made of files that this process makes: with an operator's umask of 077
-    nobody but root could use them."""
+    """Create files that everybody can read: with an operator's umask of 077 only root could use
+    what hosts and images are made of."""
     before = os.umask(0o022)
     try:
         yield
     finally:
         os.umask(before)
-
-
-def _check_room(
-    paths: LabPaths, wanted: tuple[LabHost, ...], built: Caches, model: str | None
-) -> None:
-    """Hosts that have a disk hold most of what they will; those that run have their memory."""
-    new = sum(not hosts.has_disk(host, paths) for host in wanted)
-    needed = room.disk_needed(built, new, image=model is not None)
-    problems = [room.lack_of_disk(paths.root, needed)]
-    if not any(nspawn.is_running(host) for host in wanted):
-        problems.append(room.lack_of_memory(len(wanted), model, room.available_memory()))
-    raise_all(problem for problem in problems if problem)
-
-
-def _ensure_base(built: Caches, source: base.AptSource, journal: _Journal) -> None:
-    journal.build(
-        built.base,
-        lambda place: base.build_base(place, source),
-        f"the tree that all hosts have in common ({source.suite})",
-    )
-
-
-def _ensure_networks(journal: _Journal) -> None:
-    for part in (CONTROL, FABRIC):
-        journal.note(network.ensure_network(part), f"made the {part.name} network {part.subnet}")
-
-
-def _ensure_mirror(paths: LabPaths, built: Caches, journal: _Journal) -> None:
-    journal.build(
-        built.packages,
-        lambda place: packages.build_apt_repository(place, built.base),
-        "packages that bare hosts may ask for",
-    )
-    changed = mirror.ensure_mirror(paths.mirror, {"debian": built.packages})
-    journal.note(changed, f"serving packages at {mirror.MIRROR_URL}")
 
 
 def _ensure_image(
@@ -236,25 +255,6 @@ def _ensure_hosts(
     hosts.wait_for_ssh(wanted, paths)
 
 
-def _remove_surplus(paths: LabPaths, wanted: tuple[LabHost, ...], journal: _Journal) -> None:
-    for name in set(hosts.host_names(paths)) - {host.name for host in wanted}:
-        host = hosts.host_by_name(name)
-        hosts.power_off(host, paths)
-        hosts.remove_disk(host, paths)
-        network.remove_namespaces([host.namespace])
-        journal.note(True, f"removed {name}")
-
-
-def _write_lists(
-    paths: LabPaths, wanted: tuple[LabHost, ...], inventory: Path, journal: _Journal
-) -> None:
-    lines = [line for host in wanted
-             for line in keys.known_hosts_lines(paths.host(host.name) / "keys", host)]  # fmt: skip
-    _write_if_other(paths.known_hosts, "\n".join(lines) + "\n")
-    changed = _write_if_other(inventory, lab_inventory(wanted, paths))
-    journal.note(changed, f"wrote {inventory}")
-
-
 def _write_if_other(file: Path, text: str) -> bool:
     if file.is_file() and file.read_text() == text:
         return False
@@ -263,32 +263,82 @@ def _write_if_other(file: Path, text: str) -> bool:
     return True
 
 
-def _remove_networks(journal: _Journal) -> None:
-    gone = False
-    for part in NETWORKS:
-        gone |= network.remove_network(part)
-    gone |= network.remove_namespaces(network.namespaces())
-    network.remove_namespace_mount()
-    journal.note(gone, "removed namespaces, cables and bridges")
+@dataclass(frozen=True)
+class HostStatus:
+    """One host. `cables` says of each NIC whether it is plugged in; `link_rate` is in bits/s."""
+
+    name: str
+    address: str
+    powered: bool
+    answers: bool
+    cables: dict[str, bool]
+    link_rate: int | None
 
 
-def _remove_files(paths: LabPaths) -> None:
-    """All but the caches, and of these what older versions built."""
-    for directory in (paths.hosts, paths.light, paths.mirror, paths.keys):
-        remove_tree(directory)
-    for file in (paths.inventory, paths.light_inventory, paths.root / "mirror.log"):
-        file.unlink(missing_ok=True)
-    # Without a checkout there is no telling which caches are current: they stay.
-    with suppress(RequirementsNotMet):
-        prune_caches(caches(paths, base.machine_source().suite))
+@dataclass(frozen=True)
+class LabStatus:
+    """The lab: its hosts and what stands around them."""
+
+    directory: Path
+    hosts: tuple[HostStatus, ...]
+    light_hosts: int
+    mirror: bool
+    image_archive: Path | None
+    inventory: Path | None
+
+    def document(self) -> dict[str, Any]:
+        """The same for machines: nothing that JSON has not."""
+        plain = asdict(self)
+        paths = ("directory", "image_archive", "inventory")
+        return {**plain, **{key: str(plain[key]) if plain[key] else None for key in paths}}
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        if not self.hosts and not self.light_hosts:
+            return ["there is no lab: clusterctl lab up"]
+        around = [
+            f"packages   {mirror.MIRROR_URL if self.mirror else 'not served'}",
+            f"image      {self.image_archive or 'not built'}",
+            f"inventory  {self.inventory or 'not written'}",
+        ]
+        if self.light_hosts:
+            around.insert(0, f"light      {self.light_hosts} hosts")
+        return [*map(_host_line, self.hosts), *around]
 
 
-def _purge(paths: LabPaths) -> bool:
-    """The caches, and the lab directory itself unless somebody keeps other files there."""
-    had_caches = paths.cache.is_dir()
-    for directory in (paths.image, paths.cache):
-        remove_tree(directory)
-    paths.lock.unlink(missing_ok=True)
-    with suppress(OSError):
-        paths.root.rmdir()
-    return had_caches
+def observe(paths: LabPaths) -> LabStatus:
+    """Look at the machine. Needs no lock, and changes nothing."""
+    return LabStatus(
+        directory=paths.root,
+        hosts=tuple(_host(hosts.host_by_name(name)) for name in hosts.host_names(paths)),
+        light_hosts=light.light_count(),
+        mirror=bool(mirror.server_pids(paths.mirror)),
+        image_archive=_existing(paths.image_archive),
+        inventory=_existing(paths.inventory),
+    )
+
+
+def _host(host: LabHost) -> HostStatus:
+    cables = network.cables()
+    powered = nspawn.is_running(host)
+    return HostStatus(
+        name=host.name,
+        address=host.address,
+        powered=powered,
+        answers=powered and hosts.ssh_answers(host),
+        cables={nic.name: cables.get(nic.peer, False) for nic in host.nics},
+        link_rate=network.link_rate(host),
+    )
+
+
+def _host_line(host: HostStatus) -> str:
+    power = "off" if not host.powered else "up" if host.answers else "no answer"
+    cables = ", ".join(
+        f"{name} {'plugged' if plugged else 'unplugged'}" for name, plugged in host.cables.items()
+    )
+    rate = f", {host.link_rate // 10**6} Mbit/s" if host.link_rate else ""
+    return f"{host.name:<9}  {host.address:<11}  {power:<9}  {cables}{rate}"
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.exists() else None

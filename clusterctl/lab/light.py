@@ -19,11 +19,9 @@ from clusterctl.lab import keys, network
 from clusterctl.lab.hosts import ssh_answers
 from clusterctl.lab.inventories import light_inventory
 from clusterctl.lab.layout import LIGHT, PREFIX, LabHost, light_hosts
-from clusterctl.lab.local import last_lines, run
-from clusterctl.lab.lock import exclusive
-from clusterctl.lab.mounts import remove_tree
+from clusterctl.lab.local import last_lines, remove_tree, run
 from clusterctl.lab.network import NAMESPACES
-from clusterctl.lab.paths import LabPaths, lab_paths
+from clusterctl.lab.paths import LabPaths, exclusive, lab_paths
 from clusterctl.lab.requirements import check_machine
 
 _WORKERS = 8
@@ -46,7 +44,7 @@ Subsystem sftp internal-sftp
 
 
 def light_up(count: int) -> Path:
-    """Exactly `count` light hosts that answer; the path of their inventory."""
+    """Have exactly `count` light hosts that accept SSH. Return the path of their inventory."""
     hosts = light_hosts(count)
     check_machine()
     paths = lab_paths()
@@ -54,11 +52,20 @@ def light_up(count: int) -> Path:
         keys.ensure_identity(paths)
         network.ensure_network(LIGHT)
         network.ensure_neighbours(len(hosts))
-        _remove_surplus(hosts)
+        surplus = _light_namespaces() - {host.namespace for host in hosts}
+        for name in surplus:
+            _end_processes(name)
+        network.remove_namespaces(surplus)
         with ThreadPoolExecutor(_WORKERS) as pool:
             for _ in pool.map(lambda host: _ensure_light(host, paths), hosts):
                 pass
-        _wait(hosts, paths)
+        deadline = time.monotonic() + deadlines.LAB_LIGHT_SSH
+        for host in hosts:
+            while not ssh_answers(host):
+                if time.monotonic() > deadline:
+                    log = last_lines(paths.light / host.name / "log")
+                    raise StepFailed("its sshd does not respond", host=host.name, detail=log)
+                time.sleep(0.05)
         lines = [line for host in hosts
                  for line in keys.known_hosts_lines(paths.light / host.name, host)]  # fmt: skip
         (paths.light / "known_hosts").write_text("\n".join(lines) + "\n")
@@ -67,7 +74,7 @@ def light_up(count: int) -> Path:
 
 
 def light_down() -> bool:
-    """Take the light hosts down and leave the others; whether there were any."""
+    """Remove the light hosts and leave the others. Return whether there were any."""
     check_machine()
     paths = lab_paths()
     with exclusive(paths.lock):
@@ -95,13 +102,6 @@ def _light_namespaces() -> frozenset[str]:
     return frozenset(name for name in network.namespaces() if name.startswith(f"{PREFIX}light"))
 
 
-def _remove_surplus(wanted: tuple[LabHost, ...]) -> None:
-    surplus = _light_namespaces() - {host.namespace for host in wanted}
-    for name in surplus:
-        _end_processes(name)
-    network.remove_namespaces(surplus)
-
-
 def _ensure_light(host: LabHost, paths: LabPaths) -> None:
     network.ensure_host_network(host)
     if ssh_answers(host):
@@ -116,39 +116,22 @@ def _ensure_light(host: LabHost, paths: LabPaths) -> None:
         _SSHD_CONFIG.format(address=host.address, directory=directory, authorized=public)
     )
     Path("/run/sshd").mkdir(exist_ok=True)
-    # sshd goes into the background by itself, once it listens.
-    sshd = [_sshd(), "-f", str(config), "-E", str(directory / "log")]
+    # sshd goes into the background by itself, once it listens; it refuses a relative name.
+    search = f"{os.environ.get('PATH', '')}:/usr/sbin"
+    program = shutil.which("sshd", path=search) or "/usr/sbin/sshd"
+    sshd = [program, "-f", str(config), "-E", str(directory / "log")]
     run(["nsenter", f"--net={NAMESPACES / host.namespace}", "--", *sshd])
 
 
-def _sshd() -> str:
-    """sshd refuses to run by a relative name."""
-    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or "/usr/sbin/sshd"
-
-
-def _wait(hosts: tuple[LabHost, ...], paths: LabPaths) -> None:
-    deadline = time.monotonic() + deadlines.LAB_LIGHT_SSH
-    for host in hosts:
-        while not ssh_answers(host):
-            if time.monotonic() > deadline:
-                log = last_lines(paths.light / host.name / "log")
-                raise StepFailed("its sshd does not answer", host=host.name, detail=log)
-            time.sleep(0.05)
-
-
 def _end_processes(namespace: str) -> None:
-    """Kill all in a namespace, and return when they are gone."""
+    """Kill all processes in a namespace, and wait until they are gone."""
     deadline = time.monotonic() + deadlines.LAB_LIGHT_SSH
-    while pids := _processes(namespace):
-        for pid in pids:
+    while pids := run(["ip", "netns", "pids", namespace]).split():
+        for pid in map(int, pids):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         if time.monotonic() > deadline:
-            raise StepFailed(f"processes {pids} in {namespace} do not end")
+            raise StepFailed(f"processes {', '.join(pids)} in {namespace} do not end")
         time.sleep(0.02)
-
-
-def _processes(namespace: str) -> list[int]:
-    return [int(pid) for pid in run(["ip", "netns", "pids", namespace]).split()]

@@ -22,8 +22,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.lab.layout import CONTROL, FABRIC, LIGHT, PREFIX, LabHost, LabNetwork, Nic
-from clusterctl.lab.local import run, succeeds
-from clusterctl.lab.mounts import unmount_under
+from clusterctl.lab.local import run, succeeds, unmount_under
 
 NAMESPACES = Path("/run/netns")
 _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default")
@@ -145,10 +144,26 @@ def set_cable(nic: Nic, *, plugged: bool) -> None:
 
 
 def ensure_rate(host: LabHost, rate: int | None) -> bool:
-    """Limit all cables of a host to `rate` bits/s both ways, or lift the limit; whether
-    anything changed."""
-    changed = [_ensure_end_rate(end, rate) for nic in host.nics for end in _ends(host, nic)]
-    return any(changed)
+    """Limit all cables of a host to `rate` bits/s in both directions, or remove the limit. Return
+    whether anything changed."""
+    changed = False
+    for nic in host.nics:
+        for end in (
+            CableEnd(("-n", SWITCH), nic.peer),
+            CableEnd(("-n", host.namespace), nic.name),
+        ):
+            if _end_rate(end) == rate:
+                continue
+            changed = True
+            if rate is None:
+                run(["tc", *end.options, "qdisc", "delete", "dev", end.device, "root"])
+                continue
+            # Bytes that may pass at once: 10 ms of the rate, but never less than one 64 KiB
+            # segment, which TBF would drop again and again.
+            burst = max(64 * 1024 + 1024, rate // 8 // 100)
+            tbf = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", "50ms"]
+            run(["tc", *end.options, "qdisc", "replace", "dev", end.device, "root", *tbf])
+    return changed
 
 
 def link_rate(host: LabHost) -> int | None:
@@ -203,27 +218,6 @@ def _rule(network: LabNetwork) -> list[str]:
 
 def _has_rule(network: LabNetwork) -> bool:
     return f"iif {network.bridge} " in run(["ip", "rule", "show"])
-
-
-def _ends(host: LabHost, nic: Nic) -> tuple[CableEnd, CableEnd]:
-    return CableEnd(("-n", SWITCH), nic.peer), CableEnd(("-n", host.namespace), nic.name)
-
-
-def _ensure_end_rate(end: CableEnd, rate: int | None) -> bool:
-    if _end_rate(end) == rate:
-        return False
-    if rate is None:
-        run(["tc", *end.options, "qdisc", "delete", "dev", end.device, "root"])
-    else:
-        tbf = ["tbf", "rate", f"{rate}bit", "burst", str(_burst(rate)), "latency", "50ms"]
-        run(["tc", *end.options, "qdisc", "replace", "dev", end.device, "root", *tbf])
-    return True
-
-
-def _burst(rate: int) -> int:
-    """Bytes that may pass at once: 10 ms of the rate, but never less than one 64 KiB
-    segment, which TBF would drop again and again."""
-    return max(64 * 1024 + 1024, rate // 8 // 100)
 
 
 def _end_rate(end: CableEnd) -> int | None:

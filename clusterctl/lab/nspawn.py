@@ -9,8 +9,7 @@ from pathlib import Path
 from clusterctl import deadlines
 from clusterctl.lab import cgroups
 from clusterctl.lab.layout import LabHost
-from clusterctl.lab.local import start
-from clusterctl.lab.mounts import is_mounted, unmount_under
+from clusterctl.lab.local import is_mounted, start, unmount_under
 from clusterctl.lab.network import NAMESPACES
 
 RUNTIME = Path("/run/systemd/nspawn")

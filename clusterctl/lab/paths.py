@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from clusterctl import deadlines
+from clusterctl.errors import LockHeld
 
 DEFAULT_LAB_DIR = Path("/var/lib/clusterctl-lab")
 
@@ -74,3 +81,22 @@ class LabPaths:
 def lab_paths() -> LabPaths:
     """The lab directory of this machine: CLUSTERCTL_LAB_DIR, or the default."""
     return LabPaths(Path(os.environ.get("CLUSTERCTL_LAB_DIR", DEFAULT_LAB_DIR)).absolute())
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Hold the lock for the body; LockHeld when another process keeps it. The kernel lets
+    go of it when its holder ends, however it ends."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        deadline = time.monotonic() + deadlines.LAB_LOCK
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    text = "another clusterctl is changing this lab"
+                    raise LockHeld(text, hint="wait for it to end") from None
+            time.sleep(0.05)
+        yield

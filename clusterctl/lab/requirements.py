@@ -1,4 +1,4 @@
-"""What this machine must have to carry the lab: root, Debian or Ubuntu, a few packages."""
+"""What this machine must have to run the lab: root, Debian or Ubuntu, a few packages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUIRED_PACKAGES: tuple[str, ...] = tuple(sorted(set(PACKAGE_OF_COMMAND.values(
 
 
 class LabUnavailable(RequirementsNotMet):
-    """This machine cannot carry the lab as it is."""
+    """This machine cannot run the lab as it is."""
 
 
 def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
@@ -39,7 +39,13 @@ def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
 
 def missing_packages() -> tuple[str, ...]:
     """Packages whose commands are not found, in the order of `REQUIRED_PACKAGES`."""
-    absent = {package for command, package in PACKAGE_OF_COMMAND.items() if not _found(command)}
+    # root's PATH may lack sbin when it was reached by `su`.
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+    absent = {
+        package
+        for command, package in PACKAGE_OF_COMMAND.items()
+        if shutil.which(command, path=path) is None
+    }
     return tuple(package for package in REQUIRED_PACKAGES if package in absent)
 
 
@@ -59,9 +65,3 @@ def check_machine(*, root: bool = True) -> None:
             f"the lab needs packages that are not installed: {', '.join(packages)}",
             hint=f"apt-get install --no-install-recommends {' '.join(packages)}",
         )
-
-
-def _found(command: str) -> bool:
-    # root's PATH may lack sbin when it was reached by `su`.
-    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-    return shutil.which(command, path=path) is not None

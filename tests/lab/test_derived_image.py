@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from clusterctl.lab import lifecycle
-from clusterctl.lab.image_inputs import bare_tag
+from clusterctl.lab.image import bare_tag
 from clusterctl.lab.paths import LabPaths
 from tests.lab.cluster import Operator, quiet
 from tests.lab.conftest import OnHost

@@ -15,9 +15,8 @@ import pytest
 from clusterctl.errors import LockHeld
 from clusterctl.lab import cgroups, faults, lifecycle, light, mirror, network
 from clusterctl.lab.layout import CONTROL, PREFIX, lab_host
-from clusterctl.lab.lock import exclusive
-from clusterctl.lab.mounts import mounts_under
-from clusterctl.lab.paths import LabPaths
+from clusterctl.lab.local import mounts_under
+from clusterctl.lab.paths import LabPaths, exclusive
 from tests.lab.cluster import quiet, until
 from tests.lab.conftest import OnHost
 

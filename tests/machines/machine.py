@@ -20,7 +20,7 @@ from pathlib import Path
 
 from clusterctl.lab import cgroups
 from clusterctl.lab.cgroups import hierarchies, unified_only
-from clusterctl.lab.mounts import mounts_under
+from clusterctl.lab.local import mounts_under
 from clusterctl.lab.paths import DEFAULT_LAB_DIR
 from tests.lab.cluster import Ran, until
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.inventory.model import Host
 from clusterctl.lab.cgroups import hierarchies
-from clusterctl.lab.mounts import remove_tree
+from clusterctl.lab.local import remove_tree
 from clusterctl.transport.local import LocalTransport
 
 START_LIMIT = 120.0

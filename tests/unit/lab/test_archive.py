@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.lab.archive import Image, archive_tags, write_archive, write_layer
 from clusterctl.lab.cache import cached_directory, content_key, files_key, prune
+from clusterctl.lab.image import LabImage, archive_tags, write_archive, write_layer
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_an_archive_names_its_config_and_layers_by_their_digests(
 ) -> None:
     layer = write_layer(tree, tmp_path / "layer.tar", "a test")
     archive = tmp_path / "image.tar"
-    write_archive(Image("a/image:1", (layer,), {"PATH": "/bin"}), archive)
+    write_archive(LabImage("a/image:1", (layer,), {"PATH": "/bin"}), archive)
     with tarfile.open(archive) as tar:
         (entry,) = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
         config = tar.extractfile(entry["Config"]).read()  # type: ignore[union-attr]

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from clusterctl.inventory.load import load
-from clusterctl.lab import image_inputs
-from clusterctl.lab.image import system_packages
-from clusterctl.lab.image_inputs import (
+from clusterctl.lab import image as lab_image
+from clusterctl.lab.image import (
     bare_tag,
+    download_argv,
     image_directory,
     image_environment,
     image_key,
     image_tag,
+    python_version,
+    system_packages,
 )
-from clusterctl.lab.image_inputs import (
+from clusterctl.lab.image import (
     image_inputs as inputs_of,
 )
 from clusterctl.lab.inventories import lab_inventory, light_inventory
@@ -25,7 +27,6 @@ from clusterctl.lab.layout import lab_hosts, light_hosts
 from clusterctl.lab.packages import build_wheel_index, project_name
 from clusterctl.lab.paths import DEFAULT_LAB_DIR, LabPaths
 from clusterctl.lab.requirements import REQUIRED_PACKAGES
-from clusterctl.lab.wheels import download_argv, python_version
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +60,7 @@ def test_the_tag_follows_every_input(tmp_path: Path, monkeypatch: pytest.MonkeyP
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
         copy.chmod(file.stat().st_mode)
-    monkeypatch.setattr(image_inputs, "image_directory", lambda: tmp_path)
+    monkeypatch.setattr(lab_image, "image_directory", lambda: tmp_path)
     assert image_key() == before
     plugin = tmp_path / "platform-plugin/clusterctl_lab_platform/cpu.py"
     plugin.write_text(plugin.read_text() + "\n")

@@ -14,13 +14,11 @@ from clusterctl.lab import lifecycle, requirements
 from clusterctl.lab.base import choose_source
 from clusterctl.lab.hosts import host_by_name
 from clusterctl.lab.layout import lab_host
-from clusterctl.lab.local import run
-from clusterctl.lab.lock import exclusive
+from clusterctl.lab.local import mount_points, run
 from clusterctl.lab.mirror import server_argv, server_pids
-from clusterctl.lab.mounts import mount_points
 from clusterctl.lab.network import parse_rate
 from clusterctl.lab.nspawn import in_groups, nspawn_argv, nspawn_environment
-from clusterctl.lab.paths import LabPaths
+from clusterctl.lab.paths import LabPaths, exclusive
 from clusterctl.lab.requirements import LabUnavailable, check_machine, read_os_release
 
 DIRECTORY = Path("/lab/hosts/gpu1")
@@ -195,8 +193,8 @@ def test_a_purge_leaves_files_that_are_not_the_labs(tmp_path: Path) -> None:
     paths.lock.touch()
     foreign = paths.root / "foreign"
     foreign.touch()
-    assert lifecycle._purge(paths)
+    assert lifecycle.remove_caches(paths)
     assert list(paths.root.iterdir()) == [foreign]
     foreign.unlink()
-    assert not lifecycle._purge(paths)
+    assert not lifecycle.remove_caches(paths)
     assert not paths.root.exists()

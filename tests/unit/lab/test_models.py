@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.lab.models import QWEN, QWEN_CONFIG, TINY, TINY_CONFIG, build_models, weight_shapes
-from clusterctl.lab.tokenizer import byte_symbols, tokenizer_files, train
+from clusterctl.lab.models import (
+    QWEN,
+    QWEN_CONFIG,
+    TINY,
+    TINY_CONFIG,
+    build_models,
+    byte_symbols,
+    tokenizer_files,
+    train,
+    weight_shapes,
+)
 
 
 @pytest.fixture(scope="module")
