@@ -30,7 +30,7 @@ def vendor_key(repository: Repository) -> bytes:
     Raises UsageError for a key that is another one or none, StepFailed when it cannot be had.
     """
     whence = str(repository.key_file or repository.key_url)
-    data = _own(repository.key_file) if repository.key_file else _fetched(repository)
+    data = _read(repository.key_file) if repository.key_file else _fetched(repository)
     try:
         found = fingerprints(data)
     except ValueError as error:
@@ -43,7 +43,7 @@ def vendor_key(repository: Repository) -> bytes:
     return data
 
 
-def _own(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -52,20 +52,16 @@ def _own(path: Path) -> bytes:
 
 def _fetched(repository: Repository) -> bytes:
     url = repository.key_url
+    if url.startswith("file:/") and not url.startswith("file://"):
+        url = f"file://{url.removeprefix('file:')}"  # apt's `file:/path`
     try:
-        with urllib.request.urlopen(_absolute(url), timeout=deadlines.KEY_DOWNLOAD) as answer:  # noqa: S310 - the user's own words
+        with urllib.request.urlopen(url, timeout=deadlines.KEY_DOWNLOAD) as answer:  # noqa: S310 - the user's own words
             return bytes(answer.read(LARGEST))
     except (OSError, ValueError, HTTPException) as error:
         raise StepFailed(
             f"the signing key {url} cannot be had here: {getattr(error, 'reason', error)}",
             hint=f"run it where that address is reached, or {_INSTEAD[repository.name]}",
         ) from error
-
-
-def _absolute(url: str) -> str:
-    """apt's `file:/path` is `file:///path` to everybody else."""
-    alone = url.startswith("file:/") and not url.startswith("file://")
-    return f"file://{url.removeprefix('file:')}" if alone else url
 
 
 _ARMOR = re.compile(
@@ -95,14 +91,13 @@ def _binary(data: bytes) -> bytes:
     if not blocks:
         return data
     try:
-        return b"".join(base64.b64decode(_without_checksum(block)) for block in blocks)
+        # The last line of a block may be `=` and a CRC of 24 bits.
+        return b"".join(
+            base64.b64decode(re.sub(rb"^=[^=]{4}$", b"", block, flags=re.MULTILINE))
+            for block in (block.replace(b"\r", b"") for block in blocks)
+        )
     except binascii.Error as error:
         raise ValueError(f"a damaged OpenPGP key: {error}") from None
-
-
-def _without_checksum(block: bytes) -> bytes:
-    """The last line may be `=` and a CRC of 24 bits."""
-    return b"".join(line for line in block.splitlines() if not re.fullmatch(rb"=[^=]{4}", line))
 
 
 def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:

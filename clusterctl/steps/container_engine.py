@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
-from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
+from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.inventory.packages import Packages
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engine_source import EngineSource, engine_source
@@ -102,16 +102,13 @@ class ContainerEngine:
         if not (found.client and found.unit):
             self._source(view).install(view)
         if not _look(view).server:
-            self._start(view)
+            view.say("starting docker.service")
+            # The status is not looked at: whether the engine answers is what counts.
+            view.transport.run(["sh", "-c", START], sudo=True, timeout=deadlines.SYSTEMD)
+            await_answer(view, self._pause)
 
     def _source(self, view: HostView) -> EngineSource:
         return engine_source(view, self._packages, self._bundles, self._pause)
-
-    def _start(self, view: HostView) -> None:
-        view.say("starting docker.service")
-        # The status is not looked at: whether the engine answers is what counts.
-        view.transport.run(["sh", "-c", START], sudo=True, timeout=deadlines.SYSTEMD)
-        await_answer(view, self._pause)
 
 
 def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
@@ -119,7 +116,13 @@ def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
     deadline = time.monotonic() + deadlines.ENGINE_START
     while not (found := _look(view)).server:
         if time.monotonic() > deadline:
-            raise _not_started(view, found)
+            journal = view.transport.run(["sh", "-c", WHY_NOT], sudo=True)
+            raise CommandFailed(
+                f"docker.service was started and the engine does not answer: {found.refusal}",
+                host=view.host.name,
+                hint="systemctl status docker; journalctl -u docker",
+                detail=journal.stdout.strip() or None,
+            )
         pause(1.0)
 
 
@@ -163,13 +166,3 @@ def _refuse(view: HostView, found: EngineFound, *, brought: bool) -> None:
         )
     if problem:
         raise RequirementsNotMet(problem[0], host=view.host.name, hint=problem[1])
-
-
-def _not_started(view: HostView, found: EngineFound) -> StepFailed:
-    journal = view.transport.run(["sh", "-c", WHY_NOT], sudo=True)
-    return CommandFailed(
-        f"docker.service was started and the engine does not answer: {found.refusal}",
-        host=view.host.name,
-        hint="systemctl status docker; journalctl -u docker",
-        detail=journal.stdout.strip() or None,
-    )

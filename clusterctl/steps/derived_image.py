@@ -89,26 +89,19 @@ class RayInImage:
             raise StepFailed(f"{reference} is not there", host=view.host.name)
         view.say("looking for Ray and vLLM in the image")
         found = look_inside(driver, base)
-        self._insist_on_tokens(view, found)
-        ray = found.ray or ray_for(found.vllm)
-        if found.ray is None:
-            view.say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
-        self._build(view, driver, base, ray, add=found.ray is None)
-        self._node_image.look()
-
-    def _insist_on_tokens(self, view: HostView, found: Contents) -> None:
         if found.ray and not has_tokens(found.ray) and not self._allow_unauthenticated:
             raise RequirementsNotMet(
-                f"the image has Ray {found.ray}, which knows no authentication: whoever reaches "
+                f"the image has Ray {found.ray}, which has no authentication: whoever reaches "
                 "its ports runs code as root",
                 host=view.host.name,
                 hint="use an image with Ray 2.52 or later, or, in a network of your own, set "
                 "allow_unauthenticated_ray: true in the inventory",
             )
-
-    def _labels(self, base: Image, ray: str) -> dict[str, str]:
-        reference = self._node_image.reference
-        return {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
+        ray = found.ray or ray_for(found.vllm)
+        if found.ray is None:
+            view.say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
+        self._build(view, driver, base, ray, add=found.ray is None)
+        self._node_image.look()
 
     def _build(
         self, view: HostView, driver: ContainerDriver, base: Image, ray: str, *, add: bool
@@ -118,8 +111,13 @@ class RayInImage:
         start = f"clusterctl/base:{content(base)[:12]}"
         driver.tag(base.id, start)
         try:
+            labels = {
+                BASE_LABEL: content(base),
+                RAY_LABEL: ray,
+                REFERENCE_LABEL: self._node_image.reference,
+            }
             driver.build(
-                dockerfile(start, self._labels(base, ray), add_ray=ray if add else None),
+                dockerfile(start, labels, add_ray=ray if add else None),
                 tag_for(self._node_image.reference, ray),
                 index_arguments(self._pip_index) if add else {},
                 view.say,

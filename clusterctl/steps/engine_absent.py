@@ -52,7 +52,11 @@ class EngineAbsent:
         left = [(cluster, name) for cluster, _, name in (line.partition("=") for line in told)]
         foreign = [name for cluster, name in left if not cluster]
         if foreign:
-            raise _still_used(view, foreign)
+            raise RequirementsNotMet(
+                f"other containers use the engine that clusterctl installed: {', '.join(foreign)}",
+                host=view.host.name,
+                hint=f"remove them, or keep the engine: rm {MARKER}",
+            )
         if any(cluster != self._cluster for cluster, _ in left):
             return None
         if left:
@@ -78,11 +82,3 @@ def manager_here(view: HostView) -> PackageManager:
     apt = Apt(view)
     apt.finish_interrupted()
     return apt
-
-
-def _still_used(view: HostView, containers: list[str]) -> RequirementsNotMet:
-    return RequirementsNotMet(
-        f"other containers use the engine that clusterctl installed: {', '.join(containers)}",
-        host=view.host.name,
-        hint=f"remove them, or keep the engine: rm {MARKER}",
-    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,10 +172,8 @@ class GpuAccess:
             parent = RULE_PATH.rpartition("/")[0]
             root_script(view, directories.MAKE, "755", parent, doing=f"making {parent}")
             view.transport.put(RULE.encode(), RULE_PATH, sudo=True)
-        if found.needs_restart:
-            self._restart(view, found)
-
-    def _restart(self, view: HostView, found: GpuAccessFound) -> None:
+        if not found.needs_restart:
+            return
         flags = ("--cdi.enabled",) if found.by_cdi else ()
         root_script(view, CONFIGURE, KEPT, *flags, doing="configuring Docker for GPUs")
         view.say("restarting docker.service")
@@ -197,13 +195,8 @@ def _todo(found: GpuAccessFound) -> Iterator[str]:
         yield "link GPU device nodes in /dev/char"
     if found.needs_restart:
         what = "CDI" if found.by_cdi else "NVIDIA's runtime"
-        yield f"switch {what} on in Docker and restart it, {_stops(found.stopped_by_restart)}"
-
-
-def _stops(containers: Sequence[str]) -> str:
-    if containers:
-        return f"which stops {', '.join(containers)}"
-    return "which stops no container"
+        stopped = ", ".join(found.stopped_by_restart) or "no container"
+        yield f"switch {what} on in Docker and restart it, which stops {stopped}"
 
 
 def _look(view: HostView) -> GpuAccessFound:

@@ -56,7 +56,17 @@ class HostPython:
         if _usable(view):
             return
         package = python_package(target(view))
-        manager = self._manager(view)
+        manager: PackageManager
+        if bundle := self._bundle(view):
+            # dnf installs every file that it is given.
+            engine = (*ENGINE_OF_DOCKER, *TOOLKIT, "docker")
+            manager = manager_of(
+                view, bundle, wanted=lambda file: not file.startswith(engine), pause=self._pause
+            )
+        elif target(view).family == "apt":
+            manager = Apt(view, self._pause)
+        else:
+            manager = Dnf(view, self._pause)
         manager.prepare()
         record_installed(view, manager.would_add([package]), MARKER)
         view.say(f"installing {package}")
@@ -67,12 +77,6 @@ class HostPython:
                 host=view.host.name,
                 hint="install a newer one there as python3.9 or later, on root's PATH",
             )
-
-    def _manager(self, view: HostView) -> PackageManager:
-        if bundle := self._bundle(view):
-            # dnf installs every file that it is given.
-            return manager_of(view, bundle, wanted=_is_no_engine, pause=self._pause)
-        return Apt(view, self._pause) if target(view).family == "apt" else Dnf(view, self._pause)
 
     def _bundle(self, view: HostView) -> Bundle | None:
         """What was brought along for the host. Raises RequirementsNotMet when it has no Python."""
@@ -116,7 +120,3 @@ class PythonAbsent:
 
 def _usable(view: HostView) -> bool:
     return bool(root_script(view, LOOK, doing="looking for Python", timeout=deadlines.ENGINE_LOOK))
-
-
-def _is_no_engine(file: str) -> bool:
-    return not file.startswith((*ENGINE_OF_DOCKER, *TOOLKIT, "docker"))

@@ -12,9 +12,8 @@ from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
 
-# Seconds that a new container must keep running: a wrong command or mount ends it at once
+# Seconds that a new container must keep running: a wrong command or mount ends it at once.
 SETTLE = 2.0
-
 
 # Why a container that runs must be made anew, as when it lost its GPUs; None where it need not
 WhyAnew = Callable[[HostView, ContainerDriver, Container], str | None]
@@ -53,7 +52,8 @@ class NodeContainer:
                 return Change(f"start {spec.name}")
             case Recreate(reasons):
                 why = "; ".join(reasons)
-                return Change(f"replace {spec.name}: {why}", disruptive=_serves(ours))
+                serves = ours is not None and ours.running
+                return Change(f"replace {spec.name}: {why}", disruptive=serves)
             case Keep() if ours and ours.running:
                 why_not = self._why_anew(view, driver, ours)
                 return (
@@ -68,7 +68,8 @@ class NodeContainer:
         ours, surplus = self._find(driver)
         for container in surplus:
             _end(driver, container)
-        if ours and compare(spec, ours) == Keep() and not self._must_go(view, driver, ours):
+        must_go = ours and ours.running and self._why_anew(view, driver, ours) is not None
+        if ours and compare(spec, ours) == Keep() and not must_go:
             if not ours.running:
                 driver.stop(ours.id, ours.stop_timeout)  # one that keeps dying is `restarting`
                 driver.start(ours.id)
@@ -77,10 +78,14 @@ class NodeContainer:
                 view.say(f"stopping the old container, at most {ours.stop_timeout} s")
                 _end(driver, ours)
             driver.run(spec)
-        self._await_running(view, driver, spec.name)
-
-    def _must_go(self, view: HostView, driver: ContainerDriver, container: Container) -> bool:
-        return container.running and self._why_anew(view, driver, container) is not None
+        deadline = time.monotonic() + self._settle
+        while True:
+            found = driver.find(spec.name)
+            if found is None or not found.running or found.restarts:
+                raise _died(view, driver, spec.name, found)
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(min(0.25, self._settle))
 
     def _find(self, driver: ContainerDriver) -> tuple[Container | None, list[Container]]:
         """The cluster's container by its name, and others of the cluster."""
@@ -89,22 +94,18 @@ class NodeContainer:
         others = [c for c in driver.containers(self._cluster) if c.name != name]
         return found, others
 
-    def _await_running(self, view: HostView, driver: ContainerDriver, name: str) -> None:
-        deadline = time.monotonic() + self._settle
-        while True:
-            found = driver.find(name)
-            if found is None or not found.running or found.restarts:
-                raise _died(view, driver, name, found)
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(min(0.25, self._settle))
-
 
 def own_container(driver: ContainerDriver, cluster: str) -> Container | None:
     """The node container of `cluster`. Raises RequirementsNotMet when another has its name."""
     found = driver.find(container_name(cluster))
     if found and found.cluster != cluster:
-        raise _somebody_elses(found)
+        whose = (
+            f"belongs to cluster {found.cluster}" if found.cluster else "was not made by clusterctl"
+        )
+        raise RequirementsNotMet(
+            f"a container named {found.name} is there already, and {whose}",
+            hint=f"docker rename {found.name} {found.name}-old, or docker rm -f {found.name}",
+        )
     return found
 
 
@@ -137,26 +138,14 @@ def _end(driver: ContainerDriver, container: Container) -> None:
     driver.remove(container.id)
 
 
-def _serves(container: Container | None) -> bool:
-    return container is not None and container.running
-
-
-def _somebody_elses(found: Container) -> RequirementsNotMet:
-    whose = f"belongs to cluster {found.cluster}" if found.cluster else "was not made by clusterctl"
-    return RequirementsNotMet(
-        f"a container named {found.name} is there already, and {whose}",
-        hint=f"docker rename {found.name} {found.name}-old, or docker rm -f {found.name}",
-    )
-
-
 def _died(
     view: HostView, driver: ContainerDriver, name: str, found: Container | None
 ) -> StepFailed:
     if found is None:
-        return StepFailed(f"{name} is gone right after its start", host=view.host.name)
+        return StepFailed(f"{name} is gone immediately after it started", host=view.host.name)
     status = f"status {found.exit_code}" if found.exit_code or not found.running else "an error"
     return StepFailed(
-        f"{name} ended with {status} right after its start",
+        f"{name} ended with {status} immediately after it started",
         host=view.host.name,
         hint=f"clusterctl logs --host {view.host.name}",
         detail=driver.logs(found.id, tail=30) or found.error or None,

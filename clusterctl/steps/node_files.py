@@ -56,15 +56,15 @@ class FilesPresent:
 
     def check(self, view: HostView) -> Change | None:
         differing = [file for file, _ in self._differing(view)]
-        names = ", ".join(PurePosixPath(file.path).name for file in differing)
         if not differing:
             return None
-        return Change(f"write {names}", disruptive=self._any_disrupts(view, differing))
-
-    def _any_disrupts(self, view: HostView, differing: Sequence[RemoteFile]) -> bool:
-        if self._disrupts is None:
-            return False
-        return any(self._disrupts(file, _content(view, file.path)) for file in differing)
+        names = ", ".join(PurePosixPath(file.path).name for file in differing)
+        disrupts = self._disrupts
+        return Change(
+            f"write {names}",
+            disruptive=disrupts is not None
+            and any(disrupts(file, _content(view, file.path)) for file in differing),
+        )
 
     def apply(self, view: HostView, change: Change) -> None:
         del change

@@ -87,20 +87,15 @@ class NvidiaToolkit:
         lines = root_script(view, LOOK, *PACKAGES, doing="looking for the toolkit").splitlines()
         words = [line.split() for line in lines if line.strip()]
         found = {word[1]: word[2] for word in words if word[0] == "installed"}
-        if self._is_right(found, lines):
+        if not found and any(line.startswith("/") for line in lines):
+            return None  # not from packages, such as on NixOS: its owner's to keep
+        same = len(found) == len(PACKAGES) and len(set(found.values())) == 1
+        if same and self._packages.toolkit in (None, *found.values()):
             return None
         running = [word[1] for word in words if word[0] == "runs"]
-        return self._change(view, found, running)
-
-    def _is_right(self, found: dict[str, str], lines: Sequence[str]) -> bool:
-        pinned = self._packages.toolkit
-        if not found:  # not from packages, such as on NixOS: its owner's to keep
-            return any(line.startswith("/") for line in lines)
-        same = len(found) == len(PACKAGES) and len(set(found.values())) == 1
-        return same and pinned in (None, *found.values())
-
-    def _change(self, view: HostView, found: dict[str, str], running: Sequence[str]) -> Change:
-        version, source = self._version(view), self._source(view)
+        bundle = self._bundle(view)
+        version = self._version(view)
+        source = bundle.path.name if bundle else self._repository(view).url
         summary = f"install {PACKAGES[0]} {version} from {source}"
         versions = ", ".join(sorted(set(found.values())))
         if found and running:
@@ -159,10 +154,6 @@ class NvidiaToolkit:
     def _version(self, view: HostView) -> str:
         bundle = self._bundle(view)
         return (bundle and bundle.toolkit) or self._packages.toolkit or VERSION
-
-    def _source(self, view: HostView) -> str:
-        bundle = self._bundle(view)
-        return str(bundle.path.name) if bundle else self._repository(view).url
 
     def _repository(self, view: HostView) -> Repository:
         return nvidia(target(view), self._packages.nvidia.url, self._packages.nvidia.key)

@@ -73,12 +73,8 @@ def _unlike(
     return [
         file
         for file, seal in zip(files, told.splitlines(), strict=True)
-        if seal != f"644 {_digest(bundle, file)}"
+        if seal != f"644 {file.sha256 or hashlib.sha256(bundle.read(file)).hexdigest()}"
     ]
-
-
-def _digest(bundle: Bundle, file: PackageFile) -> str:
-    return file.sha256 or hashlib.sha256(bundle.read(file)).hexdigest()
 
 
 def manager_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl import deadlines
@@ -39,14 +38,11 @@ def ensure_source(view: HostView, repository: Repository) -> None:
     files = (key, RemoteFile(source_path(repository, system), text))
     parents = [word for file in files for word in ("755", file.path.rpartition("/")[0])]
     root_script(view, directories.MAKE, *parents, doing="making directories for sources")
-    for file in _differing(view, files):
-        view.transport.put(file.data, file.path, mode=file.mode, sudo=True)
-
-
-def _differing(view: HostView, files: Sequence[RemoteFile]) -> list[RemoteFile]:
     paths = [file.path for file in files]
     told = root_script(view, node_files.LOOK, *paths, doing="looking at sources").splitlines()
-    return [file for file, seal in zip(files, told, strict=True) if seal != file.seal]
+    for file, seal in zip(files, told, strict=True):
+        if seal != file.seal:
+            view.transport.put(file.data, file.path, mode=file.mode, sudo=True)
 
 
 def _key(view: HostView, repository: Repository) -> bytes:
