@@ -46,7 +46,7 @@ class EngineStock:
     rootless: bool  # Its 127.0.0.1 is not the host's: it reaches no relay there
     platform: str  # linux/amd64
     root: str
-    python: str | None  # 3.6 or later; None where there is none
+    python: str | None  # one that runs what we send (transport/python.py); None without
     images: tuple[HeldImage, ...]
     # Compressed layers whose content the engine knows from an earlier pull (overlay2 only): it does
     # not fetch these again. `sha256:...`.
