@@ -2,13 +2,14 @@
 
 A request costs a prefill (compute bound) and then decode steps. A step costs, on every stage:
 
-    layers x LAYER_OVERHEAD  +  weights read / memory bandwidth
+    STAGE_OVERHEAD + layers x LAYER_OVERHEAD + requests x REQUEST_OVERHEAD
+    + weights read / memory bandwidth
     + 2 all-reduces per layer of (tokens x hidden x 2 bytes) when the group is larger than one
 
 and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes
-`latency + n / bandwidth` of the link. Stages take turns: with as few requests as here PP hides
-nothing, so a step of all requests takes as many passes as there are stages, each with its share.
-Compared with five measurements in tests/unit/planning/test_speed_of_layouts.py.
+`latency + n / bandwidth` of the link. Stages take turns: a step of all requests takes as many
+passes as there are stages, each with its share; only reading weights overlaps between stages.
+Compared with measured rows in tests/unit/planning/test_speed_of_layouts.py.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.placement import Placement, stages_of
 from clusterctl.planning.weights import PipelineStage, read_per_token_bytes
 
-# Seconds per layer of a decode step besides reading weights: one H200 with a 1.5B model of 28
-# layers took 2.12 ms per token at batch 1, 0.65 ms of which is reading 3.1 GB at 4.8 TB/s.
-_LAYER_OVERHEAD = 52e-6
+# Seconds that a decode step takes besides reading weights, in each stage and for each of its
+# layers: on an H200 a token of a 1.5B model of 28 layers took 2.2 ms, 0.76 of which is reading,
+# one of a 32B model of 64 layers 18.1 ms, 16.1 of which is reading.
+_STAGE_OVERHEAD = 0.95e-3
+_LAYER_OVERHEAD = 17e-6
+# Seconds for each request in a step: scheduling, attention to what was read, sampling, the answer.
+_REQUEST_OVERHEAD = 12e-6
 
 _BANDWIDTH_SHARE = 0.85
 _COMPUTE_SHARE = 0.45  # Share of the data sheet that large decode and prefill kernels reach
@@ -46,6 +51,9 @@ class LinkSpeed:
 NVLINK = LinkSpeed(200e9, 6e-6)  # Custom all-reduce over NVLink 4
 PCIE = LinkSpeed(12e9, 15e-6)  # NCCL through host memory, GeForce cards without peer access
 SOCKET_LATENCY = 40e-6
+# How much longer an all-reduce between hosts takes than the small one that the fabric gate times:
+# it has more bytes, and its ranks are not in step. Twice as long with four ranks.
+_IN_A_STEP = 1.35
 # NCCL over TCP sockets: 4.0 GB/s measured on a 4 GB/s link, and 40 us for a small message.
 NETWORK = LinkSpeed(4e9, SOCKET_LATENCY)
 
@@ -101,7 +109,7 @@ class _SpeedModel:
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         turns = min(self.placement.pp, each)
-        step = turns * self._decode(each // turns)
+        step = turns * self._decode(each // turns, overlap=turns > 1)
         seconds = self._prefill(each * PROMPT) + OUTPUT * step
         return replicas * each * OUTPUT / seconds
 
@@ -116,14 +124,18 @@ class _SpeedModel:
     def _read(self, stage: PipelineStage, tokens: int) -> float:
         return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
 
-    def _decode(self, tokens: int) -> float:
-        """Return the seconds of one step of `tokens` requests through all stages."""
-        total = 0.0
+    def _decode(self, tokens: int, *, overlap: bool) -> float:
+        """Return the seconds of one step of `tokens` requests through all stages. With `overlap`
+        other requests keep the other stages reading meanwhile."""
+        total = slowest = 0.0
         for stage, gpu in self._stages():
             reading = self._read(stage, tokens) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
-            total += (stage.last - stage.first) * _LAYER_OVERHEAD + reading
+            slowest = max(slowest, reading)
+            total += 0.0 if overlap else reading
+            total += _STAGE_OVERHEAD + (stage.last - stage.first) * _LAYER_OVERHEAD
+            total += tokens * _REQUEST_OVERHEAD
             total += self._reduce(stage, tokens) + self._hop(stage, tokens)
-        return total
+        return total + slowest if overlap else total
 
     def _prefill(self, tokens: int) -> float:
         """Return the seconds to read all prompts. Stages work on different prompts in parallel."""
@@ -143,8 +155,10 @@ class _SpeedModel:
         fabric = self.placement.fabric
         link = self.network if fabric == "network" else _BY_FABRIC[fabric]
         count = 2 * (stage.last - stage.first) + (1 if stage.has_embedding else 0)
-        message = 2 * (tp - 1) / tp * tokens * self.shape.hidden * 2
-        return count * (link.latency + message / link.bandwidth)
+        turns = 2 * (tp - 1) / tp
+        latency = link.latency * (_IN_A_STEP * turns if fabric == "network" else 1.0)
+        message = turns * tokens * self.shape.hidden * 2
+        return count * (latency + message / link.bandwidth)
 
     def _hop(self, stage: PipelineStage, tokens: int) -> float:
         """Return the seconds to send hidden states and residual to the next stage."""

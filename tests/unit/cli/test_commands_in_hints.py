@@ -33,7 +33,7 @@ NO_INVENTORY = frozenset(
         "clusterctl/containers/failures.py",
         "clusterctl/inventory/current.py",
         "clusterctl/inventory/load.py",
-        "clusterctl/commands/inventory_text.py",
+        "clusterctl/survey/inventory_text.py",
     }
 )
 """What they say is said before an inventory is read, or of one engine, or in the file itself."""

@@ -6,17 +6,26 @@ graphs on: tokens/s with 1 and with 64 requests. The link between the hosts carr
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import pytest
 
 from clusterctl.models.config_json import describe
-from clusterctl.models.shape import ModelShape
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site, seat_ranks
 from clusterctl.planning.speed import LinkSpeed, Speed, speed_of
 from tests.fakes.catalogue import config_of
 
+ROWS = Path(__file__).with_name("h200_speeds.json")
+MODELS = {
+    "1.5B": "qwen/qwen2.5-1.5b-instruct",
+    "32B": "deepseek-ai/deepseek-r1-distill-qwen-32b",
+    "70B": "deepseek-ai/deepseek-r1-distill-llama-70b",
+}
 SHAPE = describe(config_of("qwen/qwen2.5-1.5b-instruct"))
 ONE_HOST = [Site("a", parse_gpus("2xH200"), "nvlink")]
 TWO_HOSTS = [Site("a", parse_gpus("H200")), Site("b", parse_gpus("H200"))]
@@ -40,28 +49,32 @@ def test_within_a_factor_of_two(name: str) -> None:
     assert loaded / 2 < speed(name).loaded < loaded * 2
 
 
-SHAPE_32B = describe(config_of("deepseek-ai/deepseek-r1-distill-qwen-32b"))
-HOSTS_OF_2 = [Site(name, parse_gpus("2xH200"), "nvlink") for name in ("a", "b")]
-FOUR_REPLICAS = replace(seat_ranks(ONE_HOST, 1, 1), replicas=4)
+def test_every_row_that_was_measured() -> None:
+    """All runs on H200 with vLLM 0.25.1 that are kept, with 1 and 64 requests. Those beside an
+    image that was unpacked are left out with one request: it cost the small model up to half."""
+    alone, loaded = [], []
+    for row in json.loads(ROWS.read_text("utf-8")):
+        found = _estimate(row)
+        if row["requests"] == 1 and "unpacked" not in row["run"]:
+            alone.append(abs(found.alone / row["tokens_per_s"] - 1))
+        if row["requests"] == 64:
+            loaded.append(abs(found.loaded / row["tokens_per_s"] - 1))
+    assert (len(alone), len(loaded)) == (16, 19)
+    assert mean(alone) < 0.10
+    assert mean(loaded) < 0.20
+    assert max(alone + loaded) < 0.6
 
 
-@pytest.mark.parametrize(
-    ("shape", "placement", "alone", "loaded"),
-    [
-        (SHAPE, seat_ranks(HOSTS_OF_2, 4, 1), 150, 1931),
-        (SHAPE, seat_ranks(TWO_HOSTS, 2, 1), 186, 2017),
-        (SHAPE, FOUR_REPLICAS, 433, 19135),
-        (SHAPE_32B, seat_ranks(ONE_HOST, 1, 1), 55, 1897),
-        (SHAPE_32B, seat_ranks(ONE_HOST, 2, 1), 86, 3143),
-    ],
-)
-def test_another_machine_is_within_a_factor_of_two(
-    shape: ModelShape, placement: Placement, alone: float, loaded: float
-) -> None:
-    """Two hosts of two H200; the link between them carried 2.4 GB/s."""
-    found = speed_of(shape, placement, network=LinkSpeed(2.4e9, 41e-6))
-    assert alone / 2 < found.alone < alone * 2
-    assert loaded / 2 < found.loaded < loaded * 2
+def _estimate(row: dict[str, Any]) -> Speed:
+    """Of a row's layout: as many GPUs a host as it had."""
+    gpus, hosts = row["tp"] * row["pp"] * row["dp"], row["hosts"]
+    sites = [
+        Site(f"gpu{number}", parse_gpus(f"{gpus // hosts}xH200"), "nvlink")
+        for number in range(hosts)
+    ]
+    placement = replace(seat_ranks(sites, row["tp"], row["pp"]), replicas=row["dp"])
+    link = LinkSpeed(row["link_gb_s"] * 1e9, 41e-6)
+    return speed_of(describe(config_of(MODELS[row["model"]])), placement, network=link)
 
 
 def test_the_order_under_load_is_the_measured_one() -> None:
