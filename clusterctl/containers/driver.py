@@ -178,7 +178,7 @@ class ContainerDriver(Protocol):
         given; arguments may follow."""
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
-        """Says what the engine has of images: lines that `transfer.engine_stock` reads."""
+        """Says what the engine has of images: lines that `transfer.engine_state` reads."""
 
     def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = deadlines.COMMAND

@@ -84,9 +84,9 @@ class ArchivedImage:
             held = chunk
         if hashed.hexdigest() != blob.hex:
             raise StepFailed(
-                f"{self._path} is corrupt: the bytes of {self._found.files[blob.digest]} "
-                f"are not those of {blob.digest}",
-                hint="copy or make the file again",
+                f"{self._path} is corrupt: {self._found.files[blob.digest]} does not have the "
+                f"digest {blob.digest}",
+                hint="copy or create the file again",
             )
         record.note(place, blob.digest)
         yield held
@@ -120,7 +120,8 @@ def _members(path: Path, store: BlobStore, records: _Records, say: Say) -> Membe
     for magic, program in OTHER_CODECS.items():
         if start.startswith(magic):
             raise RequirementsNotMet(
-                f"{path} is compressed in a way that is not read here", hint=f"{program} {path}"
+                f"{path} is compressed with a method that clusterctl does not read",
+                hint=f"{program} {path}",
             )
     record = records.of(Location(path, 0, 0))
     if (kind := codec(start)) != PLAIN:
@@ -134,7 +135,7 @@ def _members(path: Path, store: BlobStore, records: _Records, say: Say) -> Membe
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What goes wrong while an archive is looked into, as words about `path`."""
+    """Make errors of reading an archive name `path`."""
     try:
         yield
     except OSError as error:
@@ -143,7 +144,7 @@ def _named(path: Path) -> Iterator[None]:
         ) from error
     except (NotAnImage, BrokenArchive, tarfile.TarError) as error:
         raise RequirementsNotMet(
-            f"this is not a whole image archive: {path}: {error}", hint=HOW
+            f"this is not a complete image archive: {path}: {error}", hint=HOW
         ) from error
     except RequirementsNotMet as error:
         if str(path) not in error.summary:

@@ -6,13 +6,11 @@ images make the same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import MIB, Meter
@@ -30,37 +28,56 @@ _HEADER = 1024  # Bytes of a header and of padding behind a file, at most
 
 
 def write_bundle(images: Sequence[ImageSource], path: Path, *, say: Say) -> int:
-    """Write `images` to `path`, which is there only once it is whole; its size in bytes.
+    """Write `images` to `path`, which is there only once it is complete; return its size in bytes.
 
     Raises RequirementsNotMet (room, permission), StepFailed naming a blob whose bytes are
     wrong, and what the sources raise.
     """
-    total = sum(blob.size + _HEADER for blob in _blobs(images))
+    blobs = {blob.digest: blob for image in images for blob in image.content.blobs}.values()
+    total = sum(blob.size + _HEADER for blob in blobs)
     part = path.with_name(f"{path.name}.part")
-    with _words(path), part.open("ab") as file:
-        _insist_alone(file, part)
-        file.truncate(0)
-        try:
-            _insist_room(path, total)
-            meter = Meter(lambda text: say(f"writing {path.name}: {text}"), total)
-            for chunk in _tar(images):
-                file.write(chunk)
-                meter.reached(meter.bytes + len(chunk))
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-            part.rename(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    try:
+        with part.open("ab") as file:
+            # Whoever was faster may also have finished, and renamed the file, by now.
+            if not locked(file) or not same_file(file, part):
+                raise StepFailed(
+                    f"another process writes {part}", hint=f"see which one: fuser -v {part}"
+                )
+            file.truncate(0)
+            try:
+                _require_room(path, total)
+                meter = Meter(lambda text: say(f"writing {path.name}: {text}"), total)
+                for chunk in _tar(images):
+                    file.write(chunk)
+                    meter.reached(meter.bytes + len(chunk))
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+                part.rename(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise RequirementsNotMet(
+            f"{path} cannot be written: {error.strerror}", hint=f"ls -ld {path.parent}"
+        ) from error
     return size
 
 
+def _require_room(path: Path, needed: int) -> None:
+    free = free_space(path.parent)
+    if free < needed:
+        raise RequirementsNotMet(
+            f"{path} needs {needed / MIB:.0f} MiB, and its disk has {free / MIB:.0f} MiB free",
+            hint="make room, or name a file on a larger disk: -o FILE",
+        )
+
+
 def _tar(images: Sequence[ImageSource]) -> Iterator[bytes]:
-    contents = [image.content for image in images]
-    for name, data in _documents(contents).items():
+    documents = _documents([image.content for image in images])
+    for name, data in documents.items():
         yield from member(name, len(data), (data,))
-    written = set(_documents(contents))
+    written = set(documents)
     for image in images:
         for blob in image.content.blobs:
             if blob_name(blob.digest) not in written:
@@ -70,36 +87,38 @@ def _tar(images: Sequence[ImageSource]) -> Iterator[bytes]:
 
 
 def _documents(contents: Sequence[ImageContent]) -> dict[str, bytes]:
+    """Everything but configs and layers: path in the archive to bytes."""
+    entries, docker_entries, manifests = [], [], {}
+    for content in contents:
+        name = parse(content.reference)
+        manifest = Blob(manifest_digest(content), len(content.manifest), content.media_type)
+        keys = ("os", "architecture", "variant")
+        entries.append(
+            {
+                **descriptor(manifest),
+                "platform": dict(zip(keys, content.platform.split("/"), strict=False)),
+                # The names that containerd and skopeo look for.
+                "annotations": dict(zip(NAMES, (name.name, name.tag), strict=True)),
+            }
+        )
+        docker_entries.append(
+            {
+                "Config": blob_name(content.config.digest),
+                "RepoTags": [tagged(content.reference)],
+                "Layers": [blob_name(layer.digest) for layer in content.layers],
+            }
+        )
+        manifests[blob_name(manifest.digest)] = content.manifest
     index = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [_entry(content) for content in contents],
+        "manifests": entries,
     }
-    files = {
+    return {
         "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
         "index.json": _json(index),
-        "manifest.json": _json([_docker_entry(content) for content in contents]),
-    }
-    for content in contents:
-        files[blob_name(manifest_digest(content))] = content.manifest
-    return files
-
-
-def _entry(content: ImageContent) -> dict[str, object]:
-    """With the names that containerd and skopeo look for."""
-    name = parse(content.reference)
-    manifest = Blob(manifest_digest(content), len(content.manifest), content.media_type)
-    keys = ("os", "architecture", "variant")
-    platform = dict(zip(keys, content.platform.split("/"), strict=False))
-    names = dict(zip(NAMES, (name.name, name.tag), strict=True))
-    return {**descriptor(manifest), "platform": platform, "annotations": names}
-
-
-def _docker_entry(content: ImageContent) -> dict[str, object]:
-    return {
-        "Config": blob_name(content.config.digest),
-        "RepoTags": [tagged(content.reference)],
-        "Layers": [blob_name(layer.digest) for layer in content.layers],
+        "manifest.json": _json(docker_entries),
+        **manifests,
     }
 
 
@@ -114,36 +133,6 @@ def _checked(image: ImageSource, blob: Blob) -> Iterator[bytes]:
         yield chunk
     if hashed.hexdigest() != blob.hex:
         raise StepFailed(
-            f"{blob.digest} of {image.content.reference} came with other bytes than that",
+            f"{blob.digest} of {image.content.reference} was read as other bytes",
             hint="run the same command again; if it fails again, its source is damaged",
         )
-
-
-def _blobs(images: Sequence[ImageSource]) -> list[Blob]:
-    """Each once."""
-    return list({blob.digest: blob for image in images for blob in image.content.blobs}.values())
-
-
-def _insist_room(path: Path, needed: int) -> None:
-    free = free_space(path.parent)
-    if free < needed:
-        raise RequirementsNotMet(
-            f"{path} needs {needed / MIB:.0f} MiB, and its disk has {free / MIB:.0f} MiB free",
-            hint="make room, or name a file on a larger disk: -o FILE",
-        )
-
-
-def _insist_alone(file: BinaryIO, part: Path) -> None:
-    """Whoever was faster may also have finished, and given the file its name, by now."""
-    if not locked(file) or not same_file(file, part):
-        raise StepFailed(f"another process writes {part}", hint=f"see who: fuser -v {part}")
-
-
-@contextlib.contextmanager
-def _words(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RequirementsNotMet(
-            f"{path} cannot be written: {error.strerror}", hint=f"ls -ld {path.parent}"
-        ) from error

@@ -18,10 +18,10 @@ from clusterctl.steps.node_image import NodeImage, node_tag
 from clusterctl.survey.cluster import Cluster
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import (
+    EngineStates,
     HostOrigin,
     ImageFinder,
     Origin,
-    Stocks,
     operators_engine,
 )
 from clusterctl.transfer.transfer import Route, Transfer
@@ -112,7 +112,7 @@ class ClusterImages(Closing):
             say=lambda host, text: self._sink(Note(text, host)),
         )
 
-    def _find_made(self, stocks: Stocks) -> Origin | Unknown:
+    def _find_made(self, stocks: EngineStates) -> Origin | Unknown:
         """The head's node image, as it is now."""
         try:
             made = self.node.known()

@@ -15,7 +15,7 @@ from enum import StrEnum
 from clusterctl.containers.meter import gib
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob, ImageContent
-from clusterctl.transfer.engine_stock import EngineStock, HeldImage
+from clusterctl.transfer.engine_state import EngineState, HeldImage
 from clusterctl.transfer.manifests import fits
 
 # Unpacked bytes to a byte of compressed layer. CUDA images come to 2.4 (vllm #22377: 28.6 GB of
@@ -35,13 +35,13 @@ ZSTD_SINCE = 23  # First Docker whose overlay2 unpacks zstd layers (moby, pkg/ar
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedImage:
     """The image that hosts are to have."""
 
     reference: str  # The name it goes by there, with its tag
     layers: tuple[str, ...]  # diff IDs
     ids: frozenset[str]  # Digests of its config and manifest, as far as they are known
-    settings: str  # As `engine_stock.settings` gives them
+    settings: str  # As `engine_state.settings` gives them
 
 
 class Method(StrEnum):
@@ -67,21 +67,21 @@ class ImageDelivery:
         return sum(layer.size for layer in self.layers)
 
 
-def is_wanted(image: HeldImage, wanted: Wanted) -> bool:
+def is_wanted(image: HeldImage, wanted: WantedImage) -> bool:
     """Whether containers from `image` are those that they would be from the wanted one. IDs
     differ between stores for the same image."""
     same_settings = image.id in wanted.ids or image.settings == wanted.settings
     return image.layers == wanted.layers and same_settings
 
 
-def same_image(stock: EngineStock, wanted: Wanted) -> HeldImage | None:
+def same_image(stock: EngineState, wanted: WantedImage) -> HeldImage | None:
     """The wanted image, by whatever name it is there."""
     found = [image for image in stock.images if is_wanted(image, wanted)]
     named = [image for image in found if wanted.reference in image.tags]
     return next(iter(named or found), None)
 
 
-def choose_delivery(stock: EngineStock, content: ImageContent) -> ImageDelivery:
+def choose_delivery(stock: EngineState, content: ImageContent) -> ImageDelivery:
     """The way that moves least, for a host that has not got the image."""
     lacking = content.layers[stock.common(content.diff_ids) :]
     if stock.python is None or stock.rootless:
@@ -93,7 +93,7 @@ def choose_delivery(stock: EngineStock, content: ImageContent) -> ImageDelivery:
     return ImageDelivery(Method.PULL, pulled)
 
 
-def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[RequirementsNotMet]:
+def problems(host: str, stock: EngineState, content: ImageContent) -> Iterator[RequirementsNotMet]:
     """Why the host cannot take the image."""
     if content.platform and not fits(content.platform, stock.platform):
         yield RequirementsNotMet(
@@ -112,7 +112,7 @@ def problems(host: str, stock: EngineStock, content: ImageContent) -> Iterator[R
 
 
 def _room_problems(
-    host: str, stock: EngineStock, delivery: ImageDelivery
+    host: str, stock: EngineState, delivery: ImageDelivery
 ) -> Iterator[RequirementsNotMet]:
     cached = 0 if delivery.method is Method.STREAM else delivery.size
     shared = cached if stock.one_disk else 0
@@ -142,7 +142,7 @@ def unpacked(layer: Blob) -> int:
     return round(layer.size * EXPANSION) if packed else layer.size
 
 
-def _recognized(stock: EngineStock, content: ImageContent) -> int:
+def _recognized(stock: EngineState, content: ImageContent) -> int:
     """How many layers a pull does not fetch (moby distribution/xfer/download.go: up to the first
     whose compressed digest is unknown, or whose chain is not there)."""
     common = stock.common(content.diff_ids)
@@ -152,7 +152,7 @@ def _recognized(stock: EngineStock, content: ImageContent) -> int:
     return known.index(False) if False in known else common
 
 
-def _takes_partial(stock: EngineStock) -> bool:
+def _takes_partial(stock: EngineState) -> bool:
     return not stock.containerd or _major(stock.version) >= PARTIAL_SINCE
 
 

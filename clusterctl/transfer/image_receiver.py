@@ -16,7 +16,7 @@ from clusterctl.errors import StepFailed, raise_all
 from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
 from clusterctl.transfer.content import ImageContent
-from clusterctl.transfer.engine_stock import EngineStock, HeldImage, take_stock
+from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine
 from clusterctl.transfer.image_load import load_by_stream, load_from_cache, manifest_digest
 from clusterctl.transfer.image_plan import (
     ImageDelivery,
@@ -25,7 +25,7 @@ from clusterctl.transfer.image_plan import (
     problems,
     same_image,
 )
-from clusterctl.transfer.image_sources import ImageSupply, Origin, Stocks
+from clusterctl.transfer.image_sources import EngineStates, ImageSupply, Origin
 from clusterctl.transfer.relay_pull import is_relay_name, pull
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transport.fanout import fan_out, values
@@ -35,14 +35,14 @@ from clusterctl.transport.fanout import fan_out, values
 FRESH = 15.0
 
 # Chooses where the image comes from, by what the hosts that answered have.
-Find = Callable[[Stocks], Origin | Unknown]
+Find = Callable[[EngineStates], Origin | Unknown]
 
 
 class _Prepared(NamedTuple):
     """What one host is about to take in."""
 
     supply: ImageSupply
-    engine: EngineStock
+    engine: EngineState
     delivery: ImageDelivery
 
 
@@ -66,7 +66,7 @@ class ImageReceiver:
         self._route, self._before = route, before
         self._lock = threading.RLock()
         self._origin: Origin | None = None
-        self._seen: dict[str, tuple[float, EngineStock]] = {}  # When, and what a host had
+        self._seen: dict[str, tuple[float, EngineState]] = {}  # When, and what a host had
         self._prepared: dict[str, _Prepared] = {}
 
     def origin(self) -> Origin | Unknown:
@@ -212,25 +212,25 @@ class ImageReceiver:
             raise StepFailed(origin.reason, host=host)
         return origin
 
-    def _look(self) -> dict[str, EngineStock]:
+    def _look(self) -> dict[str, EngineState]:
         """What the hosts that answer have."""
         with self._lock:
             if not self._seen:
                 values(fan_out({name: name for name in self._drivers}, self._engine))
             return {name: engine for name, (_, engine) in self._seen.items()}
 
-    def _engine(self, name: str) -> EngineStock:
+    def _engine(self, name: str) -> EngineState:
         when, engine = self._seen.get(name, (0.0, None))
         fresh = engine is not None and time.monotonic() - when < FRESH
         return engine if engine and fresh else self._inspect(name)
 
-    def _inspect(self, name: str) -> EngineStock:
+    def _inspect(self, name: str) -> EngineState:
         reference = self._origin.wanted.reference if self._origin else ""
-        engine = take_stock(self._drivers[name], self._route.cache(name), reference)
+        engine = inspect_engine(self._drivers[name], self._route.cache(name), reference)
         self._seen[name] = (time.monotonic(), engine)
         return engine
 
-    def _closely(self, name: str, origin: Origin) -> EngineStock:
+    def _closely(self, name: str, origin: Origin) -> EngineState:
         """With the name looked up by itself, where engines do not list all that they have."""
         engine = self._engine(name)
         if engine.containerd and engine.tagged(origin.wanted.reference) is None:

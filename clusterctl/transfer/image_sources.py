@@ -21,9 +21,9 @@ from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image, plain_size
 from clusterctl.transfer.content import BlobSource, ImageContent, LocalImage
 from clusterctl.transfer.engine_image import HostImage, engine_image, save_on_host
-from clusterctl.transfer.engine_stock import EngineStock, HeldImage, settings, take_stock
+from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
 from clusterctl.transfer.image_load import HostBlobs, manifest_digest
-from clusterctl.transfer.image_plan import Wanted
+from clusterctl.transfer.image_plan import WantedImage
 from clusterctl.transfer.overlay_image import overlay_image
 from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Ask, nobody
@@ -41,7 +41,7 @@ WORTH_COMPRESSING = 32 * 1024**2
 # to 100 MB/s on a core.
 SLOW_LINK = 500_000_000 // 8
 
-Stocks = Mapping[str, EngineStock]  # What engines have, by host
+EngineStates = Mapping[str, EngineState]  # What engines have, by host
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Origin(Protocol):
         """For people: gpu1, bundle.tar, its registry."""
 
     @property
-    def wanted(self) -> Wanted: ...
+    def wanted(self) -> WantedImage: ...
 
     @property
     def content(self) -> ImageContent | None:
@@ -95,7 +95,7 @@ class LocalOrigin:
         self._image, self._as_sent = image, as_sent
         self.content = image.content
         config = json.loads(b"".join(image.open(image.content.config)))
-        self.wanted = Wanted(
+        self.wanted = WantedImage(
             tagged(reference),
             self.content.diff_ids,
             frozenset({self.content.config.digest, manifest_digest(self.content)}),
@@ -144,7 +144,7 @@ class HostOrigin:
     def __init__(
         self,
         driver: ContainerDriver,
-        engine: EngineStock,
+        engine: EngineState,
         held: HeldImage,
         reference: str,
         directory: str = SAVED,
@@ -174,9 +174,9 @@ class HostOrigin:
         self._driver.host_run(["rm", "-rf", self._directory])
 
 
-def wanted_held(held: HeldImage, reference: str) -> Wanted:
+def wanted_held(held: HeldImage, reference: str) -> WantedImage:
     """What hosts are to have, by the image that one of them has."""
-    return Wanted(tagged(reference), held.layers, frozenset({held.id}), held.settings)
+    return WantedImage(tagged(reference), held.layers, frozenset({held.id}), held.settings)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class ImageFinder:
     # Why the registry is not asked from here again in this run.
     _refused: list[str] = field(default_factory=list)
 
-    def find(self, engines: Stocks) -> Origin | Unknown:
+    def find(self, engines: EngineStates) -> Origin | Unknown:
         """Raises StepFailed, RequirementsNotMet, UsageError when it is not there."""
         if self.chosen is None:
             return self._nearest(engines)
@@ -211,7 +211,7 @@ class ImageFinder:
             return self._from_named_host(self.chosen.removeprefix(HOST), engines)
         return self._from_archive(Path(self.chosen).expanduser(), engines, self.reference)
 
-    def _nearest(self, engines: Stocks) -> Origin | Unknown:
+    def _nearest(self, engines: EngineStates) -> Origin | Unknown:
         """The archive that the inventory names says which image it is; a host that has that one
         still comes before it, as it is nearer to the others."""
         archived = self._from_archive(self.archive, engines, None) if self.archive else None
@@ -223,14 +223,14 @@ class ImageFinder:
                 return self._from_host(name, engine, held)
         return archived or self._from_docker() or self._from_registry_or_host(engines)
 
-    def _from_host(self, name: str, engine: EngineStock, held: HeldImage) -> Origin:
+    def _from_host(self, name: str, engine: EngineState, held: HeldImage) -> Origin:
         return HostOrigin(self.drivers[name], engine, held, tagged(self.reference))
 
-    def _from_named_host(self, name: str, engines: Stocks) -> Origin:
+    def _from_named_host(self, name: str, engines: EngineStates) -> Origin:
         if name not in self.drivers:
             known = ", ".join(self.drivers)
             raise UsageError(f"--from host:{name}: no such host", hint=f"they are {known}")
-        engine = engines.get(name) or take_stock(self.drivers[name])
+        engine = engines.get(name) or inspect_engine(self.drivers[name])
         held = engine.tagged(tagged(self.reference))
         if held is None:
             self._missing(name, "docker images")
@@ -239,7 +239,7 @@ class ImageFinder:
     def _missing(self, where: str, hint: str) -> NoReturn:
         raise StepFailed(f"{where} has no {self.reference}", hint=f"{hint} {self.reference}")
 
-    def _from_archive(self, path: Path, engines: Stocks, reference: str | None) -> Origin:
+    def _from_archive(self, path: Path, engines: EngineStates, reference: str | None) -> Origin:
         image = archive_image(
             path, self.store, reference=reference, platform=_platform(engines), say=self.say
         )
@@ -251,7 +251,7 @@ class ImageFinder:
         if driver is None:
             return None
         try:
-            held = take_stock(driver).tagged(tagged(self.reference))
+            held = inspect_engine(driver).tagged(tagged(self.reference))
         except (EngineUnavailable, StepFailed):
             return None
         if held is None:
@@ -265,7 +265,7 @@ class ImageFinder:
 
         return EngineOrigin(held, self.reference, save, as_sent=self._as_sent)
 
-    def _from_registry(self, engines: Stocks) -> Origin:
+    def _from_registry(self, engines: EngineStates) -> Origin:
         platform = _platform(engines) or self.platform
         image = registry_image(self.reference, platform, self.store, say=self.say, ask=self.ask)
 
@@ -275,7 +275,7 @@ class ImageFinder:
 
         return LocalOrigin("its registry", image, self.reference, as_sent=as_it_comes)
 
-    def _from_registry_or_host(self, engines: Stocks) -> Origin | Unknown:
+    def _from_registry_or_host(self, engines: EngineStates) -> Origin | Unknown:
         """A host may reach a registry that this machine does not, or have a login there."""
         if not self._refused:
             try:
@@ -299,7 +299,7 @@ class ImageFinder:
         return image
 
 
-def _platform(engines: Stocks) -> str | None:
+def _platform(engines: EngineStates) -> str | None:
     """That of all hosts; None where they differ or nobody knows."""
     platforms = {engine.platform for engine in engines.values()}
     return platforms.pop() if len(platforms) == 1 else None

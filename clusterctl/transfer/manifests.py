@@ -84,10 +84,10 @@ def blob_of(descriptor: Any) -> Blob:
     if size < 0:
         raise NotAnImage(f"{digest} cannot have {size} bytes")
     kind = str(descriptor.get("mediaType", "application/octet-stream"))
-    return Blob(_insist_digest(digest), size, kind)
+    return Blob(_require_digest(digest), size, kind)
 
 
-def _insist_digest(text: str) -> str:
+def _require_digest(text: str) -> str:
     """Blobs become files of that name, here and on hosts."""
     algorithm, _, digits = text.partition(":")
     if algorithm != "sha256" or not is_digest(digits):
@@ -167,7 +167,7 @@ def config_facts(config: bytes) -> tuple[tuple[str, ...], str]:
     if not isinstance(root, dict) or root.get("diff_ids") is None:
         raise NotAnImage("the config lists no layers (rootfs.diff_ids)")
     diff_ids = texts(root["diff_ids"], "rootfs.diff_ids of the config")
-    return tuple(map(_insist_digest, diff_ids)), _spelled(read)
+    return tuple(map(_require_digest, diff_ids)), _spelled(read)
 
 
 def made_manifest(config: Blob, layers: Iterable[Blob]) -> bytes:

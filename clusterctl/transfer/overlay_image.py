@@ -15,7 +15,7 @@ from clusterctl.containers.meter import MIB
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import HostImage
-from clusterctl.transfer.engine_stock import EngineStock, HeldImage
+from clusterctl.transfer.engine_state import EngineState, HeldImage
 from clusterctl.transfer.manifests import (
     OCI_LAYER,
     OCI_MANIFEST,
@@ -31,7 +31,7 @@ READER = python.Program("clusterctl.transfer", ("overlay_layers",))
 
 def overlay_image(
     driver: ContainerDriver,
-    stock: EngineStock,
+    stock: EngineState,
     held: HeldImage,
     reference: str,
     directory: str,

@@ -103,7 +103,7 @@ class Moved:
 
 
 @dataclass
-class _Run:
+class _ChainRun:
     """A chain at work."""
 
     sending: Sending
@@ -121,7 +121,7 @@ class Transfer(Closing):
         self.title = receiver.what
         self.moved = Moved()
         self._receiver, self._route = receiver, route
-        self._run: _Run | None = None
+        self._run: _ChainRun | None = None
         self._failure: ClusterctlError | None = None  # Why nothing can be sent
         self._says: dict[str, Say] = {}  # Of hosts that are receiving
         self._said: dict[str, str] = {}
@@ -164,7 +164,7 @@ class Transfer(Closing):
         finally:
             self._leave(run, name, arrived=arrived)
 
-    def _begun(self, view: HostView) -> _Run:
+    def _begun(self, view: HostView) -> _ChainRun:
         """The run at work; the first host begins it for all."""
         with self._lock:
             if self._run is None and self._failure is None:
@@ -179,7 +179,7 @@ class Transfer(Closing):
                 raise self._run.sending.failures[name]
             return self._run
 
-    def _begin(self, first: HostView) -> _Run:
+    def _begin(self, first: HostView) -> _ChainRun:
         def say_on(host: str) -> Say:
             """The line of that host once it has one, until then the line of `first`."""
 
@@ -201,9 +201,9 @@ class Transfer(Closing):
         )
         if sending.links:
             chain.start()
-        return _Run(sending, chain, set(sending.expected))
+        return _ChainRun(sending, chain, set(sending.expected))
 
-    def _leave(self, run: _Run, name: str, *, arrived: bool) -> None:
+    def _leave(self, run: _ChainRun, name: str, *, arrived: bool) -> None:
         with self._lock:
             self._says.pop(name, None)
             run.waiting.discard(name)
@@ -214,7 +214,7 @@ class Transfer(Closing):
             self._run = None
         self._end(run, complete=run.arrived >= run.sending.expected.keys())
 
-    def _end(self, run: _Run, *, complete: bool) -> None:
+    def _end(self, run: _ChainRun, *, complete: bool) -> None:
         """Caches stay where something is missing: the next run resumes from them."""
         run.chain.close(keep=not complete, done=run.arrived)
         progress = run.chain.progress()

@@ -22,13 +22,13 @@ from clusterctl.engine.events import (
 )
 from clusterctl.errors import RequirementsNotMet, raise_all
 from clusterctl.transfer.weights.held import (
-    Held,
+    DifferingFile,
     HeldFile,
-    Unlike,
+    HeldModel,
+    differing_files,
     hash_now,
     keep,
     look_at,
-    unlike,
 )
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
@@ -51,7 +51,7 @@ class ComparedWeights:
 
     path: str
     hosts: Mapping[str, Transport]
-    held: Mapping[str, Held]
+    held: Mapping[str, HeldModel]
 
     @property
     def unproven(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def require_same(
     started, told = time.monotonic(), one_at_a_time(sink)
     told(StageStarted(TITLE, tuple(hosts)))
 
-    def on_host(transport: Transport) -> Held:
+    def on_host(transport: Transport) -> HeldModel:
         held = look_at(transport, path)
         now = held.unknown
         if _size(now) > INLINE:
@@ -108,7 +108,7 @@ def require_same(
     weights = ComparedWeights(path, hosts, values(outcomes))
     raise_all(
         RequirementsNotMet(_sentence(path, one), host=one.host, hint=fix(one.other))
-        for one in unlike(weights.held, head)
+        for one in differing_files(weights.held, head)
     )
     for sentence in weights.unproven:
         told(Note(sentence))
@@ -116,10 +116,10 @@ def require_same(
     return weights
 
 
-def told_apart(path: str, held: Mapping[str, Held], head: str) -> dict[str, tuple[str, ...]]:
+def told_apart(path: str, held: Mapping[str, HeldModel], head: str) -> dict[str, tuple[str, ...]]:
     """What `status` says about hosts whose files differ from the others', by host."""
     found: dict[str, tuple[str, ...]] = {}
-    for one in unlike(held, head):
+    for one in differing_files(held, head):
         found[one.host] = (*found.get(one.host, ()), _sentence(path, one))
     return found
 
@@ -128,6 +128,6 @@ def _size(files: Mapping[str, HeldFile]) -> int:
     return sum(file.size for file in files.values())
 
 
-def _sentence(path: str, one: Unlike) -> str:
+def _sentence(path: str, one: DifferingFile) -> str:
     which = "" if one.recorded else "; no manifest says which of them is right"
     return f"{one.path} in {path} is not the file that {one.other} has{which}"

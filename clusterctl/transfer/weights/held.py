@@ -1,4 +1,4 @@
-"""What hosts hold of one model, byte for byte: ranks that load unlike weights answer nonsense.
+"""What hosts hold of one model, byte for byte: ranks that load different weights answer nonsense.
 
 The hash of a file is known from the manifest that a push left, or from an earlier look, as long as
 neither the file's content nor its inode was written to since. What is known is kept on the host.
@@ -32,7 +32,7 @@ class HeldFile:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldModel:
     """A model's directory on one host. Paths are below it."""
 
     files: Mapping[str, HeldFile]
@@ -43,9 +43,9 @@ class Held:
     def unknown(self) -> dict[str, HeldFile]:
         return {path: file for path, file in self.files.items() if path not in self.known}
 
-    def learned(self, found: Mapping[str, str]) -> Held:
+    def learned(self, found: Mapping[str, str]) -> HeldModel:
         """The same with further hashes, by path."""
-        return Held(self.files, {**self.known, **found}, self.promised)
+        return HeldModel(self.files, {**self.known, **found}, self.promised)
 
 
 def kept_file(path: str, directory: str = KEPT) -> str:
@@ -55,7 +55,7 @@ def kept_file(path: str, directory: str = KEPT) -> str:
 
 def look_at(
     transport: Transport, path: str, *, kept: str = KEPT, timeout: float = deadlines.HELD_LOOK
-) -> Held:
+) -> HeldModel:
     """What the host holds in the directory `path`. Changes nothing, and reads no weights.
 
     Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
@@ -81,7 +81,7 @@ def hash_now(
 
 
 def keep(
-    transport: Transport, path: str, held: Held, *, hash_rest: bool = False, kept: str = KEPT
+    transport: Transport, path: str, held: HeldModel, *, hash_rest: bool = False, kept: str = KEPT
 ) -> None:
     """Keep what is known on the host. `hash_rest`: what is not gets hashed there in the
     background, and is known to later runs. Raises as `look_at`."""
@@ -101,7 +101,7 @@ def keep(
         )
 
 
-def read_answer(text: str, path: str) -> Held:
+def read_answer(text: str, path: str) -> HeldModel:
     """The answer of held.sh for the directory `path`; a line cut short is left out. Pure."""
     files: dict[str, HeldFile] = {}
     changed: dict[str, str] = {}
@@ -123,7 +123,7 @@ def read_answer(text: str, path: str) -> Held:
     proven = {
         name: promised[name] for name in files if name in promised and changed[name] <= sealed
     }
-    return Held(
+    return HeldModel(
         files, {**proven, **kept}, {name: promised[name] for name in files if name in promised}
     )
 
@@ -158,8 +158,8 @@ def _promised(text: str, below: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Unlike:
-    """A file of a host that is another than on `other`."""
+class DifferingFile:
+    """A file of a host that differs from the one on `other`."""
 
     host: str
     path: str
@@ -167,37 +167,27 @@ class Unlike:
     recorded: bool  # A manifest says which of them is right; else it is only known that they differ
 
 
-def unlike(hosts: Mapping[str, Held], head: str) -> list[Unlike]:
-    """Every file that two hosts have with other bytes, told of the host that is wrong: where no
-    manifest knows, of the fewer, and of two of the one that is not `head`. Files that only some
-    hosts have are left to those who know which ones a model needs. Pure."""
-    found: list[Unlike] = []
+def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[DifferingFile]:
+    """Every file that two hosts have with other bytes, reported for the host that is wrong: where
+    no manifest tells, that is the minority, and of two the one that is not `head`. Files that
+    only some hosts have are left to those who know which ones a model needs. Pure."""
+    found: list[DifferingFile] = []
     for path in sorted({path for held in hosts.values() for path in held.files}):
-        those = {name: held for name, held in hosts.items() if path in held.files}
-        right = _right(path, those, head)
-        found += [
-            Unlike(name, path, right, those[right].known.get(path) == _promise(path, those, right))
-            for name, held in those.items()
-            if _differs(held, those[right], path)
-        ]
+        having = {name: held for name, held in hosts.items() if path in held.files}
+        right = _right_host(path, having, head)
+        every = [having[right], *having.values()]
+        promised = next((held.promised[path] for held in every if path in held.promised), None)
+        recorded = having[right].known.get(path) == promised
+        for name, held in having.items():
+            sizes = held.files[path].size, having[right].files[path].size
+            hashes_ = held.known.get(path), having[right].known.get(path)
+            if sizes[0] != sizes[1] or (None not in hashes_ and hashes_[0] != hashes_[1]):
+                found.append(DifferingFile(name, path, right, recorded))
     return found
 
 
-def _differs(one: Held, other: Held, path: str) -> bool:
-    if one.files[path].size != other.files[path].size:
-        return True
-    known = (one.known.get(path), other.known.get(path))
-    return None not in known and known[0] != known[1]
-
-
-def _promise(path: str, hosts: Mapping[str, Held], first: str) -> str | None:
-    """What a manifest says of it: that of the host `first`, else any."""
-    every = [hosts[first], *hosts.values()]
-    return next((held.promised[path] for held in every if path in held.promised), None)
-
-
-def _right(path: str, hosts: Mapping[str, Held], head: str) -> str:
-    """The host whose file the others are held against."""
+def _right_host(path: str, hosts: Mapping[str, HeldModel], head: str) -> str:
+    """The host whose file the others are compared with."""
     known = {name: held.known[path] for name, held in hosts.items() if path in held.known}
     as_promised = [name for name in known if hosts[name].promised.get(path) == known[name]]
     among = as_promised or list(known) or list(hosts)

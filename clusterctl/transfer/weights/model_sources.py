@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from clusterctl.containers.meter import Meter
@@ -117,9 +118,13 @@ def of_host(
 
 def _find(asked: str, models: str, view: HostView) -> tuple[str, HostTree]:
     """The models directory it is in, and the model. Raises RequirementsNotMet."""
-    for path in _candidates(asked, models):
-        directory, below = _parts(path, models)
-        tree = look_at_models(view.transport, directory).tree(below)
+    candidates = [f"{models}/{asked}"]
+    with suppress(UsageError):  # any directory may be named
+        candidates += resolve(asked, models).candidates
+    for path in map(PurePosixPath, candidates):
+        inside = path.is_relative_to(models)
+        directory = models if inside else str(path.parent)
+        tree = look_at_models(view.transport, directory).tree(str(path.relative_to(directory)))
         if tree is not None:
             return directory, tree
     raise RequirementsNotMet(
@@ -127,25 +132,16 @@ def _find(asked: str, models: str, view: HostView) -> tuple[str, HostTree]:
     )
 
 
-def _candidates(asked: str, models: str) -> tuple[str, ...]:
-    here = f"{models}/{asked}"
-    try:
-        return (here, *resolve(asked, models).candidates)
-    except UsageError:  # any directory may be named
-        return (here,)
-
-
-def _parts(path: str, models: str) -> tuple[str, str]:
-    if PurePosixPath(path).is_relative_to(models):
-        return models, str(PurePosixPath(path).relative_to(models))
-    return str(PurePosixPath(path).parent), PurePosixPath(path).name
-
-
 def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> Manifest:
-    """The tree's manifest, taken and written down on the host. Raises RequirementsNotMet for
-    what is no whole model, StepFailed for a file that changes meanwhile."""
+    """Hash the tree on the host, and write its manifest there. Raises RequirementsNotMet for an
+    incomplete model, StepFailed for a file that changes meanwhile."""
     path = f"{directory}/{tree.path}"
-    _require_whole(view, path)
+    whole = next(iter(look_for(view.transport, [path])), None)
+    if whole is None or not (whole.complete or whole.random_weights):
+        lacking = ", ".join(whole.missing[:3]) if whole and whole.missing else "weights"
+        raise RequirementsNotMet(
+            f"{path} is not a complete model: it lacks {lacking}", host=view.host.name
+        )
     kept = {p: seen for p, seen in tree.files.items() if not is_passed_over(p)}
     found = hashes(
         view.transport,
@@ -162,7 +158,7 @@ def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> 
             raise StepFailed(
                 f"{path}/{p} changed while it was read",
                 host=view.host.name,
-                hint="let what writes it come to its end, then run the same command again",
+                hint="wait until nothing writes to it, then run the same command again",
             )
         files.append(WeightFile(p, seen.size, 0o644, hashed.sha256, hashed.chunks))
     links = tuple(WeightLink(p, target) for p, target in sorted(tree.links.items()))
@@ -170,12 +166,3 @@ def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> 
     where = manifest_path(directory, tree.path)
     view.transport.put(dump(manifest).encode(), where, sudo=True)
     return manifest
-
-
-def _require_whole(view: HostView, path: str) -> None:
-    found = next(iter(look_for(view.transport, [path])), None)
-    if found is None or not (found.complete or found.random_weights):
-        lacking = ", ".join(found.missing[:3]) if found and found.missing else "weights"
-        raise RequirementsNotMet(
-            f"{path} is no whole model: it lacks {lacking}", host=view.host.name
-        )

@@ -6,7 +6,8 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
@@ -67,45 +68,30 @@ def _cache_entry(entry: Path, name: str | None) -> Tree:
 
     Layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """
-    snapshot = _snapshot(entry)
-    found = list(_files(snapshot))
-    links = [
-        WeightLink(f"snapshots/{snapshot.name}/{file.path}", _target(snapshot / file.path))
-        for file in found
-        if (snapshot / file.path).is_symlink()
-    ]
-    files = {path: file for file in found if (path := _below(entry, snapshot, file))}
     main = entry / "refs" / "main"
+    snapshot = entry / "snapshots" / main.read_text().strip() if main.is_file() else None
+    if snapshot is None or not snapshot.is_dir():
+        snapshots = [path for path in (entry / "snapshots").iterdir() if path.is_dir()]
+        if not snapshots:
+            raise UsageError(f"{entry} has no snapshot: nothing was downloaded into it")
+        snapshot = max(snapshots, key=lambda path: path.stat().st_mtime)
+    links: list[WeightLink] = []
+    files: dict[str, TreeFile] = {}
+    for file in _files(snapshot):
+        path = snapshot / file.path
+        real = path.resolve()
+        if not real.is_relative_to(entry):
+            raise UsageError(f"{path} leads out of {entry}")
+        files[str(real.relative_to(entry))] = file  # a blob, or a file that is no link
+        if path.is_symlink():
+            # From the link to its file, through other links, so that it leads there on any host.
+            target = os.path.relpath(real, path.parent)
+            links.append(WeightLink(f"snapshots/{snapshot.name}/{file.path}", target))
     if main.is_file():
         files["refs/main"] = _tree_file("refs/main", main)
-    named = [
-        TreeFile(path, file.source, file.size, file.mode) for path, file in sorted(files.items())
-    ]
+    named = tuple(replace(file, path=path) for path, file in sorted(files.items()))
     origin = "hf:" + "/".join(entry.name.split("--")[1:]) + f"@{snapshot.name}"
-    return Tree(name or entry.name, tuple(named), tuple(links), origin)
-
-
-def _target(link: Path) -> str:
-    """From the link to its file, through other links, so that it leads there on any host."""
-    return os.path.relpath(link.resolve(), link.parent)
-
-
-def _snapshot(entry: Path) -> Path:
-    main = entry / "refs" / "main"
-    if main.is_file() and (named := entry / "snapshots" / main.read_text().strip()).is_dir():
-        return named
-    found = [path for path in (entry / "snapshots").iterdir() if path.is_dir()]
-    if not found:
-        raise UsageError(f"{entry} has no snapshot: nothing was downloaded into it")
-    return max(found, key=lambda path: path.stat().st_mtime)
-
-
-def _below(entry: Path, snapshot: Path, file: TreeFile) -> str:
-    """Where in the cache entry the bytes are: a blob, or a file that is no link."""
-    real = (snapshot / file.path).resolve()
-    if not real.is_relative_to(entry):
-        raise UsageError(f"{snapshot / file.path} leads out of {entry}")
-    return str(real.relative_to(entry))
+    return Tree(name or entry.name, named, tuple(links), origin)
 
 
 def _files(
@@ -113,7 +99,12 @@ def _files(
 ) -> Iterator[TreeFile]:
     """`within`: the directories that we are in, by their real paths."""
     within |= {(directory / below).resolve()}
-    for entry in _entries(directory / below):
+    try:
+        with os.scandir(directory / below) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"{directory / below} cannot be read: {error.strerror}") from error
+    for entry in entries:
         path = f"{below}{entry.name}"
         if _passed_over(entry.name):
             continue
@@ -123,14 +114,6 @@ def _files(
             yield from _files(directory, f"{path}/", within)
         else:
             yield _tree_file(path, directory / path)
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=lambda entry: entry.name)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be read: {error.strerror}") from error
 
 
 def is_passed_over(path: str) -> bool:
@@ -159,37 +142,35 @@ def _tree_file(path: str, source: Path) -> TreeFile:
 
 def faults(tree: Tree) -> list[ClusterctlError]:
     """Why the tree is no model that vLLM could load; empty when it is one. Reads heads of files."""
-    model = _as_vllm_sees(tree)
+    model = {file.path: file for file in tree.files}
+    if tree.links:  # as vLLM sees it: through the links of a snapshot
+        blobs = {file.path.rpartition("/")[2]: file for file in tree.files}
+        below = [file for file in tree.files if file.path.startswith("snapshots/")]
+        model = {file.path.split("/", 2)[2]: file for file in below}
+        for link in tree.links:
+            model[link.path.split("/", 2)[2]] = blobs[link.target.rpartition("/")[2]]
     problems: list[ClusterctlError] = []
     if "config.json" not in model:
         problems.append(_fault(tree, "has no config.json", "name the directory that holds it"))
-    weights = {path: file for path, file in model.items() if _is_weight(path)}
+    weights = {
+        path: file
+        for path, file in model.items()
+        if "/" not in path and path.endswith(WEIGHT_SUFFIXES) and path not in NOT_WEIGHTS
+    }
     if not weights and RANDOM_WEIGHTS not in model:
         problems.append(_fault(tree, "has no weights", f"download it: {_pull(tree)}"))
     problems += [fault for path, file in weights.items() if (fault := _broken(tree, path, file))]
-    if missing := _missing_shards(model):
+    # Shards that an index names and the directory lacks.
+    named: set[str] = set()
+    for path, file in model.items():
+        if path.endswith(".index.json") and "/" not in path:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                shards = json.loads(file.source.read_bytes())["weight_map"].values()
+                named |= set(map(str, shards))
+    if missing := sorted(named - model.keys()):
         text = f"lacks {len(missing)} of its weight files: {', '.join(missing[:3])}"
         problems.append(_fault(tree, text, f"download it whole: {_pull(tree)}"))
     return problems
-
-
-def _as_vllm_sees(tree: Tree) -> dict[str, TreeFile]:
-    """Files by their path in the model's directory, through the links of a snapshot."""
-    if not tree.links:
-        return {file.path: file for file in tree.files}
-    blobs = {file.path.rpartition("/")[2]: file for file in tree.files}
-    found = {
-        file.path.split("/", 2)[2]: file
-        for file in tree.files
-        if file.path.startswith("snapshots/")
-    }
-    for link in tree.links:
-        found[link.path.split("/", 2)[2]] = blobs[link.target.rpartition("/")[2]]
-    return found
-
-
-def _is_weight(path: str) -> bool:
-    return "/" not in path and path.endswith(WEIGHT_SUFFIXES) and path not in NOT_WEIGHTS
 
 
 def _broken(tree: Tree, path: str, file: TreeFile) -> RequirementsNotMet | None:
@@ -206,22 +187,6 @@ def _broken(tree: Tree, path: str, file: TreeFile) -> RequirementsNotMet | None:
         return None
     text = f"has a {path} that lacks its last {lacking} bytes"
     return _fault(tree, text, f"download it whole: {_pull(tree)}")
-
-
-def _missing_shards(model: dict[str, TreeFile]) -> list[str]:
-    """Shards that an index names and the directory lacks."""
-    wanted: set[str] = set()
-    for path, file in model.items():
-        if path.endswith(".index.json") and "/" not in path:
-            wanted.update(_shards(file.source))
-    return sorted(wanted - model.keys())
-
-
-def _shards(index: Path) -> set[str]:
-    try:
-        return {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return set()
 
 
 def _pull(tree: Tree) -> str:

@@ -11,7 +11,7 @@ from clusterctl.containers.diff import Keep, compare
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
 from clusterctl.errors import StepFailed
-from clusterctl.transfer.engine_stock import take_stock
+from clusterctl.transfer.engine_state import inspect_engine
 from tests.contract.containers.dockerd import Engine
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 
@@ -114,7 +114,7 @@ def test_stopping_and_removing_twice_are_no_errors(driver: ContainerDriver) -> N
 def test_its_stock_names_the_image_and_what_is_free(driver: ContainerDriver) -> None:
     found = driver.image(REFERENCE)
     assert found
-    stock = take_stock(driver)
+    stock = inspect_engine(driver)
     held = stock.tagged(REFERENCE)
     assert held
     assert held.layers == found.layers

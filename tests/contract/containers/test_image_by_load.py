@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import StepFailed
-from clusterctl.transfer.engine_stock import settings, take_stock
+from clusterctl.transfer.engine_state import inspect_engine, settings
 from clusterctl.transfer.image_load import load_by_stream, load_from_cache
-from clusterctl.transfer.image_plan import Wanted, same_image
+from clusterctl.transfer.image_plan import WantedImage, same_image
 from clusterctl.transfer.image_receiver import image_id, prove
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
@@ -21,8 +21,8 @@ from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image
 pytestmark = [pytest.mark.dockerd, WITH_NEWER_ENGINE]
 
 
-def wanted(image: MadeImage) -> Wanted:
-    return Wanted(
+def wanted(image: MadeImage) -> WantedImage:
+    return WantedImage(
         REFERENCE,
         image.content.diff_ids,
         frozenset({image.content.config.digest}),
@@ -58,7 +58,7 @@ def with_first(engine: Engine) -> Iterator[str]:
     engine.clear()
     driver, content = engine.driver(), FIRST.content
     load_by_stream(driver, content, content.layers, FIRST, lambda _: None)
-    identifier = image_id(content, containerd=take_stock(driver).containerd)
+    identifier = image_id(content, containerd=inspect_engine(driver).containerd)
     driver.tag(identifier, REFERENCE)
     yield identifier
     engine.clear()
@@ -66,7 +66,7 @@ def with_first(engine: Engine) -> Iterator[str]:
 
 def test_an_image_streamed_whole_is_proved_by_a_container(engine: Engine, with_first: str) -> None:
     prove(engine.driver(), FIRST.content, with_first)
-    stock = take_stock(engine.driver())
+    stock = inspect_engine(engine.driver())
     assert stock.tagged(REFERENCE) == same_image(stock, wanted(FIRST))
     assert same_image(stock, wanted(SECOND)) is None
     assert stock.containerd is (engine.name == "gpu3")
@@ -79,20 +79,20 @@ def test_only_the_layer_that_lacks_is_loaded(
     engine: Engine, with_first: str, cache: dict[str, str]
 ) -> None:
     driver, content = engine.driver(), SECOND.content
-    assert take_stock(driver).common(content.diff_ids) == 1
+    assert inspect_engine(driver).common(content.diff_ids) == 1
     top = content.layers[1].digest
     load_from_cache(driver, content, SECOND.config, {top: cache[top]})
-    identifier = image_id(content, containerd=take_stock(driver).containerd)
+    identifier = image_id(content, containerd=inspect_engine(driver).containerd)
     prove(driver, content, identifier)
     driver.tag(identifier, REFERENCE)
-    assert same_image(take_stock(driver), wanted(SECOND)) is not None
+    assert same_image(inspect_engine(driver), wanted(SECOND)) is not None
     assert FIRST.content.diff_ids != SECOND.content.diff_ids
 
 
 def test_the_same_by_a_stream_over_ssh(engine: Engine, with_first: str) -> None:
     driver, content = engine.driver(), SECOND.content
     load_by_stream(driver, content, content.layers[1:], SECOND, lambda _: None)
-    prove(driver, content, image_id(content, containerd=take_stock(driver).containerd))
+    prove(driver, content, image_id(content, containerd=inspect_engine(driver).containerd))
 
 
 def test_a_layer_that_is_not_what_it_should_be_is_no_image(
@@ -105,13 +105,13 @@ def test_a_layer_that_is_not_what_it_should_be_is_no_image(
         load_from_cache(
             driver, content, SECOND.config, {top: cache[FIRST.content.layers[1].digest]}
         )
-        prove(driver, content, image_id(content, containerd=take_stock(driver).containerd))
+        prove(driver, content, image_id(content, containerd=inspect_engine(driver).containerd))
 
 
 def test_an_image_is_recognized_by_another_name(engine: Engine, with_first: str) -> None:
     driver = engine.driver()
     driver.tag(with_first, "other/name:1")
     engine.docker("rmi", REFERENCE)
-    here = same_image(take_stock(driver), wanted(FIRST))
+    here = same_image(inspect_engine(driver), wanted(FIRST))
     assert here is not None
     assert here.tags == ("other/name:1",)

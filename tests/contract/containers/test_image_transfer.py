@@ -16,10 +16,10 @@ from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.planner import plan
 from clusterctl.engine.step import Change, HostView
-from clusterctl.transfer.engine_stock import take_stock
+from clusterctl.transfer.engine_state import inspect_engine
 from clusterctl.transfer.image_plan import Method, choose_delivery
 from clusterctl.transfer.image_receiver import ImageReceiver
-from clusterctl.transfer.image_sources import HostOrigin, LocalOrigin, Origin, Stocks
+from clusterctl.transfer.image_sources import EngineStates, HostOrigin, LocalOrigin, Origin
 from clusterctl.transfer.transfer import Route, Transfer
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
@@ -49,19 +49,19 @@ class Site:
             for name, engine in self.engines.items()
         }
 
-    def transfer(self, find: Callable[[Stocks], Origin]) -> Transfer:
+    def transfer(self, find: Callable[[EngineStates], Origin]) -> Transfer:
         transports = {name: engine.transport for name, engine in self.engines.items()}
         route = Route(transports, lambda _: "127.0.0.1", cache=lambda name: str(self.caches / name))
         drivers = {name: engine.driver() for name, engine in self.engines.items()}
         return Transfer(ImageReceiver(find, drivers, tuple(self.engines), route), route)
 
-    def bring(self, find: Callable[[Stocks], Origin]) -> int:
+    def bring(self, find: Callable[[EngineStates], Origin]) -> int:
         """Bring it everywhere; how many hosts were changed."""
         with self.transfer(find) as transfer:
             stage = Stage("Image", tuple(self.engines), (transfer,))
             return execute([stage], self.views, self.events.append).changed
 
-    def plan(self, find: Callable[[Stocks], Origin]) -> list[str]:
+    def plan(self, find: Callable[[EngineStates], Origin]) -> list[str]:
         stage = Stage("Image", tuple(self.engines), (self.transfer(find),))
         changes = plan([stage], self.views).changes
         return [found.change.summary for found in changes if isinstance(found.change, Change)]
@@ -88,12 +88,12 @@ def site(
         each.clear()
 
 
-def from_here(image: MadeImage) -> Callable[[Stocks], Origin]:
+def from_here(image: MadeImage) -> Callable[[EngineStates], Origin]:
     return lambda _: LocalOrigin("bundle.tar", image, REFERENCE)
 
 
-def from_first(site: Site) -> Callable[[Stocks], Origin]:
-    def find(stocks: Stocks) -> Origin:
+def from_first(site: Site) -> Callable[[EngineStates], Origin]:
+    def find(stocks: EngineStates) -> Origin:
         held = stocks["gpu1"].tagged(REFERENCE)
         assert held is not None
         driver = site.engines["gpu1"].driver()
@@ -139,7 +139,7 @@ def test_what_came_by_docker_load_is_not_fetched_again(site: Site) -> None:
     site.bring(from_here(first))
     site.engines["gpu2"].docker("load", stdin=_saved_again(site.engines["gpu2"]))
     ways = {
-        name: choose_delivery(take_stock(engine.driver()), changed.content).method
+        name: choose_delivery(inspect_engine(engine.driver()), changed.content).method
         for name, engine in site.engines.items()
     }
     assert ways == {"gpu1": Method.LOAD, "gpu2": Method.LOAD, "gpu3": Method.PULL}

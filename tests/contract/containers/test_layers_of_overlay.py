@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.engine_stock import take_stock
+from clusterctl.transfer.engine_state import inspect_engine
 from clusterctl.transfer.image_load import load_by_stream
 from clusterctl.transfer.overlay_image import overlay_image
 from tests.contract.containers.dockerd import Engine
@@ -48,7 +48,7 @@ def image(engine: Engine) -> MadeImage:
 
 def test_a_layer_comes_out_as_it_went_in(engine: Engine, image: MadeImage, tmp_path: Path) -> None:
     driver, top = engine.driver(), image.content.diff_ids[1]
-    stock = take_stock(driver)
+    stock = inspect_engine(driver)
     held = stock.tagged(REFERENCE)
     assert held is not None
     found = overlay_image(driver, stock, held, REFERENCE, str(tmp_path), [top], lambda _: None)
@@ -68,7 +68,7 @@ def test_a_layer_whose_files_were_changed_is_left_to_docker_save(
     engine: Engine, image: MadeImage, tmp_path: Path
 ) -> None:
     driver = engine.driver()
-    stock = take_stock(driver)
+    stock = inspect_engine(driver)
     held = stock.tagged(REFERENCE)
     assert held is not None
     files = Path(stock.root).glob("overlay2/*/diff/etc/back*")
@@ -85,7 +85,7 @@ def test_another_store_is_left_to_docker_save(newer_engine: Engine, tmp_path: Pa
     made = made_image(layer("base", b"1"))
     driver = newer_engine.driver()
     load_by_stream(driver, made.content, made.content.layers, made, lambda _: None)
-    stock = take_stock(driver)
+    stock = inspect_engine(driver)
     told = overlay_image(
         driver, stock, stock.images[0], REFERENCE, str(tmp_path), [], lambda _: None
     )

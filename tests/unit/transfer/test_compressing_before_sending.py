@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.engine_stock import EngineStock
+from clusterctl.transfer.engine_state import EngineState
 from clusterctl.transfer.image_sources import WORTH_COMPRESSING, ImageFinder, LocalOrigin
 from tests.fakes.container_engine import FakeDriver, FakeEngine
 from tests.fakes.image_archives import MadeImage, layer_tar, tar_of
 
-STOCK = EngineStock(
+STOCK = EngineState(
     version="20.10.24",
     containerd=False,
     rootless=False,

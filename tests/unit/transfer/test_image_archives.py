@@ -191,13 +191,13 @@ def test_a_truncated_compressed_archive(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "not a whole image archive"),
-        (b"not a tar" * 1000, "not a whole image archive"),
+        (b"", "not a complete image archive"),
+        (b"not a tar" * 1000, "not a complete image archive"),
         (tar_of({"etc/passwd": b"root"}), "neither an index.json"),
         (tar_of({"index.json": b"[]"}), "not a JSON object"),
         (tar_of({"manifest.json": b"{"}), "not what `docker save` writes"),
         (tar_of({"manifest.json": b'[{"Config": "gone", "Layers": []}]'}), "gone is missing"),
-        (b"BZh9" + b"x" * 100, "compressed in a way"),
+        (b"BZh9" + b"x" * 100, "compressed with a method"),
     ],
 )
 def test_what_is_no_image(opened: Opened, content: bytes, words: str) -> None:

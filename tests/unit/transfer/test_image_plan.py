@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.transfer.content import Blob, ImageContent
-from clusterctl.transfer.engine_stock import EngineStock, HeldImage
+from clusterctl.transfer.engine_state import EngineState, HeldImage
 from clusterctl.transfer.image_plan import (
     ImageDelivery,
     Method,
-    Wanted,
+    WantedImage,
     choose_delivery,
     problems,
     same_image,
@@ -26,15 +26,15 @@ DIFF_IDS = ("a", "b", "c")
 CONTENT = ImageContent(
     "acme/image:1", b"{}", "", Blob("sha256:config", 100), LAYERS, DIFF_IDS, "linux/amd64"
 )
-WANTED = Wanted("acme/image:1", DIFF_IDS, frozenset({"sha256:config"}), "{}")
+WANTED = WantedImage("acme/image:1", DIFF_IDS, frozenset({"sha256:config"}), "{}")
 
 
 def held(*layers: str, **changes: object) -> HeldImage:
     return replace(HeldImage("sha256:other", (), layers, 1, "{}"), **changes)  # type: ignore[arg-type]
 
 
-def stock(*images: HeldImage, **changes: object) -> EngineStock:
-    plain = EngineStock(
+def stock(*images: HeldImage, **changes: object) -> EngineState:
+    plain = EngineState(
         version="20.10.24", containerd=False, rootless=False, platform="linux/amd64",
         root="/var/lib/docker", python="python3", images=images, digests=frozenset(),
         free=100 * GIB, cache_free=100 * GIB, one_disk=True,
@@ -74,7 +74,7 @@ def known(count: int) -> frozenset[str]:
         "an old containerd store takes no partial archive",
     ],
 )  # fmt: skip
-def test_the_way_that_moves_least(has: EngineStock, delivery: ImageDelivery) -> None:
+def test_the_way_that_moves_least(has: EngineState, delivery: ImageDelivery) -> None:
     assert choose_delivery(has, CONTENT) == delivery
 
 
@@ -94,7 +94,7 @@ def test_an_image_is_the_same_by_its_id_or_by_all_that_containers_get_of_it() ->
     assert same_image(stock(by_settings, named), WANTED) == named
 
 
-def found(has: EngineStock, content: ImageContent = CONTENT) -> list[str]:
+def found(has: EngineState, content: ImageContent = CONTENT) -> list[str]:
     return [problem.summary for problem in problems("gpu1", has, content)]
 
 

@@ -13,7 +13,7 @@ from clusterctl.containers.meter import Meter
 from clusterctl.errors import CommandTimedOut
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import save_on_host
-from clusterctl.transfer.engine_stock import take_stock
+from clusterctl.transfer.engine_state import inspect_engine
 from clusterctl.transfer.image_load import HostBlobs
 from clusterctl.transfer.overlay_image import overlay_image
 from clusterctl.transfer.relay_pull import pull
@@ -57,7 +57,7 @@ class StuckDriver(FakeDriver):
 
 
 def layers(driver: ContainerDriver, directory: Path) -> object:
-    stock = take_stock(driver)
+    stock = inspect_engine(driver)
     held = stock.tagged(NAME)
     assert held
     return overlay_image(driver, stock, held, NAME, str(directory), [], lambda _: None)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.transfer.weights.held import (
-    Held,
+    DifferingFile,
     HeldFile,
-    Unlike,
+    HeldModel,
+    differing_files,
     hash_now,
     keep,
     kept_file,
     look_at,
-    unlike,
 )
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLink, dump
 from clusterctl.transfer.weights.need import need
@@ -80,9 +80,9 @@ def test_a_file_that_was_written_to_is_not_known_whatever_its_time_says(
     found = hash_now(here, str(pushed), after.unknown, lambda _: None)
     assert found == {SHARD: sha(pushed / SHARD)}
     both = {"gpu1": before, "gpu2": after.learned(found)}
-    assert unlike(both, "gpu1") == [Unlike("gpu2", SHARD, "gpu1", recorded=True)]
-    assert unlike({"gpu1": both["gpu2"], "gpu2": both["gpu1"]}, "gpu1") == [
-        Unlike("gpu1", SHARD, "gpu2", recorded=True)
+    assert differing_files(both, "gpu1") == [DifferingFile("gpu2", SHARD, "gpu1", recorded=True)]
+    assert differing_files({"gpu1": both["gpu2"], "gpu2": both["gpu1"]}, "gpu1") == [
+        DifferingFile("gpu1", SHARD, "gpu2", recorded=True)
     ]
 
 
@@ -159,9 +159,9 @@ def test_a_snapshot_of_a_cache_is_known_by_the_manifest_of_its_entry(
     }
 
 
-def holding(known: str | None, *, size: int = 10, promised: str | None = None) -> Held:
+def holding(known: str | None, *, size: int = 10, promised: str | None = None) -> HeldModel:
     """A host with one file."""
-    return Held(
+    return HeldModel(
         {SHARD: HeldFile(size, "stamp")},
         {SHARD: known} if known else {},
         {SHARD: promised} if promised else {},
@@ -196,5 +196,7 @@ def holding(known: str | None, *, size: int = 10, promised: str | None = None) -
         ({"gpu1": holding("b", promised="a"), "gpu2": holding("b", promised="a")}, []),
     ],
 )
-def test_whose_file_is_wrong(hosts: dict[str, Held], told: list[tuple[str, str, bool]]) -> None:
-    assert [(one.host, one.other, one.recorded) for one in unlike(hosts, "gpu1")] == told
+def test_whose_file_is_wrong(
+    hosts: dict[str, HeldModel], told: list[tuple[str, str, bool]]
+) -> None:
+    assert [(one.host, one.other, one.recorded) for one in differing_files(hosts, "gpu1")] == told

@@ -7,7 +7,7 @@ import json
 import tarfile
 
 from clusterctl.transfer.chain_link import LinkProgress
-from clusterctl.transfer.engine_stock import parse_stock, settings
+from clusterctl.transfer.engine_state import parse_engine_state, settings
 from clusterctl.transfer.image_load import archive, documents, skeleton
 from clusterctl.transfer.image_receiver import ImageReceiver
 from tests.fakes.made_image import layer, made_image
@@ -31,7 +31,7 @@ def said(*lines: str) -> str:
 
 def test_all_of_it() -> None:
     image = f"image\t{json.dumps(IMAGE)}"
-    found = parse_stock(said(image, image, "digest\tff", "python\tpython3"))
+    found = parse_engine_state(said(image, image, "digest\tff", "python\tpython3"))
     assert (found.version, found.containerd, found.rootless) == ("26.1.5+dfsg1", True, True)
     assert (found.platform, found.root, found.python) == ("linux/amd64", "/data/docker", "python3")
     assert (found.free, found.cache_free, found.one_disk) == (100 * 1024, 50 * 1024, False)
@@ -48,7 +48,7 @@ def test_all_of_it() -> None:
 
 
 def test_an_engine_with_nothing() -> None:
-    found = parse_stock(said())
+    found = parse_engine_state(said())
     assert (found.images, found.digests, found.python) == ((), frozenset(), None)
 
 

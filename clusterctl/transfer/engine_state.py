@@ -38,7 +38,7 @@ class HeldImage:
 
 
 @dataclass(frozen=True)
-class EngineStock:
+class EngineState:
     """What one host's engine has, and can take."""
 
     version: str
@@ -64,7 +64,7 @@ class EngineStock:
         return max((_prefix(image.layers, layers) for image in self.images), default=0)
 
 
-def take_stock(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineStock:
+def inspect_engine(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineState:
     """Ask the host. `cache`: the directory where blobs wait there; `reference`: a name that is
     looked up even if the engine does not list it.
 
@@ -73,10 +73,10 @@ def take_stock(driver: ContainerDriver, cache: str = CACHE, reference: str = "")
     result = driver.host_run(driver.stock_argv(cache, reference), timeout=deadlines.ENGINE_STOCK)
     if not result.ok:
         raise engine_error(result.last_lines() or "nothing", driver.host, unavailable=True)
-    return parse_stock(result.stdout)
+    return parse_engine_state(result.stdout)
 
 
-def parse_stock(text: str) -> EngineStock:
+def parse_engine_state(text: str) -> EngineState:
     """Read the script's lines: a word, a tab, a value."""
     told: dict[str, list[str]] = defaultdict(list)
     for line in text.splitlines():
@@ -86,7 +86,7 @@ def parse_stock(text: str) -> EngineStock:
     engine = json.loads(told["engine"][0])
     disks = [line.split("\t") for line in told["disk"]]
     frees = [int(free) * 1024 for free, _ in disks] or [0]
-    return EngineStock(
+    return EngineState(
         version=engine["version"],
         containerd=CONTAINERD in json.dumps(engine["driver"] or ()),
         rootless="name=rootless" in (engine["security"] or ()),
