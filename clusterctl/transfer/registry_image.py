@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -122,7 +123,10 @@ def _content(
         chosen = choose(found, platform, reference)
         manifest, kind = _document(client, chosen.blob.digest, store)
     config_blob = blob_of(document(manifest, "the manifest").get("config"))
-    config = _kept(store, config_blob) or client.config(config_blob)
+    if store.holds(config_blob):
+        config = b"".join(store.open(config_blob))
+    else:
+        config = client.config(config_blob)
     content = image_content(reference, manifest, config, kind)
     store.keep(config)
     if content.platform and not fits(content.platform, platform):
@@ -133,33 +137,17 @@ def _content(
 def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[bytes, str]:
     """A manifest, and its media type as it says itself, or as the registry does. What is named
     by its digest is asked for once."""
-    known = _recalled(store, name)
-    if known is None:
-        data, kind = client.manifest(name)
-        kind = str(document(data, "the manifest").get("mediaType") or kind)
-        _insist_supported(kind)
-        path = store.keep(data)
-        store.remember(f"manifest-{path.name}", kind)
-        return data, kind
-    return known
-
-
-def _recalled(store: BlobStore, name: str) -> tuple[bytes, str] | None:
-    digits = name.removeprefix("sha256:")
-    kind = store.recall(f"manifest-{digits}") if digits != name else None
-    try:
-        return (store.path(name).read_bytes(), kind) if isinstance(kind, str) else None
-    except OSError:
-        return None
-
-
-def _kept(store: BlobStore, blob: Blob) -> bytes | None:
-    return b"".join(store.open(blob)) if store.holds(blob) else None
-
-
-def _insist_supported(kind: str) -> None:
+    if name.startswith("sha256:"):
+        kind = store.recall(f"manifest-{name.removeprefix('sha256:')}")
+        if isinstance(kind, str):
+            with suppress(OSError):
+                return store.path(name).read_bytes(), kind
+    data, kind = client.manifest(name)
+    kind = str(document(data, "the manifest").get("mediaType") or kind)
     if kind.startswith("application/vnd.docker.distribution.manifest.v1"):
-        raise NotAnImage("its manifest is of schema 1, which registries gave up in 2019")
+        raise NotAnImage("its manifest has schema version 1, which is no longer supported")
+    store.remember(f"manifest-{store.keep(data).name}", kind)
+    return data, kind
 
 
 AT_ONCE = 4  # Downloads at a time: one stream seldom fills a fast line, and registries count them
@@ -168,7 +156,7 @@ Fetch = Callable[[Blob, int], Iterator[bytes]]  # A blob's bytes from an offset 
 
 
 class Arrival:
-    """One blob that comes: how much of it is there."""
+    """One blob that is being downloaded: how much of it is there."""
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob

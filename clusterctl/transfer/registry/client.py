@@ -23,7 +23,7 @@ from clusterctl.transfer.manifests import (
     digest_of,
 )
 from clusterctl.transfer.registry.authorization import Authorization
-from clusterctl.transfer.registry.endpoint import Endpoint
+from clusterctl.transfer.registry.endpoint import RegistryEndpoint
 from clusterctl.transfer.registry.failures import (
     RegistryFailed,
     answered,
@@ -53,7 +53,7 @@ class RegistryClient:
     def __init__(
         self,
         reference: Reference,
-        endpoint: Endpoint,
+        endpoint: RegistryEndpoint,
         logins: Logins,
         *,
         say: Say,
@@ -95,12 +95,12 @@ class RegistryClient:
                 for chunk in self._part(blob, offset):
                     offset += len(chunk)
                     yield chunk
-                self._insist_all(blob, offset)
+                self._require_all(blob, offset)
             except RegistryFailed as error:
                 trouble = 1 if offset > begun else trouble + 1
                 self._wait_or_raise(error, trouble, ATTEMPTS)
 
-    def _insist_all(self, blob: Blob, count: int) -> None:
+    def _require_all(self, blob: Blob, count: int) -> None:
         if count < blob.size:
             summary = f"{self._reference.registry} ended {blob.digest[:19]} too early"
             raise RegistryFailed(summary, again=1.0)
@@ -138,7 +138,7 @@ class RegistryClient:
             raise unreached(self._reference.registry, error) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RegistryFailed(
-                f"{self._reference.registry} answers what is no registry's answer",
+                f"{self._reference.registry} did not respond like a container registry",
                 detail=str(error),
             ) from error
 

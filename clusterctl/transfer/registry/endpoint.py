@@ -23,7 +23,7 @@ _HUB_HOST = "registry-1.docker.io"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class RegistryEndpoint:
     """A registry: `insecure` ones may speak plain HTTP, or have a certificate of nobody."""
 
     registry: str  # As in references: docker.io, registry:5000
@@ -48,22 +48,36 @@ class Endpoint:
         and the registry's own. Raises RequirementsNotMet for files that are no certificates."""
         context = ssl.create_default_context()
         if not context.get_ca_certs():
-            _load_bundled(context)
+            import certifi
+
+            context.load_verify_locations(certifi.where())
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if self.certificates and self.certificates.is_dir():
-            _load_own(context, self.certificates)
+        directory = self.certificates
+        if directory and directory.is_dir():
+            try:
+                for path in sorted(directory.glob("*.crt")):
+                    context.load_verify_locations(path)
+                for path in sorted(directory.glob("*.cert")):
+                    context.load_cert_chain(path, path.with_suffix(".key"))
+            except (OSError, ssl.SSLError) as error:
+                raise RequirementsNotMet(
+                    f"the registry's certificates in {directory} cannot be used: {error}",
+                    hint=f"ls -l {directory}",
+                ) from error
         return context
 
 
-def find_endpoint(registry: str, insecure: Collection[str] = (), docker: Path = DOCKER) -> Endpoint:
+def find_endpoint(
+    registry: str, insecure: Collection[str] = (), docker: Path = DOCKER
+) -> RegistryEndpoint:
     """Loopback registries are insecure, as they are for Docker; so are those that `insecure`
     or the engine's own configuration names, by host:port or by network (10.0.0.0/8)."""
     named = {*insecure, *_of_daemon("insecure-registries", docker)}
     host = _host(registry)
     free = registry in named or host == "localhost" or _in_networks(host, {*named, *LOOPBACK})
-    return Endpoint(registry, free, docker / "certs.d" / registry)
+    return RegistryEndpoint(registry, free, docker / "certs.d" / registry)
 
 
 def _host(registry: str) -> str:
@@ -71,7 +85,7 @@ def _host(registry: str) -> str:
     return registry.rpartition(":")[0] if ":" in registry.rpartition("]")[2] else registry
 
 
-def find_mirrors(registry: str, docker: Path = DOCKER) -> tuple[Endpoint, ...]:
+def find_mirrors(registry: str, docker: Path = DOCKER) -> tuple[RegistryEndpoint, ...]:
     """What the engine's configuration names to be asked before Docker Hub; others have none."""
     if registry != DOCKER_HUB:
         return ()
@@ -102,22 +116,3 @@ def _in_networks(host: str, names: Collection[str]) -> bool:
             if address in ipaddress.ip_network(name, strict=False):
                 return True
     return False
-
-
-def _load_bundled(context: ssl.SSLContext) -> None:
-    import certifi
-
-    context.load_verify_locations(certifi.where())
-
-
-def _load_own(context: ssl.SSLContext, directory: Path) -> None:
-    try:
-        for path in sorted(directory.glob("*.crt")):
-            context.load_verify_locations(path)
-        for path in sorted(directory.glob("*.cert")):
-            context.load_cert_chain(path, path.with_suffix(".key"))
-    except (OSError, ssl.SSLError) as error:
-        raise RequirementsNotMet(
-            f"the registry's certificates in {directory} cannot be used: {error}",
-            hint=f"ls -l {directory}",
-        ) from error

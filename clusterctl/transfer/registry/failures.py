@@ -14,7 +14,7 @@ from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.answer_body import beginning
 
 ELSEWHERE = (
-    "where there is a way to it: clusterctl image bundle IMAGE -o image.tar; "
+    "on a machine that reaches it: clusterctl image bundle IMAGE -o image.tar; "
     "here: clusterctl image push --from image.tar"
 )
 
@@ -53,21 +53,19 @@ def answered(registry: str, reference: str, response: httpx.Response) -> StepFai
             detail=words or None,
         )
     if status == 429:
-        return _too_many(registry, response.headers, words)
+        wait = _seconds_to_wait(response.headers)
+        when = ""
+        if wait:
+            when = f"; retry in {wait:.0f} s" if wait < 120 else f"; retry in {wait / 60:.0f} min"
+        command = "docker login" if registry == DOCKER_HUB else f"docker login {registry}"
+        return RegistryFailed(
+            f"{registry} refuses more pulls for now (rate limit){when}",
+            again=wait if wait and wait <= 60 else None,
+            hint=f"wait, or log in for a higher limit: {command}",
+            detail=words or None,
+        )
     again = 1.0 if status >= 500 else None
     return RegistryFailed(f"{registry} answers HTTP {status}", again=again, detail=words or None)
-
-
-def _too_many(registry: str, headers: Mapping[str, str], words: str) -> RegistryFailed:
-    wait = _seconds_to_wait(headers)
-    when = f"; it admits more in {_spelled(wait)}" if wait else ""
-    command = "docker login" if registry == DOCKER_HUB else f"docker login {registry}"
-    return RegistryFailed(
-        f"{registry} refuses more pulls for now (rate limit){when}",
-        again=wait if wait and wait <= 60 else None,
-        hint=f"wait, or log in for a higher limit: {command}",
-        detail=words or None,
-    )
 
 
 def _seconds_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
@@ -87,10 +85,6 @@ def _seconds_to_wait(headers: Mapping[str, str], now: float | None = None) -> fl
     return float(window[1]) if window else None
 
 
-def _spelled(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
 def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
     """No answer at all. Passing trouble may be over in a second; a wrong name will not."""
     words = str(error) or type(error).__name__
@@ -104,29 +98,27 @@ def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
         )
     if "ssl" in lowered or "tls" in lowered:
         return RegistryFailed(
-            f"{registry} does not speak TLS as it should",
+            f"the TLS handshake with {registry} failed",
             hint=f'if it has none: {{"insecure-registries": ["{registry}"]}} in '
             "/etc/docker/daemon.json",
             detail=words,
         )
     if isinstance(error, httpx.ProxyError):
         return RegistryFailed(
-            f"the proxy does not let us through to {registry}",
+            f"the proxy refuses connections to {registry}",
             hint="see HTTPS_PROXY and NO_PROXY: env | grep -i proxy",
             detail=words,
         )
-    summary, again = _no_way(registry, error, lowered)
-    return RegistryFailed(summary, again=again, hint=ELSEWHERE, detail=words)
-
-
-def _no_way(registry: str, error: httpx.TransportError, lowered: str) -> tuple[str, float | None]:
+    again: float | None = 1.0
     if "name or service" in lowered or "name resolution" in lowered or "nodename" in lowered:
+        summary = f"the name of {registry} does not resolve on this machine (DNS)"
         again = 1.0 if "temporary" in lowered else None
-        return f"the name of {registry} is not known here (DNS)", again
-    if "unreachable" in lowered or "no route" in lowered:
-        return f"this machine has no way to {registry}", 1.0
-    if "refused" in lowered:
-        return f"nothing answers at {registry} (connection refused)", 1.0
-    if isinstance(error, httpx.TimeoutException):
-        return f"{registry} does not answer", 1.0
-    return f"the connection to {registry} broke", 1.0
+    elif "unreachable" in lowered or "no route" in lowered:
+        summary = f"this machine has no route to {registry}"
+    elif "refused" in lowered:
+        summary = f"{registry} refuses connections"
+    elif isinstance(error, httpx.TimeoutException):
+        summary = f"{registry} does not answer"
+    else:
+        summary = f"the connection to {registry} broke"
+    return RegistryFailed(summary, again=again, hint=ELSEWHERE, detail=words)

@@ -106,19 +106,16 @@ def parse(text: str) -> Manifest:
 
 
 def _file(entry: dict[str, object]) -> WeightFile:
+    chunks = entry["chunks"]
+    if not isinstance(chunks, list):
+        raise TypeError(f"{chunks!r} is no list")
     return WeightFile(
         path=inside(str(entry["path"])),
         size=int(str(entry["size"])),
         mode=int(str(entry["mode"])),
         sha256=_digest(entry["sha256"]),
-        chunks=tuple(_digest(chunk) for chunk in _list(entry["chunks"])),
+        chunks=tuple(map(_digest, chunks)),
     )
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value
 
 
 def _digest(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -157,7 +158,7 @@ def _tree(record: Sequence[str]) -> HostTree:
     files: dict[str, Seen] = {}
     links: dict[str, str] = {}
     hashed: dict[str, str] = {}
-    sealed = 0
+    sealed, lines = 0, []
     for line in record:
         word, _, rest = line.partition("\t")
         if word == "file":
@@ -171,16 +172,12 @@ def _tree(record: Sequence[str]) -> HostTree:
             hashed[path] = digest
         elif word == "sealed":
             sealed = int(rest)
-    return HostTree(record[0].partition("\t")[2], files, links, _sealed(record), sealed, hashed)
-
-
-def _sealed(record: Sequence[str]) -> Manifest | None:
-    """The manifest; None when there is none that this version reads."""
-    text = "\n".join(line[1:] for line in record if line.startswith("|"))
-    try:
-        return parse(text) if text else None
-    except ValueError:
-        return None
+        elif word.startswith("|"):
+            lines.append(line[1:])
+    manifest = None
+    with suppress(ValueError):  # one that this version does not read
+        manifest = parse("\n".join(lines)) if lines else None
+    return HostTree(record[0].partition("\t")[2], files, links, manifest, sealed, hashed)
 
 
 def manifest_path(directory: str, name: str) -> str:
@@ -208,28 +205,26 @@ def holdings(hosts: Mapping[str, HostModels]) -> list[Holding]:
     """All models that some host has or is to have, by name."""
     names = {tree.path for found in hosts.values() for tree in found.trees}
     names |= {model_staged_in(way) for found in hosts.values() for way in found.incoming}
-    return [_holding(name, hosts) for name in sorted(names, key=str.casefold)]
-
-
-def _holding(name: str, hosts: Mapping[str, HostModels]) -> Holding:
-    trees = {host: tree for host, found in hosts.items() if (tree := found.tree(name))}
-    manifests = [tree.manifest for tree in trees.values() if tree.manifest]
-    usual = Counter(manifest.identity for manifest in manifests).most_common(1)
-    reference = usual[0][0] if usual else None
-    size = max((tree.size for tree in trees.values()), default=0)
-    origin = next((manifest.origin for manifest in manifests if manifest.origin), "")
-    states = {host: _state(name, found, reference) for host, found in hosts.items()}
-    return Holding(name, size, origin, states)
+    rows = []
+    for name in sorted(names, key=str.casefold):
+        trees = [tree for found in hosts.values() if (tree := found.tree(name))]
+        manifests = [tree.manifest for tree in trees if tree.manifest]
+        usual = Counter(manifest.identity for manifest in manifests).most_common(1)
+        states = {
+            host: _state(name, found, usual[0][0] if usual else None)
+            for host, found in hosts.items()
+        }
+        size = max((tree.size for tree in trees), default=0)
+        origin = next((manifest.origin for manifest in manifests if manifest.origin), "")
+        rows.append(Holding(name, size, origin, states))
+    return rows
 
 
 def _state(name: str, found: HostModels, reference: str | None) -> State:
+    """`reference`: the identity of the version that most hosts have."""
     tree = found.tree(name)
     if tree is None:
         return "coming" if any(model_staged_in(way) == name for way in found.incoming) else "absent"
-    return _of_tree(tree, reference)
-
-
-def _of_tree(tree: HostTree, reference: str | None) -> State:
     if tree.manifest is None:
         return "unproven"
     if tree.lacking:

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.containers.reference import parse
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.registry.client import RegistryClient
-from clusterctl.transfer.registry.endpoint import Endpoint, find_mirrors
+from clusterctl.transfer.registry.endpoint import RegistryEndpoint, find_mirrors
 from clusterctl.transfer.registry.logins import Logins
 from clusterctl.transfer.registry_image import RegistryImage
 from tests.fakes.image_archives import MadeImage
@@ -119,7 +119,7 @@ def test_a_proxy_is_used_but_not_for_this_machine(
         monkeypatch.setenv(name, f"http://{server.address}")
     far = "registry.invalid:80"
     read(pulled(f"{far}/acme/vllm:1", insecure=[far]))
-    with pytest.raises(StepFailed, match="proxy does not let us through"):
+    with pytest.raises(StepFailed, match="proxy refuses connections"):
         pulled("registry.invalid/acme/vllm:1")
 
 
@@ -141,11 +141,11 @@ def test_a_certificate_of_its_own_must_be_known(certificate: Path, image: MadeIm
     with registry_server(tls) as server:
         server.add("acme/vllm:1", image)
         name = parse(f"localhost:{server.port}/acme/vllm:1")
-        strange = Endpoint(name.registry, insecure=False)
+        strange = RegistryEndpoint(name.registry, insecure=False)
         with pytest.raises(StepFailed, match="is not trusted") as raised:
             RegistryClient(name, strange, Logins(), say=print).manifest("1")
         assert f"certs.d/{name.registry}/ca.crt" in str(raised.value.hint)
-        known = Endpoint(name.registry, False, certificate.parent)
+        known = RegistryEndpoint(name.registry, False, certificate.parent)
         data, _ = RegistryClient(name, known, Logins(), say=print).manifest("1")
         assert data == image.manifest
 
@@ -154,7 +154,7 @@ def test_a_registry_without_tls_says_how_to_allow_it(
     server: RegistryServer, image: MadeImage
 ) -> None:
     name = parse(server.add("acme/vllm:1", image))
-    strict = Endpoint(name.registry, insecure=False)
+    strict = RegistryEndpoint(name.registry, insecure=False)
     with pytest.raises(StepFailed, match="does not speak TLS") as raised:
         RegistryClient(name, strict, Logins(), say=print).manifest("1")
     assert "insecure-registries" in str(raised.value.hint)

@@ -169,10 +169,10 @@ def test_a_rate_limit_that_ends_at_a_time_of_day() -> None:
     ("text", "words", "again"),
     [
         ("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", "not trusted", False),
-        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "does not speak TLS", False),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "TLS handshake", False),
         ("[Errno -2] Name or service not known", "DNS", False),
         ("[Errno -3] Temporary failure in name resolution", "DNS", True),
-        ("[Errno 113] No route to host", "no way to", True),
+        ("[Errno 113] No route to host", "no route to", True),
         ("[Errno 111] Connection refused", "refused", True),
         ("", "broke", True),
     ],
