@@ -38,7 +38,7 @@ from clusterctl.transfer.weights.model_sources import require_name
 from clusterctl.transfer.weights.modelscope import ModelScope
 from clusterctl.transfer.weights.need import need, no_room, staging_path
 from clusterctl.transfer.weights.on_host import HostModels, look_at_models
-from clusterctl.transfer.weights.supply import Holder, Supply
+from clusterctl.transfer.weights.receiver import Holder, Supply
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 

@@ -50,9 +50,9 @@ def pull(
     *,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Pull the chain's image on the driver's host; the name it has there now.
+    """Pull the chain's image on the driver's host; return the name it has there now.
 
-    An engine whose relay is started again loses its connections, and is told to go on. Raises
+    An engine whose relay is restarted loses its connections, and is told to pull again. Raises
     StepFailed with the engine's words, the chain's own problem where that is the cause,
     CommandTimedOut.
     """
@@ -65,9 +65,9 @@ def pull(
             received = chain.progress()[driver.host].received
             failures = 1 if received > before else failures + 1
             before = received
-            if chain.problem(driver.host) or failures >= TRIES or isinstance(error, _Final):
+            if chain.problem(driver.host) or failures >= TRIES or isinstance(error, _PullStalled):
                 raise chain.problem(driver.host) or error from error
-            say(f"going on after: {error.summary}")
+            say(f"pulling again after: {error.summary}")
             pause(1.0)
         else:
             return reference
@@ -78,12 +78,13 @@ def is_relay_name(tag: str) -> bool:
     return bool(_RELAY_NAME.match(tag))
 
 
-class _Final(CommandTimedOut):
+class _PullStalled(CommandTimedOut):
     """To pull again would not help."""
 
 
 def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
-    watch = _Watch(chain, driver.host)
+    host = driver.host
+    received, moved = -1, time.monotonic()
     with driver.host_open(["sh", "-c", PULL, "pull", *driver.pull_argv(reference)]) as channel:
         channel.settimeout(LOOK_EVERY)
         while True:
@@ -91,34 +92,23 @@ def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
                 if not channel.recv(65536):
                     break
             except TimeoutError:
-                watch.look()
-        with in_time("docker pull", driver.host):
+                problem = chain.problem(host)
+                if problem is not None:
+                    raise problem from None
+                before, received = received, chain.progress()[host].received
+                if received != before:
+                    moved = time.monotonic()
+                elif time.monotonic() - moved > deadlines.RELAYED_PULL_SILENCE:
+                    raise _PullStalled(
+                        f"docker pull did nothing for {deadlines.RELAYED_PULL_SILENCE:.0f} s",
+                        host=host,
+                        hint="look at the engine there: journalctl -u docker -n 50",
+                    ) from None
+        with in_time("docker pull", host):
             if channel.wait(timeout=deadlines.STREAM_END) == 0:
                 return
-        error = engine_error(channel.stderr_tail() or "docker pull failed", driver.host)
+        error = engine_error(channel.stderr_tail() or "docker pull failed", host)
     if error.hint is None or "registry" in error.summary:
-        error.summary = "the engine could not pull from the relay beside it"
-        error.hint = "run the same command again: it goes on where it stopped"
+        error.summary = "the engine could not pull from the relay on its host"
+        error.hint = "run the same command again: it resumes where it stopped"
     raise error
-
-
-class _Watch:
-    """Ends a pull that nothing comes of any more."""
-
-    def __init__(self, chain: Carrier, host: str) -> None:
-        self._chain, self._host = chain, host
-        self._received, self._since = -1, time.monotonic()
-
-    def look(self) -> None:
-        problem = self._chain.problem(self._host)
-        if problem is not None:
-            raise problem
-        received = self._chain.progress()[self._host].received
-        if received != self._received:
-            self._received, self._since = received, time.monotonic()
-        elif time.monotonic() - self._since > deadlines.RELAYED_PULL_SILENCE:
-            raise _Final(
-                f"docker pull did nothing for {deadlines.RELAYED_PULL_SILENCE:.0f} s",
-                host=self._host,
-                hint="look at the engine there: journalctl -u docker -n 50",
-            )

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import httpx
 
 from clusterctl.containers.reference import Reference
-from clusterctl.transfer.answer_body import beginning
-from clusterctl.transfer.registry.failures import RegistryFailed, answered
+from clusterctl.transfer.registry.failures import RegistryFailed, answered, beginning
 from clusterctl.transfer.registry.logins import Login, Logins
 
 _CLIENT = "clusterctl"

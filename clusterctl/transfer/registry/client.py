@@ -13,7 +13,6 @@ import httpx
 from clusterctl import __version__
 from clusterctl.containers.driver import Say
 from clusterctl.containers.reference import Reference
-from clusterctl.transfer.answer_body import leave_unread
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.manifests import (
     INDEXES,
@@ -27,6 +26,7 @@ from clusterctl.transfer.registry.endpoint import RegistryEndpoint
 from clusterctl.transfer.registry.failures import (
     RegistryFailed,
     answered,
+    leave_unread,
     refused,
     unreached,
 )

@@ -11,7 +11,6 @@ import httpx
 
 from clusterctl.containers.reference import DOCKER_HUB
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.transfer.answer_body import beginning
 
 ELSEWHERE = (
     "on a machine that reaches it: clusterctl image bundle IMAGE -o image.tar; "
@@ -122,3 +121,24 @@ def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
     else:
         summary = f"the connection to {registry} broke"
     return RegistryFailed(summary, again=again, hint=ELSEWHERE, detail=words)
+
+
+MOST_WORDS = 64 << 10  # Bytes that are read of an answer which only explains itself
+
+
+def beginning(answer: httpx.Response, most: int = MOST_WORDS) -> bytes:
+    """The body's first bytes, `most` at the utmost; the rest is not waited for."""
+    data = bytearray()
+    for chunk in answer.iter_bytes():
+        data += chunk
+        if len(data) >= most:
+            break
+    return bytes(data[:most])
+
+
+def leave_unread(answer: httpx.Response) -> None:
+    """Make the body of a redirect an empty one: httpx reads all of it before it goes on. For
+    the hook of a client that is called with every answer."""
+    if answer.has_redirect_location and isinstance(answer.stream, httpx.SyncByteStream):
+        answer.stream.close()
+        answer.stream = httpx.ByteStream(b"")

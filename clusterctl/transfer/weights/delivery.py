@@ -21,8 +21,7 @@ from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transfer.chain_link import CACHE
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.manifest import Manifest
-from clusterctl.transfer.weights.receiver import WeightsReceiver
-from clusterctl.transfer.weights.supply import Supply
+from clusterctl.transfer.weights.receiver import Supply, WeightsReceiver
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock

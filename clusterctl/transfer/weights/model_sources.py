@@ -28,7 +28,7 @@ from clusterctl.transfer.weights.on_host import (
     look_at_models,
     manifest_path,
 )
-from clusterctl.transfer.weights.supply import Holder, Supply
+from clusterctl.transfer.weights.receiver import Holder, Supply
 from clusterctl.transfer.weights.tree import faults, is_passed_over, read_tree
 
 _GIB = 2**30

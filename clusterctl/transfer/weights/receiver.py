@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import GIB, MIB
@@ -10,15 +11,43 @@ from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import Link, LinkProgress, fetch_limit
+from clusterctl.transfer.content import BlobSource
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transfer.weights import placing
 from clusterctl.transfer.weights.hashing import hashes, sums
+from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.need import Need, need, no_room
 from clusterctl.transfer.weights.on_host import IDLE_AFTER, HostModels, look_at_models
-from clusterctl.transfer.weights.supply import Holder, Supply
 from clusterctl.transport.fanout import Failed, failures, fan_out, values
 
 _VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs": "replace"}
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A host that has the model and heads the chain."""
+
+    view: HostView
+    paths: dict[str, str]  # By digest, absolute
+
+
+@dataclass(frozen=True)
+class Supply:
+    """A model and where its bytes are."""
+
+    manifest: Manifest
+    name: str  # Of the place, for people: `here`, `gpu1`, `hf`
+    source: BlobSource | None = None  # What this machine can give
+    holder: Holder | None = None
+    # Says why what a chain got from `source` was not right; nothing when it was.
+    trouble: Callable[[], Sequence[ClusterctlError]] = lambda: ()
+    # The manifest with all hashes, once every byte has come; the same where it is None.
+    complete: Callable[[], Manifest] | None = None
+
+    @property
+    def final(self) -> Manifest:
+        """What is written down on hosts."""
+        return self.complete() if self.complete else self.manifest
 
 
 class WeightsReceiver:

@@ -14,8 +14,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.files_source import FilesSource
 from clusterctl.transfer.weights.hashing import HashCache, manifest_of
-from clusterctl.transfer.weights.receiver import WeightsReceiver
-from clusterctl.transfer.weights.supply import Supply
+from clusterctl.transfer.weights.receiver import Supply, WeightsReceiver
 from clusterctl.transfer.weights.tree import read_tree
 from clusterctl.transport.command import Wire
 from clusterctl.transport.local import LocalTransport

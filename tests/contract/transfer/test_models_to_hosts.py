@@ -26,7 +26,7 @@ from clusterctl.transfer.weights.hub import needed
 from clusterctl.transfer.weights.hub_session import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, parse
-from clusterctl.transfer.weights.supply import Supply
+from clusterctl.transfer.weights.receiver import Supply
 from clusterctl.transport.base import Transport
 from tests.contract.transfer.hosts_here import Cluster
 from tests.contract.transport.sshd import eventually

@@ -13,8 +13,7 @@ from clusterctl.engine.step import Change, HostView
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.on_host import IDLE_AFTER, INCOMING, look_at_models
-from clusterctl.transfer.weights.receiver import WeightsReceiver
-from clusterctl.transfer.weights.supply import Supply
+from clusterctl.transfer.weights.receiver import Supply, WeightsReceiver
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host_facts import host_facts
 from tests.unit.transfer.weights.conftest import MakeModel, deliver, hashed
