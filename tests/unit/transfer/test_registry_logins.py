@@ -173,7 +173,7 @@ def test_a_rate_limit_that_ends_at_a_time_of_day() -> None:
         ("[Errno -2] Name or service not known", "DNS", False),
         ("[Errno -3] Temporary failure in name resolution", "DNS", True),
         ("[Errno 113] No route to host", "no route to", True),
-        ("[Errno 111] Connection refused", "refused", True),
+        ("[Errno 111] Connection refused", "refuses connections", True),
         ("", "broke", True),
     ],
 )
