@@ -33,7 +33,7 @@ def _silent(_: object) -> None:
 
 
 class ClusterImages(Closing):
-    """A context manager: when left, nothing of a sending goes on.
+    """A context manager: when it is left, no transfer is running.
 
     `names` are the hosts that are to have the images; `engines` those of the run, each of which
     keeps a channel of its host; `sink` is told what a user should know.

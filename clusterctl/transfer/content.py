@@ -1,7 +1,7 @@
-"""What is to reach hosts: blobs, and the image that is made of them.
+"""What hosts are to get: blobs, and the images that consist of them.
 
-A blob is known by its digest wherever it is, so it can come from anybody: whoever receives it
-checks it. Blobs are passed on byte for byte, as their first source had them.
+A blob is identified by its digest, so it can come from anywhere: whoever receives it checks it.
+Blobs are passed on byte for byte, as their first source had them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a host's engine has of images and what it can take in, asked in one round trip."""
+"""What images a host's engine has and what it can take in, asked in one round trip."""
 
 from __future__ import annotations
 

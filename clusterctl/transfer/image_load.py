@@ -1,4 +1,4 @@
-"""Bringing an image to a host by `docker load`: of the layers that lack, and no others."""
+"""Load an image on a host by `docker load`: the missing layers, and no others."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ tar -chf - oci-layout index.json manifest.json blobs | "$@"
 def load_from_cache(
     driver: ContainerDriver, content: ImageContent, config: bytes, paths: Mapping[str, str]
 ) -> None:
-    """Load what lacks from files on the host: `paths`, by digest. Raises StepFailed with the
-    engine's words, CommandTimedOut."""
+    """Load the missing layers from files on the host: `paths`, by digest. Raises StepFailed with
+    what the engine said, CommandTimedOut."""
     limit = silence_limit(sum(layer.size for layer in content.layers))
     stdin = skeleton(content, config, paths)
     result = driver.host_run(
@@ -49,7 +49,7 @@ def load_by_stream(
     source: BlobSource,
     say: Say,
 ) -> None:
-    """Send what lacks over SSH into `docker load`. Raises StepFailed, CommandTimedOut."""
+    """Send the missing layers over SSH into `docker load`. Raises StepFailed, CommandTimedOut."""
     size = archive_size(layers)
     load(driver, archive(content, layers, source), size, Meter(say, size))
 

@@ -2,7 +2,7 @@
 
 dockerd fetches only layers that it lacks, but with overlay2 it recognizes a layer that it has
 only when it got it by a pull: after `docker load` it would fetch all of it again (moby #46664).
-Then a partial `docker load`, of the layers that lack and no others, moves less.
+Then a partial `docker load`, of the missing layers alone, moves less.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WantedImage:
 
 
 class Method(StrEnum):
-    """How the image comes to a host."""
+    """How the image gets to a host."""
 
     PULL = "docker pull"  # From the relay on the host
     LOAD = "docker load"  # Of the missing layers, which the relay on the host fetches

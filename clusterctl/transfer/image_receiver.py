@@ -49,7 +49,7 @@ class _Prepared(NamedTuple):
 class ImageReceiver:
     """Hosts have the image, by its name, and containers start from it. It goes to the hosts of
     `targets`; `drivers` are those of all hosts that may have it already. `before` is called
-    before an image comes to a host that has none of that name."""
+    before an image is brought to a host that has none of that name."""
 
     what = "image"
 

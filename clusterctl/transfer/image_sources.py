@@ -300,7 +300,7 @@ class ImageFinder:
 
 
 def _platform(engines: EngineStates) -> str | None:
-    """That of all hosts; None where they differ or nobody knows."""
+    """The platform of all hosts; None where they differ or it is unknown."""
     platforms = {engine.platform for engine in engines.values()}
     return platforms.pop() if len(platforms) == 1 else None
 

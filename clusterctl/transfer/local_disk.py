@@ -1,4 +1,4 @@
-"""The disk of the operator's machine: where lies what can be got again, and what room there is."""
+"""The disk of the operator's machine: where the cache is, and how much space is free."""
 
 from __future__ import annotations
 

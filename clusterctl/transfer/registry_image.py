@@ -206,7 +206,7 @@ class Arrivals:
         self._arrivals: dict[str, Arrival] = {}
 
     def start(self, blob: Blob) -> Arrival:
-        """Begin, or begin again what failed; what is on its way already goes on."""
+        """Start a download, also one that failed before; return it if it is running already."""
         with self._lock:
             found = self._arrivals.get(blob.digest)
             if found is None or found.failed:

@@ -14,7 +14,7 @@ from clusterctl.transfer.relay import frames
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel
 
-# Seconds after which nobody goes on with what a broken-off run left in a cache.
+# Seconds after which what an interrupted run left in a cache is removed, and not resumed.
 LEFT_BEHIND = 7 * 24 * 3600
 
 CLEAN_UP = 15.0  # Seconds for a relay to clean up once it was told to end

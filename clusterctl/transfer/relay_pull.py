@@ -1,4 +1,4 @@
-"""`docker pull` on a host from the relay beside its engine, watched while it goes on."""
+"""`docker pull` on a host from the relay that runs there, watched for progress."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class _ChainRun:
 
 class Transfer(Closing):
     """The step that brings to hosts what `receiver` takes in. A context manager: when it is left,
-    nothing of the transfer goes on."""
+    no part of the transfer is running."""
 
     def __init__(self, receiver: Receiver, route: Route) -> None:
         self.title = receiver.what

@@ -22,7 +22,7 @@ _CLIENT = "clusterctl"
 class Authorization:
     """Sends requests; one that is answered 401 again, with what was asked for.
 
-    First as a login that a file has, or as nobody; then as one that a person gives.
+    First with a login from a file, or anonymously; then with one that the user types.
     """
 
     def __init__(self, http: httpx.Client, reference: Reference, logins: Logins) -> None:
@@ -35,7 +35,7 @@ class Authorization:
 
     @property
     def user(self) -> str | None:
-        """Whom the registry was told; None for nobody."""
+        """The user name that the registry was given; None for none."""
         return self._login.user if self._login else None
 
     @contextmanager

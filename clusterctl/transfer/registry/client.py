@@ -87,7 +87,7 @@ class RegistryClient:
         return self._persistently(lambda: self._document(f"blobs/{blob.digest}", "*/*"))[0]
 
     def blob(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """Its bytes from `offset` on; a connection that breaks is made again, and goes on."""
+        """Its bytes from `offset` on; a connection that breaks is made again, and resumes."""
         trouble = 0
         while offset < blob.size:
             begun = offset

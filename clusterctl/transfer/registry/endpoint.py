@@ -24,7 +24,8 @@ _HUB_HOST = "registry-1.docker.io"
 
 @dataclass(frozen=True)
 class RegistryEndpoint:
-    """A registry: `insecure` ones may speak plain HTTP, or have a certificate of nobody."""
+    """A registry. Insecure ones may speak plain HTTP, or have a certificate that no authority
+    signed."""
 
     registry: str  # As in references: docker.io, registry:5000
     insecure: bool

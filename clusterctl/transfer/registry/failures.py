@@ -137,7 +137,7 @@ def beginning(answer: httpx.Response, most: int = MOST_WORDS) -> bytes:
 
 
 def leave_unread(answer: httpx.Response) -> None:
-    """Make the body of a redirect an empty one: httpx reads all of it before it goes on. For
+    """Make the body of a redirect an empty one: httpx reads all of it before it follows. For
     the hook of a client that is called with every answer."""
     if answer.has_redirect_location and isinstance(answer.stream, httpx.SyncByteStream):
         answer.stream.close()

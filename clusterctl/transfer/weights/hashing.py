@@ -40,7 +40,7 @@ Told = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Hashed:
-    """What a file's bytes come to."""
+    """The hashes of one file."""
 
     sha256: str
     chunks: tuple[str, ...]  # Of every PIECE bytes; of an empty file, none

@@ -13,7 +13,7 @@ from clusterctl.transfer.content import Blob, is_digest
 
 FORMAT = 1  # Of the manifest's text; another one is not read
 
-# Beside the weights on a host: the tree was whole and right when this was written.
+# Beside the weights on a host: they were complete and verified when this was written.
 FILE_NAME = ".clusterctl-model.json"
 
 

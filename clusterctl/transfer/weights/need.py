@@ -115,8 +115,8 @@ def staging_path(manifest: Manifest, directory: str) -> str:
 
 
 def no_room(manifest: Manifest, found: Need, host: HostModels) -> RequirementsNotMet | None:
-    """Why it does not fit on the host's disk, what is there of it from an earlier attempt
-    counted; None when it fits. A tree that is replaced goes only after the new one is whole."""
+    """Why it does not fit on the disk; None when it fits. What an earlier attempt left counts.
+    A directory that is replaced is removed only after the new one is complete."""
     if found.complete:
         return None
     if host.read_only:

@@ -15,7 +15,7 @@ from clusterctl.errors import CommandFailed
 from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, WeightFile, parse
 from clusterctl.transport.base import Transport
 
-# Minutes without a write, after which what is on its way counts as left behind. Runs of one cluster
+# Minutes without a write, after which a staged directory counts as abandoned. Runs of one cluster
 # exclude each other anyway; one of another cluster on the same host writes all the time.
 IDLE_AFTER = 60
 
@@ -197,7 +197,7 @@ class Holding:
 
     name: str  # Of the directory, below the models directory
     size: int  # Bytes, of the largest
-    origin: str  # Where it came from, such as hf:Qwen/Qwen3-8B@<commit>; empty when nobody knows
+    origin: str  # Where it came from, such as hf:Qwen/Qwen3-8B@<commit>; empty when unknown
     hosts: Mapping[str, State]  # By name, every host that answered
 
 

@@ -1,4 +1,4 @@
-"""A model's tree on a host: begun beside the others, filled, and renamed once it is whole."""
+"""A model's directory on a host: staged beside the others, filled, and renamed when complete."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def prepare(transport: Transport, manifest: Manifest, found: Need, directory: st
 
 def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
     """Make the staged tree the model's directory. Raises CommandFailed when a file is not
-    all there; what was there by that name before goes only after the new tree is in place."""
+    complete; a former directory of that name is removed only after the new one is in place."""
     final = f"{directory}/{manifest.name}"
     argv = ("sh", "-c", _script("settle.sh"), "settle", staging_path(manifest, directory), final)
     firsts = _firsts(manifest)

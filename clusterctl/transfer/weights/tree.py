@@ -169,7 +169,7 @@ def faults(tree: Tree) -> list[ClusterctlError]:
                 named |= set(map(str, shards))
     if missing := sorted(named - model.keys()):
         text = f"lacks {len(missing)} of its weight files: {', '.join(missing[:3])}"
-        problems.append(_fault(tree, text, f"download it whole: {_pull(tree)}"))
+        problems.append(_fault(tree, text, f"download it again: {_pull(tree)}"))
     return problems
 
 
@@ -186,7 +186,7 @@ def _broken(tree: Tree, path: str, file: TreeFile) -> RequirementsNotMet | None:
     if not lacking:
         return None
     text = f"has a {path} that lacks its last {lacking} bytes"
-    return _fault(tree, text, f"download it whole: {_pull(tree)}")
+    return _fault(tree, text, f"download it again: {_pull(tree)}")
 
 
 def _pull(tree: Tree) -> str:
