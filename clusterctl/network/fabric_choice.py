@@ -140,10 +140,13 @@ def shared_subnets(hosts: Mapping[str, Sequence[Candidate]]) -> tuple[SharedSubn
     of their addresses."""
     found = {name: _by_subnet(candidates) for name, candidates in hosts.items()}
     common = set.intersection(*(set(subnets) for subnets in found.values())) if found else set()
-    shared = [
-        SharedSubnet(subnet, {name: _best(subnets[subnet]) for name, subnets in found.items()})
-        for subnet in sorted(common)
-    ]
+    shared = []
+    for subnet in sorted(common):
+        places = {}
+        for name, subnets in found.items():
+            best = max(_rank([place.nic]) for place in subnets[subnet])
+            places[name] = tuple(it for it in subnets[subnet] if _rank([it.nic]) == best)
+        shared.append(SharedSubnet(subnet, places))
     return tuple(sorted(shared, key=lambda each: each.rank, reverse=True))
 
 
@@ -157,11 +160,6 @@ def _by_subnet(candidates: Sequence[Candidate]) -> dict[IPv4Network, list[NicAdd
             if address.network.prefixlen < 32 and all(p.nic != candidate for p in places):
                 places.append(NicAddress(str(address.ip), candidate))
     return {subnet: places for subnet, places in found.items() if places}
-
-
-def _best(places: Sequence[NicAddress]) -> tuple[NicAddress, ...]:
-    best = max(_rank([place.nic]) for place in places)
-    return tuple(place for place in places if _rank([place.nic]) == best)
 
 
 def _rank(nics: Sequence[Candidate]) -> Rank:

@@ -58,9 +58,12 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
                 )
             ]
         case _:  # import, store, or a backend
-            # The hosts of the ranks that failed: by pairs where some were tried, else by what a
-            # rank reported, else those that did not get as far as the others.
-            hosts = _by_pairs(report) or _behind(report)
+            # The hosts of the ranks that failed: those that failed with every partner if some pair
+            # without them went well, else by what a rank reported, else those that did not get as
+            # far as the others.
+            tried = {host for pair in report.pairs for host in (pair.first, pair.second)}
+            sound = {host for p in report.pairs if p.ok for host in (p.first, p.second)}
+            hosts = (tried - sound if sound else set()) or _behind(report)
             by_host: dict[str, list[RankReport]] = {}
             for rank in report.ranks:
                 if rank.host in hosts:
@@ -189,13 +192,6 @@ def _way_in(one: Crossing, file: str) -> str:
     )
 
 
-def _by_pairs(report: FabricReport) -> set[str]:
-    """Hosts that failed with every partner, where some pair without them went well."""
-    sound = {host for pair in report.pairs if pair.ok for host in (pair.first, pair.second)}
-    tried = {host for pair in report.pairs for host in (pair.first, pair.second)}
-    return tried - sound if sound else set()
-
-
 def _behind(report: FabricReport) -> set[str]:
     """Hosts of ranks with an error of their own, or else of the ranks that are least far."""
     wrong = {rank.host for rank in report.ranks if rank.error}
@@ -217,10 +213,19 @@ def _failed_ranks(
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
     where = _unreached_peer(complaints, report)
     numbers = ", ".join(str(rank.rank) for rank in ranks)
+    first = ranks[0]
+    if first.error:
+        lag = f"said: {first.error.splitlines()[0][:200]}"
+    elif first.phase == "started":
+        lag = f"did not import torch ({report.error})"
+    elif _progress(first, report.failed) < _PHASES.index("joined"):
+        lag = f"did not join ({report.error})"
+    else:
+        lag = f"joined and got no further ({report.error})"
     what = _BEFORE_COLLECTIVES.get(
         report.failed, f"the all-reduce over {backend_name(report.failed)} failed"
     )
-    text = f"{what}: rank {numbers} {_lag(ranks[0], report)}"
+    text = f"{what}: rank {numbers} {lag}"
     seen = [f"rank {rank.rank}: {line}" for rank in ranks for line in rank.tail[-8:]]
     return RequirementsNotMet(
         text + (f"; {where}" if where else ""),
@@ -228,16 +233,6 @@ def _failed_ranks(
         hint=_fix(report.failed, host, topology, file),
         detail="\n".join([*dict.fromkeys(complaints), *seen]) or None,
     )
-
-
-def _lag(rank: RankReport, report: FabricReport) -> str:
-    if rank.error:
-        return f"said: {rank.error.splitlines()[0][:200]}"
-    if rank.phase == "started":
-        return f"did not import torch ({report.error})"
-    if _progress(rank, report.failed) < _PHASES.index("joined"):
-        return f"did not join ({report.error})"
-    return f"joined and got no further ({report.error})"
 
 
 def _unreached_peer(complaints: Sequence[str], report: FabricReport) -> str:

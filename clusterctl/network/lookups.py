@@ -129,7 +129,7 @@ def notes(
     containers: Mapping[str, LookupAnswer],
     cluster: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """A sentence for each trouble of each host. `cluster`: address and name of every node."""
+    """A sentence for each problem of each host. `cluster`: address and name of every node."""
     return tuple(
         f"{host}: {text}"
         for host in dict.fromkeys((*hosts, *containers))
@@ -142,24 +142,28 @@ def _of_host(
 ) -> Iterator[str]:
     outside = list(_name_servers(host)) if host else []
     inside = list(_name_servers(container)) if container else []
-    # The container has a copy of the host's resolv.conf, mostly: then it is one trouble.
-    troubled = {trouble.about for trouble in outside}
-    yield from (trouble.text.format(where="") for trouble in outside)
-    yield from (trouble.text.format(where="in its container, ")
-                for trouble in inside if trouble.about not in troubled)  # fmt: skip
-    if host:
-        yield from _own_name(host)
+    # The container mostly has a copy of the host's resolv.conf: then it is one problem.
+    known = {problem.about for problem in outside}
+    yield from (problem.text.format(where="") for problem in outside)
+    yield from (problem.text.format(where="in its container, ")
+                for problem in inside if problem.about not in known)  # fmt: skip
+    told = host.names[host.own] if host else None
+    if host and (told is None or told[1] > SLOW):
+        yield (
+            f"its own name {host.own} is looked up at a name server, which takes {_seconds(told)}: "
+            f"sudo and others wait that long; add {host.own} to /etc/hosts there"
+        )
     if container:
         yield from _cluster_names(container, cluster)
 
 
 @dataclass(frozen=True)
-class _Trouble:
+class _ServerProblem:
     about: str
     text: str
 
 
-def _name_servers(answer: LookupAnswer) -> Iterator[_Trouble]:
+def _name_servers(answer: LookupAnswer) -> Iterator[_ServerProblem]:
     for server, told in answer.servers.items():
         if told is None:
             what = f"the name server {server} does not answer"
@@ -167,16 +171,16 @@ def _name_servers(answer: LookupAnswer) -> Iterator[_Trouble]:
             what = f"the name server {server} answers after {told[1]:.1f} s"
         else:
             continue
-        yield _Trouble(
+        yield _ServerProblem(
             server,
-            f"{{where}}{what}: looking up {FOREIGN} takes {answer.needs}; nothing of the cluster "
-            "waits for it, hubs, registries and package sources do (/etc/resolv.conf)",
+            f"{{where}}{what}: looking up {FOREIGN} takes {answer.needs}; nothing in the "
+            "cluster waits for it, downloads from hubs and registries do (/etc/resolv.conf)",
         )
     found = answer.names[answer.made_up]
     if found and found[0]:
         servers = ", ".join(answer.servers) or "its resolver"
         domains = " ".join(answer.search) or "none"
-        yield _Trouble(
+        yield _ServerProblem(
             "wildcard",
             f"{{where}}the name server {servers} says that {answer.made_up}, a name that nobody "
             f"has, is at {_listed(found[0])}: a wildcard, in a search domain ({domains}) or of "
@@ -184,18 +188,11 @@ def _name_servers(answer: LookupAnswer) -> Iterator[_Trouble]:
         )
 
 
-def _own_name(answer: LookupAnswer) -> Iterator[str]:
-    told = answer.names[answer.own]
-    if told is None or told[1] > SLOW:
-        yield (
-            f"its own name {answer.own} is asked of a name server, which takes {_seconds(told)}: "
-            f"sudo and others wait that long; add {answer.own} to /etc/hosts there"
-        )
-
-
 def _cluster_names(answer: LookupAnswer, cluster: Mapping[str, str]) -> Iterator[str]:
-    """What the hosts file of the container is to answer."""
-    slow = [what for what in (*cluster.values(), *cluster) if _slow(answer, what)]
+    """Look-ups that the container's hosts file should answer."""
+    found = {**answer.addresses, **answer.names}
+    asked = ((what, found[what]) for what in (*cluster.values(), *cluster))
+    slow = [what for what, told in asked if told is None or told[1] > SLOW]
     if slow:
         yield (
             f"in its container, {', '.join(slow)} took longer than {SLOW:g} s to look up: name "
@@ -206,11 +203,6 @@ def _cluster_names(answer: LookupAnswer, cluster: Mapping[str, str]) -> Iterator
         told = answer.names[name]
         if told and told[0] and told[0] != [ip]:
             yield f"in its container, {name} is at {_listed(told[0])}, and not only at {ip}"
-
-
-def _slow(answer: LookupAnswer, what: str) -> bool:
-    told = answer.names[what] if what in answer.names else answer.addresses[what]
-    return told is None or told[1] > SLOW
 
 
 def _seconds(told: Timed) -> str:

@@ -47,13 +47,13 @@ def read_log(lines: Sequence[str]) -> Carried:
 
 
 def warnings(lines: Sequence[str]) -> list[str]:
-    """What NCCL complains of, without its prefix, each once."""
+    """NCCL's warnings without their prefix, each once."""
     found = [match[1].strip() for line in lines if (match := _WARNING.search(line))]
     return list(dict.fromkeys(found))
 
 
 def peers(text: str) -> list[tuple[str, int]]:
-    """Addresses and ports that NCCL or Gloo name in a complaint."""
+    """Addresses and ports that NCCL or Gloo name in an error."""
     found = [(match[1], int(match[2])) for match in _PEER.finditer(text)]
     return [*found, *((match[1], int(match[2])) for match in _GLOO_PEER.finditer(text))]
 
@@ -72,15 +72,9 @@ def _devices(lines: Sequence[str], network: str) -> Iterator[str]:
 
 def _inside(lines: Sequence[str]) -> str:
     ways = {match[1] for line in lines if (match := _VIA_HOST.search(line))}
-    if "P2P" in ways:
-        kinds = set(_gpu_paths(lines))
-        return "NVLink" if kinds and kinds <= _NVLINK else "PCIe"
-    return "shared memory" if ways else ""
-
-
-def _gpu_paths(lines: Sequence[str]) -> Iterator[str]:
-    """The kinds of the paths from each GPU to the others."""
-    for line in lines:
-        if match := _PATHS.search(line):
-            own = match[1]
-            yield from (kind for other, kind in _GPU.findall(match[2]) if other != own)
+    if "P2P" not in ways:
+        return "shared memory" if ways else ""
+    paths = [match for line in lines if (match := _PATHS.search(line))]
+    # the kinds of the paths from each GPU to the others
+    kinds = {kind for own in paths for other, kind in _GPU.findall(own[2]) if other != own[1]}
+    return "NVLink" if kinds and kinds <= _NVLINK else "PCIe"

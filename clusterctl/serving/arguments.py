@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from clusterctl import deadlines
 from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
@@ -65,7 +65,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How much one step of the scheduler may take on."""
+    """The limits of one scheduler step."""
 
     sequences: int
     tokens: int
@@ -85,8 +85,7 @@ def batch_limits(
     """
     large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
     tokens = defaults.tokens_on_large if large else defaults.tokens
-    limits = BatchLimits(defaults.sequences, tokens)
-    return replace(limits, tokens=max(limits.tokens, _IMAGE_TOKENS)) if multimodal else limits
+    return BatchLimits(defaults.sequences, max(tokens, _IMAGE_TOKENS) if multimodal else tokens)
 
 
 def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
@@ -102,11 +101,16 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
 
 
 def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
-    """All flags that do not depend on the layout: what a plan of memory is made for."""
-    entry_tokens = launch.entry.tokens(launch.version) if launch.entry else ()
-    return lay_over(
-        _defaults(launch), parse_arguments(entry_tokens, origin="catalogue"), launch.request.given
-    )
+    """All flags that do not depend on the layout: what memory is planned for."""
+    defaults = _batch_flags(launch)
+    if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
+        defaults.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
+    if launch.defaults.eager:
+        defaults.append(Argument("enforce-eager"))
+    if launch.random_weights:
+        defaults.append(Argument("load-format", ("dummy",)))
+    tokens = launch.entry.tokens(launch.version) if launch.entry else ()
+    return lay_over(defaults, parse_arguments(tokens, origin="catalogue"), launch.request.given)
 
 
 def serve_argv(launch: Launch) -> list[str]:
@@ -139,20 +143,9 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
     return tuple(flags)
 
 
-def _defaults(launch: Launch) -> tuple[Argument, ...]:
-    flags = _batch_flags(launch)
-    if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
-        flags.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
-    if launch.defaults.eager:
-        flags.append(Argument("enforce-eager"))
-    if launch.random_weights:
-        flags.append(Argument("load-format", ("dummy",)))
-    return tuple(flags)
-
-
 def _batch_flags(launch: Launch) -> list[Argument]:
-    """Ours, bent to what the user gave of the two: vLLM wants at least as many batched tokens
-    as sequences."""
+    """Our two limits, adapted if the user gave one of them: vLLM requires at least as many batched
+    tokens as sequences."""
     shape = launch.shape
     limits = batch_limits(
         launch.defaults, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
@@ -160,20 +153,17 @@ def _batch_flags(launch: Launch) -> list[Argument]:
     sequences = min(limits.sequences, _given(launch, "max-num-batched-tokens", limits.sequences))
     tokens = max(limits.tokens, _given(launch, "max-num-seqs", limits.tokens))
     flags = [Argument("max-num-seqs", (str(sequences),))]
-    if _knows(launch.version, CHUNKED_PREFILL_SINCE) and not _reads_whole(launch):
+    # A text may have to fit into one step: vLLM refuses fewer tokens than --max-model-len for an
+    # encoder and for a decoder that embeds by the mean of a text; its own default suffices there.
+    pools = last_value(launch.request.given, "runner") == "pooling"
+    in_one_step = pools or bool(shape and shape.both_ways)
+    if _knows(launch.version, CHUNKED_PREFILL_SINCE) and not in_one_step:
         flags.append(Argument("max-num-batched-tokens", (str(tokens),)))
     return flags
 
 
-def _reads_whole(launch: Launch) -> bool:
-    """A text may have to fit into one step: vLLM refuses fewer tokens than --max-model-len for an
-    encoder and for a decoder that embeds by the mean of a text, and takes enough by itself."""
-    pools = last_value(launch.request.given, "runner") == "pooling"
-    return pools or bool(launch.shape and launch.shape.both_ways)
-
-
 def _given(launch: Launch, name: str, otherwise: int) -> int:
-    """The user's number; `otherwise` where there is none, or one like 2k that vLLM reads."""
+    """The user's number; `otherwise` if there is none, or one like 2k that only vLLM reads."""
     text = last_value(launch.request.given, name)
     return int(text) if text is not None and text.isdecimal() else otherwise
 

@@ -117,9 +117,14 @@ def check_placement(
     problems = [
         *_count_problems(layout, ordered),
         *_address_problems(addresses, ordered),
-        *_spread_problems(layout, ordered),
         *_group_problems(layout, ordered),
     ]
+    hosts = sorted({rank.host for rank in ordered})
+    if ranks and len(hosts) < layout.least_hosts:
+        problems.append(
+            f"all ranks are on {' and '.join(hosts)}, and {layout.ranks} ranks need "
+            f"{layout.least_hosts} of {', '.join(layout.hosts)}: several ranks share a GPU"
+        )
     return PlacementProof(describe(ordered), tuple(problems))
 
 
@@ -172,16 +177,6 @@ def _address_problems(addresses: Mapping[str, str], ranks: Sequence[Rank]) -> li
                 f"not at its node IP {expected}"
             )
     return problems
-
-
-def _spread_problems(layout: Layout, ranks: Sequence[Rank]) -> list[str]:
-    hosts = sorted({rank.host for rank in ranks})
-    if not ranks or len(hosts) >= layout.least_hosts:
-        return []
-    return [
-        f"all ranks are on {' and '.join(hosts)}, and {layout.ranks} ranks need "
-        f"{layout.least_hosts} of {', '.join(layout.hosts)}: GPUs are shared by several ranks"
-    ]
 
 
 def _group_problems(layout: Layout, ranks: Sequence[Rank]) -> list[str]:

@@ -71,21 +71,18 @@ REMOVED: tuple[Removed, ...] = (
 
 
 def removed_flags(arguments: Iterable[Argument], version: Version | None) -> list[UsageError]:
-    """One error for each argument that this vLLM is known to refuse; none when the version is
+    """One error for each argument that this vLLM is known to refuse; none if its version is
     unknown."""
     if version is None:
         return []
+    shown = show_version(version)
     return [
-        _refusal(argument, removed, version)
+        UsageError(
+            f"{' '.join(filter(None, (argument.flag, removed.value)))} ({argument.origin}) "
+            f"does not exist in vLLM {shown}",
+            hint=removed.instead,
+        )
         for argument in arguments
         for removed in REMOVED
         if removed.matches(argument, version)
     ]
-
-
-def _refusal(argument: Argument, removed: Removed, version: Version) -> UsageError:
-    given = f"{argument.flag} {removed.value}" if removed.value else argument.flag
-    return UsageError(
-        f"{given} ({argument.origin}) does not exist in vLLM {show_version(version)}",
-        hint=removed.instead,
-    )

@@ -1,5 +1,5 @@
-"""What the user asked for, from clusterctl's own options, a vLLM config file and what follows
-`--`, read together: the later wins, and what cannot be is said before any host is touched."""
+"""What the user asked for, read from clusterctl's own options, a vLLM config file and what follows
+`--`: the later wins, and what cannot work is refused before any host is contacted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
 
 _KEY = re.compile(r"^[!-~]+\Z")
 
-# What logs (`ray.log`), files of the node and targets of `tunnel` are called
+# Names of logs (`ray.log`), of files of the node and of targets of `tunnel`
 RESERVED_NAMES = frozenset({"ray", "journal", "supervisor", "state", "dashboard"})
 
 # Flags that clusterctl writes itself, from the request
@@ -65,7 +65,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ServiceRequest:
-    """A service as asked for; nothing of it was looked up on a host yet."""
+    """A service as asked for; no host was asked about it yet."""
 
     model: str
     name: str | None = None
@@ -94,7 +94,7 @@ def read_request(
     Raises UsageError for a model that is missing, a number that is none, an option and a flag
     that contradict each other, and flags that clusterctl must own: all at once.
     """
-    reader = _Reader(config, extra)
+    reader = _RequestReader(config, extra)
     for argument in (*config, *extra):
         reader.check(argument)
     request = reader.request(options)
@@ -102,7 +102,7 @@ def read_request(
     return request
 
 
-class _Reader:
+class _RequestReader:
     """Collects the problems while it reads."""
 
     def __init__(self, config: Sequence[Argument], extra: Sequence[Argument]) -> None:
@@ -127,12 +127,12 @@ class _Reader:
         )
 
     def check(self, argument: Argument) -> None:
-        """Note what clusterctl cannot let through."""
+        """Note arguments that clusterctl does not pass on."""
         reason = _REFUSED.get(argument.key)
         if reason is not None:
             self.refuse(argument, reason)
         if argument.key == "distributed-executor-backend" and argument.values != ("ray",):
-            self.refuse(argument, "ranks are proven to sit where the plan says, which needs Ray")
+            self.refuse(argument, "clusterctl proves where ranks run, which needs Ray")
         if argument.key == "api-key" and argument in self.extra:
             self.refuse(
                 argument,
@@ -142,7 +142,7 @@ class _Reader:
 
     def refuse(self, argument: Argument, reason: str) -> None:
         self.problems.append(
-            UsageError(f"{argument.flag} ({argument.origin}) is not for vLLM here", hint=reason)
+            UsageError(f"{argument.flag} ({argument.origin}) cannot be passed to vLLM", hint=reason)
         )
 
     def fail(self, text: str, hint: str | None = None) -> None:
@@ -153,9 +153,7 @@ class _Reader:
             self.fail("--model after -- is not taken", "clusterctl serve MODEL -- ...")
         model = option or last_value(self.config, "model")
         if model is None:
-            self.fail(
-                "no model is named", "clusterctl serve MODEL, or `model:` in the --config file"
-            )
+            self.fail("no model given", "clusterctl serve MODEL, or `model:` in the --config file")
         return model or ""
 
     def name(self, option: str | None) -> str | None:
@@ -178,8 +176,8 @@ class _Reader:
             self.fail(f"api-key in the config file: {len(keys)} keys, and a cluster has one")
         elif keys and not _KEY.match(keys[0]):
             self.fail(
-                "api-key in the config file: no HTTP header can carry it",
-                "letters, digits and signs of ASCII, without spaces",
+                "api-key in the config file: it does not fit into an HTTP header",
+                "printable ASCII without spaces",
             )
         return keys[-1] if keys else None
 
@@ -191,7 +189,7 @@ class _Reader:
             self.fail(f"--{short} {option} and --{flag} {typed} contradict each other")
         chosen = option if option is not None else number
         if chosen is not None and chosen < 1:
-            self.fail(f"--{short} {chosen}: 1 is the least")
+            self.fail(f"--{short} {chosen}: must be at least 1")
         return chosen
 
     def number(self, flag: str) -> int | None:
@@ -216,12 +214,12 @@ class _Reader:
 
 
 def is_service_name(name: str) -> bool:
-    """Whether a service may be called so: it names files on the head."""
+    """Whether this can be a service's name, which names files on the head too."""
     return bool(_NAME.match(name)) and ".." not in name
 
 
 def service_name(served_name: str) -> str:
-    """A service's name made from what it serves: `Qwen/Qwen3-8B` becomes `qwen3-8b`."""
+    """A service's name derived from what it serves: `Qwen/Qwen3-8B` becomes `qwen3-8b`."""
     last = served_name.rstrip("/").rpartition("/")[2].lower()
     cleaned = re.sub(r"[^a-z0-9._-]+|\.{2,}", "-", last).strip("._-")[:63].rstrip("._-")
     if cleaned in RESERVED_NAMES:

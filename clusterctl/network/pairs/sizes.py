@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from clusterctl.facts.network_requirements import EVERY_NODE
 from clusterctl.inventory.model import RayPorts
@@ -52,9 +52,6 @@ def rounds(hosts: int, most: int) -> Sequence[int]:
     """Shifts of a tournament: in round s every host sends to the s-th after it and receives from
     the s-th before it, so that rounds are disjoint and hosts - 1 of them are all pairs. With
     more than `most`, evenly spread."""
-    return tuple(_spread(range(1, hosts), most))
-
-
-def _spread(shifts: Sequence[int], most: int) -> Iterator[int]:
+    shifts = range(1, hosts)
     count = min(len(shifts), most)
-    yield from (shifts[number * len(shifts) // count] for number in range(count))
+    return tuple(shifts[number * len(shifts) // count] for number in range(count))

@@ -27,7 +27,7 @@ def test_without_a_model_the_fix_is_told(clusterctl: Run, words: tuple[str, ...]
     ran = clusterctl("serve", *words)
 
     assert ran.returncode == 2
-    assert "'m' after -- is not a vLLM flag" in ran.stderr or "no model is named" in ran.stderr
+    assert "'m' after -- is not a vLLM flag" in ran.stderr or "no model given" in ran.stderr
 
 
 @pytest.mark.parametrize("words", [("m", "--tp", "2"), ("--tp", "2", "m")])

@@ -50,7 +50,7 @@ def test_a_dead_name_server_is_named_once_with_what_it_costs() -> None:
     told = said(dead, dead)
     assert told.startswith(
         "gpu1: the name server 10.0.0.53 does not answer: looking up huggingface.co takes more "
-        "than 6 s; nothing of the cluster waits for it"
+        "than 6 s; nothing in the cluster waits for it"
     )
     assert told.count("10.0.0.53") == 1
 
@@ -80,7 +80,7 @@ def test_a_made_up_name_that_exists_is_a_wildcard() -> None:
 
 def test_a_host_that_asks_for_its_own_name_is_told_what_to_write() -> None:
     own = answer(own="rack7", names={**answer().names, "rack7": None})
-    assert "its own name rack7 is asked of a name server, which takes more than 6 s" in said(own)
+    assert "its own name rack7 is looked up at a name server, which takes more than 6 s" in said(own)
     assert "add rack7 to /etc/hosts" in said(own)
 
 
