@@ -138,7 +138,17 @@ def choose_fabric(
 def shared_subnets(hosts: Mapping[str, Sequence[Candidate]]) -> tuple[SharedSubnet, ...]:
     """Subnets in which every one of `hosts` has an interface, the best first, ties in the order
     of their addresses."""
-    found = {name: _by_subnet(candidates) for name, candidates in hosts.items()}
+    found: dict[str, dict[IPv4Network, list[NicAddress]]] = {}
+    for name, offered in hosts.items():
+        subnets = found.setdefault(name, {})
+        for candidate in offered:
+            for address in candidate.addresses:
+                # /32 addresses are alone in their network: no other host is there. Of several
+                # addresses on one interface the first is the one it was set up with.
+                known = subnets.get(address.network, ())
+                if address.network.prefixlen < 32 and all(p.nic != candidate for p in known):
+                    place = NicAddress(str(address.ip), candidate)
+                    subnets.setdefault(address.network, []).append(place)
     common = set.intersection(*(set(subnets) for subnets in found.values())) if found else set()
     shared = []
     for subnet in sorted(common):
@@ -148,18 +158,6 @@ def shared_subnets(hosts: Mapping[str, Sequence[Candidate]]) -> tuple[SharedSubn
             places[name] = tuple(it for it in subnets[subnet] if _rank([it.nic]) == best)
         shared.append(SharedSubnet(subnet, places))
     return tuple(sorted(shared, key=lambda each: each.rank, reverse=True))
-
-
-def _by_subnet(candidates: Sequence[Candidate]) -> dict[IPv4Network, list[NicAddress]]:
-    """/32 addresses are alone in their network: no other host is there."""
-    found: dict[IPv4Network, list[NicAddress]] = {}
-    for candidate in candidates:
-        for address in candidate.addresses:
-            places = found.setdefault(address.network, [])
-            # Of several addresses on one interface the first is the one it was set up with.
-            if address.network.prefixlen < 32 and all(p.nic != candidate for p in places):
-                places.append(NicAddress(str(address.ip), candidate))
-    return {subnet: places for subnet, places in found.items() if places}
 
 
 def _rank(nics: Sequence[Candidate]) -> Rank:

@@ -20,7 +20,6 @@ from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import Cancelled
 from clusterctl.errors import (
-    ClusterctlError,
     Interrupted,
     RequirementsNotMet,
     StepFailed,
@@ -205,7 +204,19 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
                 f"{scope.inventory.file} --fabric",
                 detail=f"the last it said: {last or 'nothing'}",
             ) from None
-        raise _no_report(last_words(channel), host, scope.inventory.file)
+        said = last_words(channel)
+        if "can't open file" in said:
+            raise RequirementsNotMet(
+                "its container is from another version of clusterctl, which has no fabric gate",
+                host=host,
+                hint=f"clusterctl bootstrap {scope.inventory.file}",
+            )
+        raise StepFailed(
+            "the fabric gate ended without a report",
+            host=host,
+            hint=f"clusterctl logs --host {host}",
+            detail="\n".join(said.splitlines()[-15:]) or None,
+        )
 
 
 def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
@@ -224,18 +235,3 @@ def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
             yield from (line.decode(errors="replace") for line in complete)
         if time.monotonic() > deadline:
             raise TimeoutError
-
-
-def _no_report(said: str, host: str, file: str) -> ClusterctlError:
-    if "can't open file" in said:
-        return RequirementsNotMet(
-            "its container is from another version of clusterctl, which has no fabric gate",
-            host=host,
-            hint=f"clusterctl bootstrap {file}",
-        )
-    return StepFailed(
-        "the fabric gate ended without a report",
-        host=host,
-        hint=f"clusterctl logs --host {host}",
-        detail="\n".join(said.splitlines()[-15:]) or None,
-    )

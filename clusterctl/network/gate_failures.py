@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, StepFailed
@@ -123,7 +123,14 @@ def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlEr
     """One error for each address that is not reached; a host that reaches nobody while others do
     is the culprit itself."""
     broken = [one for one in crossings if one.error]
-    cut_off = set(_cut_off(crossings))
+    # Hosts that reach none of at least two others which somebody else reaches
+    reached = {(one.target, one.ip) for one in crossings if not one.error}
+    cut_off = set()
+    for source in {one.source for one in crossings if one.source}:
+        own = [one for one in crossings if one.source == source]
+        sound = {one.target for one in own if (one.target, one.ip) in reached}
+        if len(sound) > 1 and all(one.error for one in own):
+            cut_off.add(source)
     errors: list[ClusterctlError] = []
     for host in sorted(cut_off):
         own = [one for one in broken if one.source == host]
@@ -143,16 +150,6 @@ def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlEr
         if one.source not in cut_off:
             by_address.setdefault((one.target, one.ip), []).append(one)
     return errors + [_not_reached(tried, file) for tried in by_address.values()]
-
-
-def _cut_off(crossings: Sequence[Crossing]) -> Iterator[str]:
-    """Hosts that reach none of at least two others which somebody else reaches."""
-    reached = {(one.target, one.ip) for one in crossings if not one.error}
-    for source in {one.source for one in crossings if one.source}:
-        own = [one for one in crossings if one.source == source]
-        sound = [one for one in own if (one.target, one.ip) in reached]
-        if len({one.target for one in sound}) > 1 and all(one.error for one in own):
-            yield source
 
 
 def _not_reached(tried: Sequence[Crossing], file: str) -> ClusterctlError:
@@ -211,7 +208,14 @@ def _failed_ranks(
     report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology, file: str
 ) -> ClusterctlError:
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
-    where = _unreached_peer(complaints, report)
+    # Whose address a library could not reach
+    owners = {p.ip: (node.host, p.nic) for node in report.seen for p in node.places}
+    named = (peer for text in complaints for peer in peers(text))
+    ip, port = next((peer for peer in named if peer[0] in owners), ("", 0))
+    where = ""
+    if ip:
+        owner, nic = owners[ip]
+        where = f"what it could not reach is {owner}'s {nic}, {ip} port {port}"
     numbers = ", ".join(str(rank.rank) for rank in ranks)
     first = ranks[0]
     if first.error:
@@ -233,18 +237,6 @@ def _failed_ranks(
         hint=_fix(report.failed, host, topology, file),
         detail="\n".join([*dict.fromkeys(complaints), *seen]) or None,
     )
-
-
-def _unreached_peer(complaints: Sequence[str], report: FabricReport) -> str:
-    """Whose address a library could not reach."""
-    owners: Mapping[str, tuple[str, str]] = {
-        place.ip: (node.host, place.nic) for node in report.seen for place in node.places
-    }
-    for ip, port in (peer for text in complaints for peer in peers(text)):
-        if ip in owners:
-            host, nic = owners[ip]
-            return f"what it could not reach is {host}'s {nic}, {ip} port {port}"
-    return ""
 
 
 def _fix(step: str, host: str, topology: Topology, file: str) -> str:

@@ -17,7 +17,7 @@ CARRIES = {"control": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
 
 
 @dataclass(frozen=True)
-class Fault:
+class PairFault:
     """Slots in `summary` and `hint`: {nic} and {network} of the host that is named, {others} for
     all its peers with the same fault, and of the first of them {other} (its name), {other_nic},
     {other_network} and {address}."""
@@ -29,7 +29,7 @@ class Fault:
     hint: str
 
 
-def fault_of(way: Way, ports: Mapping[int, str]) -> Fault | None:
+def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
     """The first cause. `ports` has Ray's, by number; others are ephemeral ones."""
     sender, receiver = way.sender, way.receiver
     known = [speed for speed in (sender.speed, receiver.speed) if speed]
@@ -40,14 +40,14 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> Fault | None:
     if way.silent:
         if apart(way):
             return _different_networks(way)
-        return Fault(
+        return PairFault(
             "silence", "", way,
             f"{{nic}}, which carries {carried(way.lane)}, and {{others}} do not reach each other",
             "check the cable, switch port and VLAN, then the firewall: ip -br link show {nic}; "
             "ping -I {nic} {address}",
         )  # fmt: skip
     if "another program answers" in way.tcp.values():
-        return Fault(
+        return PairFault(
             "stranger", receiver.host, way,
             f"another machine or a proxy answers at its address {receiver.ip} to {{others}}",
             f"find who has the address too: sudo arping -D -I {receiver.nic} {receiver.ip}",
@@ -57,14 +57,14 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> Fault | None:
     # Where echo requests tell nothing, a transfer does: small packets made the connection.
     answered = way.echo and way.round_trip is not None
     if way.rated and way.rate is None and not answered:
-        return Fault(
+        return PairFault(
             "black hole", "", way,
             "{nic} and {others} connect, and no data arrives: an MTU black hole, or a firewall "
             "that inspects connections",
             f"ping -M do -s {sender.mtu - 28} -I {{nic}} {{address}}",
         )  # fmt: skip
     if way.rate is not None and known and way.rate < RED * min(*known, CERTAIN):
-        return Fault(
+        return PairFault(
             "slow", "", way,
             f"{way.rate:.0f} Mbit/s between {{nic}} and {{others}}, over a link of {min(known)} "
             "Mbit/s",
@@ -83,24 +83,24 @@ def apart(way: Way) -> bool:
     return network(way.sender) != network(way.receiver)
 
 
-def _route(way: Way) -> Fault:
+def _route(way: Way) -> PairFault:
     sender, receiver = way.sender, way.receiver
     if apart(way):
         return _different_networks(way)
     route = f"sudo ip route replace {network(receiver)} dev {sender.nic} src {sender.ip}"
     if not way.route:
         summary = f"has no route from {sender}, which carries {carried(way.lane)}, to {{others}}"
-        return Fault("no route", sender.host, way, summary, route)
+        return PairFault("no route", sender.host, way, summary, route)
     summary = (
         f"packets to {{others}} leave by {way.route}, not by {sender.nic}, which carries "
         f"{carried(way.lane)}"
     )
-    return Fault("other route", sender.host, way, summary, route)
+    return PairFault("other route", sender.host, way, summary, route)
 
 
-def _different_networks(way: Way) -> Fault:
+def _different_networks(way: Way) -> PairFault:
     purpose = way.lane.purposes[0]
-    return Fault(
+    return PairFault(
         "apart", "", way,
         f"its {carried(way.lane)} interface {{nic}} is in {{network}}, and {{other_nic}} of "
         "{other} in {other_network}: they do not reach each other directly",
@@ -109,14 +109,14 @@ def _different_networks(way: Way) -> Fault:
     )  # fmt: skip
 
 
-def _taken_address(way: Way) -> Fault | None:
+def _taken_address(way: Way) -> PairFault | None:
     """Another MAC than the host's own answers for its address: beside its own, or in its place."""
     strange = [mac for mac in way.neighbours if mac not in way.receiver.macs]
     beside = len(strange) < len(way.neighbours)
     if not strange or not (beside or way.broken):
         return None
     receiver = way.receiver
-    return Fault(
+    return PairFault(
         "taken address", receiver.host, way,
         f"another machine has its address {receiver.ip}: {{others}} finds {strange[0]} there, and "
         f"{receiver.nic} has {receiver.mac}",
@@ -125,7 +125,7 @@ def _taken_address(way: Way) -> Fault | None:
     )  # fmt: skip
 
 
-def _firewall(way: Way, ports: Mapping[int, str]) -> Fault | None:
+def _firewall(way: Way, ports: Mapping[int, str]) -> PairFault | None:
     shut = sorted(port for port, word in way.tcp.items() if word != "ok")
     if not shut:
         return None
@@ -133,7 +133,7 @@ def _firewall(way: Way, ports: Mapping[int, str]) -> Fault | None:
     named = [f"{port} ({ports[port]})" for port in shut if port in ports]
     named += ["ephemeral ports"] if len(named) < len(shut) else []
     drops = all(way.tcp[port] == "no answer" for port in shut)
-    return Fault(
+    return PairFault(
         "firewall", way.receiver.host, way,
         f"a firewall {'drops' if drops else 'refuses'} connections from {{others}} to "
         f"{', '.join(named) if 'ok' in way.tcp.values() else 'all ports tried'} on "
@@ -143,14 +143,14 @@ def _firewall(way: Way, ports: Mapping[int, str]) -> Fault | None:
     )  # fmt: skip
 
 
-def _lost_packets(way: Way) -> Fault | None:
+def _lost_packets(way: Way) -> PairFault | None:
     echo = way.echo or {}
     lost = sorted(size for size, seen in echo.items() if seen is None)
     if echo.get(SMALL) is None or not lost:
         return None
     sender, receiver = way.sender, way.receiver
     if lost[0] > receiver.mtu:
-        return Fault(
+        return PairFault(
             "jumbo on one side", sender.host, way,
             f"its MTU on {sender.nic} is {sender.mtu}, and {receiver.mtu} on {receiver.nic} of "
             "{other}: larger packets are lost",
@@ -158,7 +158,7 @@ def _lost_packets(way: Way) -> Fault | None:
             f"{sender.mtu}",
         )  # fmt: skip
     passed = way.largest or SMALL
-    return Fault(
+    return PairFault(
         "black hole", "", way,
         f"packets of {lost[0]} bytes between {{nic}} and {{others}} are lost silently, "
         f"{passed} bytes pass: an MTU black hole",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import clocks_apart
-from clusterctl.network.pairs.faults import Fault, carried, fault_of
+from clusterctl.network.pairs.faults import PairFault, carried, fault_of
 from clusterctl.network.pairs.model import End, PairResults, Way, network
 
 CLOCKS_WITHIN = 1.0  # seconds, beside the measurement's own error
@@ -24,7 +24,7 @@ NAMED = 3  # peers that are named; the others are only counted
 def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNotMet]:
     """Every cause once. `ports`: Ray's, by number."""
     faults = [fault for way in _without_proxies(seen.ways) if (fault := fault_of(way, ports))]
-    groups: dict[tuple[str, ...], list[Fault]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[PairFault]] = defaultdict(list)
     for fault in _without_consequences(faults):
         groups[fault.kind, "".join(fault.way.lane.purposes)].append(fault)
     found = [problem for group in groups.values() for problem in _of_group(group)]
@@ -47,7 +47,7 @@ def _without_proxies(ways: Sequence[Way]) -> list[Way]:
     ]
 
 
-def _without_consequences(faults: Sequence[Fault]) -> Iterator[Fault]:
+def _without_consequences(faults: Sequence[PairFault]) -> Iterator[PairFault]:
     """Silence one way follows from a wrong route the other way; whatever else is wrong with an
     address that another machine has, follows from that."""
     strayed = {
@@ -63,10 +63,10 @@ def _without_consequences(faults: Sequence[Fault]) -> Iterator[Fault]:
         yield fault
 
 
-def _of_group(faults: Sequence[Fault]) -> Iterator[RequirementsNotMet]:
+def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
     """Name first the host that most of the pairs have in common, and its pairs with it."""
 
-    def blamed(fault: Fault) -> tuple[str, ...]:
+    def blamed(fault: PairFault) -> tuple[str, ...]:
         ends = (fault.way.sender.host, fault.way.receiver.host)
         return (fault.culprit,) if fault.culprit else ends
 
@@ -82,10 +82,16 @@ def _of_group(faults: Sequence[Fault]) -> Iterator[RequirementsNotMet]:
         first = max(own, key=lambda fault: len(fault.summary))
         end, other = _ends(first.way, host)
         peers = dict.fromkeys(_ends(fault.way, host)[1] for fault in own)
+        # `gpu1 (10.0.0.1), gpu2 (10.0.0.2) and 5 more`
+        names = [f"{peer.host} ({peer.ip})" for peer in peers]
+        if len(names) <= NAMED + 1:
+            others = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        else:
+            others = f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
         slots = {
             "nic": end.nic,
             "network": network(end),
-            "others": _named([f"{peer.host} ({peer.ip})" for peer in peers]),
+            "others": others,
             "other": other.host,
             "other_nic": other.nic,
             "other_network": network(other),
@@ -100,13 +106,6 @@ def _ends(way: Way, host: str) -> tuple[End, End]:
     """The end of `host`, and the other."""
     mine = way.sender.host == host
     return (way.sender, way.receiver) if mine else (way.receiver, way.sender)
-
-
-def _named(names: Sequence[str]) -> str:
-    """`gpu1 (10.0.0.1), gpu2 (10.0.0.2) and 5 more`."""
-    if len(names) <= NAMED + 1:
-        return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
 
 
 def notes(seen: PairResults) -> Iterator[str]:

@@ -80,7 +80,9 @@ def test_a_made_up_name_that_exists_is_a_wildcard() -> None:
 
 def test_a_host_that_asks_for_its_own_name_is_told_what_to_write() -> None:
     own = answer(own="rack7", names={**answer().names, "rack7": None})
-    assert "its own name rack7 is looked up at a name server, which takes more than 6 s" in said(own)
+    assert "its own name rack7 is looked up at a name server, which takes more than 6 s" in said(
+        own
+    )
     assert "add rack7 to /etc/hosts" in said(own)
 
 
