@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -67,10 +68,13 @@ def probe(
     return replace(rest, facts=replace(rest.facts, gpus=gpus))
 
 
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
 def _checked(arguments: Sequence[str]) -> Sequence[str]:
     """A newline in a path would break the sections apart."""
     for argument in arguments:
-        if any(ord(character) < 32 for character in argument):
+        if _CONTROL.search(argument):
             raise ValueError(f"control character in {argument!r}")
     return arguments
 

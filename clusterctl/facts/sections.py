@@ -77,9 +77,12 @@ class Answer:
 def split_sections(text: str, marker: str) -> Answer:
     """Cut `text` at the lines that start with `marker`; what comes before the first, such as
     the chatter of a shell's start-up files, is dropped."""
-    parts = re.split(rf"^{re.escape(marker)} (\w+) ?(.*)\n?", text, flags=re.MULTILINE)
-    sections = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
-    return Answer(tuple(Section(name, rest, body) for name, rest, body in sections))
+    sections = []
+    for part in f"\n{text}".split(f"\n{marker} ")[1:]:
+        head, _, body = part.partition("\n")
+        name, _, argument = head.partition(" ")
+        sections.append(Section(name, argument, body))
+    return Answer(tuple(sections))
 
 
 _NAMED_LINE = re.compile(r"(/sys/bus/pci/(?:devices|drivers/nvidia)/[^/]*/[a-z_]+|/[^:]*):(.*)")

@@ -249,6 +249,7 @@ exit $?"""
 # sshd would report as an exit-signal that Paramiko 5.1 drops.
 
 _SAFE = frozenset((string.ascii_letters + string.digits + " -_./:,=@%+").encode())
+_ESCAPED = [chr(byte) if byte in _SAFE else f"\\0{byte:03o}" for byte in range(256)]
 
 
 def _token() -> str:
@@ -293,7 +294,7 @@ def login_shell_line(argv: Sequence[str]) -> str:
     all but plain characters travel as octal escapes for `printf %b`.
     """
     command = f"exec {shlex.join(argv)}"
-    escaped = "".join(chr(byte) if byte in _SAFE else f"\\0{byte:03o}" for byte in command.encode())
+    escaped = "".join(map(_ESCAPED.__getitem__, command.encode()))
     return f"""exec sh -c 'eval "$(printf %b "$0")"' '{escaped}'"""
 
 

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -35,8 +36,15 @@ class Entry:
     line: int
     revoked: bool = False
 
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Its patterns are names: neither hashed nor negated, and without wildcards."""
+        return not any(character in pattern for pattern in self.patterns for character in "|!*?")
+
     def names(self, name: str) -> bool:
         """True when a pattern covers `name`, and no negated one does."""
+        if self._is_plain:
+            return name in self.patterns
         covered = False
         for pattern in self.patterns:
             if pattern.startswith("!") and fnmatch.fnmatchcase(name, _escaped(pattern[1:])):
@@ -112,14 +120,21 @@ def fingerprint(key: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def _read_file(file: Path) -> Iterable[Entry]:
+def _read_file(file: Path) -> tuple[Entry, ...]:
     try:
-        lines = file.expanduser().read_text(errors="replace").splitlines()
+        now = file.expanduser().stat()
+        return _entries(file, (now.st_ino, now.st_size, now.st_mtime_ns))
     except OSError:
-        return
-    for number, line in enumerate(lines, start=1):
-        if entry := _parse(line, file, number):
-            yield entry
+        return ()
+
+
+@lru_cache(maxsize=16)
+def _entries(file: Path, version: tuple[int, int, int]) -> tuple[Entry, ...]:
+    """The entries of one version of a file: a hundred hosts ask for the same hundred lines."""
+    del version
+    lines = file.expanduser().read_text(errors="replace").splitlines()
+    found = (_parse(line, file, number) for number, line in enumerate(lines, start=1))
+    return tuple(entry for entry in found if entry)
 
 
 def _parse(line: str, file: Path, number: int) -> Entry | None:

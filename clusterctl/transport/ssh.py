@@ -51,7 +51,6 @@ class SshTransport(ShellTransport):
         self._owns_dialer = dialer is None
         super().__init__(host, self._dialer.credentials)
         self._target = target_of(host)
-        self._user: str | None = None
         self._connection: fabric.Connection | None = None
         self._pulse: Pulse | None = None
         self._connecting = threading.Lock()
@@ -59,7 +58,9 @@ class SshTransport(ShellTransport):
 
     @property
     def user(self) -> str:
-        return cast("str", self._dialer.resolve(self._target).connection.user)
+        # What the inventory says wins over ~/.ssh/config, and resolving costs as much as a login.
+        named = self._target.ssh.user
+        return named or cast("str", self._dialer.resolve(self._target).connection.user)
 
     def connect(self) -> None:
         """Connect now. Raises ConnectionFailed."""
