@@ -30,8 +30,7 @@ class Runs(Protocol[_Moved]):
 class Move(Generic[Done]):
     """A command's two ways to go."""
 
-    make_plan: Callable[[Credentials], Plan]
-    """Shows what would move; changes nothing."""
+    make_plan: Callable[[Credentials], Plan]  # Shows what would move; changes nothing
     run: Runs[Done]
 
 
@@ -39,11 +38,9 @@ class Move(Generic[Done]):
 class Words(Generic[Done]):
     """What is said at the end."""
 
-    nothing: str
-    """Of a plan in which nothing moves."""
+    nothing: str  # Of a plan in which nothing moves
     sentence: Callable[[Done], str]
-    document: Callable[[Done], dict[str, object]]
-    """With --json."""
+    document: Callable[[Done], dict[str, object]]  # With --json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,7 @@ def current_log() -> Path | None:
 @dataclass(frozen=True)
 class Session:
     inventory: Inventory
-    hosts: tuple[Host, ...]
-    """Those that --limit left; all of them without it."""
+    hosts: tuple[Host, ...]  # Those that --limit left; all of them without it
     progress: Progress
     credentials: Credentials
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.model import Inventory
     from clusterctl.survey.status import ClusterStatus
 
-WATCH_EVERY = 2.0
-"""Seconds between two looks with --watch."""
+WATCH_EVERY = 2.0  # Seconds between two looks with --watch
 
 
 @guarded

@@ -35,14 +35,11 @@ class Report:
     """What was found; `errors` empty means that bootstrap may begin."""
 
     facts: dict[str, HostFacts]
-    choices: dict[str, tuple[str, ...]]
-    """Which address and interfaces each host uses, and why."""
+    choices: dict[str, tuple[str, ...]]  # Which address and interfaces each host uses, and why
     notes: tuple[str, ...]
     errors: tuple[ClusterctlError, ...]
-    ways: tuple[Way, ...] = ()
-    """What was seen between hosts, both directions of every pair."""
-    fabric: FabricRecord | None = None
-    """What the gate proved, where it was asked for."""
+    ways: tuple[Way, ...] = ()  # What was seen between hosts, both directions of every pair
+    fabric: FabricRecord | None = None  # What the gate proved, where it was asked for
 
 
 def run(

@@ -32,11 +32,10 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values
 from clusterctl.transport.known_hosts import OfferedKey, UnknownHostKey
 
+# Shows the keys of hosts never seen, by host; whether a person found them right
 AcceptKeys = Callable[[Mapping[str, OfferedKey]], bool]
-"""Shows the keys of hosts never seen, by host; whether a person found them right."""
 
-Decide = Callable[[Undecided], Option | None]
-"""Asks a person; None when there is nobody to ask."""
+Decide = Callable[[Undecided], Option | None]  # Asks a person; None when there is nobody to ask
 
 _NO_SUBNET = "without --subnet, init chooses"
 

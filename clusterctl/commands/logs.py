@@ -30,8 +30,7 @@ _TAIL = """\
 cd "$4" 2>/dev/null && for log in *.log; do [ ! -e "$log" ] || echo "${log%.log}" >&2; done
 exit 66
 """
-_MISSING = 66
-"""EX_NOINPUT of sysexits.h."""
+_MISSING = 66  # EX_NOINPUT of sysexits.h
 
 _Item: TypeAlias = str | ClusterctlError | None
 _Arriving: TypeAlias = "queue.SimpleQueue[tuple[str, _Item]]"

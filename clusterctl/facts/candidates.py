@@ -12,6 +12,8 @@ from ipaddress import IPv4Interface, ip_address
 
 from clusterctl.facts.model import HostFacts, NicFacts
 
+# Name prefixes of interfaces that programs make: they have addresses, and no other host of the
+# cluster is reached through them at full speed
 _MADE_BY = {
     "Docker": ("docker", "br-"),
     "a container engine": ("veth", "podman", "lxc", "lxd"),
@@ -19,8 +21,6 @@ _MADE_BY = {
     "Kubernetes": ("cni", "flannel", "cali", "kube"),
     "a VPN": ("tailscale", "wg", "zt", "tun", "tap"),
 }
-"""Name prefixes of interfaces that programs make: they have addresses, and no other host of the
-cluster is reached through them at full speed."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,10 @@ class Candidate:
 
     nic: str
     addresses: tuple[IPv4Interface, ...]
-    speed: int | None
-    """Mbit/s; None where nobody knows, as of virtual interfaces."""
-    rdma: tuple[str, ...]
-    """Active RDMA devices behind it."""
+    speed: int | None  # Mbit/s; None where nobody knows, as of virtual interfaces
+    rdma: tuple[str, ...]  # Active RDMA devices behind it
     numa_node: int | None
-    near_gpus: bool
-    """On the NUMA node of a GPU, where the host has several nodes."""
+    near_gpus: bool  # On the NUMA node of a GPU, where the host has several nodes
     default_route: bool
     mtu: int
 

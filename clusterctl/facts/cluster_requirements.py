@@ -11,9 +11,9 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
 
+# Seconds off the median. Tokens, certificates and the age of a supervisor's state are judged by
+# clocks; any NTP holds a hundredth of this.
 CLOCK_TOLERANCE = 5.0
-"""Seconds off the median. Tokens, certificates and the age of a supervisor's state are judged
-by clocks; any NTP holds a hundredth of this."""
 
 CLOCK_HINT = "sudo timedatectl set-ntp true; timedatectl timesync-status"
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+# Driver branch to the newest CUDA it was made for: `CUDA Version` in nvidia-smi's heading, and the
+# table of drivers in the CUDA toolkit's release notes
 NEWEST_CUDA = {
     450: (11, 0), 455: (11, 1), 460: (11, 2), 465: (11, 3), 470: (11, 4), 495: (11, 5),
     510: (11, 6), 515: (11, 7), 520: (11, 8), 525: (12, 0), 530: (12, 1), 535: (12, 2),
     545: (12, 3), 550: (12, 4), 555: (12, 5), 560: (12, 6), 565: (12, 7), 570: (12, 8),
     575: (12, 9), 580: (13, 0), 590: (13, 1),
 }  # fmt: skip
-"""Driver branch to the newest CUDA it was made for: `CUDA Version` in nvidia-smi's heading, and
-the table of drivers in the CUDA toolkit's release notes."""
 
+# Oldest driver for any minor version of a CUDA (minor version compatibility: CUDA Compatibility
+# guide, table 1)
 FIRST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Oldest driver for any minor version of a CUDA (minor version compatibility: CUDA Compatibility
-guide, table 1)."""
 
 _CONDITION = re.compile(r"(cuda|driver)\s*(>=|<=|=|<|>)\s*([0-9.]+)")
 

@@ -28,8 +28,7 @@ def _not_running(
 ABSENT = _not_running(installed=False)
 GARBLED = _not_running(error="what `docker info` said could not be read")
 
-_TIMED_OUT = 124
-"""Exit status of `timeout` when it had to end its command."""
+_TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
 
 
 def parse_engine(section: Section | None, api: Section | None) -> EngineFacts:

@@ -11,15 +11,14 @@ from clusterctl.transport.python import MISSING
 
 _GIB = 2**30
 
+# The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB for 25 GB
+# of vLLM's
 STORE_FACTOR = 1.5
-"""The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB
-for 25 GB of vLLM's."""
 
+# Default runtimes that can start a node; gVisor and Kata keep the host's devices away
 USUAL_RUNTIMES = frozenset({"", "runc", "crun", "nvidia"})
-"""Default runtimes that can start a node; gVisor and Kata keep the host's devices away."""
 
-SLACK = 1 * _GIB
-"""For the engine's own files and the container's."""
+SLACK = 1 * _GIB  # For the engine's own files and the container's
 
 
 def engine_problems(

@@ -13,8 +13,8 @@ from clusterctl.facts.gpu_model import GpuFacts, GpuProcess, GpuReport, Xid
 from clusterctl.facts.xid import CATALOG, same_bus
 from clusterctl.inventory.model import Host
 
+# Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) is no obstacle.
 FOREIGN_MEMORY = 1 * 2**30
-"""Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) is no obstacle."""
 
 RESET = "end what runs on it, then: sudo nvidia-smi --gpu-reset -i {bus}; or sudo reboot"
 AFTER_HEALING = "; once it works again: sudo dmesg --clear"

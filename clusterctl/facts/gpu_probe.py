@@ -18,15 +18,14 @@ ReadReport = Callable[[Answer, Files, Sequence[str]], GpuReport]
 class GpuProbe:
     """What a host runs, and what its words mean."""
 
+    # Two functions in the words of probe.sh, before which it is sent. `with_gpus COMMAND...` runs
+    # the command, and prints sections of what the vendor's program says, where there is one.
+    # `gpu_kernel_log` prints what can be told without that program.
     script: bytes
-    """Two functions in the words of probe.sh, before which it is sent. `with_gpus COMMAND...` runs
-    the command, and prints sections of what the vendor's program says, where there is one.
-    `gpu_kernel_log` prints what can be told without that program."""
-    program: str
-    """The vendor's, by its name: it may hang, and is then said not to answer."""
+    program: str  # The vendor's, by its name: it may hang, and is then said not to answer
+    # The answer's sections, the files and the paths of probe.sh, as a report. What cannot be read
+    # is noted in the answer, and nothing is raised.
     read: ReadReport
-    """The answer's sections, the files and the paths of probe.sh, as a report. What cannot be read
-    is noted in the answer, and nothing is raised."""
 
 
 NVIDIA = GpuProbe(

@@ -14,12 +14,12 @@ from clusterctl.facts.rdma_requirements import usable_devices
 from clusterctl.facts.xid import CATALOG
 from clusterctl.inventory.model import Gpu, Host, Inventory
 
+# Part by which memory may differ from the promise: names are in round numbers, the driver keeps
+# some. An L4 of "24 GiB" shows 23034 MiB (6 % less), an H200 of "141 GB" 143771 MiB.
 MEMORY_TOLERANCE = 0.10
-"""Part by which memory may differ from the promise: names are in round numbers, the driver
-keeps some. An L4 of "24 GiB" shows 23034 MiB (6 % less), an H200 of "141 GB" 143771 MiB."""
 
+# Words that make another GPU of the same name: an RTX 3090 is no RTX 3090 Ti
 TELLING_WORDS = frozenset({"ti", "super", "laptop", "max", "mobile", "ada", "d"})
-"""Words that make another GPU of the same name: an RTX 3090 is no RTX 3090 Ti."""
 
 _GIB = 2**30
 
@@ -202,6 +202,7 @@ def _count(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
+# What nvidia-smi says, in small letters, and what helps
 _COMPLAINTS = (
     ("version mismatch", "the driver was upgraded under the running kernel module: sudo reboot"),
     ("does not answer", "a GPU hangs: sudo dmesg | grep -i xid; then sudo reboot"),
@@ -213,7 +214,6 @@ _COMPLAINTS = (
     ("insufficient permissions", "run as root: set ssh.user: root, or give the user sudo"),
     ("no devices were found", "sudo dmesg | grep -i nvrm; then sudo reboot"),
 )
-"""What nvidia-smi says, in small letters, and what helps."""
 
 
 def _driver_hint(inventory: Inventory, facts: HostFacts) -> str:

@@ -10,25 +10,24 @@ from clusterctl.facts.gpu_model import GpuFacts, GpuProcess, GpuReport
 from clusterctl.facts.sections import Section
 from clusterctl.facts.system import Files
 
+# In the order of probe_gpus.sh; older drivers give the first nine or five
 FIELDS = (
     "index", "uuid", "name", "memory.total", "driver_version",
     "memory.used", "mig.mode.current", "compute_cap", "pci.bus_id",
     "ecc.errors.uncorrected.volatile.total", "persistence_mode", "fabric.state",
     "gpu_recovery_action",
 )  # fmt: skip
-"""In the order of probe_gpus.sh; older drivers give the first nine or five."""
 
 NOT_FOUND = "nvidia-smi is not installed"
+# GPUs that use the CPU's memory, for which nvidia-smi says [N/A] (skypilot #10177)
 SHARING_MODELS = frozenset({"gb10", "orin", "thor"})
-"""GPUs that use the CPU's memory, for which nvidia-smi says [N/A] (skypilot #10177)."""
 
 _GPU_LINE = re.compile(r"\d+, *GPU-")
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
+# That CUDA needs besides; the last two appear when it is first used
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-"""That CUDA needs besides; the last two appear when it is first used."""
 _NVIDIA_VENDOR = "0x10de"
-_TIMED_OUT = 124
-"""Exit status of `timeout` when it had to end its command."""
+_TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
 
 
 def parse_gpus(section: Section | None, files: Files) -> GpuReport:

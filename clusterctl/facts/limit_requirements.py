@@ -10,20 +10,20 @@ from clusterctl.inventory.model import Host, Inventory
 
 _GIB = 2**30
 
+# Bytes. Ray's object store takes 1 GB of /dev/shm, NCCL and vLLM's queues some more: containers
+# share the host's (`--ipc host`). Docker's 64 MB end in a bus error (vllm #1710, nccl #290).
 SHM_NEEDED = 3 * _GIB // 2
-"""Bytes. Ray's object store takes 1 GB of /dev/shm, NCCL and vLLM's queues some more: containers
-share the host's (`--ipc host`). Docker's 64 MB end in a bus error (vllm #1710, nccl #290)."""
 
+# Open files. Ray opens some per worker and per peer and dies when it may not (ray #13045); a
+# container's limit cannot pass the hard one of the engine.
 NOFILE_WANTED = 65536
-"""Open files. Ray opens some per worker and per peer and dies when it may not (ray #13045); a
-container's limit cannot pass the hard one of the engine."""
 
+# Ray itself warns below 8192; with 1024 the raylet ends by SIGABRT (ray #13045)
 NOFILE_NEEDED = 4096
-"""Ray itself warns below 8192; with 1024 the raylet ends by SIGABRT (ray #13045)."""
 
+# Bytes that must be free for logs, caches and node files: a full disk ends Ray (it spills and
+# logs), and the engine
 DISK_NEEDED = _GIB
-"""Bytes that must be free for logs, caches and node files: a full disk ends Ray (it spills and
-logs), and the engine."""
 
 
 def limit_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:

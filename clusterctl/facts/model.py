@@ -8,21 +8,19 @@ from dataclasses import dataclass, field
 from clusterctl.facts.gpu_model import GpuFacts as GpuFacts
 from clusterctl.facts.gpu_model import GpuReport as GpuReport
 
+# Where Docker keeps images unless told otherwise: always measured, since the host may have no
+# engine yet to ask
 ENGINE_ROOT = "/var/lib/docker"
-"""Where Docker keeps images unless told otherwise: always measured, since the host may have no
-engine yet to ask."""
 
 
 @dataclass(frozen=True)
 class Os:
-    id: str
-    """`debian`, `ubuntu`, `rhel`, ...: ID of /etc/os-release."""
+    id: str  # `debian`, `ubuntu`, `rhel`, ...: ID of /etc/os-release
     like: tuple[str, ...]
     version: str
     codename: str
     pretty: str
-    architecture: str
-    """As `uname -m` says: x86_64, aarch64."""
+    architecture: str  # As `uname -m` says: x86_64, aarch64
     kernel: str
 
 
@@ -30,8 +28,7 @@ class Os:
 class Address:
     ip: str
     prefix: int
-    scope: str
-    """`global`, `link`, `host`."""
+    scope: str  # `global`, `link`, `host`
 
 
 @dataclass(frozen=True)
@@ -39,16 +36,13 @@ class NicFacts:
     name: str
     mac: str
     mtu: int
-    state: str
-    """operstate: `up`, `down`, `unknown`."""
-    speed: int | None
-    """Mbit/s; None where the driver does not know (virtual NICs)."""
-    kind: str
-    """`physical`, `wlan`, `virtual`, `bridge`, `bond`, `vlan`, `loopback`."""
+    state: str  # operstate: `up`, `down`, `unknown`
+    speed: int | None  # Mbit/s; None where the driver does not know (virtual NICs)
+    kind: str  # `physical`, `wlan`, `virtual`, `bridge`, `bond`, `vlan`, `loopback`
     numa_node: int | None
     addresses: tuple[Address, ...]
+    # NICs under this one: the members of a bond or bridge, the parent of a VLAN
     lower: tuple[str, ...] = ()
-    """NICs under this one: the members of a bond or bridge, the parent of a VLAN."""
     upper: tuple[str, ...] = ()
 
 
@@ -58,20 +52,16 @@ class Gid:
 
     index: int
     gid: str
-    type: str
-    """`RoCE v2`, `IB/RoCE v1`; empty where the kernel does not tell."""
+    type: str  # `RoCE v2`, `IB/RoCE v1`; empty where the kernel does not tell
     nic: str
 
 
 @dataclass(frozen=True)
 class RdmaPort:
-    number: int
-    """From 1."""
+    number: int  # From 1
     active: bool
-    link_layer: str
-    """`InfiniBand`, `Ethernet` (RoCE)."""
-    rate: float | None
-    """Mbit/s."""
+    link_layer: str  # `InfiniBand`, `Ethernet` (RoCE)
+    rate: float | None  # Mbit/s
     gids: tuple[Gid, ...]
 
 
@@ -81,14 +71,10 @@ class RdmaDevice:
 
     name: str
     nics: tuple[str, ...]
-    link_layer: str
-    """`InfiniBand`, `Ethernet`."""
-    active: bool
-    """A port of it is up."""
-    rate: str
-    """In the kernel's words: `200 Gb/sec (4X HDR)`."""
-    ports: tuple[RdmaPort, ...] = ()
-    """By number; `link_layer` and `rate` are those of the first."""
+    link_layer: str  # `InfiniBand`, `Ethernet`
+    active: bool  # A port of it is up
+    rate: str  # In the kernel's words: `200 Gb/sec (4X HDR)`
+    ports: tuple[RdmaPort, ...] = ()  # By number; `link_layer` and `rate` are those of the first
 
 
 @dataclass(frozen=True)
@@ -99,8 +85,7 @@ class EngineFacts:
     running: bool
     version: str
     api_version: str
-    storage: str
-    """`overlay2`, `overlayfs` (the containerd image store), ..."""
+    storage: str  # `overlay2`, `overlayfs` (the containerd image store),
     data_root: str
     cgroup_driver: str
     cgroup_version: str
@@ -108,22 +93,15 @@ class EngineFacts:
     runtimes: tuple[str, ...]
     rootless: bool
     error: str | None
-    client: str = ""
-    """Path of the `docker` command."""
+    client: str = ""  # Path of the `docker` command
+    # Images live in containerd, compressed layers beside unpacked ones
     containerd_store: bool = False
-    """Images live in containerd, compressed layers beside unpacked ones."""
-    hung: bool = False
-    """The daemon was asked and did not answer."""
-    podman: bool = False
-    """`docker` is Podman under that name."""
-    live_restore: bool = False
-    """Containers keep running while the engine restarts."""
-    default_runtime: str = ""
-    """`runc`, `nvidia`, ..."""
-    remapped: bool = False
-    """userns-remap: root in a container is another user outside."""
-    desktop: bool = False
-    """Docker Desktop: the engine runs in a virtual machine."""
+    hung: bool = False  # The daemon was asked and did not answer
+    podman: bool = False  # `docker` is Podman under that name
+    live_restore: bool = False  # Containers keep running while the engine restarts
+    default_runtime: str = ""  # `runc`, `nvidia`,
+    remapped: bool = False  # userns-remap: root in a container is another user outside
+    desktop: bool = False  # Docker Desktop: the engine runs in a virtual machine
 
     @property
     def snap(self) -> bool:
@@ -137,19 +115,14 @@ class ContainerFacts:
 
     id: str
     name: str
-    image: str
-    """The image's ID."""
+    image: str  # The image's ID
     labels: Mapping[str, str]
-    state: str
-    """`created`, `running`, `paused`, `restarting`, `exited`, `dead`."""
+    state: str  # `created`, `running`, `paused`, `restarting`, `exited`, `dead`
     exit_code: int
-    started_at: str
-    """RFC 3339; of the last start."""
-    restarts: int
-    """By the restart policy, since the container was made."""
+    started_at: str  # RFC 3339; of the last start
+    restarts: int  # By the restart policy, since the container was made
     oom_killed: bool = False
-    error: str = ""
-    """Why the engine could not start it."""
+    error: str = ""  # Why the engine could not start it
 
 
 @dataclass(frozen=True)
@@ -159,24 +132,21 @@ class ImageFacts:
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]
+    # RootFS layers: equal between hosts for equal content, unlike `id`, which depends on the image
+    # store
     layers: tuple[str, ...]
-    """RootFS layers: equal between hosts for equal content, unlike `id`, which depends on
-    the image store."""
-    size: int
-    """Bytes, as the image store counts them."""
+    size: int  # Bytes, as the image store counts them
     architecture: str
     labels: Mapping[str, str]
+    # CUDA_VERSION and NVIDIA_REQUIRE_CUDA of its environment, where they are set
     cuda: Mapping[str, str] = field(default_factory=dict)
-    """CUDA_VERSION and NVIDIA_REQUIRE_CUDA of its environment, where they are set."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    path: str
-    """The path asked for; the file system may be mounted above it."""
+    path: str  # The path asked for; the file system may be mounted above it
     total: int
-    free: int
-    """Bytes."""
+    free: int  # Bytes
 
 
 @dataclass(frozen=True)
@@ -184,69 +154,54 @@ class HostFacts:
     """All of it, at one moment."""
 
     hostname: str
-    hostname_addresses: tuple[str, ...]
-    """What the host resolves its own name to."""
+    hostname_addresses: tuple[str, ...]  # What the host resolves its own name to
     machine_id: str
     boot_id: str
     os: Os
     cpus: int
-    memory: int
-    """Bytes."""
-    shm: int
-    """Size of /dev/shm in bytes."""
+    memory: int  # Bytes
+    shm: int  # Size of /dev/shm in bytes
     disks: tuple[Disk, ...]
     nics: tuple[NicFacts, ...]
     default_nic: str | None
     rdma_devices: tuple[str, ...]
     gpus: GpuReport
     engine: EngineFacts
-    cgroup_version: int
-    """1 (or hybrid) or 2."""
-    nofile_hard: int
-    """Open files: the engine's hard limit where it runs, else that of the session."""
-    clock: float
-    """Unix seconds when the probe ended."""
+    cgroup_version: int  # 1 (or hybrid) or 2
+    nofile_hard: int  # Open files: the engine's hard limit where it runs, else that of the session
+    clock: float  # Unix seconds when the probe ended
+    # Seconds ahead of the operator's clock; too low by the time of the answer's way back
     clock_offset: float
-    """Seconds ahead of the operator's clock; too low by the time of the answer's way back."""
     user: str
-    root: bool
-    """The user is root, or may become root by sudo."""
+    root: bool  # The user is root, or may become root by sudo
     sudo_error: str | None
-    python3: str | None
-    """Path of a Python that runs what clusterctl sends (transport/python.py)."""
-    listening_ports: tuple[int, ...]
-    """TCP ports in use, from /proc/net/tcp and tcp6."""
-    uid: int = -1
-    """Of the user whom the probe ran as: 0 under sudo."""
-    memory_available: int | None = None
-    """Bytes, in the kernel's estimate."""
-    python3_version: str = ""
-    """`3.11`, of the one that was found, whether it is good enough or not."""
+    python3: str | None  # Path of a Python that runs what clusterctl sends (transport/python.py)
+    listening_ports: tuple[int, ...]  # TCP ports in use, from /proc/net/tcp and tcp6
+    uid: int = -1  # Of the user whom the probe ran as: 0 under sudo
+    memory_available: int | None = None  # Bytes, in the kernel's estimate
+    python3_version: str = ""  # `3.11`, of the one that was found, whether it is good enough or not
+    # What was found lacks a part of its standard library, as Debian's python3-minimal does
     python3_minimal: bool = False
-    """What was found lacks a part of its standard library, as Debian's python3-minimal does."""
     rdma: tuple[RdmaDevice, ...] = ()
+    # Such as /dev/infiniband/uverbs0. Some kernels have /dev/infiniband/rdma_cm without any device:
+    # ask `rdma` whether there is one.
     rdma_nodes: tuple[str, ...] = ()
-    """Such as /dev/infiniband/uverbs0. Some kernels have /dev/infiniband/rdma_cm without any
-    device: ask `rdma` whether there is one."""
+    # Bytes that a process may lock in memory; None where the shell does not tell
     memlock_hard: int | None = None
-    """Bytes that a process may lock in memory; None where the shell does not tell."""
+    # The module nvidia_peermem is loaded: RDMA devices reach GPU memory by themselves
     peer_memory: bool = False
-    """The module nvidia_peermem is loaded: RDMA devices reach GPU memory by themselves."""
+    # Where the GPUs are; empty on a host with one NUMA node, or without NVIDIA's driver
     gpu_numa_nodes: tuple[int, ...] = ()
-    """Where the GPUs are; empty on a host with one NUMA node, or without NVIDIA's driver."""
-    cdi_specs: tuple[str, ...] = ()
-    """Files in /etc/cdi and /var/run/cdi."""
-    nvidia_ctk: str | None = None
-    """Path of the NVIDIA container toolkit's command."""
+    cdi_specs: tuple[str, ...] = ()  # Files in /etc/cdi and /var/run/cdi
+    nvidia_ctk: str | None = None  # Path of the NVIDIA container toolkit's command
+    # The kernel can keep devices from containers: control groups are there and mounted
     device_cgroup: bool = True
-    """The kernel can keep devices from containers: control groups are there and mounted."""
-    runtimes: tuple[str, ...] = ()
-    """Other container runtimes that are installed: `podman`, `k3s`, ..."""
+    runtimes: tuple[str, ...] = ()  # Other container runtimes that are installed: `podman`, `k3s`,
+    # The address of this host that SSH came in by; empty under sudo, which hides it
     ssh_ip: str = ""
-    """The address of this host that SSH came in by; empty under sudo, which hides it."""
+    # What could not be read, a sentence each. The field it would fill holds its empty value: 0, "",
+    # () or None.
     unknown: tuple[str, ...] = ()
-    """What could not be read, a sentence each. The field it would fill holds its empty value:
-    0, "", () or None."""
 
     @property
     def python_words(self) -> str:

@@ -12,13 +12,12 @@ from clusterctl.facts.model import Address, NicFacts
 from clusterctl.facts.sections import Section
 from clusterctl.facts.system import Files, first_line
 
-_LOOPBACK_TYPE = "772"
-"""ARPHRD_LOOPBACK."""
+_LOOPBACK_TYPE = "772"  # ARPHRD_LOOPBACK
 
 _ADDRESS = re.compile(r"^\d+: ([^\s@]+)\S*\s+inet6? ([0-9a-fA-F.:]+)/(\d+).*?\bscope (\w+)")
 _INET6_SCOPES = {"00": "global", "10": "host", "20": "link", "40": "site", "80": "global"}
+# RTF_REJECT: an unreachable route, such as the kernel's own last default route on lo
 _ROUTE_REJECT = 0x0200
-"""RTF_REJECT: an unreachable route, such as the kernel's own last default route on lo."""
 
 
 def parse_nics(files: Files, said: Section | None, paths: Sequence[str]) -> tuple[NicFacts, ...]:

@@ -20,11 +20,10 @@ from clusterctl.facts.model import (
 from clusterctl.facts.sections import Answer, Section, read_files
 from clusterctl.transport.python import OLDEST
 
+# This file stands at the root of a unified hierarchy only
 CGROUP_V2 = "/sys/fs/cgroup/cgroup.controllers"
-"""This file stands at the root of a unified hierarchy only."""
 
-_PATTERN = frozenset("*[")
-"""In a path that the shell would have replaced, had anything matched it."""
+_PATTERN = frozenset("*[")  # In a path that the shell would have replaced, had anything matched it
 
 _SHM = "/dev/shm"  # noqa: S108  (measured on the host, not used here)
 
@@ -34,14 +33,14 @@ class Probe:
     """Everything one round trip brought."""
 
     facts: HostFacts
+    # Content by path; None where there is no such file, under the pattern that was asked for. A
+    # file that is there and may not be read is in `unreadable` instead.
     files: Mapping[str, bytes | None]
-    """Content by path; None where there is no such file, under the pattern that was asked for.
-    A file that is there and may not be read is in `unreadable` instead."""
     unreadable: tuple[str, ...]
+    # Those with the label `clusterctl.cluster`, of any cluster and in any state
     containers: tuple[ContainerFacts, ...]
-    """Those with the label `clusterctl.cluster`, of any cluster and in any state."""
+    # The image asked for; None when the host has not got it, or has no engine to ask
     image: ImageFacts | None
-    """The image asked for; None when the host has not got it, or has no engine to ask."""
 
 
 def parse_probe(

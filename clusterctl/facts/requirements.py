@@ -25,8 +25,7 @@ from clusterctl.facts.rdma_requirements import rdma_notes
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.transport.credentials import SUDO_PASSWORD
 
-SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
-"""Those that vLLM's images are made for."""
+SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")  # Those that vLLM's images are made for
 
 
 class DeviceRequirements(Protocol):

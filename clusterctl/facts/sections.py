@@ -23,8 +23,7 @@ _UNPARSABLE = (
 @dataclass(frozen=True)
 class Section:
     name: str
-    argument: str
-    """The rest of the marker's line: a path, an exit status."""
+    argument: str  # The rest of the marker's line: a path, an exit status
     body: str
 
     @property
@@ -85,8 +84,8 @@ def split_sections(text: str, marker: str) -> Answer:
     return Answer(tuple(sections))
 
 
+# grep's `path:line`; of all paths asked for, only those of PCI devices have colons inside
 _NAMED_LINE = re.compile(r"(/sys/bus/pci/(?:devices|drivers/nvidia)/[^/]*/[a-z_]+|/[^:]*):(.*)")
-"""grep's `path:line`; of all paths asked for, only those of PCI devices have colons inside."""
 
 
 def read_files(answer: Answer) -> dict[str, list[str]]:

@@ -22,10 +22,8 @@ _LOADED = "NVRM: loading"
 @dataclass(frozen=True)
 class Meaning:
     what: str
-    reboot: bool = False
-    """A reset of the GPU does not help."""
-    waits: bool = False
-    """The GPU goes on; a reset can wait until it is idle."""
+    reboot: bool = False  # A reset of the GPU does not help
+    waits: bool = False  # The GPU goes on; a reset can wait until it is idle
 
 
 CATALOG = {

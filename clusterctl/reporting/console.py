@@ -31,14 +31,11 @@ from clusterctl.engine.events import (
 )
 from clusterctl.reporting.text import below_itself, count, duration, line_width
 
-PLAIN_EVERY = 5.0
-"""Seconds between two progress lines of one host where there is no terminal."""
+PLAIN_EVERY = 5.0  # Seconds between two progress lines of one host where there is no terminal
 
-STILL_EVERY = 30.0
-"""Seconds of silence of a step there, after which a line says that it still runs."""
+STILL_EVERY = 30.0  # Seconds of silence of a step there, after which a line says that it still runs
 
-_KEPT_TOGETHER = "\N{NO-BREAK SPACE}"
-"""Between a number and its unit, until the line is broken."""
+_KEPT_TOGETHER = "\N{NO-BREAK SPACE}"  # Between a number and its unit, until the line is broken
 
 _log = logging.getLogger("clusterctl.run")
 

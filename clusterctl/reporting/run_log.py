@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-KEPT = 50
-"""Log files kept per cluster; older ones are removed when a new one starts."""
+KEPT = 50  # Log files kept per cluster; older ones are removed when a new one starts
 
 
 def state_directory(environ: Mapping[str, str] = os.environ) -> Path:

@@ -23,8 +23,7 @@ _STYLES = {
 }  # fmt: skip
 
 
-UNLIMITED = 10_000
-"""Columns where there is no terminal: a pipe or a file has no edge to cut at."""
+UNLIMITED = 10_000  # Columns where there is no terminal: a pipe or a file has no edge to cut at
 
 
 def screen(stream: IO[str]) -> Console:
@@ -68,8 +67,8 @@ _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     "GPUS USED": lambda row: Text(_use(row)),
     "GPU": lambda row: Text(_models(row)),
 }
+# Columns by what they are worth to a reader; the last go first where a terminal is narrow
 _WORTH = ("HOST", "RAY", "ROLE", "CONTAINER", "GPUS USED", "NODE IP", "ENGINE", "GPU")
-"""Columns by what they are worth to a reader; the last go first where a terminal is narrow."""
 
 _GAP = 2
 _LEAST_GPU = 16

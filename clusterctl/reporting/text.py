@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO
 
 _STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_LEAST_ROOM = 16
-"""Characters in which a few words of a sentence still stand beside each other."""
+_LEAST_ROOM = 16  # Characters in which a few words of a sentence still stand beside each other
 
 
 def size(count: float) -> str:

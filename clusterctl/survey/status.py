@@ -29,8 +29,7 @@ class HostRow:
     reachable: bool
     engine: str
     container: str
-    ray: str
-    """`up`, `starting`, `down`, ..., or `dead` where the head's Ray says so."""
+    ray: str  # `up`, `starting`, `down`, ..., or `dead` where the head's Ray says so
     gpus: tuple[str, ...]
     gpus_promised: int
     gpus_in_ray: float
@@ -44,10 +43,8 @@ class HostRow:
 class ServiceRow:
     document: ServiceDocument
     state: ServiceState | None
-    head_address: str
-    """Where clients reach the head."""
-    failed_ago: float | None = None
-    """Seconds since its last failure; None where none is known."""
+    head_address: str  # Where clients reach the head
+    failed_ago: float | None = None  # Seconds since its last failure; None where none is known
 
     @property
     def name(self) -> str:
@@ -71,8 +68,7 @@ class ClusterStatus:
     services: tuple[ServiceRow, ...]
     ray_version: str
     vllm_version: str
-    strangers: tuple[ClusterctlError, ...] = ()
-    """Hosts in Ray that are not in the inventory."""
+    strangers: tuple[ClusterctlError, ...] = ()  # Hosts in Ray that are not in the inventory
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -33,8 +33,7 @@ from clusterctl.transfer.weights.tree import faults, is_passed_over, read_tree
 
 _GIB = 2**30
 
-MOST_PARTS = 2
-"""Of a name: ORGANISATION/NAME."""
+MOST_PARTS = 2  # Of a name: ORGANISATION/NAME
 
 
 def holder_named(source: str | None, inventory: Inventory) -> str | None:
