@@ -98,12 +98,11 @@ def deliver(wishes: Wishes, found: Found, output: Path) -> None:
         print(text, end="")
         return
     _write(output, text)
-    hosts, gpus = count(len(found.facts), "host"), count(_gpus(found), "GPU")
+    hosts, gpus = (
+        count(len(found.facts), "host"),
+        count(sum(len(facts.gpus.gpus) for facts in found.facts.values()), "GPU"),
+    )
     print(f"{output}: {hosts}, {gpus}; next: clusterctl check {output}")
-
-
-def _gpus(found: Found) -> int:
-    return sum(len(facts.gpus.gpus) for facts in found.facts.values())
 
 
 def _write(output: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import completion, options
+from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Alias, Hub id, a directory with config.json, or that file.",
-        autocompletion=completion.models,
+        autocompletion=options.complete_models,
     ),
 ]
 _Arguments = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli import completion, options
+from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.reporting.error_view import error_lines
@@ -16,7 +16,11 @@ from clusterctl.reporting.error_view import error_lines
 _Limit = Annotated[
     str | None,
     typer.Option(
-        "--limit", "--host", metavar="HOSTS", help=options.LIMIT, autocompletion=completion.hosts
+        "--limit",
+        "--host",
+        metavar="HOSTS",
+        help=options.LIMIT,
+        autocompletion=options.complete_hosts,
     ),
 ]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import completion, options
+from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.cli.moving import Flags, Move, Words, move
 from clusterctl.cli.program import Commands
@@ -128,7 +128,7 @@ _On = Annotated[
         "--on",
         metavar="HOST",
         help="Host that downloads; default: this machine.",
-        autocompletion=completion.hosts,
+        autocompletion=options.complete_hosts,
     ),
 ]
 
@@ -141,7 +141,7 @@ def pull(
         typer.Argument(
             metavar="MODEL",
             help="Alias, or ORGANISATION/NAME.",
-            autocompletion=completion.models,
+            autocompletion=options.complete_models,
         ),
     ],
     source: _Source = "hf",

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clusterctl.cli import completion
+
+def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
+    """Hosts of the inventory meant, for the last of names parted by commas; none where there is no
+    inventory, or one with mistakes in it."""
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory.current import current
+    from clusterctl.inventory.load import load
+
+    before, comma, last = incomplete.rpartition(",")
+    typed = before.split(",")
+    names: tuple[str, ...] = ()
+    with suppress(ClusterctlError):
+        names = tuple(host.name for host in load(current(_inventory(context))).hosts)
+    fresh = (name for name in names if name.startswith(last) and name not in typed)
+    return [f"{before}{comma}{name}" for name in fresh]
+
+
+def _inventory(context: typer.Context) -> Path | None:
+    """The -i typed so far, the command's own first."""
+    typed = (where.params.get("inventory") for where in (context, context.find_root()))
+    return next((Path(path) for path in typed if path), None)
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Aliases of the catalogue."""
+    from clusterctl.models.catalogue import CATALOGUE
+
+    return [entry.alias for entry in CATALOGUE if entry.alias.startswith(incomplete)]
+
 
 Inventory = Annotated[
     Path | None,
@@ -25,7 +54,7 @@ InventoryFile = Annotated[
 LIMIT = "Only these hosts: names, globs, ranges, label=value, !name."
 Limit = Annotated[
     str | None,
-    typer.Option("--limit", metavar="HOSTS", help=LIMIT, autocompletion=completion.hosts),
+    typer.Option("--limit", metavar="HOSTS", help=LIMIT, autocompletion=complete_hosts),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; go on.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli import completion, options
+from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Command
 
@@ -36,7 +36,7 @@ _Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Alias, Hub id, or path on the hosts; default: `model` of the --config file.",
-        autocompletion=completion.models,
+        autocompletion=options.complete_models,
     ),
 ]
 _Arguments = Annotated[

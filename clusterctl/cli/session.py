@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.cli.unseen import ask_unseen, signals
+from clusterctl.cli.streams import ask_unseen, signals
 from clusterctl.engine.interrupt import keep_terminal
 from clusterctl.inventory.current import current
 from clusterctl.inventory.load import load

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import completion, options
+from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def ssh(
         typer.Argument(
             metavar="HOST",
             help="Name of a host in the inventory.",
-            autocompletion=completion.hosts,
+            autocompletion=options.complete_hosts,
         ),
     ],
     command: Annotated[

@@ -6,12 +6,62 @@ log tell of faults that it does not show, and of older drivers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.facts.gpu_model import GpuFacts, GpuProcess, GpuReport, Xid
-from clusterctl.facts.xid import CATALOG, same_bus
+from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport, Xid
 from clusterctl.inventory.model import Host
+
+_LINE = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+),?\s*(?P<text>.*)"
+)
+_LOADED = "NVRM: loading"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    what: str
+    reboot: bool = False  # A reset of the GPU does not help
+    waits: bool = False  # The GPU goes on; a reset can wait until it is idle
+
+
+CATALOG = {
+    48: Meaning("memory error that ECC could not correct"),
+    62: Meaning("its internal microcontroller halted"),
+    63: Meaning("a bad row of its memory is to be replaced", waits=True),
+    64: Meaning("a bad row of its memory could not be replaced"),
+    74: Meaning("NVLink error"),
+    79: Meaning("it fell off the PCI bus", reboot=True),
+    92: Meaning("many memory errors that ECC corrected", waits=True),
+    94: Meaning("memory error that ended one program only", waits=True),
+    95: Meaning("memory error that may have touched every program"),
+    109: Meaning("it did not switch between programs in time"),
+    110: Meaning("security fault"),
+    119: Meaning("its firmware (GSP) did not answer in time"),
+    120: Meaning("its firmware (GSP) failed"),
+    140: Meaning("memory error that was not recovered from"),
+    143: Meaning("it could not be initialized"),
+}
+
+
+def parse_xids(lines: Sequence[str]) -> tuple[Xid, ...]:
+    """Those since the driver was last loaded, which clears what a GPU had."""
+    loaded = max((n for n, line in enumerate(lines) if _LOADED in line), default=-1)
+    found = (_LINE.search(line) for line in lines[loaded + 1 :])
+    return tuple(Xid(int(m["code"]), m["bus"].lower(), m["text"].strip()) for m in found if m)
+
+
+def same_bus(log: str, smi: str) -> bool:
+    """`0000:3b:00` of the log and `00000000:3B:00.0` of nvidia-smi are one device."""
+    return _numbers(log)[-3:] == _numbers(smi)[-3:]
+
+
+def _numbers(bus: str) -> list[int]:
+    """Domain, bus and device. The function after the dot is 0 for every GPU."""
+    return [int(word, 16) for word in bus.partition(".")[0].split(":") if word]
+
 
 # Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) is no obstacle.
 FOREIGN_MEMORY = 1 * 2**30
@@ -48,7 +98,9 @@ def _recovery(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
 
 def _xid_errors(report: GpuReport) -> Iterator[tuple[str, str, str]]:
     """The last serious one of each GPU that the driver does not call healthy."""
-    for bus, xid in _serious(report.xids).items():
+    for bus, xid in {
+        xid.bus: xid for xid in report.xids if xid.code in CATALOG and (not CATALOG[xid.code].waits)
+    }.items():
         gpu = next((gpu for gpu in report.gpus if same_bus(bus, gpu.pci_bus)), None)
         if gpu and gpu.recovery:
             continue  # the driver knows better than an old line of the log; see `_recovery`
@@ -59,10 +111,6 @@ def _xid_errors(report: GpuReport) -> Iterator[tuple[str, str, str]]:
             fix,
             f"Xid {xid.code} ({bus}): {xid.text}",
         )
-
-
-def _serious(xids: Iterable[Xid]) -> dict[str, Xid]:
-    return {xid.bus: xid for xid in xids if xid.code in CATALOG and not CATALOG[xid.code].waits}
 
 
 def _memory_errors(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from clusterctl.facts.gpu_model import GpuFacts, GpuProcess, GpuReport
+from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport
 from clusterctl.facts.sections import Section
 from clusterctl.facts.system import Files
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterctl.facts.model import HostFacts, RdmaDevice, RdmaPort
-from clusterctl.facts.rdma_requirements import has_verbs
+from clusterctl.facts.network_requirements import has_verbs
 from clusterctl.inventory.model import Inventory
 
 

@@ -36,7 +36,11 @@ def status_screen(status: ClusterStatus) -> RenderableType:
     """Hosts, services and problems on one screen."""
     parts: list[RenderableType] = [_title(status), _Hosts(status)]
     parts.append(Text())
-    parts.append(_services(status) if status.services else Text("No services.", style="dim"))
+    parts.append(
+        Group(*[part for row in status.services for part in _service(row)])
+        if status.services
+        else Text("No services.", style="dim")
+    )
     if status.problems:
         parts.append(Text())
         parts += _problems(status)
@@ -114,10 +118,6 @@ def _models(row: HostRow) -> str:
     """`2 x NVIDIA H200`."""
     kinds = {model: row.gpus.count(model) for model in row.gpus}
     return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "-"
-
-
-def _services(status: ClusterStatus) -> Group:
-    return Group(*[part for row in status.services for part in _service(row)])
 
 
 def _service(row: ServiceRow) -> list[Text]:

@@ -200,14 +200,19 @@ def _own_ssh(host: Host, common: Ssh) -> Iterator[str]:
 def _node_ip(found: Found, host: Host, node: Node) -> Iterator[str]:
     """Where neither the subnet nor the address says it."""
     subnet = control_subnet(found)
-    inside = [ip for ip in _ips(found.facts[node.host]) if subnet and _is_in(ip, subnet)]
+    inside = [
+        ip
+        for ip in [
+            a.ip
+            for nic in found.facts[node.host].nics
+            for a in nic.addresses
+            if a.scope == "global"
+        ]
+        if subnet and _is_in(ip, subnet)
+    ]
     if inside != [node.node_ip] or host.address != node.node_ip:
         reason = node.explain[0].partition(": ")[2]
         yield f"    node_ip: {scalar(node.node_ip)} # {reason}"
-
-
-def _ips(facts: HostFacts) -> list[str]:
-    return [a.ip for nic in facts.nics for a in nic.addresses if a.scope == "global"]
 
 
 def _is_in(ip: str, subnet: str) -> bool:
