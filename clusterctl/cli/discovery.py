@@ -98,11 +98,9 @@ def deliver(wishes: Wishes, found: Found, output: Path) -> None:
         print(text, end="")
         return
     _write(output, text)
-    hosts, gpus = (
-        count(len(found.facts), "host"),
-        count(sum(len(facts.gpus.gpus) for facts in found.facts.values()), "GPU"),
-    )
-    print(f"{output}: {hosts}, {gpus}; next: clusterctl check {output}")
+    gpus = sum(len(facts.gpus.gpus) for facts in found.facts.values())
+    seen = f"{count(len(found.facts), 'host')}, {count(gpus, 'GPU')}"
+    print(f"{output}: {seen}; next: clusterctl check {output}")
 
 
 def _write(output: Path, text: str) -> None:

@@ -98,9 +98,8 @@ def _recovery(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
 
 def _xid_errors(report: GpuReport) -> Iterator[tuple[str, str, str]]:
     """The last serious one of each GPU that the driver does not call healthy."""
-    for bus, xid in {
-        xid.bus: xid for xid in report.xids if xid.code in CATALOG and (not CATALOG[xid.code].waits)
-    }.items():
+    serious = (xid for xid in report.xids if xid.code in CATALOG and not CATALOG[xid.code].waits)
+    for bus, xid in {xid.bus: xid for xid in serious}.items():
         gpu = next((gpu for gpu in report.gpus if same_bus(bus, gpu.pci_bus)), None)
         if gpu and gpu.recovery:
             continue  # the driver knows better than an old line of the log; see `_recovery`

@@ -244,14 +244,12 @@ def _unfulfilled(promised: Sequence[Gpu], found: Sequence[GpuFacts]) -> list[Gpu
     free = list(found)
     broken = []
     for promise in sorted(promised, key=lambda gpu: (gpu.model is None) + (gpu.memory is None)):
-        keeper = next(
-            (
-                gpu
-                for gpu in free
-                if (_is_model(promise.model, gpu.model) and _has_memory(promise.memory, gpu.memory))
-            ),
-            None,
+        fitting = (
+            gpu
+            for gpu in free
+            if _is_model(promise.model, gpu.model) and _has_memory(promise.memory, gpu.memory)
         )
+        keeper = next(fitting, None)
         if keeper is None:
             broken.append(promise)
         else:

@@ -25,20 +25,14 @@ def error_lines(
     lines = [f"{len(found)} problems:"] if len(found) > 1 else []
     for index, single in enumerate(found):
         following = found[index + 1] if index + 1 < len(found) else None
-        repeat_hint = following is None or following.hint != single.hint
-        lines += _one(single, repeat_hint=repeat_hint, width=width)
+        lines += below_itself("error: ", str(single), width)
+        if single.detail:
+            lines += [f"    {line}" for line in single.detail.rstrip().splitlines()]
+        if single.hint and (following is None or following.hint != single.hint):
+            first, *rest = single.hint.splitlines()
+            lines += [f"  fix: {first}", *(f"       {line}" for line in rest)]
     if log is not None:
         lines.append(f"  log: {log}")
-    return lines
-
-
-def _one(error: ClusterctlError, *, repeat_hint: bool, width: int | None) -> list[str]:
-    lines = below_itself("error: ", str(error), width)
-    if error.detail:
-        lines += [f"    {line}" for line in error.detail.rstrip().splitlines()]
-    if error.hint and repeat_hint:
-        first, *rest = error.hint.splitlines()
-        lines += [f"  fix: {first}", *(f"       {line}" for line in rest)]
     return lines
 
 

@@ -30,13 +30,9 @@ def _row(planned: PlannedChange) -> tuple[str, str, str]:
     if not isinstance(change, Change):
         return planned.host, "?", f"{planned.step}: known once this is there: {change.reason}"
     sign = "!" if change.disruptive else "+"
-    return planned.host, sign, change.summary + _before_after(change)
-
-
-def _before_after(change: Change) -> str:
-    if change.before is not None and change.after is not None:
-        return f" ({change.before} → {change.after})"
-    return ""
+    both = change.before is not None and change.after is not None
+    values = f" ({change.before} → {change.after})" if both else ""
+    return planned.host, sign, f"{change.summary}{values}"
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
@@ -34,20 +34,6 @@ def screen(stream: IO[str]) -> Console:
 
 def status_screen(status: ClusterStatus) -> RenderableType:
     """Hosts, services and problems on one screen."""
-    parts: list[RenderableType] = [_title(status), _Hosts(status)]
-    parts.append(Text())
-    parts.append(
-        Group(*[part for row in status.services for part in _service(row)])
-        if status.services
-        else Text("No services.", style="dim")
-    )
-    if status.problems:
-        parts.append(Text())
-        parts += _problems(status)
-    return Group(*parts)
-
-
-def _title(status: ClusterStatus) -> Text:
     title = Text(f"cluster {status.cluster}", style="bold")
     word, style = ("healthy", "green") if status.healthy else ("degraded", "red")
     title.append(f" · {word}", style=style)
@@ -57,7 +43,26 @@ def _title(status: ClusterStatus) -> Text:
         if version
     ]
     title.append("".join(f" · {text}" for text in versions), style="dim")
-    return title
+    parts: list[RenderableType] = [title, _HostTable(status), Text()]
+    parts += [line for row in status.services for line in _service_lines(row)]
+    if not status.services:
+        parts.append(Text("No services.", style="dim"))
+    if status.problems:
+        parts += [Text(), Text(f"{count(len(status.problems), 'problem')}:", style="red")]
+        parts += [Padding(Text(each), (0, 0, 0, 2), expand=False) for each in status.problems]
+        # Never broken over two lines: a fix is to be pasted.
+        parts += [Text(f"  fix: {hint}", no_wrap=True, overflow="ignore") for hint in status.hints]
+    return Group(*parts)
+
+
+def _models(row: HostRow) -> str:
+    """`2 x NVIDIA H200`."""
+    kinds = {model: row.gpus.count(model) for model in row.gpus}
+    return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "-"
+
+
+def _word(word: str) -> Text:
+    return Text(word or "-", style=_STYLES.get(word, ""))
 
 
 _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
@@ -68,7 +73,9 @@ _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     "ENGINE": lambda row: Text(row.engine or "-"),
     "CONTAINER": lambda row: _word(row.container),
     "RAY": lambda row: _word(row.ray) if row.reachable else Text("no answer", style="red"),
-    "GPUS USED": lambda row: Text(_use(row)),
+    "GPUS USED": lambda row: Text(
+        f"{row.gpus_used:g} of {row.gpus_promised}" if row.gpus_promised else "-"
+    ),
     "GPU": lambda row: Text(_models(row)),
 }
 # Columns by what they are worth to a reader; the last go first where a terminal is narrow
@@ -79,15 +86,25 @@ _LEAST_GPU = 16
 
 
 @dataclass(frozen=True)
-class _Hosts:
-    """The table of hosts, with the columns that there is room for."""
+class _HostTable:
+    """The table of hosts, with the columns that fit the terminal."""
 
     status: ClusterStatus
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = self.status.hosts
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
-        shown = _that_fit(rows, options.max_width)
+        left = [heading for heading in _WORTH if heading != "GPU" or any(row.gpus for row in rows)]
+        widths = {
+            heading: max(len(heading), *(len(_COLUMNS[heading](row)) for row in rows))
+            for heading in left
+        }
+        widths["GPU"] = min(widths.get("GPU", 0), _LEAST_GPU)  # wraps where it is longer
+        while (
+            len(left) > 1 and sum(widths[each] + _GAP for each in left) - _GAP > options.max_width
+        ):
+            left.pop()
+        shown = [heading for heading in _COLUMNS if heading in left]
         for heading in shown:
             table.add_column(heading, no_wrap=heading != "GPU", overflow="fold")
         for row in rows:
@@ -95,32 +112,7 @@ class _Hosts:
         yield table
 
 
-def _that_fit(rows: Sequence[HostRow], width: int) -> list[str]:
-    with_models = any(row.gpus for row in rows)
-    left = [heading for heading in _WORTH if heading != "GPU" or with_models]
-    widths = {
-        heading: max(len(heading), *(len(_COLUMNS[heading](row)) for row in rows))
-        for heading in left
-    }
-    widths["GPU"] = min(widths.get("GPU", 0), _LEAST_GPU)  # its words go on below each other
-    while len(left) > 1 and sum(widths[heading] + _GAP for heading in left) - _GAP > width:
-        left.pop()
-    return [heading for heading in _COLUMNS if heading in left]
-
-
-def _use(row: HostRow) -> str:
-    if not row.gpus_promised:
-        return "-"
-    return f"{row.gpus_used:g} of {row.gpus_promised}"
-
-
-def _models(row: HostRow) -> str:
-    """`2 x NVIDIA H200`."""
-    kinds = {model: row.gpus.count(model) for model in row.gpus}
-    return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "-"
-
-
-def _service(row: ServiceRow) -> list[Text]:
+def _service_lines(row: ServiceRow) -> list[Text]:
     document, state = row.document, row.state
     first = Text(f"service {row.name}", style="bold")
     first.append(" · ").append(_word(row.condition))
@@ -133,44 +125,22 @@ def _service(row: ServiceRow) -> list[Text]:
         ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
         lines.append(Text(f"  ranks      {ranks}"))
     if state and row.condition == "ready":
-        lines.append(Text(f"  requests   {_load(row)}"))
+        lines.append(
+            Text(
+                f"  requests   {state.running:.0f} running, {state.waiting:.0f} waiting · "
+                f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
+            )
+        )
     if state and state.silence:
         lines.append(Text(f"  silent     {state.silence}", style="red"))
     if state and (state.restarts or row.failed_ago is not None):
-        lines.append(Text(f"  restarts   {state.restarts}{_last_failure(row)}"))
+        failure = (
+            f" · last failure {duration(row.failed_ago)} ago: {state.last_failure}"
+            if row.failed_ago is not None
+            else ""
+        )
+        lines.append(Text(f"  restarts   {state.restarts}{failure}"))
     return lines
-
-
-def _last_failure(row: ServiceRow) -> str:
-    if row.state is None or row.failed_ago is None:
-        return ""
-    return f" · last failure {duration(row.failed_ago)} ago: {row.state.last_failure}"
-
-
-def _load(row: ServiceRow) -> str:
-    state = row.state
-    if state is None:
-        return "-"
-    return (
-        f"{state.running:.0f} running, {state.waiting:.0f} waiting · "
-        f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
-    )
-
-
-def _problems(status: ClusterStatus) -> list[RenderableType]:
-    lines: list[RenderableType] = [Text(f"{count(len(status.problems), 'problem')}:", style="red")]
-    lines += [Padding(Text(problem), (0, 0, 0, 2), expand=False) for problem in status.problems]
-    lines += [_whole(f"  fix: {hint}") for hint in status.hints]
-    return lines
-
-
-def _whole(line: str) -> Text:
-    """A line that is never broken: what is to be pasted must stay in one piece."""
-    return Text(line, no_wrap=True, overflow="ignore")
-
-
-def _word(word: str) -> Text:
-    return Text(word or "-", style=_STYLES.get(word, ""))
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
