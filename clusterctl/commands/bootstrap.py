@@ -39,9 +39,9 @@ from clusterctl.steps.secrets import (
     secret_path,
 )
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
-from clusterctl.survey.cluster import Cluster, look_and_require
+from clusterctl.survey.cluster import Cluster, require_fit
 from clusterctl.survey.formation import Formed, await_formation, clock_of
-from clusterctl.survey.survey import connected
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transfer.cluster_images import ClusterImages
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
@@ -127,7 +127,7 @@ def make_plan(
     """What `run` would change on `hosts`. `sink` is told which interfaces they would use."""
     hosts = tuple(hosts)
     with connected(inventory.hosts, credentials) as transports:
-        cluster = look_and_require(inventory, transports, hosts)
+        cluster = require_fit(take_survey(inventory, transports), hosts)
         for node in cluster.topology.nodes:
             for reason in node.explain:
                 sink(Note(reason, node.host))
@@ -155,10 +155,10 @@ def run(
 
     def look_again(cluster: Cluster) -> Cluster:
         answered = {name: view.transport for name, view in cluster.views.items()}
-        return look_and_require(inventory, answered, hosts)
+        return require_fit(take_survey(inventory, answered), hosts)
 
     with connected(inventory.hosts, credentials) as transports:
-        cluster = look_and_require(inventory, transports, hosts)
+        cluster = require_fit(take_survey(inventory, transports), hosts)
         _say_who_is_left_out(cluster, sink)
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
             first = host_stages(inventory, names)

@@ -20,7 +20,7 @@ from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
-from clusterctl.survey.cluster import Cluster, look_and_require
+from clusterctl.survey.cluster import Cluster, require_fit
 from clusterctl.survey.consistency import differences
 from clusterctl.survey.drift import gpu_problems, log_problems, plan_problems, ray_problems
 from clusterctl.survey.requirements import name_listeners, place, requirements
@@ -94,7 +94,8 @@ def with_fabric(
         return replace(report, notes=(*report.notes, NOT_TRIED))
     try:
         with connected(inventory.hosts, credentials) as transports:
-            proof = prove_fabric(look_and_require(inventory, transports, hosts).gate_scope, sink)
+            cluster = require_fit(take_survey(inventory, transports), hosts)
+            proof = prove_fabric(cluster.gate_scope, sink)
     except Interrupted:
         raise
     except ClusterctlError as error:

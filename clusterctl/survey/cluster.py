@@ -15,8 +15,7 @@ from clusterctl.network.choice import resolve
 from clusterctl.network.gate import GateScope
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.survey.requirements import name_listeners, requirements
-from clusterctl.survey.survey import Survey, take_survey
-from clusterctl.transport.base import Transport
+from clusterctl.survey.survey import Survey
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,16 @@ class Cluster:
         return self.views[self.inventory.head.name]
 
 
-def look_and_require(
-    inventory: Inventory, transports: Mapping[str, Transport], hosts: Iterable[Host]
-) -> Cluster:
-    """Look at every host; `hosts` and the head must answer and meet the requirements.
+def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
+    """The cluster of a survey in which `hosts` and the head answer and meet the requirements.
 
     Raises, of all of these together: ConnectionFailed, then RequirementsNotMet; the latter too
     for another host that is silent and whose place in the cluster its inventory does not tell.
     """
-    survey = take_survey(inventory, transports)
-    held = tuple(host.name for host in inventory.with_head({host.name for host in hosts}))
+    held = tuple(host.name for host in survey.inventory.with_head({host.name for host in hosts}))
     survey.require_answers(held)
     lacking = requirements(survey, held)
-    name_listeners(lacking, transports)
+    name_listeners(lacking, survey.transports)
     raise_all([*lacking, *survey.strangers])
     return Cluster(survey, topology_of(survey), survey.views, held)
 
