@@ -87,7 +87,7 @@ def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) ->
     token_copied = SecretCopied(HeadSecret(cluster.head, token))
 
     def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
-        if view.host.name in cluster.survey.config_deleted:
+        if cluster.survey.config_deleted.get(view.host.name) == container.id:
             return f"{config_dir(inventory.cluster)} was deleted while it ran"
         return accelerator.gpus_lost(view, driver, container)
 

@@ -16,6 +16,7 @@ from clusterctl.node.documents import (
     ServiceState,
     UnreadableDocument,
 )
+from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
 from clusterctl.survey.drift import log_problems
 from clusterctl.survey.survey import Survey
@@ -170,16 +171,18 @@ def _host_row(
     error = survey.errors.get(host.name)
     unreadable = survey.unreadable.get(host.name, ())
     logs = next((error for error in log_problems(survey) if error.host == host.name), None)
+    renamed = container and container.name != container_name(survey.inventory.cluster)
     problems = [
         *_first_cause(survey, host, node, ray_known=ray_known),
         *([logs.summary] if logs else ()),
+        *([f"the node container was renamed to {container.name}"] if container and renamed else ()),
         *map(_unreadable_words, unreadable),
         *drift,
     ]
     fix = error.hint if error else None
     if facts and fix is None:
         gone = host.name not in survey.running
-        if gone or survey.gpus_lost(host.name) or drift or unreadable:
+        if gone or renamed or survey.gpus_lost(host.name) or drift or unreadable:
             fix = f"clusterctl bootstrap {survey.inventory.file}"
         elif logs:
             fix = logs.hint
@@ -234,10 +237,7 @@ def _first_cause(
         return (f"the node container is {container.state if container else 'missing'}",)
     state = survey.fresh_state(name)
     if state is None:
-        age = survey.state_age(name)
-        if age is None:
-            return ("the supervisor has written no state yet",)
-        return (f"the supervisor last wrote {age:.0f} s ago",)
+        return (survey.why_silent(name),)
     if state.broken_nics:
         return tuple(map(_broken_nic, state.broken_nics))
     if ray_known and node is None:

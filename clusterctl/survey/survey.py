@@ -10,6 +10,7 @@ from functools import cached_property
 
 from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.gather import probe
@@ -25,8 +26,9 @@ from clusterctl.node.documents import (
     ServiceDocument,
     UnreadableDocument,
     from_json,
+    run_dir,
 )
-from clusterctl.node.files import NodePaths
+from clusterctl.node.files import LEAST_FREE, NodePaths
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport
@@ -73,7 +75,7 @@ def take_survey(
     def look(transport: Transport) -> Probe:
         return probe(
             transport,
-            disks=("/", inventory.models),
+            disks=("/", run_dir(inventory.cluster), inventory.models),
             files=wanted,
             image=inventory.image,
             gpu_probe=gpu_probe,
@@ -141,9 +143,11 @@ class Survey:
     @cached_property
     def containers(self) -> dict[str, ContainerFacts]:
         """The node container of each host that has one, in any state."""
-        ours = container_name(self.inventory.cluster)
+        cluster, ours = self.inventory.cluster, container_name(self.inventory.cluster)
         found = {
             name: next((c for c in answer.containers if c.name == ours), None)
+            # One that was renamed still holds Ray's ports, and serves.
+            or next((c for c in answer.containers if c.labels.get(CLUSTER_LABEL) == cluster), None)
             for name, answer in self.answers.items()
         }
         return {name: container for name, container in found.items() if container}
@@ -168,6 +172,16 @@ class Survey:
         # A report from the future was written before the clock was set back, and is as old.
         return abs(self.facts[host].clock - state.time) if state else None
 
+    def why_silent(self, host: str) -> str:
+        """Why the supervisor's report is old or missing, as far as it can be told from outside."""
+        directory = run_dir(self.inventory.cluster)
+        disk, age = self.facts[host].disk(directory), self.state_age(host)
+        if disk and disk.free < LEAST_FREE:
+            return f"{directory} is on a file system that is full: the supervisor cannot report"
+        if age is None:
+            return "the supervisor has written no state yet"
+        return f"the supervisor last wrote {age:.0f} s ago"
+
     def fresh_state(self, host: str) -> NodeState | None:
         """The state of a supervisor that is alive: it wrote within `deadlines.STALE` seconds."""
         age = self.state_age(host)
@@ -178,6 +192,12 @@ class Survey:
         there would follow a change."""
         head = self.inventory.head.name
         self.require_answers((head,))
+        if self.fresh_state(head) is None and "file system that is full" in self.why_silent(head):
+            raise RequirementsNotMet(
+                self.why_silent(head),
+                host=head,
+                hint=f"clusterctl exec --limit {head} -- df -h {run_dir(self.inventory.cluster)}",
+            )
         return require_bootstrapped(self.inventory, self.states.get(head), self.facts[head].clock)
 
     def gpus_lost(self, host: str) -> str | None:
@@ -216,14 +236,15 @@ class Survey:
     # Documents
 
     @cached_property
-    def config_deleted(self) -> frozenset[str]:
-        """Hosts whose supervisor has lost its directory of documents. It goes on with what it held;
-        what is written there anew need not be what its container has mounted."""
-        return frozenset(
-            name
+    def config_deleted(self) -> dict[str, str]:
+        """By host, the ID of the container whose directory of documents was deleted. Its supervisor
+        goes on with what it held; what is written there anew need not be what it has mounted."""
+        return {
+            name: self.containers[name].id
             for name, state in self.states.items()
-            if any(one.file == "node.json" and one.why == DELETED for one in state.unreadable)
-        )
+            if name in self.running
+            and any(one.file == "node.json" and one.why == DELETED for one in state.unreadable)
+        }
 
     @cached_property
     def unreadable(self) -> dict[str, tuple[UnreadableDocument, ...]]:

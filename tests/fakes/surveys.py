@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.errors import ClusterctlError, ConnectionFailed
 from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.parse import Probe
@@ -23,6 +24,7 @@ class Said:
     facts: HostFacts | None = None
     state: NodeState | None = None
     container: str = "missing"
+    named: str = "clusterctl-demo"
     services: tuple[ServiceDocument, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     problem: str | None = None
@@ -37,7 +39,8 @@ class Said:
         }
         if self.state:
             files[str(paths.state)] = to_json(self.state).encode()
-        ours = ContainerFacts("1", "clusterctl-demo", "i", {}, self.container, 0, "", 0)
+        labels = {CLUSTER_LABEL: "demo"}
+        ours = ContainerFacts("1", self.named, "i", labels, self.container, 0, "", 0)
         containers = () if self.container == "missing" else (ours,)
         return Done(Probe(self.facts, {**files, **self.files}, (), containers, None))
 

@@ -11,11 +11,13 @@ import pytest
 from rich.console import Console
 
 from clusterctl.commands.status import weights_apart
-from clusterctl.facts.model import HostFacts
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.model import Disk, HostFacts
 from clusterctl.facts.parse import parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import (
+    DELETED,
     BrokenNic,
     NodeState,
     Rank,
@@ -207,6 +209,42 @@ def test_what_is_wrong_is_named_by_its_first_cause(
     assert of_hosts == [sentence]
     assert not status.healthy
     assert sentence in screen(status)
+
+
+def test_a_container_that_was_renamed_runs_on_and_is_told(facts: HostFacts) -> None:
+    """It was taken for missing, and its Ray for somebody else's."""
+    reports = healthy(facts)
+    reports["gpu2"] = replace(reports["gpu2"], named="demo-old")
+    survey = survey_of(INVENTORY, reports)
+    assert "gpu2" in survey.running
+    status = assess(survey)
+    assert status.problems == ("gpu2: the node container was renamed to demo-old",)
+    assert status.hints == ("clusterctl bootstrap .",)
+
+
+def test_a_full_run_directory_is_named_as_the_reason_for_silence(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    full = Disk("/run/clusterctl/demo", 2**30, 4096)
+    reports["gpu1"] = replace(
+        reports["gpu1"],
+        facts=replace(facts, disks=(*facts.disks, full)),
+        state=state("gpu1", time=900.0),
+    )
+    survey = survey_of(INVENTORY, reports)
+    told = "/run/clusterctl/demo is on a file system that is full: the supervisor cannot report"
+    assert f"gpu1: {told}" in assess(survey).problems
+    with pytest.raises(RequirementsNotMet, match="file system that is full"):
+        survey.require_supervised_head()
+
+
+def test_a_deleted_configuration_is_lost_to_the_container_that_had_it(facts: HostFacts) -> None:
+    gone = UnreadableDocument("node.json", DELETED, "{}")
+    reports = healthy(facts)
+    reports["gpu2"] = replace(reports["gpu2"], state=state("gpu2", unreadable=[gone]))
+    survey = survey_of(INVENTORY, reports)
+    assert survey.config_deleted == {"gpu2": "1"}
+    told = "gpu2: node.json was deleted; the supervisor follows what it held before"
+    assert assess(survey).problems == (told,)
 
 
 def test_drift_is_a_problem_of_its_host(facts: HostFacts) -> None:
