@@ -91,6 +91,13 @@ class ClusterStatus:
     def hints(self) -> tuple[str, ...]:
         """What mends them, each once."""
         hints = [row.hint for row in self.hosts] + [error.hint for error in self.strangers]
+        # Why an engine ends again and again is in its log, whose known failures `logs` explains.
+        hints += [
+            f"clusterctl logs {row.name}"
+            for row in self.services
+            if row.condition in {"failed", "backing-off", "stalled"}
+            or (row.condition != "ready" and row.state and row.state.attempts > 1)
+        ]
         return tuple(sorted({hint for hint in hints if hint}))
 
     @property

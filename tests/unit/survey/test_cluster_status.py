@@ -211,6 +211,25 @@ def test_what_is_wrong_is_named_by_its_first_cause(
     assert sentence in screen(status)
 
 
+@pytest.mark.parametrize(
+    ("phase", "attempts", "hints"),
+    [
+        ("backing-off", 1, ("clusterctl logs tiny",)),
+        ("failed", 5, ("clusterctl logs tiny",)),
+        ("loading", 2, ("clusterctl logs tiny",)),
+        ("loading", 1, ()),
+    ],
+)
+def test_of_an_engine_that_ends_again_and_again_the_log_is_named(
+    facts: HostFacts, phase: str, attempts: int, hints: tuple[str, ...]
+) -> None:
+    reports = healthy(facts)
+    broken = ServiceState("tiny", phase, 0.0, "f", attempts=attempts)
+    head = state("gpu1", nodes=[ray("gpu1"), ray("gpu2")], services=[broken])
+    reports["gpu1"] = replace(reports["gpu1"], state=head)
+    assert assess(survey_of(INVENTORY, reports)).hints == hints
+
+
 def test_a_container_that_was_renamed_runs_on_and_is_told(facts: HostFacts) -> None:
     """It was taken for missing, and its Ray for somebody else's."""
     reports = healthy(facts)
