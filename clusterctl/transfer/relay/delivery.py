@@ -39,8 +39,12 @@ class Delivery:
 
     def framed(self) -> None:
         """With lengths between, for relays. Raises OSError, Unavailable."""
+
+        def announce(count: int) -> None:
+            self._connection.sendall(wire.LENGTH.pack(count), socket.MSG_MORE)
+
         try:
-            self._run(self._announce, lambda: self._send_all(wire.LENGTH.pack(0)))
+            self._run(announce, lambda: self._send_all(wire.LENGTH.pack(0)))
         except Restarted:
             self._send_all(wire.LENGTH.pack(wire.RESTART))
 
@@ -71,9 +75,6 @@ class Delivery:
             self._file = self._blob.open_for_reading(self._segment, self._turn)
         return min(count, TURN, self._end - self._position)
 
-    def _announce(self, count: int) -> None:
-        self._connection.sendall(wire.LENGTH.pack(count), socket.MSG_MORE)
-
     def _send_all(self, data: bytes) -> None:
         self._connection.sendall(data)
 
@@ -82,18 +83,15 @@ class Delivery:
             try:
                 sent = os.sendfile(self._connection.fileno(), self._file, self._position, count)
             except BlockingIOError:
-                self._await_room()
+                poller = select.poll()
+                poller.register(self._connection, select.POLLOUT)
+                if not poller.poll(SLOWEST * 1000):
+                    raise Hung from None
                 continue
             if not sent:
                 raise OSError("%s is shorter than it was" % self._blob.path)
             self._position += sent
             count -= sent
-
-    def _await_room(self) -> None:
-        poller = select.poll()
-        poller.register(self._connection, select.POLLOUT)
-        if not poller.poll(SLOWEST * 1000):
-            raise Hung
 
     def _check_alive(self) -> None:
         """An engine sends nothing while it waits for a body: what can be read is its end."""

@@ -48,7 +48,8 @@ def read(stream: BinaryIO) -> Optional[Frame]:
 
 def fields(*values: object) -> str:
     """One line, without its end."""
-    return "\t".join(_quoted(str(value)) for value in values)
+    quoted = (str(value).replace("%", "%25") for value in values)
+    return "\t".join(text.replace("\t", "%09").replace("\n", "%0A") for text in quoted)
 
 
 def lines(rows: Iterable[str]) -> bytes:
@@ -57,13 +58,9 @@ def lines(rows: Iterable[str]) -> bytes:
 
 def parse(payload: bytes) -> List[List[str]]:
     """The lines of a payload, each as its fields."""
+
+    def plain(field: str) -> str:
+        return field.replace("%0A", "\n").replace("%09", "\t").replace("%25", "%")
+
     text = payload.decode("utf-8", "surrogateescape")
-    return [[_plain(field) for field in line.split("\t")] for line in text.split("\n") if line]
-
-
-def _quoted(text: str) -> str:
-    return text.replace("%", "%25").replace("\t", "%09").replace("\n", "%0A")
-
-
-def _plain(text: str) -> str:
-    return text.replace("%0A", "\n").replace("%09", "\t").replace("%25", "%")
+    return [[plain(field) for field in line.split("\t")] for line in text.split("\n") if line]

@@ -21,7 +21,7 @@ class Holdings:
         self._blobs: Dict[str, Stored] = {}
         self._parts: Dict[str, PartFile] = {}
         self._queue: List[Stored] = []
-        self._crew = 0
+        self._workers = 0
         self._lock = threading.Lock()
         self.waits = Waits()
 
@@ -59,10 +59,10 @@ class Holdings:
                     self._say("done", digest, blob.path)
                 elif blob not in self._queue:
                     self._queue.append(blob)
-            missing = SIDE_BY_SIDE - self._crew
-            self._crew += missing
+            missing = SIDE_BY_SIDE - self._workers
+            self._workers += missing
         for _ in range(missing):
-            self._start(self._labour)
+            self._start(self._work)
 
     def totals(self) -> Tuple[int, int]:
         """Bytes here, and bytes in all, of what somebody asked for."""
@@ -84,12 +84,12 @@ class Holdings:
         thread.daemon = True
         thread.start()
 
-    def _labour(self) -> None:
+    def _work(self) -> None:
         while True:
             with self._lock:
                 taken = self._take()
                 if taken is None:
-                    self._crew -= 1
+                    self._workers -= 1
                     return
             self._fetch(*taken)
 

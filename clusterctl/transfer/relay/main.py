@@ -46,16 +46,15 @@ class Relay:
                 return
             # A disk that makes the source wait is no sign that the controller is gone.
             self._heard = float("inf")
-            if not self._take(*frame):
-                return
+            kind, stream, payload = frame
+            if kind != frames.COMMAND:
+                self._source.deliver(kind, stream, payload)
+            else:
+                for name, *rest in frames.parse(payload):
+                    if name == "end":
+                        return
+                    getattr(self, "_on_" + name)(*rest)
             self._heard = time.monotonic()
-
-    def _take(self, kind: bytes, stream: int, payload: bytes) -> bool:
-        """False when it was the command to end."""
-        if kind == frames.COMMAND:
-            return self._obey(payload)
-        self._source.deliver(kind, stream, payload)
-        return True
 
     def tell(self, kind: bytes, stream: int, payload: bytes) -> None:
         with self._telling:
@@ -64,13 +63,6 @@ class Relay:
 
     def say(self, *values: str) -> None:
         self.tell(frames.EVENT, 0, frames.fields(*values).encode("utf-8", "surrogateescape"))
-
-    def _obey(self, payload: bytes) -> bool:
-        for name, *rest in frames.parse(payload):
-            if name == "end":
-                return False
-            getattr(self, "_on_" + name)(*rest)
-        return True
 
     def _on_ping(self) -> None:
         """Somebody is there."""

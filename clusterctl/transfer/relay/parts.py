@@ -62,16 +62,12 @@ class PartFile:
     def note(self, segment: Segment) -> None:
         """Tell the journal how far the piece is, if that is worth a line."""
         with self._noting:
-            if self._journal is not None:
-                self._note(self._journal, segment)
-
-    def _note(self, journal: int, segment: Segment) -> None:
-        before = self._noted.get(segment.index, 0)
-        if segment.done or segment.have < before or segment.have - before >= NOTED_EVERY:
-            state = "done" if segment.done else "have"
-            line = "%s %d %d\n" % (state, segment.index, segment.have)
-            os.write(journal, line.encode())
-            self._noted[segment.index] = segment.have
+            before = self._noted.get(segment.index, 0)
+            worth = segment.done or not before <= segment.have < before + NOTED_EVERY
+            if self._journal is not None and worth:
+                state = "done" if segment.done else "have"
+                os.write(self._journal, f"{state} {segment.index} {segment.have}\n".encode())
+                self._noted[segment.index] = segment.have
 
     def forget(self, segment: Segment, wait: Wait) -> None:
         """Its bytes were wrong. Who reads them now keeps what it has open."""
@@ -93,14 +89,18 @@ class PartFile:
             os.rename(self._blob.part, self._blob.path)
             self._blob.completed()
         if self._blob.placed:
-            _sync_directory(os.path.dirname(self._blob.path))
-        self._close()
-
-    def _close(self) -> None:
+            # The new name, too, is to survive a crash.
+            directory = os.open(
+                os.path.dirname(self._blob.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
         with self._noting:
-            for descriptor in (self._descriptor, self._journal):
-                if descriptor is not None:
-                    os.close(descriptor)
+            for each in (self._descriptor, self._journal):
+                if each is not None:
+                    os.close(each)
             if self._journal is not None:
                 _unlink(self._blob.journal)
             self._descriptor = self._journal = None
@@ -226,14 +226,6 @@ def _is_file(descriptor: int, path: str) -> bool:
         return False
     ours = os.fstat(descriptor)
     return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unlink(path: str) -> None:

@@ -46,8 +46,13 @@ class Roster:
         """
         with self._lock:
             now = self._clock()
+            gone = [
+                self._failed_at.get(each.name) for each in self._upstreams if each.name != SOURCE
+            ]
             for upstream in self._upstreams:
-                if upstream.name == SOURCE and self._may_come_back(now):
+                if upstream.name == SOURCE and any(
+                    at is not None and now - at < self.stall for at in gone
+                ):
                     return None
                 if upstream.name not in without and upstream.standing.resting_until <= now:
                     return upstream
@@ -83,7 +88,3 @@ class Roster:
                 if self._since.get(other.name, 0.0) > joined:
                     return True
             return False
-
-    def _may_come_back(self, now: float) -> bool:
-        times = [self._failed_at.get(each.name) for each in self._upstreams if each.name != SOURCE]
-        return any(at is not None and now - at < self.stall for at in times)

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, Optional
 
 from clusterctl.transfer.relay import frames, wire
 
@@ -210,7 +210,11 @@ class Source(Upstream):
         self._lock = threading.Lock()
 
     def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
-        number, stream = self._opened()
+        stream = _Stream(self._lock)
+        with self._lock:
+            self._count += 1
+            number = self._count
+            self._streams[number] = stream
         try:
             self._tell(frames.WANT, number, frames.fields(digest, start, size).encode())
             while size > 0:
@@ -230,7 +234,12 @@ class Source(Upstream):
             stream = self._streams.get(number)
             if stream is None:
                 return
-            stream.changed.wait_for(lambda: self._has_room(number))
+
+            def has_room() -> bool:
+                stream = self._streams.get(number)
+                return stream is None or stream.waiting < BUFFERED
+
+            stream.changed.wait_for(has_room)
             if kind == frames.DATA:
                 stream.arrived.append(payload)
                 stream.waiting += len(payload)
@@ -240,16 +249,6 @@ class Source(Upstream):
                 stream.failure = payload.decode("utf-8", "replace") if kind == frames.FAILED else ""
                 stream.ended = True
             stream.changed.notify_all()
-
-    def _has_room(self, number: int) -> bool:
-        stream = self._streams.get(number)
-        return stream is None or stream.waiting < BUFFERED
-
-    def _opened(self) -> Tuple[int, _Stream]:
-        with self._lock:
-            self._count += 1
-            self._streams[self._count] = _Stream(self._lock)
-            return self._count, self._streams[self._count]
 
     def _next(self, stream: _Stream, tick: float) -> Optional[bytes]:
         with stream.changed:
