@@ -47,7 +47,7 @@ class Bundle:
 
     @property
     def system(self) -> str:
-        """Such as `debian12`; empty where nothing says it."""
+        """Such as `debian12`; empty if the bundle has no manifest."""
         return str(self.manifest.get("for", ""))
 
     @property
@@ -70,14 +70,14 @@ class Bundle:
         return tuple(file for file in self.files if file.name.endswith(suffix))
 
     def read(self, file: PackageFile) -> bytes:
-        """Its content. Raises UsageError when it is not what SHA256SUMS says, or is gone."""
+        """Return its content. Raises UsageError if it is missing or fails its checksum."""
         try:
             data = _content(self.path, f"{self.inside}{file.name}")
         except _UNREADABLE as error:
             raise _unreadable(self.path, error) from error
         if file.sha256 and hashlib.sha256(data).hexdigest() != file.sha256:
             raise UsageError(
-                f"{file.name} in {self.path} is damaged: {SUMS} says another checksum",
+                f"{file.name} in {self.path} is damaged: {SUMS} has a different checksum",
                 hint="copy the bundle again, or make it again: clusterctl bundle packages --help",
             )
         return data
@@ -93,7 +93,7 @@ def _content(path: Path, name: str) -> bytes:
 
 
 def open_bundles(path: Path) -> tuple[Bundle, ...]:
-    """The bundles at `path`. Raises UsageError when there is none, or it cannot be read."""
+    """Return the bundles at `path`. Raises UsageError if there is none or it is unreadable."""
     try:
         bundles = tuple(_in_directory(path) if path.is_dir() else _in_tar(path))
     except _UNREADABLE as error:
@@ -187,7 +187,7 @@ def fitting(
             return bundle
     there = ", ".join(f"{b.system or 'unnamed'} {b.architecture}".strip() for b in bundles)
     raise RequirementsNotMet(
-        f"it needs packages for {target.name} {architecture}, and those brought along are for "
+        f"needs packages for {target.name} {architecture}, and the packages brought along are for "
         f"{there}",
         host=host,
         hint=f"clusterctl bundle packages --for {target.name} -o DIRECTORY",

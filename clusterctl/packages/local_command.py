@@ -11,7 +11,7 @@ from clusterctl.errors import StepFailed
 
 
 def run(argv: Sequence[str], *, timeout: float = deadlines.LOCAL_COMMAND) -> str:
-    """stdout. Raises StepFailed with the command's own last lines."""
+    """Return stdout. Raises StepFailed with the command's last lines."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(

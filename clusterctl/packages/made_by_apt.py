@@ -50,7 +50,7 @@ def _names(wanted: BundleRequest, options: list[str]) -> list[str]:
 
 
 def _is_everywhere(archive: Path) -> bool:
-    """What every Debian has, or it would not have started."""
+    """Whether every Debian has the package anyway: it is required or essential."""
     told = local_command.run(["dpkg-deb", "-f", str(archive), "Priority", "Essential"])
     return "Priority: required" in told or "Essential: yes" in told
 
@@ -110,7 +110,9 @@ def _own_sources(wanted: BundleRequest) -> list[tuple[str, str, str]]:
     rows = [line.split() for line in shown.splitlines() if line.startswith((here, f"{here}-"))]
     found = {(row[2], row[0].replace(here, codename, 1)) for row in rows if len(row) == 3}
     if not found:
-        raise UsageError("apt knows no source of this machine's release", hint="apt-get update")
+        raise UsageError(
+            "apt has no package source for this machine's release", hint="apt-get update"
+        )
     return [(url, suite, components) for url, suite in sorted(found)]
 
 

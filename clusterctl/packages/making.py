@@ -55,7 +55,7 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
 
 
 def _insist_on_room(output: Path) -> None:
-    """Before hundreds of MB are downloaded."""
+    """Check `output` before hundreds of MB are downloaded."""
     packed = output.suffix == ".tar"
     if output.exists() and output.is_dir() == packed:
         kind = "a directory" if packed else "a file"
@@ -63,7 +63,7 @@ def _insist_on_room(output: Path) -> None:
             f"{output} is {kind}", hint="-o names a directory, or a file that ends in .tar"
         )
     if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
-        raise UsageError(f"{output} is a directory with other things in it", hint="name a new one")
+        raise UsageError(f"{output} is a directory that holds other files", hint="name a new one")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,7 +80,7 @@ def _tool(wanted: BundleRequest) -> Callable[[BundleRequest, Path], list[Path]]:
     name = "apt-get" if by_apt else "dnf"
     if shutil.which(name) is None:
         raise UsageError(
-            f"packages for {wanted.target.name} are gathered by {name}, which is not here",
+            f"packages for {wanted.target.name} are gathered by {name}, which is missing here",
             hint=f"run it on a connected machine with {name}, or in a container of that system",
         )
     return made_by_apt.download if by_apt else made_by_dnf.download
@@ -100,7 +100,7 @@ def _describe(wanted: BundleRequest, bundle: Path, names: Sequence[str]) -> None
 
 
 def _place(bundle: Path, output: Path) -> None:
-    """Into a directory beside `output` first, which then takes its name."""
+    """Write beside `output` first, then rename."""
     fresh = output.with_name(f".{output.name}.new")
     if output.suffix == ".tar":
         with tarfile.open(fresh, "w") as tar:

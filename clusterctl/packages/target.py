@@ -38,7 +38,7 @@ class PackageSystem:
 
 
 def target_named(name: str) -> PackageSystem:
-    """`debian12`, `ubuntu24.04`, `rocky9`. Raises ValueError, naming what there is."""
+    """Parse `debian12`, `ubuntu24.04`, `rocky9`. Raises ValueError that lists the known names."""
     system = name.rstrip("0123456789.")
     version = name[len(system) :]
     if name in CODENAMES:

@@ -34,7 +34,7 @@ def vendor_key(repository: Repository) -> bytes:
     try:
         found = fingerprints(data)
     except ValueError as error:
-        raise UsageError(f"{whence} is no signing key: {error}") from error
+        raise UsageError(f"{whence} is not a signing key: {error}") from error
     if repository.key_file is None and not found & repository.fingerprints:
         raise UsageError(
             f"{whence} gives another key than {repository.name}'s: {', '.join(sorted(found))}",
@@ -59,7 +59,7 @@ def _fetched(repository: Repository) -> bytes:
             return bytes(answer.read(LARGEST))
     except (OSError, ValueError, HTTPException) as error:
         raise StepFailed(
-            f"the signing key {url} cannot be had here: {getattr(error, 'reason', error)}",
+            f"the signing key {url} cannot be downloaded here: {getattr(error, 'reason', error)}",
             hint=f"run it where that address is reached, or {_INSTEAD[repository.name]}",
         ) from error
 

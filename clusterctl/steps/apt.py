@@ -65,7 +65,7 @@ class Apt:
         self.update()
 
     def finish_interrupted(self) -> None:
-        """Configure what a killed dpkg left half done; no work when there is nothing."""
+        """Configure packages that an interrupted dpkg left half installed."""
         self._waiting_for_lock(
             ["dpkg", "--configure", "-a"],
             "finishing dpkg's work",
@@ -73,7 +73,7 @@ class Apt:
         )
 
     def update(self) -> None:
-        """Read the package lists. One source that fails is no error, if others are there."""
+        """Refresh the package lists. A source that fails is an error only if it is the only one."""
         self._view.say("reading package lists")
         argv = ["apt-get", *self._options, "update"]
         told = self._waiting_for_lock(argv, "apt-get update", timeout=deadlines.PACKAGE_INDEX)
@@ -91,7 +91,7 @@ class Apt:
         return f"{package}={version}"
 
     def would_add(self, packages: Sequence[str]) -> list[str]:
-        """The packages that installing would add, dependencies included."""
+        """Return the packages that installing would add, dependencies included."""
         argv = ["apt-get", *self._options, "-s", "--no-install-recommends", "install", *packages]
         told = self._waiting_for_lock(
             argv, f"apt-get install {' '.join(packages)}", timeout=deadlines.PACKAGE_PLAN

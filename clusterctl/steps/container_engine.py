@@ -1,4 +1,4 @@
-"""Docker on a bare host: Debian, Ubuntu, RHEL and what is made from them.
+"""Docker on a bare host: Debian, Ubuntu, RHEL and their derivatives.
 
 An engine that runs is never upgraded, restarted or configured.
 """
@@ -41,7 +41,7 @@ WHY_NOT = "journalctl -u docker.service -n 20 --no-pager"
 
 @dataclass(frozen=True)
 class EngineFound:
-    """What `LOOK` said."""
+    """The parsed output of `LOOK`."""
 
     client: str
     server: str  # The engine's version; empty when it does not answer
@@ -135,7 +135,7 @@ def _look(view: HostView) -> EngineFound:
 
 
 def _refuse(view: HostView, found: EngineFound, *, brought: bool) -> None:
-    """Raise for a host that can never be made right from here."""
+    """Raise RequirementsNotMet for a host that bootstrap cannot fix."""
     problem: tuple[str, str] | None = None
     if found.snap:
         problem = (

@@ -76,7 +76,7 @@ class RayInImage:
 
     def check(self, view: HostView) -> Change | Unknown | None:
         if self._engines(view).image(self._node_image.reference) is None:
-            return Unknown("the image must be there to look inside")
+            return Unknown("the image must be on the host before it can be inspected")
         if self._node_image.look() is None:
             return Change(f"make the node image from {self._node_image.reference}, with Ray")
         return None
@@ -136,11 +136,11 @@ class RayInImage:
 def look_inside(
     driver: ContainerDriver, image: Image, *, timeout: float = deadlines.FIRST_CONTAINER
 ) -> Contents:
-    """What Python in the image says of its packages. Raises StepFailed."""
+    """Return the releases of Ray and vLLM in the image. Raises StepFailed."""
     result = driver.run_once(image.id, ["python3", "-c", PROBE], timeout=timeout)
     if not result.ok:
         error = engine_error(result.last_lines() or f"status {result.status}", driver.host)
-        error.summary = f"the image cannot be looked into: {error.summary}"
+        error.summary = f"the image cannot be inspected: {error.summary}"
         error.hint = error.hint or "the image must have python3 and vLLM"
         raise error
     told = json.loads(result.stdout.strip().splitlines()[-1])
@@ -148,7 +148,7 @@ def look_inside(
 
 
 def dockerfile(start: str, labels: Mapping[str, str], *, add_ray: str | None) -> str:
-    """The recipe of a node image: Ray of that release where it is to be added, and labels."""
+    """Return the Dockerfile of a node image: labels, and Ray `add_ray` unless that is None."""
     told = " ".join(f'{name}="{value}"' for name, value in labels.items())
     added = ADD_RAY.format(ray=add_ray) if add_ray else ""
     return f"FROM {start}\n{added}LABEL {told}\n"

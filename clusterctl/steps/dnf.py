@@ -56,7 +56,7 @@ class Dnf:
         self._files = tuple(files)
 
     def prepare(self) -> None:
-        """dnf's transactions need no finishing; stale lists are read again."""
+        """Refresh the package lists. dnf leaves no half-done transactions."""
         if self._files:
             return
         self._view.say("reading package lists")
@@ -82,7 +82,7 @@ class Dnf:
         return sorted(set(_TABLE_ROW.findall(table)))
 
     def _table(self, words: Sequence[str], doing: str) -> str:
-        """What dnf shows before it asks whether to do it; the answer is no."""
+        """Return the table that dnf shows before it asks for confirmation, which is declined."""
         result = self._waiting([*_DNF, "--assumeno", *words], timeout=deadlines.PACKAGE_INDEX)
         if not result.ok and "Operation aborted" not in result.stdout + result.stderr:
             raise failure(result, doing, self._view.host.name)

@@ -1,4 +1,4 @@
-"""Taking away the engine that clusterctl installed, packages or files, and nothing else."""
+"""Removes the engine that clusterctl installed, packages or files, and nothing else."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EngineAbsent:
 
 
 def manager_here(view: HostView) -> PackageManager:
-    """The host's package manager with the sources the host has, nothing left half done."""
+    """Return the host's package manager with its own sources, interrupted work finished."""
     if target(view).family == "dnf":
         return Dnf(view)
     apt = Apt(view)

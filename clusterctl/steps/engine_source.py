@@ -65,7 +65,7 @@ class PackagedEngine:
                     else list(ENGINE_OF_DOCKER)
                 )
         raise CommandFailed(
-            f"neither of {', '.join(self._candidates)} is in {self.name}",
+            f"{self.name} has none of {', '.join(self._candidates)}",
             host=view.host.name,
             hint="what a bundle holds: clusterctl bundle packages --help",
         )

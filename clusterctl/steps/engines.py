@@ -11,7 +11,7 @@ from clusterctl.transport.base import Transport
 
 
 class Engines:
-    """Host views to drivers. The same host gets the same driver, and with it one kept channel."""
+    """One driver, and with it one open channel, per host."""
 
     def __init__(self, make: Callable[[Transport], ContainerDriver]) -> None:
         self._make = make

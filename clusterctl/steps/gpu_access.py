@@ -92,7 +92,7 @@ RESTART = "systemctl restart docker.service"
 
 @dataclass(frozen=True)
 class GpuAccessFound:
-    """What `LOOK` said."""
+    """The parsed output of `LOOK`."""
 
     toolkit: bool
     info: dict[str, Any]
@@ -109,7 +109,7 @@ class GpuAccessFound:
 
     @property
     def needs_restart(self) -> bool:
-        """Its configuration must change, which the engine reads when it starts."""
+        """Whether daemon.json must change, which the engine only reads at start."""
         if self.by_cdi:
             return not self.info.get("CDISpecDirs")
         return "nvidia" not in (self.info.get("Runtimes") or {})
@@ -121,7 +121,7 @@ class GpuAccessFound:
 
 
 def found_in(text: str) -> GpuAccessFound:
-    """Raises ValueError when `docker info` gave something else than JSON."""
+    """Parse what `LOOK` printed. Raises ValueError when `docker info` printed no JSON."""
     told: dict[str, list[str]] = {}
     for line in text.splitlines():
         name, _, value = line.partition("=")
@@ -181,7 +181,7 @@ class GpuAccess:
         await_answer(view, self._pause)
         if _look(view).needs_restart:
             raise StepFailed(
-                "Docker was configured for GPUs and restarted, and does not offer them",
+                "Docker was configured for GPUs and restarted, but does not provide them",
                 host=view.host.name,
                 hint="look at /etc/docker/daemon.json there; journalctl -u docker",
             )

@@ -1,4 +1,4 @@
-"""CUDA works in the very image that is to serve, with the GPUs that the node will have.
+"""CUDA works in the image that will serve, with the GPUs that the node will have.
 
 The driver's version and the image's labels say what should work; only a container that sets CUDA
 up shows that it does. The step changes nothing: it finds nothing, or names what is wrong.
@@ -55,7 +55,7 @@ _FIXES = (
 
 @dataclass(frozen=True)
 class CudaReport:
-    """What `PROBE` said."""
+    """The parsed output of `PROBE`."""
 
     cuda: str = ""
     gpus: int = 0
@@ -91,11 +91,11 @@ class GpusInImage:
         _require(view, parse(result.stdout), self._file)
 
     def apply(self, view: HostView, change: Change) -> None:
-        """Nothing is ever to be changed."""
+        """There is never anything to change."""
 
 
 def parse(text: str) -> CudaReport:
-    """The last line; libraries may write before it."""
+    """Parse the last line; libraries may print others before it."""
     try:
         return CudaReport(**json.loads(text.strip().splitlines()[-1]))
     except (ValueError, IndexError, TypeError):

@@ -36,10 +36,10 @@ def record_installed(view: HostView, names: Sequence[str], marker: str = MARKER)
 
 
 def installed_by_us(view: HostView, marker: str = MARKER) -> list[str]:
-    """The names in the marker."""
+    """Return the names in the marker."""
     return root_script(view, READ, marker, doing=f"reading {marker}").split()
 
 
 def forget_installed(view: HostView, name: str, marker: str) -> None:
-    """Take a name out: one that comes later is somebody else's."""
+    """Remove a name: if it is installed again later, it was not by clusterctl."""
     root_script(view, FORGET, marker, name, doing=f"writing {marker}")

@@ -84,5 +84,5 @@ class FilesPresent:
 
 
 def _content(view: HostView, path: str) -> bytes:
-    """What the file holds now; nothing where there is none."""
+    """Return what the file holds now, b"" if there is none."""
     return root_script(view, READ, path, doing=f"reading {path}").encode()

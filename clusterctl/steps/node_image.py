@@ -33,25 +33,25 @@ class NodeImage:
         self._known: Image | None = None
 
     def look(self) -> Image | None:
-        """The head's node image as it is now; None when it has none. Raises EngineUnavailable."""
+        """Return the head's current node image, or None. Raises EngineUnavailable."""
         self._known = made_from(self._engines(self.head), self.reference)
         return self._known
 
     def known(self) -> Image | None:
-        """What `look` found last: asked by every worker, and a question to the head once."""
+        """Return what `look` found last, so that workers do not each ask the head."""
         return self._known or self.look()
 
     def on(self, view: HostView) -> Image:
-        """The node image as `view`'s engine has it. Raises StepFailed when it does not."""
+        """Return the node image in `view`'s engine. Raises StepFailed if it is missing."""
         wanted = self.known()
         found = self._engines(view).image(node_tag(wanted)) if wanted else None
         if found is None:
-            raise StepFailed("the node image is not there yet", host=view.host.name)
+            raise StepFailed("the node image is not on this host yet", host=view.host.name)
         return found
 
 
 def made_from(driver: ContainerDriver, reference: str) -> Image | None:
-    """The node image made from the image that `reference` means there now."""
+    """Return the node image made from the image that `reference` currently names there."""
     base = driver.image(reference)
     if base is None:
         return None
@@ -65,7 +65,7 @@ def content(image: Image) -> str:
 
 
 def node_tag(image: Image) -> str:
-    """The name that a node image goes by on every host."""
+    """Return the tag that a node image has on every host."""
     return _tags_of_ours(image)[0]
 
 

@@ -51,7 +51,7 @@ LOAD = "modprobe nvidia && modprobe nvidia-uvm; timeout 30 nvidia-smi -L"
 
 @dataclass(frozen=True)
 class DriverFound:
-    """What `LOOK` said."""
+    """The parsed output of `LOOK`."""
 
     loaded: str  # Version of the kernel module that runs; empty without one
     on_disk: str
@@ -90,7 +90,7 @@ class NvidiaDriver:
         told = view.transport.run(["sh", "-c", LOAD], sudo=True, timeout=deadlines.GPUS_SET_UP)
         if not told.ok:
             raise StepFailed(
-                "the driver is installed, and does not run before a reboot",
+                "the driver is installed, and will not run until the host is rebooted",
                 host=view.host.name,
                 hint=f"clusterctl exec --limit {view.host.name} --sudo -- reboot; then run "
                 "bootstrap again",
@@ -191,7 +191,7 @@ def _look(view: HostView) -> DriverFound:
 
 
 def _insist_on_ready(view: HostView, found: DriverFound, wanted: str) -> None:
-    """Raises RequirementsNotMet where the .run file could only fail."""
+    """Raise RequirementsNotMet where the .run file would fail."""
     if found.nouveau:
         raise _nouveau(view)
     if found.on_disk == wanted != found.loaded:

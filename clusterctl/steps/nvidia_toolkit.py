@@ -117,7 +117,7 @@ class NvidiaToolkit:
         manager.install(wanted)
 
     def _manager(self, view: HostView) -> PackageManager:
-        """One that knows a source of that version, its lists read."""
+        """Return a manager that has a source for that version, package lists refreshed."""
         if bundle := self._bundle(view):
             manager = manager_of(view, bundle, pause=self._pause)
             manager.prepare()

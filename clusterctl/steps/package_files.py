@@ -1,4 +1,4 @@
-"""Packages brought to a host as files, and made something its package manager installs from."""
+"""Packages copied to a host as files, and indexed so that its package manager installs them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def bring(view: HostView, bundle: Bundle, files: Sequence[PackageFile]) -> str:
         view.transport.put(bundle.read(file), f"{directory}/{file.name}", sudo=True)
     if wrong := _unlike(view, bundle, directory, lacking):
         names = ", ".join(file.name for file in wrong)
-        raise StepFailed(f"not what was sent: {names}", host=view.host.name)
+        raise StepFailed(
+            f"files on the host differ from what was sent: {names}", host=view.host.name
+        )
     return directory
 
 

@@ -22,13 +22,13 @@ class PackageManager(Protocol):
         """Whether a source has it; `package` may be pinned."""
 
     def pinned(self, package: str, version: str) -> str:
-        """How to ask for that very version."""
+        """Return how the manager is asked for exactly this version."""
 
     def would_add(self, packages: Sequence[str]) -> list[str]:
-        """Names of the packages that installing would add, dependencies included."""
+        """Return the names of the packages that installing would add, dependencies included."""
 
     def would_remove(self, packages: Sequence[str]) -> list[str]:
-        """Names of the packages that removing would take away, those that need them included."""
+        """Return the names of the packages that removing would remove, dependents included."""
 
     def install(self, packages: Sequence[str]) -> None: ...
 
@@ -36,7 +36,7 @@ class PackageManager(Protocol):
 
 
 def target(view: HostView) -> PackageSystem:
-    """The host's system. One that does not say what it is is taken for a Debian."""
+    """Return the host's system. One that does not identify itself is assumed to be Debian."""
     system = view.facts.os
     found = target_of(system.id, system.like, system.version, system.codename)
     return found or PackageSystem("debian", system.version, system.codename)

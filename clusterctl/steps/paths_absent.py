@@ -1,4 +1,4 @@
-"""Files and directories that are to be gone, all of clusterctl's own."""
+"""Files and directories to remove, all of them clusterctl's own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ done
 
 
 class PathsAbsent:
-    """Each path is gone, with all below it. Only paths in clusterctl's own directories.
+    """Each path is removed recursively. Only paths in clusterctl's own directories are allowed.
 
     `last_of`: a cluster's own directory, for paths that clusters share: they stay while another
     cluster has a directory beside it.

@@ -1,4 +1,4 @@
-"""Running one of our fixed shell scripts as root; what varies goes in as "$1", "$2", ..."""
+"""Runs one of our fixed shell scripts as root; data is passed as "$1", "$2", ..."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def root_script(
     stdin: bytes = b"",
     timeout: float = deadlines.COMMAND,
 ) -> str:
-    """stdout of the POSIX `script`. `doing` names the work, for the error: "making x".
+    """Return the stdout of the POSIX `script`. `doing` describes the work for errors: "making x".
 
     Raises CommandFailed with the script's last lines when it ends with another status than 0.
     """

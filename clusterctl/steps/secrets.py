@@ -72,7 +72,7 @@ class HeadSecret:
         return f"HeadSecret({self.host}:{self.path})"
 
     def value(self) -> bytes | None:
-        """None while the head has none."""
+        """Return the secret, None while the head has none."""
         with self._reading:
             if self._value is None:
                 text = root_script(self._head, READ, self.path, doing=f"reading {self.path}")

@@ -1,4 +1,4 @@
-"""Documents of services that cannot be read any more: mended from what the supervisor read last."""
+"""Unreadable service documents, restored from what the supervisor read last."""
 
 from __future__ import annotations
 

@@ -119,13 +119,13 @@ def _docker_entries(members: Members) -> Iterator[_Entry]:
 
 def _chosen(entries: list[_Entry], reference: str | None) -> _Entry:
     if not entries:
-        raise NotAnImage("no image is in it")
+        raise NotAnImage("it holds no image")
     names = [name for entry in entries for name in entry.names]
     if reference is None or not names:
         if len(entries) == 1:
             return entries[0]
         raise RequirementsNotMet(
-            f"{len(entries)} images are in it, and one is expected",
+            f"it holds {len(entries)} images, and one is expected",
             hint=f"name one of: {', '.join(names)}" if names else "save one image alone",
         )
     for entry in entries:
@@ -181,7 +181,7 @@ def _from_docker(
     config = members.read(config_path)
     diff_ids, said = config_facts(config)
     if len(paths) != len(diff_ids):
-        raise NotAnImage(f"{len(paths)} layers are in it, and the config has {len(diff_ids)}")
+        raise NotAnImage(f"it holds {len(paths)} layers, and the config lists {len(diff_ids)}")
     pairs = zip(paths, diff_ids, strict=True)
     layers = [_layer(members, path, diff_id) for path, diff_id in pairs]
     blob = Blob(digest_of(config), len(config), OCI_CONFIG)

@@ -73,7 +73,7 @@ class TarStream:
 
     def whole(self, size: int) -> bytes:
         if size > LARGEST_TEXT:
-            raise BrokenArchive(f"a header of it has {size} bytes")
+            raise BrokenArchive(f"one of its headers has {size} bytes")
         return b"".join(self.body(size))
 
     def drain(self) -> None:
@@ -96,7 +96,7 @@ def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
                 f"this is not a tar archive, or a header is damaged: {error}"
             ) from None
         if member.size < 0:
-            raise BrokenArchive("a header of it is damaged: a size below zero")
+            raise BrokenArchive("one of its headers is damaged: a negative size")
         if member.type == tarfile.XHDTYPE:
             extended.update(pax_records(stream.whole(member.size)))
         elif member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
@@ -118,7 +118,7 @@ def pax_records(data: bytes) -> Dict[str, str]:
     while data:
         length = count(data.partition(b" ")[0].decode("ascii", "replace"))
         if not length:
-            raise BrokenArchive("a header of it is damaged: a record without bytes")
+            raise BrokenArchive("one of its headers is damaged: an empty record")
         record = data[:length].partition(b" ")[2]
         key, _, value = record.rstrip(b"\n").partition(b"=")
         found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
@@ -129,7 +129,7 @@ def pax_records(data: bytes) -> Dict[str, str]:
 def count(text: str) -> int:
     """Bytes, as pax headers write them."""
     if not text.isdecimal():
-        raise BrokenArchive(f"a header of it is damaged: {text[:20]!r} is no number")
+        raise BrokenArchive(f"one of its headers is damaged: {text[:20]!r} is not a number")
     return int(text)
 
 

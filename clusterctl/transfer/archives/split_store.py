@@ -88,7 +88,7 @@ def _zstd(path: Path) -> Iterator[Read]:
     argv = ["zstd", "-dcq", "--", str(path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         if process.stdout is None or process.stderr is None:
-            raise BrokenArchive("zstd gives no output")
+            raise BrokenArchive("zstd produces no output")
         try:
             yield process.stdout.read
         except BrokenArchive as error:

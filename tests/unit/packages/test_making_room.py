@@ -36,7 +36,7 @@ def test_a_directory_stands_where_a_tar_is_to_be(tmp_path: Path) -> None:
 
 def test_other_things_are_in_the_directory(tmp_path: Path) -> None:
     (tmp_path / "letter").touch()
-    assert "with other things in it" in said_before_downloading(tmp_path)
+    assert "that holds other files" in said_before_downloading(tmp_path)
 
 
 def test_a_file_stands_where_its_parent_is_to_be(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_an_engine_that_does_not_take_it_is_said(made: Cluster) -> None:
     ready(made)
     made.head.gpus.offered = False
     made.head.gpus.deaf = True
-    with pytest.raises(StepFailed, match="does not offer them"):
+    with pytest.raises(StepFailed, match="does not provide them"):
         GpuAccess(pause=lambda _: None).apply(made.head_view, Change(""))
 
 
