@@ -87,4 +87,4 @@ def test_the_command_replaces_an_older_bundle_and_nothing_else(
     assert not (older / "docker.io_0_old.deb").exists()
     refused = subprocess.run([*command, mine], capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2, refused.stderr
-    assert "other things in it" in refused.stdout
+    assert "holds other files" in refused.stdout
