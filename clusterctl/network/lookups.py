@@ -1,4 +1,4 @@
-"""What looking up names costs hosts and their node containers.
+"""How long name look-ups take on hosts and in their node containers.
 
 Nothing in a cluster waits for a name server, since its names are in the containers' hosts file.
 Users do wait, and so do downloads from hubs, registries and package sources.
@@ -94,12 +94,12 @@ class LookupAnswer:
 
     @property
     def needs(self) -> str:
-        """What the look-up of a foreign name takes here, in words."""
+        """How long looking up a foreign name takes here, in words."""
         return _seconds(self.names[FOREIGN])
 
 
 def read_answer(said: Any, order: Mapping[str, Any]) -> LookupAnswer | None:
-    """What the program said to `order`; None where that is not an answer to it."""
+    """The program's answer to `order`; None if its output is no such answer."""
     try:
         own = str(said["own"])
         names = (own, order["foreign"], order["made_up"], *order["names"])

@@ -1,7 +1,7 @@
-"""What NCCL's log says of the transports it took. Pure.
+"""What NCCL's log says about the transports it uses. Pure.
 
 The lines are those of NCCL 2.2x with NCCL_DEBUG=INFO and the subsystems INIT, NET and GRAPH; the
-ones from a machine with two H200 are in tests/unit/ray_cluster/test_fabric_log.py. Nothing
+ones from a machine with two H200 are in tests/unit/network/test_fabric_log.py. Nothing
 promises their form, so each of them may be missing.
 """
 
@@ -25,7 +25,7 @@ _NVLINK = {"NVL", "NVB"}  # Names of paths between GPUs; the others (PIX, PXB, P
 
 @dataclass(frozen=True)
 class Carried:
-    """How one rank's data goes."""
+    """How one rank's data travels."""
 
     between: str  # To other hosts: `Socket`, `IB`, or a plugin's name; empty when none of it does
     # NICs or RDMA devices that NCCL found for that, such as eth1 or mlx5_0
@@ -35,7 +35,7 @@ class Carried:
 
 
 def read_log(lines: Sequence[str]) -> Carried:
-    """What the lines of one rank say."""
+    """Read the log lines of one rank."""
     networks = [match for line in lines if (match := _VIA_NET.search(line))]
     between = networks[0][1] if networks else ""
     return Carried(

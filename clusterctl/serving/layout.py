@@ -1,5 +1,5 @@
-"""How a service is cut over the cluster's GPUs: what vLLM is told, and what its ranks are compared
-with once they run. `clusterctl.planning` decides it.
+"""How a service is divided over the cluster's GPUs: what vLLM is told, and what its ranks are
+compared with once they run. `clusterctl.planning` decides it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """A cut that this cluster can hold."""
+    """A layout that fits this cluster."""
 
     tensor_parallel: int
     pipeline_parallel: int

@@ -88,7 +88,7 @@ class Argument:
         return (self.flag, *self.values)
 
     def shown(self) -> str:
-        """The value, for people: `on` and `off` for switches."""
+        """The value as shown to users: `on` and `off` for switches."""
         if self.values:
             return " ".join(self.values)
         return "off" if self.negated else "on"
@@ -138,8 +138,8 @@ def is_collected(name: str) -> bool:
 
 
 def lay_over(*layers: Iterable[Argument]) -> tuple[Argument, ...]:
-    """The layers as one, the weakest first: what a later layer says of a flag replaces all that
-    the earlier ones said of it, and stands where the flag first stood."""
+    """Merge layers, the weakest first: a later layer replaces all that earlier ones say about a
+    flag, at the position where the flag first stood."""
     chosen: dict[str, tuple[Argument, ...]] = {}
     for layer in layers:
         of_layer: dict[str, tuple[Argument, ...]] = {}
@@ -150,9 +150,9 @@ def lay_over(*layers: Iterable[Argument]) -> tuple[Argument, ...]:
 
 
 def drop_idle_negations(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """Without the `false` of a config file where off is the default anyway: some releases know
-    no `--no-` form of such a switch (store_true in the frontend flags before 0.12). What the
-    user typed as `--no-...` stays."""
+    """Drop each `false` of a config file where off is the default anyway: some releases have no
+    `--no-` form of such a switch (store_true in the frontend flags before 0.12). What the user
+    typed as `--no-...` stays."""
     return tuple(
         argument
         for argument in arguments
@@ -161,7 +161,7 @@ def drop_idle_negations(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 
 
 def render(arguments: Iterable[Argument]) -> list[str]:
-    """The tokens of all of them."""
+    """The command-line tokens of all arguments."""
     return [token for argument in arguments for token in argument.tokens()]
 
 

@@ -15,7 +15,7 @@ _HONEST = ("physical", "bond", "vlan")
 
 @dataclass(frozen=True)
 class End:
-    """Where a host holds a lane."""
+    """A host's end of a lane: NIC and address."""
 
     host: str
     nic: str
@@ -47,7 +47,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Way:
-    """What `sender` saw of its way to `receiver`, one direction of a pair."""
+    """What `sender` measured towards `receiver`: one direction of a pair."""
 
     lane: Lane
     sender: End
@@ -67,18 +67,18 @@ class Way:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds, the shortest seen."""
+        """The shortest measured, in seconds."""
         return min((seen for seen in (self.echo or {}).values() if seen is not None), default=None)
 
     @property
     def silent(self) -> bool:
-        """Nothing that was tried came back."""
+        """Nothing that was tried got an answer."""
         tried = bool(self.tcp or self.echo)
         return tried and self.round_trip is None and "ok" not in self.tcp.values()
 
     @property
     def broken(self) -> bool:
-        """Something that was tried did not come back, or not from the receiver."""
+        """Something that was tried got no answer, or one from another machine."""
         lost = None in (self.echo or {}).values()
         return lost or any(word != "ok" for word in self.tcp.values())
 
@@ -93,7 +93,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class PairResults:
-    """All that was seen between hosts."""
+    """Everything measured between hosts."""
 
     ways: tuple[Way, ...]
     clocks: Mapping[str, Clock]
@@ -143,7 +143,7 @@ def _end(node: Node, facts: HostFacts, name: str) -> End | None:
 
 
 def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Programs that are told nothing take the interface of the default route (vllm #27823)."""
+    """Programs without settings use the interface of the default route (vllm#27823)."""
     strays = [
         f"{node.host} ({default}, not {' or '.join(node.nccl_nics)})"
         for node in topology.nodes

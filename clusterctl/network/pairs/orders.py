@@ -1,4 +1,4 @@
-"""What every host is told to try, and what its answers mean. Pure."""
+"""What each host is asked to try, and what its answers mean. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Table:
-    """Everybody. The position of a host in `hosts`, and of a lane in `lanes`, is its number."""
+    """All lanes and hosts. Hosts and lanes are numbered by their position here."""
 
     lanes: Sequence[Lane]
     hosts: Sequence[str]
@@ -50,12 +50,12 @@ def open_order(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], greet
 
 
 def held(lanes: Sequence[Lane], host: str) -> list[int]:
-    """The lanes that `host` has an end of; hosts count their listeners in this order."""
+    """The lanes that `host` is on; hosts number their listeners in this order."""
     return [number for number, lane in enumerate(lanes) if host in lane.ends]
 
 
 def member(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], answer: Any) -> Member:
-    """From the answer to `open`."""
+    """A Member from the answer to `open`."""
     numbers = held(lanes, host)
     return Member(
         dict(zip(numbers, answer["ephemeral"], strict=True)),
@@ -144,7 +144,7 @@ def _keyed(rows: Any, kind: type) -> dict[Any, Any]:
 
 
 def ways(table: Table, host: str, answer: ReachAnswer) -> list[Way]:
-    """What `host` saw, from its answer to `reach`."""
+    """What `host` measured, from its answer to `reach`."""
     routes, neighbours, tcp, echo = answer.routes, answer.neighbours, answer.tcp, answer.echo
     return [
         Way(
@@ -167,7 +167,7 @@ def ways(table: Table, host: str, answer: ReachAnswer) -> list[Way]:
 
 
 def limits_order(found: Sequence[Way], host: str) -> list[tuple[str, str, int]]:
-    """Smaller sizes, for the ways on which a large one was lost and a small one passed."""
+    """Smaller sizes to try on ways where a large packet was lost and a small one passed."""
     return [
         (way.sender.ip, way.receiver.ip, size)
         for way in found

@@ -32,12 +32,12 @@ def packet_sizes(sender: End, receiver: End) -> tuple[int, ...]:
 
 
 def smaller_sizes(lost: int) -> tuple[int, ...]:
-    """What to try once `lost` did not pass."""
+    """Sizes to try after `lost` did not pass."""
     return tuple(size for size in STEPS if size < lost)
 
 
 def ray_port_names(ports: RayPorts, *, head: bool) -> dict[int, str]:
-    """Ports that other hosts connect to, with the words of the inventory."""
+    """Ports that other hosts connect to, with their keys in the inventory."""
     names = ("gcs", *EVERY_NODE) if head else EVERY_NODE
     found = {getattr(ports, name): f"ray_ports.{name}" for name in names}
     return {**found, ports.min_worker: "ray_ports.min_worker"}
