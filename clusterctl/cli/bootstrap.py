@@ -49,7 +49,7 @@ def bootstrap(
 
     path = current(options.named_inventory(context, file, inventory))
     if install_driver:
-        _driver(install_driver, path, _Run(limit, dry_run, yes, as_json, accept_new))
+        _driver(install_driver, path, _DriverFlags(limit, dry_run, yes, as_json, accept_new))
     if dry_run:
         _plan("bootstrap", path, limit=limit, as_json=as_json, accept_new=accept_new)
     from clusterctl.cli.agreement import agreement
@@ -76,7 +76,7 @@ def _remember(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _DriverFlags:
     """The flags that a driver's installation has in common with the rest of bootstrap."""
 
     limit: str | None
@@ -86,7 +86,7 @@ class _Run:
     accept_new: bool
 
 
-def _driver(wanted: str, file: Path, flags: _Run) -> None:
+def _driver(wanted: str, file: Path, flags: _DriverFlags) -> None:
     """The driver first. In a dry run that would install it, that is all that can be told."""
     from clusterctl.cli.agreement import agreement, show_plan
     from clusterctl.cli.session import session

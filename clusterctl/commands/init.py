@@ -122,7 +122,7 @@ def _refused(error: Mapping[str, Any]) -> UsageError:
 def _ask(
     hosts: Sequence[Host], wishes: Wishes, credentials: Credentials, accept_keys: AcceptKeys
 ) -> dict[str, Probe]:
-    """Probes by word. A host whose key is accepted is asked again."""
+    """Probe the hosts, by the word that named them. One whose key is accepted is asked again."""
 
     def look(names: Sequence[str]) -> dict[str, Outcome[Probe]]:
         asked = {host.name: connections.to(host) for host in hosts if host.name in names}
@@ -131,18 +131,14 @@ def _ask(
 
     with Connections(credentials) as connections:
         outcomes = look([host.name for host in hosts])
-        offered = _offered(outcomes)
+        unknown = [error for error in failures(outcomes) if isinstance(error, UnknownHostKey)]
+        offered = {str(error.host): error.offered for error in unknown if error.offered}
         if offered and accept_keys(offered):
             for host, key in offered.items():
                 _remember(host, key)
             outcomes.update(look(list(offered)))
     raise_all(_told_for_init(error) for error in failures(outcomes))
     return values(outcomes)
-
-
-def _offered(outcomes: Mapping[str, Outcome[Probe]]) -> dict[str, OfferedKey]:
-    unknown = (error for error in failures(outcomes) if isinstance(error, UnknownHostKey))
-    return {str(error.host): error.offered for error in unknown if error.offered}
 
 
 def _remember(host: str, key: OfferedKey) -> None:

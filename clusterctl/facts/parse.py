@@ -56,13 +56,13 @@ def parse_probe(
     )
     image = answer.read("the image", None, docker_report.parse_image, answer.find("image"))
     files, unreadable = _asked_files(answer)
-    facts = _Reader(answer, sudo_error, gpu_probe).facts(received)
+    facts = _FactsReader(answer, sudo_error, gpu_probe).facts(received)
     clusters = {c.id: c.labels.get("clusterctl.cluster", "") for c in containers}
     facts = replace(facts, gpus=gpus.with_clusters(facts.gpus, clusters))
     return Probe(facts, files, unreadable, containers, image)
 
 
-class _Reader:
+class _FactsReader:
     """Reads each field of HostFacts from its section; a failure is that field's alone."""
 
     def __init__(self, answer: Answer, sudo_error: str | None, gpu_probe: GpuProbe) -> None:

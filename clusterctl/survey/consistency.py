@@ -1,4 +1,4 @@
-"""Whether hosts have the same: image, Ray, Python and vLLM. Ray refuses a node that differs."""
+"""Whether all hosts have the same image, Ray, Python and vLLM: Ray refuses a node that differs."""
 
 from __future__ import annotations
 

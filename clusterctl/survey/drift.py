@@ -1,4 +1,4 @@
-"""How hosts differ from what bootstrap made of them: by one look at them, and by its own plan."""
+"""Drift: how hosts differ from what bootstrap made of them, by a survey and by its own plan."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def plan_problems(
     topology: Topology | None,
     plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> list[ClusterctlError]:
-    """A problem for every host on which bootstrap would change something, once there is a
-    node container anywhere; before that, for every host with a stranger in its place.
+    """Return a problem for every host on which bootstrap would change something, once any host has
+    a node container; before that, for every host where another cluster's container has its name.
 
     Engines that do not answer are told already, and asked nothing. A plan needs all hosts of the
     inventory, since each has a part in every other's documents.

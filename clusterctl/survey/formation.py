@@ -1,10 +1,9 @@
-"""Waiting until Ray holds what the inventory promises; when it does not, who is missing and why."""
+"""Wait until Ray has every node that the inventory promises, or say which is missing and why."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from clusterctl import deadlines
@@ -51,7 +50,10 @@ def await_formation(
         state = read_head_state(cluster.inventory, cluster.views[head].transport)
         if state is None or (since is not None and state.time <= since):
             return None
-        return _without(state, cluster.left_out)
+        # Nothing is asked of hosts that --limit left out, whether they are in Ray or not.
+        return replace(
+            state, nodes=[node for node in state.nodes if node.name not in cluster.left_out]
+        )
 
     expected = [node for node in expected_nodes(cluster.topology) if node.host in cluster.held]
     wait = Wait(say=lambda text: sink(Note(text)))
@@ -61,34 +63,28 @@ def await_formation(
         raise_all(_with_causes(cluster, error))
         raise
     seconds = time.monotonic() - started
-    formed = _formed(state)
+    alive = [node for node in state.nodes if node.alive]
+    gpus = sum(node.gpus for node in alive)
+    formed = Formed(len(alive), gpus, state.ray_version, state.vllm_version)
     seen = f"{formed.nodes} nodes, {formed.gpus:g} GPUs, Ray {formed.ray_version}"
     sink(Note(f"Ray reports {seen}, after {seconds:.0f} s", head))
     return formed
 
 
-def _without(state: NodeState, left_out: Container[str]) -> NodeState:
-    """Nothing is asked of hosts that were left out, whether they are in Ray or not."""
-    return replace(state, nodes=[node for node in state.nodes if node.name not in left_out])
-
-
-def _formed(state: NodeState) -> Formed:
-    alive = [node for node in state.nodes if node.alive]
-    return Formed(
-        nodes=len(alive),
-        gpus=sum(node.gpus for node in alive),
-        ray_version=state.ray_version,
-        vllm_version=state.vllm_version,
-    )
-
-
 def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlError]:
-    """The same errors; those of a host tell what its own supervisor says, and the end of its Ray
-    log, both fetched now."""
+    """Return the same errors, each with what the host's own supervisor says and the end of its
+    Ray log, both fetched now."""
     errors = error.errors if isinstance(error, Problems) else (error,)
     named = {single.host for single in errors if single.host in cluster.views}
     hosts = {name: cluster.views[name].transport for name in named if name}
-    logs = values(fan_out(hosts, lambda transport: _ray_log(cluster, transport)))
+    file = str(NodePaths(cluster.inventory.cluster).log("ray"))
+
+    def ray_log(transport: Transport) -> str | None:
+        argv = ["tail", "-n", "15", file]
+        text = transport.run(argv, sudo=True, timeout=deadlines.SMALL_FILE).stdout.strip()
+        return f"the end of {file}:\n{text}" if text else None
+
+    logs = values(fan_out(hosts, ray_log))
     states = values(fan_out(hosts, lambda each: read_head_state(cluster.inventory, each)))
     for single in errors:
         state = states.get(single.host or "")
@@ -104,14 +100,6 @@ def told_by(summary: str, state: NodeState | None) -> str:
         return f"{waited}; its supervisor has reported nothing"
     detail = f": {state.ray_detail}" if state.ray_detail else ""
     return f"{waited}; its supervisor says that Ray there is {state.ray}{detail}"
-
-
-def _ray_log(cluster: Cluster, transport: Transport) -> str | None:
-    file = str(NodePaths(cluster.inventory.cluster).log("ray"))
-    text = transport.run(
-        ["tail", "-n", "15", file], sudo=True, timeout=deadlines.SMALL_FILE
-    ).stdout.strip()
-    return f"the end of {file}:\n{text}" if text else None
 
 
 def clock_of(transport: Transport) -> float | None:

@@ -1,4 +1,4 @@
-"""What hosts that answered lack, and who stands in the way of those that have it."""
+"""What hosts lack, and which programs take the ports that Ray needs."""
 
 from __future__ import annotations
 
