@@ -79,26 +79,26 @@ def ask(
     Raises ConnectionFailed if nothing answers, and StepFailed if the answer is late, a refusal, or
     not what was asked for.
     """
-    import httpx
+    import httpx2
 
     started = time.monotonic()
-    timeout = httpx.Timeout(deadline, connect=min(deadlines.API_CONNECT, deadline))
+    timeout = httpx2.Timeout(deadline, connect=min(deadlines.API_CONNECT, deadline))
     headers = {"Authorization": f"Bearer {api_key}"}
     url, body = endpoint.url + endpoint.path, endpoint.body(prompt, max_tokens)
     try:
         # The operator's proxy settings are for the world outside, not for the cluster.
-        with httpx.Client(timeout=timeout, trust_env=False) as client:
+        with httpx2.Client(timeout=timeout, trust_env=False) as client:
             response = client.post(url, json=body, headers=headers)
-    except httpx.ConnectError as error:
+    except httpx2.ConnectError as error:
         raise ConnectionFailed(
             f"nothing answers at {endpoint.url}", hint="clusterctl status", detail=str(error)
         ) from error
-    except httpx.TimeoutException as error:
+    except httpx2.TimeoutException as error:
         raise StepFailed(
             f"no {endpoint.task.name} from {endpoint.url} within {deadline:g} s",
             hint="clusterctl status shows whether the engine is busy or stuck",
         ) from error
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise StepFailed(
             f"{endpoint.url} broke off the request", hint="clusterctl logs", detail=str(error)
         ) from error

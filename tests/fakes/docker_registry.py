@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import bcrypt
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.image_archives import MadeImage, sha256
@@ -30,10 +30,10 @@ class Registry:
     def push(self, image: MadeImage) -> str:
         """The reference to pull."""
         path, tag = image.name.split(":")
-        with httpx.Client(base_url=f"http://{self.address}/v2/{path}", auth=self.login) as http:
+        with httpx2.Client(base_url=f"http://{self.address}/v2/{path}", auth=self.login) as http:
             for data in (image.config, *image.layers):
                 begun = http.post("/blobs/uploads/")
-                where = httpx.URL(begun.headers["Location"]).copy_merge_params(
+                where = httpx2.URL(begun.headers["Location"]).copy_merge_params(
                     {"digest": sha256(data)}
                 )
                 http.put(where, content=data).raise_for_status()
@@ -81,8 +81,8 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_LIMIT
     while True:
         try:
-            httpx.get(url)
-        except httpx.TransportError:
+            httpx2.get(url)
+        except httpx2.TransportError:
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"docker-registry did not start:\n{log.read_text()[-3000:]}")
             time.sleep(0.05)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 
@@ -57,8 +57,8 @@ def key_of(on_host: OnHost) -> str:
 
 def completion(
     endpoint: str, model: str, key: str, timeout: float = 30, tokens: int = 4
-) -> httpx.Response:
-    with httpx.Client(timeout=timeout, trust_env=False) as client:
+) -> httpx2.Response:
+    with httpx2.Client(timeout=timeout, trust_env=False) as client:
         return client.post(
             f"{endpoint}/completions",
             headers={"Authorization": f"Bearer {key}"},
@@ -69,7 +69,7 @@ def completion(
 def answers(endpoint: str, model: str, key: str) -> bool:
     try:
         return completion(endpoint, model, key).status_code == 200
-    except httpx.HTTPError:
+    except httpx2.HTTPError:
         return False
 
 
@@ -278,7 +278,7 @@ def test_an_engine_that_hangs_with_requests_is_told_at_once_and_comes_back(
 
     def ask() -> None:
         while not hanging.is_set():
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(httpx2.HTTPError):
                 completion(ENDPOINT, "tiny", key, tokens=500)
 
     users = [threading.Thread(target=ask) for _ in range(3)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-import httpx
+import httpx2
 
 from clusterctl.containers.reference import Reference
 from clusterctl.transfer.registry.failures import RegistryFailed, answered, beginning
@@ -25,7 +25,7 @@ class Authorization:
     First with a login from a file, or anonymously; then with one that the user types.
     """
 
-    def __init__(self, http: httpx.Client, reference: Reference, logins: Logins) -> None:
+    def __init__(self, http: httpx2.Client, reference: Reference, logins: Logins) -> None:
         self._http, self._reference, self._logins = http, reference, logins
         self._lock = threading.Lock()
         self._header: str | None = None
@@ -39,7 +39,7 @@ class Authorization:
         return self._login.user if self._login else None
 
     @contextmanager
-    def sent(self, url: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+    def sent(self, url: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
         """The answer to GET, which may still be a refusal."""
         response, used = self._send(url, headers)
         try:
@@ -52,13 +52,13 @@ class Authorization:
         finally:
             response.close()
 
-    def _send(self, url: str, headers: dict[str, str]) -> tuple[httpx.Response, str | None]:
+    def _send(self, url: str, headers: dict[str, str]) -> tuple[httpx2.Response, str | None]:
         used = self._header
         known = {"Authorization": used} if used else {}
         request = self._http.build_request("GET", url, headers={**headers, **known})
         return self._http.send(request, stream=True), used
 
-    def _renewed(self, response: httpx.Response, used: str | None, *, again: bool) -> bool:
+    def _renewed(self, response: httpx2.Response, used: str | None, *, again: bool) -> bool:
         """Get what is asked for; False when there is nothing more to try. `again`: what we have
         is new, and was refused."""
         challenge = parse_challenges(response.headers.get_list("WWW-Authenticate"))
@@ -110,7 +110,7 @@ class Authorization:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RegistryFailed(f"{challenge.realm} gave no token") from error
 
-    def _ask_realm(self, challenge: Challenge) -> AbstractContextManager[httpx.Response]:
+    def _ask_realm(self, challenge: Challenge) -> AbstractContextManager[httpx2.Response]:
         scope = challenge.scope or f"repository:{self._reference.path}:pull"
         fields = {"service": challenge.service, "scope": scope}
         if self._login and self._login.is_token:
@@ -123,7 +123,7 @@ class Authorization:
 
     def _insist_on_tls(self, challenge: Challenge) -> None:
         """A password that TLS keeps from others on its way to the registry stays so."""
-        realm = httpx.URL(challenge.realm)
+        realm = httpx2.URL(challenge.realm)
         if realm.scheme == "https" or not self._login or self.plain:
             return
         raise RegistryFailed(

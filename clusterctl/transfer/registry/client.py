@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import httpx
+import httpx2
 
 from clusterctl import __version__
 from clusterctl.containers.driver import Say
@@ -33,7 +33,7 @@ from clusterctl.transfer.registry.failures import (
 from clusterctl.transfer.registry.logins import Logins
 
 # Seconds without a byte, after which a connection counts as broken.
-TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 
 ATTEMPTS = 8  # In a row without a byte; with the pauses between them about two minutes
 
@@ -61,12 +61,12 @@ class RegistryClient:
     ) -> None:
         self._reference, self._endpoint = reference, endpoint
         self._say, self._pause = say, pause
-        self._http = httpx.Client(
+        self._http = httpx2.Client(
             verify=endpoint.trust(),
             trust_env=not endpoint.loopback,  # proxies
             timeout=TIMEOUT,
             # A connection for each answer: nobody has to close an image, and blobs are large.
-            limits=httpx.Limits(max_keepalive_connections=0),
+            limits=httpx2.Limits(max_keepalive_connections=0),
             follow_redirects=True,  # without Authorization, once they lead to another host
             event_hooks={"response": [leave_unread]},
             headers={"User-Agent": f"clusterctl/{__version__}", "Accept-Encoding": "identity"},
@@ -128,15 +128,15 @@ class RegistryClient:
                 skip = max(0, skip - len(chunk))
 
     @contextmanager
-    def _answer(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+    def _answer(self, path: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
         """What the registry answers, once it knows who asks."""
         try:
             url = f"{self._found()}/v2/{self._reference.path}/{path}"
             with self._authorization.sent(url, headers) as response:
                 yield response
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise unreached(self._reference.registry, error) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise RegistryFailed(
                 f"{self._reference.registry} did not respond like a container registry",
                 detail=str(error),
@@ -155,10 +155,10 @@ class RegistryClient:
         try:
             with self._http.stream("GET", f"{url}/v2/", follow_redirects=False):
                 return True
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return False
 
-    def _problem(self, response: httpx.Response) -> Exception:
+    def _problem(self, response: httpx2.Response) -> Exception:
         registry, name = self._reference.registry, self._reference.name
         if response.status_code in (401, 403):
             return refused(registry, name, response.status_code, tried=self._authorization.user)
@@ -181,7 +181,7 @@ class RegistryClient:
         self._pause(seconds)
 
 
-def _start(response: httpx.Response) -> int:
+def _start(response: httpx2.Response) -> int:
     """Where the bytes of an answer begin: registries may send all when asked for a part."""
     if response.status_code == 200:
         return 0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-import httpx
+import httpx2
 
 from clusterctl.containers.reference import DOCKER_HUB
 from clusterctl.errors import RequirementsNotMet, StepFailed
@@ -41,7 +41,7 @@ def refused(registry: str, reference: str, status: int, *, tried: str | None) ->
     )
 
 
-def answered(registry: str, reference: str, response: httpx.Response) -> StepFailed:
+def answered(registry: str, reference: str, response: httpx2.Response) -> StepFailed:
     """A status that is not a success, and not about who asks."""
     status = response.status_code
     words = beginning(response).decode(errors="replace")[:1000]
@@ -84,7 +84,7 @@ def _seconds_to_wait(headers: Mapping[str, str], now: float | None = None) -> fl
     return float(window[1]) if window else None
 
 
-def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
+def unreached(registry: str, error: httpx2.TransportError) -> RegistryFailed:
     """No answer at all. Passing trouble may be over in a second; a wrong name will not."""
     words = str(error) or type(error).__name__
     lowered = words.lower()
@@ -102,7 +102,7 @@ def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
             "/etc/docker/daemon.json",
             detail=words,
         )
-    if isinstance(error, httpx.ProxyError):
+    if isinstance(error, httpx2.ProxyError):
         return RegistryFailed(
             f"the proxy refuses connections to {registry}",
             hint="see HTTPS_PROXY and NO_PROXY: env | grep -i proxy",
@@ -116,7 +116,7 @@ def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
         summary = f"this machine has no route to {registry}"
     elif "refused" in lowered:
         summary = f"{registry} refuses connections"
-    elif isinstance(error, httpx.TimeoutException):
+    elif isinstance(error, httpx2.TimeoutException):
         summary = f"{registry} does not answer"
     else:
         summary = f"the connection to {registry} broke"
@@ -126,7 +126,7 @@ def unreached(registry: str, error: httpx.TransportError) -> RegistryFailed:
 MOST_WORDS = 64 << 10  # Bytes that are read of an answer which only explains itself
 
 
-def beginning(answer: httpx.Response, most: int = MOST_WORDS) -> bytes:
+def beginning(answer: httpx2.Response, most: int = MOST_WORDS) -> bytes:
     """The body's first bytes, `most` at the utmost; the rest is not waited for."""
     data = bytearray()
     for chunk in answer.iter_bytes():
@@ -136,9 +136,9 @@ def beginning(answer: httpx.Response, most: int = MOST_WORDS) -> bytes:
     return bytes(data[:most])
 
 
-def leave_unread(answer: httpx.Response) -> None:
-    """Make the body of a redirect an empty one: httpx reads all of it before it follows. For
+def leave_unread(answer: httpx2.Response) -> None:
+    """Make the body of a redirect an empty one: httpx2 reads all of it before it follows. For
     the hook of a client that is called with every answer."""
-    if answer.has_redirect_location and isinstance(answer.stream, httpx.SyncByteStream):
+    if answer.has_redirect_location and isinstance(answer.stream, httpx2.SyncByteStream):
         answer.stream.close()
-        answer.stream = httpx.ByteStream(b"")
+        answer.stream = httpx2.ByteStream(b"")

@@ -18,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from clusterctl import __version__, deadlines
 from clusterctl.errors import StepFailed
+from clusterctl.transfer.registry.failures import leave_unread
 from clusterctl.transfer.weights.hub import Hub
 
 # Bytes of a listing: 3000 files of ModelScope, or all of a Hugging Face repository, are some MB.
@@ -63,12 +64,10 @@ def _client(through: httpx2.BaseTransport | None = None) -> httpx2.Client:
 
 def _limit(answer: httpx2.Response) -> None:
     """Bound what is read of an answer: a server, or a proxy before it, may never end one."""
-    if not isinstance(answer.stream, httpx2.SyncByteStream):
+    leave_unread(answer)
+    if not isinstance(answer.stream, httpx2.SyncByteStream) or answer.has_redirect_location:
         return
-    if answer.has_redirect_location:  # httpx2 reads all of its body before it follows
-        answer.stream.close()
-        answer.stream = httpx2.ByteStream(b"")
-    elif not answer.is_success:
+    if not answer.is_success:
         answer.stream = _Beginning(answer.stream, LARGEST_REFUSAL)
     elif not answer.request.extensions.keys() & FILE.keys():
         answer.stream = _Bounded(answer.stream, LARGEST_LISTING, answer.request.url.host)

