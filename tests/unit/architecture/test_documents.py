@@ -48,3 +48,16 @@ def test_nothing_speaks_of_one_machine() -> None:
             continue
         found = FORBIDDEN.search(path.read_text(errors="ignore"))
         assert found is None, f"{name}: {found and found.group()}"
+
+
+def test_where_do_i_names_files_that_exist() -> None:
+    section = (
+        (ROOT / "CONTRIBUTING.md").read_text().split("### Where do I ...")[1].split("\n## ")[0]
+    )
+    rows = [row for row in section.splitlines() if row.startswith("| ")][2:]
+    assert len(rows) >= 10
+    for row in rows:
+        paths = re.findall(r"`([\w./-]+)`", row)
+        assert paths, row
+        for path in paths:
+            assert (ROOT / path).exists(), path
