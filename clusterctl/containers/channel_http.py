@@ -1,7 +1,7 @@
 """HTTP over a transport's channel: how requests reach a Docker engine on another host.
 
-`docker system dial-stdio` on the host joins a channel to the engine's socket, whatever that
-is, so the operator's machine needs no Docker and no second SSH connection.
+`docker system dial-stdio` on the host connects a channel to the engine's socket, wherever that is,
+so the operator's machine needs neither Docker nor a second SSH connection.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from clusterctl.errors import ClusterctlError, ConnectionFailed
 from clusterctl.transport.base import Channel
 
 OpenChannel = Callable[[], Channel]
-# Makes the error for a channel that ended before it said anything.
+# Makes the error for a channel that ended without an answer.
 HungUp = Callable[[Channel], Exception]
 
 
 class ChannelAdapter(HTTPAdapter):
-    """Sends every request over one kept channel; a second request waits for the first.
+    """Sends all requests over one channel that is kept open; a second one waits for the first.
 
-    One, because a host gets at most four channels at once (transport.base).
+    Only one, because a host gets at most four channels at once (transport.base).
     """
 
     def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
@@ -46,7 +46,7 @@ class ChannelAdapter(HTTPAdapter):
     def request_url(
         self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None
     ) -> str:
-        """Path and query only: no proxy of the operator's has a part in this."""
+        """Return path and query only: the operator's proxies are not involved."""
         del proxies
         return request.path_url
 
@@ -82,7 +82,7 @@ class _ChannelConnection(HTTPConnection):
 
 
 class _ChannelSocket:
-    """As much of a socket as http.client and urllib3 use."""
+    """The part of a socket that http.client and urllib3 use."""
 
     def __init__(self, channel: Channel, hung_up: HungUp) -> None:
         self._channel = channel
@@ -92,7 +92,8 @@ class _ChannelSocket:
 
     @property
     def quiet(self) -> bool:
-        """Open, with nothing to read: between requests, anything else means that it is dead."""
+        """Whether it is open with nothing to read: anything else between requests means it is
+        dead."""
         if self._ended:
             return False
         self._channel.settimeout(0.001)
@@ -114,7 +115,7 @@ class _ChannelSocket:
             self._ended = True
             if self._answered:
                 raise
-            # It ended at once, before we wrote: a host without Docker is as quick as that.
+            # It ended before we wrote: a host without Docker is that fast.
             raise self._hung_up(self._channel) from None
 
     def receive(self, size: int) -> bytes:

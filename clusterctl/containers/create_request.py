@@ -1,7 +1,7 @@
-"""A container spec as the body of POST /containers/create. Pure.
+"""A container spec as the body of POST /containers/create (Docker Engine API 1.41). Pure.
 
-Written out instead of taken from docker-py's helpers, which know no CDI devices and would add
-the operator's own proxy settings. Fields: Docker Engine API 1.41.
+docker-py's helpers are not used: they do not support CDI devices, and would add the operator's own
+proxy settings.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from clusterctl.containers.spec import FINGERPRINT_LABEL, LOG_OPTIONS, Container
 
 
 def create_request(spec: ContainerSpec) -> dict[str, Any]:
-    """The request that makes the container of `docker_run_argv(spec)`."""
+    """Return the request that creates the same container as `docker_run_argv(spec)`."""
+    process = (
+        {"Entrypoint": [spec.command[0]], "Cmd": list(spec.command[1:])} if spec.command else {}
+    )
+    requests: list[dict[str, Any]] = []
+    if spec.cdi_devices:
+        requests.append({"Driver": "cdi", "DeviceIDs": list(spec.cdi_devices)})
+    if spec.all_gpus:
+        requests.append({"Driver": "", "Count": -1, "Capabilities": [["gpu"]]})
     return {
         "Image": spec.image,
-        **_process(spec),
+        **process,
         "Env": [f"{name}={value}" for name, value in sorted(spec.env.items())],
         "Labels": {**spec.labels, FINGERPRINT_LABEL: spec.fingerprint()},
         "StopTimeout": spec.stop_timeout,
@@ -30,7 +38,7 @@ def create_request(spec: ContainerSpec) -> dict[str, Any]:
                 {"Name": name, "Soft": value, "Hard": value}
                 for name, value in sorted(spec.ulimits.items())
             ],
-            "DeviceRequests": _device_requests(spec),
+            "DeviceRequests": requests,
             "Devices": [
                 {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
                 for path in spec.devices
@@ -38,18 +46,3 @@ def create_request(spec: ContainerSpec) -> dict[str, Any]:
             "CapAdd": [f"CAP_{name}" for name in spec.capabilities],
         },
     }
-
-
-def _process(spec: ContainerSpec) -> dict[str, list[str]]:
-    if not spec.command:
-        return {}
-    return {"Entrypoint": [spec.command[0]], "Cmd": list(spec.command[1:])}
-
-
-def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
-    requests: list[dict[str, Any]] = []
-    if spec.cdi_devices:
-        requests.append({"Driver": "cdi", "DeviceIDs": list(spec.cdi_devices)})
-    if spec.all_gpus:
-        requests.append({"Driver": "", "Count": -1, "Capabilities": [["gpu"]]})
-    return requests

@@ -1,4 +1,4 @@
-"""A container as it should be against the one that is there. Pure."""
+"""Compares the desired container with the one that is there. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from clusterctl.containers.spec import FINGERPRINT_LABEL, ContainerSpec, Mount
 
 @dataclass(frozen=True)
 class Keep:
-    """It was made from this very spec."""
+    """It was created from this spec."""
 
 
 @dataclass(frozen=True)
 class Create:
-    """There is none."""
+    """There is no container."""
 
 
 @dataclass(frozen=True)
 class Recreate:
-    """It was made from another spec; what differs, in words."""
+    """It was created from another spec; `reasons` say what differs."""
 
     reasons: tuple[str, ...]
 
@@ -30,7 +30,7 @@ Verdict = Keep | Create | Recreate
 
 
 def compare(spec: ContainerSpec, container: Container | None) -> Verdict:
-    """What to do about `container` so that it is as `spec` says.
+    """Decide what to do so that `container` matches `spec`.
 
     The fingerprint decides; the fields only explain.
     """
@@ -38,7 +38,9 @@ def compare(spec: ContainerSpec, container: Container | None) -> Verdict:
         return Create()
     if container.fingerprint == spec.fingerprint():
         return Keep()
-    return Recreate(tuple(_reasons(spec, container)) or ("made by another version of clusterctl",))
+    return Recreate(
+        tuple(_reasons(spec, container)) or ("created by another version of clusterctl",)
+    )
 
 
 def _reasons(spec: ContainerSpec, container: Container) -> Iterator[str]:
@@ -57,7 +59,7 @@ def _reasons(spec: ContainerSpec, container: Container) -> Iterator[str]:
 
 
 def _environment(spec: ContainerSpec, container: Container) -> Iterator[str]:
-    """Names only: a value may be somebody's secret."""
+    """Compare environments. Only names are shown: a value may be a secret."""
     for name in sorted(spec.env.keys() | container.env.keys()):
         if name not in container.env:
             yield f"environment: {name} is new"
@@ -72,7 +74,7 @@ def _devices(thing: ContainerSpec | Container) -> tuple[str, ...]:
 
 
 def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Without the fingerprint, which always differs here, and the image's labels."""
+    """Drop the fingerprint, which always differs here, and the image's labels."""
     return {
         name: value
         for name, value in labels.items()
@@ -104,5 +106,5 @@ def _pairs(
 
 
 def _short(image: str) -> str:
-    """The 12 hex digits that `docker images` shows."""
+    """Return the 12 hex digits that `docker images` shows."""
     return image.removeprefix("sha256:")[:12]

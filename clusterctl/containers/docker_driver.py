@@ -36,8 +36,8 @@ _URL = "http://docker:80"
 
 
 class DockerDriver:
-    """`prefix` goes before every command on the host: ("env", "DOCKER_HOST=unix:///...")
-    leads to an engine other than the host's own. The first use connects."""
+    """`prefix` precedes every command on the host: ("env", "DOCKER_HOST=unix:///...") selects an
+    engine other than the host's own. The driver connects on first use."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DockerDriver:
             return EngineVersion(told["Version"], engine.api_version)
 
     def image(self, reference: str) -> Image | None:
-        # What came by a relay or an archive is unknown by the digest of its manifest.
+        # Images from a relay or an archive are not known by the digest of their manifest.
         names = (reference, tagged(reference)) if "@" in reference else (reference,)
         with self._engine() as engine:
             for name in names:
@@ -84,7 +84,9 @@ class DockerDriver:
             root = engine.info()["DockerRootDir"]
         told = self._transport.run(["df", "-Pk", root], sudo=self._sudo)
         if not told.ok:
-            raise CommandFailed(f"cannot tell the free space of {root}", detail=told.last_lines())
+            raise CommandFailed(
+                f"the free space of {root} cannot be read", detail=told.last_lines()
+            )
         return int(told.stdout.splitlines()[-1].split()[3]) * 1024
 
     def containers(self, cluster: str) -> list[Container]:
@@ -98,7 +100,7 @@ class DockerDriver:
                 found = self._inspect(engine, name)
             except NotFound:
                 return None
-        # The engine also takes the beginning of an ID for a name.
+        # The engine also accepts the beginning of an ID as a name.
         return found if found.name == name else None
 
     def run(self, spec: ContainerSpec) -> str:
@@ -153,7 +155,7 @@ class DockerDriver:
         try:
             return self.host_run(_client("run", *options, image, *argv[1:]), timeout=timeout)
         except CommandTimedOut:
-            self.remove(name)  # what was ended is the client, not the container
+            self.remove(name)  # the timeout ended the client, not the container
             raise
 
     def tag(self, image: str, reference: str) -> None:
@@ -162,7 +164,7 @@ class DockerDriver:
             engine.tag(image, repository, tag)
 
     def pull(self, reference: str, say: Say) -> None:
-        # By the client: it uses the host's own login, where docker-py would send the operator's.
+        # By the client, which uses the host's own login; docker-py would send the operator's.
         ended = in_time("docker pull", self.host)
         with self.host_open(_client("pull", reference)) as channel, ended:
             image_pull.follow(channel, say)
@@ -170,7 +172,7 @@ class DockerDriver:
     def build(
         self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
     ) -> None:
-        # Not docker-py's build, which would send all of the operator's registry logins along.
+        # Not docker-py's build, which would send all of the operator's registry logins.
         with self._engine() as engine:
             answer = engine.post(
                 f"{_URL}/v{engine.api_version}/build",
@@ -185,7 +187,7 @@ class DockerDriver:
                 image_build.follow(answer.iter_lines(), say)
 
     def remove_image(self, reference: str) -> None:
-        # Not docker-py's, which waits no longer than for any other answer.
+        # Not docker-py's, whose timeout is that of any other request.
         with self._engine() as engine:
             answer = engine.delete(
                 f"{_URL}/v{engine.api_version}/images/{quote(reference, safe='/:@')}",
@@ -224,13 +226,13 @@ class DockerDriver:
         return self._transport.open_channel([*self._prefix, *argv], sudo=self._sudo)
 
     def _insist(self, answer: requests.Response) -> None:
-        """Raises the error that an answer of the engine is."""
+        """Raise the engine's error, if the answer is one."""
         if not answer.ok:
             raise engine_error(json.loads(answer.content)["message"], self.host)
 
     @contextlib.contextmanager
     def _engine(self) -> Iterator[Any]:
-        """The API client (docker-py is typed in parts only); what it raises, as errors of ours."""
+        """Yield the API client (docker-py is only partly typed), and translate its errors."""
         try:
             with self._connecting:
                 self._api = self._api or self._connect()
@@ -239,22 +241,22 @@ class DockerDriver:
             raise engine_error(str(error.explanation or error), self.host) from error
         except requests.Timeout as error:
             raise EngineUnavailable(
-                "the Docker engine accepts connections and does not answer in time",
+                "the Docker engine accepts connections but does not answer in time",
                 host=self.host,
                 hint="systemctl restart docker (containers with live-restore keep running)",
             ) from error
         except (requests.RequestException, DockerException) as error:
             raise EngineUnavailable(
-                "the conversation with the Docker engine broke off",
+                "the connection to the Docker engine broke",
                 host=self.host,
                 hint="systemctl status docker",
                 detail=str(error),
             ) from error
 
     def _connect(self) -> APIClient:
-        """A client that speaks the newest API both sides know.
+        """Return a client for the newest API that both sides support.
 
-        The engine's own answer names it, so the first question is asked without a version.
+        The engine's own answer names it, so the first request is made with the oldest one.
         """
         first = self._api_client(MINIMUM_DOCKER_API_VERSION)
         try:
@@ -268,8 +270,8 @@ class DockerDriver:
     def _api_client(self, api: str) -> APIClient:
         client = APIClient(base_url=_URL, version=api, timeout=int(self._limit))
         client.trust_env = False
-        # Not by methods of this object: it would be part of a cycle then, and a driver that nobody
-        # has any more would keep one of the host's few channels until the cycle is collected.
+        # Not methods of this object: it would then be part of a cycle, and an unused driver would
+        # keep one of the host's few channels until the cycle is collected.
         dial = partial(
             self._transport.open_channel,
             [*self._prefix, *_client("system", "dial-stdio")],
@@ -291,7 +293,7 @@ def _hung_up(host: str, channel: Channel) -> Exception:
     try:
         ended = f"ended with status {channel.wait(timeout=deadlines.COMMAND_END)}"
     except TimeoutError:
-        ended = "closed its output and does not end"
+        ended = "closed its output but does not end"
     said = channel.stderr_tail() or f"`docker system dial-stdio` {ended}"
     return engine_error(said, host, unavailable=True)
 

@@ -1,4 +1,4 @@
-"""What clusterctl asks of a container engine on one host."""
+"""What clusterctl needs from a container engine on one host."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from clusterctl.transport.base import Channel, CommandResult
 
 
 class EngineUnavailable(StepFailed):
-    """The engine is not installed, not running, hangs, or refuses us."""
+    """The engine is not installed, not running, hangs, or denies access."""
 
 
 @dataclass(frozen=True)
 class EngineVersion:
     version: str
-    api: str  # The newest API that both sides speak, such as `1.41`
+    api: str  # The newest API that both sides support, such as `1.41`
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image as the engine has it."""
+    """An image in the engine."""
 
     # The config's digest, or the manifest's where containerd stores images: the same image may
     # have different IDs on two hosts.
     id: str
-    layers: tuple[str, ...]  # diff IDs of RootFS: equal wherever the image is
+    layers: tuple[str, ...]  # diff IDs of RootFS, the same on every host
     size: int  # Bytes, unpacked
     tags: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    architecture: str = ""  # As Go says it: amd64, arm64
+    architecture: str = ""  # In Go's terms: amd64, arm64
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container as the engine has it. `env` is the whole of it, the image's included."""
+    """A container in the engine. `env` includes the image's."""
 
     id: str
     name: str
     image: str  # Image ID
     status: str  # created | running | paused | restarting | removing | exited | dead
     exit_code: int
-    error: str  # The engine's own words for why it did not start
+    error: str  # The engine's reason why it did not start
     command: tuple[str, ...]  # Entry point and arguments
     env: Mapping[str, str]
     image_env: Mapping[str, str]
@@ -71,7 +71,7 @@ class Container:
 
     @property
     def cluster(self) -> str | None:
-        """The cluster it belongs to; None for a container that clusterctl did not make."""
+        """The cluster it belongs to; None if clusterctl did not create it."""
         return self.labels.get(CLUSTER_LABEL)
 
     @property
@@ -83,8 +83,8 @@ Say = Callable[[str], None]  # Takes one short line of progress at a time
 
 
 class ContainerDriver(Protocol):
-    """One host's engine. Every call is bounded in time, and raises EngineUnavailable when the
-    engine does not answer, StepFailed when it refuses."""
+    """The engine of one host. Every call has a deadline, and raises EngineUnavailable if the engine
+    does not answer, StepFailed if it refuses."""
 
     @property
     def host(self) -> str:
@@ -93,33 +93,35 @@ class ContainerDriver(Protocol):
     def version(self) -> EngineVersion: ...
 
     def image(self, reference: str) -> Image | None:
-        """The image of that ID or tag, None when the host has none."""
+        """Return the image with that ID or tag, or None."""
 
     def images(self, labels: Mapping[str, str]) -> list[Image]:
-        """The images with all of `labels`, newest first."""
+        """Return the images with all of `labels`, newest first."""
 
     def free_space(self) -> int:
-        """Bytes free where the engine keeps its data."""
+        """Return the free bytes where the engine keeps its data."""
 
     def containers(self, cluster: str) -> list[Container]:
-        """The containers of that cluster, by label, stopped ones included."""
+        """Return the containers of that cluster by label, including stopped ones."""
 
     def find(self, name: str) -> Container | None:
-        """The container of exactly that name, whoever made it."""
+        """Return the container of exactly that name, whoever created it."""
 
     def run(self, spec: ContainerSpec) -> str:
-        """Create and start; the ID. A container that cannot start is removed again."""
+        """Create and start a container and return its ID. One that cannot start is removed
+        again."""
 
     def start(self, container: str) -> None: ...
 
     def stop(self, container: str, timeout: int) -> None:
-        """SIGTERM, and SIGKILL after `timeout` seconds. Stopping a stopped one is no error."""
+        """Send SIGTERM, and SIGKILL after `timeout` seconds. A stopped container is not an
+        error."""
 
     def remove(self, container: str) -> None:
-        """Remove, running or not. Removing what is gone is no error."""
+        """Remove the container, running or not. A missing container is not an error."""
 
     def logs(self, container: str, tail: int = 100) -> str:
-        """The last `tail` lines of stdout and stderr."""
+        """Return the last `tail` lines of stdout and stderr."""
 
     def exec(
         self,

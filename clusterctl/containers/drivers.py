@@ -1,4 +1,4 @@
-"""Which container engine hosts have: the one place that says so."""
+"""Chooses the driver of the hosts' container engine. Nothing else does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from clusterctl.transport.base import Transport
 
 
 def driver_for(transport: Transport, *, sudo: bool = True) -> ContainerDriver:
-    """The engine of the transport's host, or of this machine; the first use connects."""
+    """Return the driver for the transport's host. It connects on first use."""
     # Docker's library takes half a second to load: not before an engine is asked.
     from clusterctl.containers.docker_driver import DockerDriver
 

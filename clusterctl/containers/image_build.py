@@ -1,7 +1,7 @@
-"""Building an image from a Dockerfile alone, by the engine's classic builder.
+"""Builds an image from a Dockerfile alone, with the engine's classic builder.
 
-The classic builder, since it starts from images by tag without asking a registry, and is in
-every engine from 20.10 on; BuildKit needs a plugin that Debian does not install.
+The classic builder uses base images by tag without asking a registry, and is in every engine from
+20.10 on. BuildKit needs a plugin that Debian does not install.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clusterctl.containers.failures import engine_error
 
 
 def parameters(reference: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """The query of POST /build (API 1.41)."""
+    """Return the query of POST /build (API 1.41)."""
     return {
         "t": reference,
         "networkmode": "host",
@@ -29,7 +29,7 @@ def parameters(reference: str, arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def context(dockerfile: str) -> bytes:
-    """A tar with nothing but the Dockerfile."""
+    """Return a tar with nothing but the Dockerfile."""
     data, buffer = dockerfile.encode(), io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         entry = tarfile.TarInfo("Dockerfile")
@@ -39,7 +39,7 @@ def context(dockerfile: str) -> bytes:
 
 
 def follow(lines: Iterable[bytes], say: Say) -> None:
-    """Pass on the build's steps until its end. Raises StepFailed with its last lines."""
+    """Report the build's steps until it ends. Raises StepFailed with its last lines."""
     printed: list[str] = []
     for line in lines:
         if not line:

@@ -1,4 +1,4 @@
-"""Following `docker pull`: how many layers are there, and why it failed."""
+"""Follows `docker pull`: how many layers have arrived, and why it failed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from clusterctl.transport.base import Channel, lines
 
 
 def follow(channel: Channel, say: Say) -> None:
-    """Report layers until the pull ends. Raises StepFailed, CommandTimedOut, and TimeoutError when
-    it has said all and does not end."""
+    """Report layers until the pull ends. Raises StepFailed, CommandTimedOut, and TimeoutError if it
+    does not end after its last output."""
     channel.settimeout(deadlines.PULL_SILENCE)
     layers: dict[str, bool] = {}
     try:
@@ -20,15 +20,15 @@ def follow(channel: Channel, say: Say) -> None:
                 say(f"{sum(layers.values())} of {len(layers)} layers")
     except TimeoutError as error:
         raise CommandTimedOut(
-            f"the pull said nothing for {deadlines.PULL_SILENCE:.0f} s",
+            f"docker pull printed nothing for {deadlines.PULL_SILENCE:.0f} s",
             hint="check the host's way to the registry, or set image_archive in the inventory",
         ) from error
     if channel.wait(timeout=deadlines.STREAM_END) != 0:
-        raise engine_error(channel.stderr_tail() or "docker pull failed and said nothing")
+        raise engine_error(channel.stderr_tail() or "docker pull failed without a message")
 
 
 def _note(line: str, layers: dict[str, bool]) -> bool:
-    """Enter a line such as `4abcf2066143: Pull complete`; whether it told something new."""
+    """Record a line such as `4abcf2066143: Pull complete`. Returns whether it was one."""
     layer, colon, state = line.partition(": ")
     if not colon or state not in ("Pulling fs layer", "Pull complete", "Already exists"):
         return False

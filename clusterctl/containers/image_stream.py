@@ -1,7 +1,8 @@
 """Images as streams: `docker save` out of one engine, `docker load` into another.
 
-Never through a temporary file of ours. (Engines before 25 write one of their own, of the
-image's size, on either side: before the first byte when saving, before unpacking when loading.)
+They never pass through a temporary file of ours. (Engines before 25 write one of their own on
+either side, as large as the image: before the first byte when saving, before unpacking when
+loading.)
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ CHUNK = 1 * MIB
 
 LOADING = "docker load"
 
-# Bytes a second that even a slow disk saves or unpacks; 123 to 187 MB/s were measured on two
-# cores.
+# Bytes/s at which even a slow disk saves or unpacks; 123 to 187 MB/s were measured on two cores.
 SLOWEST_UNPACK = 20 * MIB
 
 
 def silence_limit(size: int) -> float:
-    """Seconds without a byte after which a stream of an image of `size` bytes is dead."""
+    """Return the seconds without a byte after which the stream of an image counts as dead."""
     return 300.0 + size / SLOWEST_UNPACK
 
 
 def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
-    """The image as `docker save` writes it. Raises StepFailed, CommandTimedOut."""
+    """Yield the image as `docker save` writes it. Raises StepFailed, CommandTimedOut."""
     saving = in_time("docker save", driver.host)
     with driver.host_open(driver.save_argv(image.id)) as channel, saving:
         channel.settimeout(silence_limit(image.size))
@@ -43,9 +43,9 @@ def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
 
 
 def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Meter) -> str:
-    """Feed `chunks` to `docker load`; what it loaded: a reference, or an image ID.
+    """Feed `chunks` to `docker load`. Returns the reference or image ID that it loaded.
 
-    Raises StepFailed with the engine's words, CommandTimedOut.
+    Raises StepFailed with the engine's message, CommandTimedOut.
     """
     with driver.host_open(driver.load_argv()) as channel:
         count = 0
@@ -56,7 +56,7 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
                 meter.reached(count)
             channel.close_stdin()
         except ConnectionFailed as error:
-            # The load ended before its input: its own words say more than a broken pipe.
+            # It ended before its input did: its own message says more than a broken pipe.
             with in_time(LOADING, driver.host):
                 status = channel.wait(timeout=deadlines.STREAM_END)
             if status > 0:
@@ -66,7 +66,7 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
 
 
 def loaded(host: str, channel: Channel, size: int) -> str:
-    """What a `docker load` that got all its input says it has loaded. Raises StepFailed,
+    """Return what a `docker load` has loaded that got all its input. Raises StepFailed,
     CommandTimedOut."""
     channel.settimeout(silence_limit(size))
     said = b""
@@ -79,9 +79,9 @@ def loaded(host: str, channel: Channel, size: int) -> str:
     names = re.findall(r"^Loaded image(?: ID)?: (\S+)", said.decode(errors="replace"), re.MULTILINE)
     if not names:
         raise StepFailed(
-            "docker load found no image in what it was given",
+            "docker load found no image in its input",
             host=host,
-            hint="the archive must be one that `docker save` made",
+            hint="the archive must come from `docker save`",
             detail=said.decode(errors="replace").strip() or None,
         )
     return str(names[0])

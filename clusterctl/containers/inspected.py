@@ -1,7 +1,7 @@
-"""The engine's inspect documents as our data. Pure.
+"""Reads the engine's inspect documents. Pure.
 
-Documents are those of GET /containers/ID/json and /images/ID/json, API 1.41 to 1.52; fields
-that are null or left out there are empty here.
+They are those of GET /containers/ID/json and /images/ID/json, API 1.41 to 1.52. Fields that are
+null or missing there are empty here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def container_from(document: Document, image_env: Mapping[str, str]) -> Containe
 
 
 def environment(pairs: Iterable[str] | None) -> dict[str, str]:
-    """`NAME=value` strings as a mapping."""
+    """Return `NAME=value` strings as a mapping."""
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs or ())}
 
 

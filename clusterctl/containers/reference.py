@@ -9,22 +9,22 @@ DOCKER_HUB = "docker.io"
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference taken apart, with what Docker takes for granted filled in."""
+    """A parsed reference, with Docker's defaults filled in."""
 
     registry: str  # Host and port: docker.io, registry:5000
     path: str  # library/ubuntu, vllm/vllm-openai
-    tag: str  # `latest` where none is said
-    digest: str | None  # Of the manifest or index; it wins over the tag
+    tag: str  # `latest` if none is given
+    digest: str | None  # Of the manifest or index; takes precedence over the tag
 
     @property
     def name(self) -> str:
-        """The same for all spellings: docker.io/library/ubuntu:latest."""
+        """The full name, such as docker.io/library/ubuntu:latest for `ubuntu`."""
         return f"{self.registry}/{self.path}:{self.tag}"
 
 
 def parse(reference: str) -> Reference:
-    """`ubuntu` is docker.io/library/ubuntu:latest; a first part with a dot, a colon, or that is
-    `localhost` names a registry."""
+    """Parse a reference. The first part names a registry if it has a dot or a colon, or is
+    `localhost`; `ubuntu` is docker.io/library/ubuntu:latest."""
     repository, tag = repository_and_tag(reference)
     registry, slash, path = repository.partition("/")
     if not slash or not ("." in registry or ":" in registry or registry == "localhost"):
@@ -37,7 +37,7 @@ def parse(reference: str) -> Reference:
 
 
 def repository_and_tag(reference: str) -> tuple[str, str | None]:
-    """`registry:5000/acme/vllm` and `1`; None where no tag is said."""
+    """Split into `registry:5000/acme/vllm` and `1`; None if there is no tag."""
     name = reference.partition("@")[0]
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
@@ -46,6 +46,6 @@ def repository_and_tag(reference: str) -> tuple[str, str | None]:
 
 
 def tagged(reference: str) -> str:
-    """The name an image goes by on a host: with its tag, `latest` by default, no digest."""
+    """Return the name of an image on a host: with its tag (default `latest`), without a digest."""
     repository, tag = repository_and_tag(reference)
     return f"{repository}:{tag or 'latest'}"

@@ -1,7 +1,7 @@
-"""A container spec as the arguments of `docker run`: for people, and for comparison. Pure.
+"""A container spec as the arguments of `docker run`, for people and for comparison. Pure.
 
-The driver talks to the engine's API; a test against a real engine proves that both make the
-same container.
+The driver uses the engine's API; a test against a real engine proves that both create the same
+container.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from clusterctl.containers.spec import FINGERPRINT_LABEL, LOG_OPTIONS, Container
 
 
 def docker_run_argv(spec: ContainerSpec) -> tuple[str, ...]:
-    """`docker run --detach ...` for `spec`, complete."""
+    """Return the complete `docker run --detach ...` for `spec`."""
     return (
         "docker",
         "run",
@@ -31,7 +31,7 @@ def docker_run_argv(spec: ContainerSpec) -> tuple[str, ...]:
 
 
 def device_flags(spec: ContainerSpec) -> tuple[str, ...]:
-    """GPUs and other devices."""
+    """Return the flags for GPUs and other devices."""
     gpus = ("--gpus", "all") if spec.all_gpus else ()
     return (*_flags("--device", (*spec.cdi_devices, *spec.devices)), *gpus)
 

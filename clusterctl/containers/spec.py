@@ -1,4 +1,4 @@
-"""A container as it should be, and a fingerprint that tells two of them apart."""
+"""The desired container, and a fingerprint of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 FINGERPRINT_LABEL = "clusterctl.fingerprint"
 CLUSTER_LABEL = "clusterctl.cluster"
 
-# Of the json-file log driver, whose default keeps everything for ever.
+# Of the json-file log driver, which keeps everything forever by default.
 LOG_OPTIONS = {"max-size": "50m", "max-file": "3"}
 
 
 def container_name(cluster: str) -> str:
-    """Of the node container, on every host."""
+    """Return the name of the node container, the same on every host."""
     return f"clusterctl-{cluster}"
 
 
@@ -29,32 +29,29 @@ class Mount:
 
     @property
     def bind(self) -> str:
-        """As `docker run -v` takes it."""
+        """The argument of `docker run -v`."""
         return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
 
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Everything that `docker run` would be told. Network and IPC are always the host's.
-
-    `image` is an image ID, never a tag: what was verified is what starts.
-    """
+    """Everything that `docker run` would be told. Network and IPC are always the host's."""
 
     name: str
-    image: str
-    # Takes the place of the image's entry point and arguments; empty keeps both.
+    image: str  # An image ID, never a tag: what was verified is what starts
+    # Replaces the image's entry point and arguments; empty keeps both.
     command: tuple[str, ...]
     env: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
-    ulimits: Mapping[str, int] = field(default_factory=dict)  # Soft and hard alike; -1 is unlimited
+    ulimits: Mapping[str, int] = field(default_factory=dict)  # Soft and hard; -1 is unlimited
     cdi_devices: tuple[str, ...] = ()  # Such as `nvidia.com/gpu=all`
-    all_gpus: bool = False  # `--gpus all`, where the toolkit offers no CDI
+    all_gpus: bool = False  # `--gpus all`, if the toolkit has no CDI
     devices: tuple[str, ...] = ()  # Device paths, such as /dev/infiniband/uverbs0
     capabilities: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     stop_timeout: int = 90  # Seconds between SIGTERM and SIGKILL
 
     def fingerprint(self) -> str:
-        """sha256 over the canonical spec; kept as a label on the container."""
+        """Return the sha256 of the canonical spec, which becomes a label of the container."""
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on. Reporting sees these and plans, nothing else."""
+"""What a run reports while it goes on. Reporting sees these events and plans, nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class StepStarted:
-    """A step found something to do on a host and begins."""
+    """A step has found something to do on a host, and begins."""
 
     host: str
     step: str
@@ -62,7 +62,7 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class Note:
-    """Something to tell that belongs to no step, such as a wait and what it waits for."""
+    """A message that belongs to no step, such as what is being waited for."""
 
     text: str
     host: str | None = None
@@ -82,7 +82,7 @@ EventSink = Callable[[Event], None]
 
 
 def one_at_a_time(sink: EventSink) -> EventSink:
-    """`sink`, safe to call from several threads."""
+    """Return `sink` as a function that several threads may call."""
     lock = threading.Lock()
 
     def locked(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Carry out stages on hosts: check, apply, check again. Says what it does as events."""
+"""Runs stages on hosts: check, apply, check again. Reports what it does as events."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from clusterctl.transport.fanout import fan_out, values
 
 
 class Cancelled(Protocol):
-    """Whether the user asked to stop; a threading.Event is one."""
+    """Says whether the user asked to stop; a threading.Event will do."""
 
     def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run went that came to its end."""
+    """The result of a run that was not stopped."""
 
     changed: int  # Changes made, over all hosts
-    set_aside: Mapping[str, ClusterctlError]  # Hosts dropped on the way, and why
+    set_aside: Mapping[str, ClusterctlError]  # Hosts left out on the way, and why
 
 
 @dataclass(frozen=True)
 class _HostResult:
     changed: int
     error: ClusterctlError | None = None
-    stopped_before: str | None = None  # The step that was not begun, because the user asked to stop
+    stopped_before: str | None = None  # The step not begun because the user asked to stop
 
 
 def execute(
@@ -54,23 +54,23 @@ def execute(
     cancelled: Cancelled | None = None,
     before_change: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
-    """Run `stages` in order, each to its end on all its hosts before the next begins.
+    """Run `stages` in order, each on all its hosts before the next begins.
 
-    Every step is checked again when its turn comes, so a plan that went stale does no harm.
-    `sink` is never called by two threads at once. `before_change` is called before each change
-    and raises what is to keep it from being made, as when the cluster's lock was lost.
+    Every step is checked again before it is applied, so a stale plan does no harm. `sink` is never
+    called by two threads at once. `before_change` is called before each change, and raises to
+    prevent it, as when the cluster's lock was lost.
 
-    Raises the errors of a stage whose policy is STOP, all hosts' together, after its running
-    hosts have come to their end; Interrupted when `cancelled` was set before the last step.
+    Raises the errors of a stage whose policy is STOP, those of all hosts together, once its other
+    hosts are done; Interrupted if `cancelled` was set before the last step.
     """
-    run = _Run(views, one_at_a_time(sink), cancelled or threading.Event(), before_change)
+    run = _Execution(views, one_at_a_time(sink), cancelled or threading.Event(), before_change)
     for stage in stages:
         run.stage(stage)
     return RunOutcome(run.changed, run.set_aside)
 
 
 @dataclass
-class _Run:
+class _Execution:
     views: Mapping[str, HostView]
     sink: EventSink
     cancelled: Cancelled
@@ -91,7 +91,7 @@ class _Run:
         self.sink(StageFinished(stage.title, time.monotonic() - started))
 
     def _barrier(self, stage: Stage, results: Mapping[str, _HostResult]) -> None:
-        """Count what was done, and decide whether the run goes on."""
+        """Count the changes, and decide whether the run goes on."""
         self.changed += sum(result.changed for result in results.values())
         failed = {name: result.error for name, result in results.items() if result.error}
         stopped = [r.stopped_before for r in results.values() if r.stopped_before]
@@ -104,7 +104,7 @@ class _Run:
             self.sink(HostSetAside(name, error.summary))
 
     def _host(self, stage: Stage, view: HostView) -> _HostResult:
-        """The stage's steps on one host, up to the first that fails."""
+        """Run the stage's steps on one host, up to the first that fails."""
         changed = 0
         for step in stage.steps:
             if self.cancelled.is_set():
@@ -118,13 +118,24 @@ class _Run:
         return _HostResult(changed)
 
     def _step(self, step: Step, view: HostView) -> bool:
-        """Bring one step about; whether something was changed."""
+        """Run one step. Returns whether something was changed."""
         name = view.host.name
         view = replace(view, say=lambda text: self.sink(StepProgress(name, step.title, text)))
         started = time.monotonic()
         change = step.check(view)
+        if isinstance(change, Unknown):
+            raise StepFailed(f"{step.title}: cannot be determined: {change.reason}")
         if change is not None:
-            self._apply(step, view, change)
+            self.before_change()
+            self.sink(StepStarted(name, step.title, change))
+            step.apply(view, change)
+            remaining = step.check(view)
+            if remaining is not None:
+                wanted = remaining.summary if isinstance(remaining, Change) else remaining.reason
+                raise StepFailed(
+                    f"{step.title}: the change had no effect; still to do: {wanted}",
+                    hint="something on the host may undo it: `clusterctl plan` shows what differs",
+                )
         self.sink(
             StepFinished(
                 name,
@@ -135,27 +146,9 @@ class _Run:
         )
         return change is not None
 
-    def _apply(self, step: Step, view: HostView, change: Change | Unknown) -> None:
-        if isinstance(change, Unknown):
-            raise StepFailed(f"{step.title}: cannot be told: {change.reason}")
-        self.before_change()
-        self.sink(StepStarted(view.host.name, step.title, change))
-        step.apply(view, change)
-        remaining = step.check(view)
-        if remaining is not None:
-            raise _no_effect(step, remaining)
-
-
-def _no_effect(step: Step, remaining: Change | Unknown) -> StepFailed:
-    wanted = remaining.summary if isinstance(remaining, Change) else remaining.reason
-    return StepFailed(
-        f"{step.title}: the change did not take effect; still to do: {wanted}",
-        hint="something else on the host may undo it: `clusterctl plan` shows what differs",
-    )
-
 
 def _interrupted(before: str) -> Interrupted:
     return Interrupted(
         f"stopped on request before: {before}",
-        hint="run the same command again: it goes on where this run stopped",
+        hint="run the same command again: it continues where this run stopped",
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C as the design has it: the first finishes what runs, the second leaves at once."""
+"""Ctrl-C: the first lets running changes finish, the second exits at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import HostView
 from clusterctl.errors import Interrupted
 
-FIRST = "finishing what is under way; press Ctrl-C again to leave at once"
+FIRST = "finishing what is running; press Ctrl-C again to exit at once"
 
 
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM set: what `tput cnorm` prints on today's terminals
@@ -28,10 +28,10 @@ _kept: list[tuple[int, list[Any]]] = []
 
 
 def keep_terminal() -> None:
-    """Remember how the terminal is set before echo is turned off; it is set so again at exit.
+    """Save the terminal's settings before echo is turned off, and restore them at exit.
 
-    A question for a password may be open in another thread when the process ends: that thread
-    does not get to turn the echo on again.
+    A password prompt may be open in another thread when the process ends, and that thread cannot
+    turn the echo on again.
     """
     with suppress(OSError, ValueError, termios.error):
         descriptor = sys.stdin.fileno()
@@ -48,10 +48,10 @@ def _restore_echo() -> None:
 
 def _leave() -> None:
     _restore_echo()
-    if os.isatty(2):  # the live rows hide the cursor; os.write needs none of their locks
+    if os.isatty(2):  # the live display hides the cursor; os.write needs none of its locks
         os.write(2, SHOW_CURSOR.encode() + b"\r\n")
-    # Threads that wait for a host would hold up an ordinary exit; the kernel closes the SSH
-    # connections, and with them the lock.
+    # Threads that wait for a host would delay an ordinary exit. The kernel closes the SSH
+    # connections, which releases the lock.
     os._exit(Interrupted.exit_code)
 
 
@@ -59,10 +59,10 @@ def _leave() -> None:
 def interruptible(
     sink: EventSink, *, leave: Callable[[], None] = _leave
 ) -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second calls `leave`.
+    """Yield an event that the first SIGINT or SIGTERM sets; the second calls `leave`.
 
-    `sink` is called from another thread: wrap it by `events.one_at_a_time`. For the main
-    thread only, to which signal handlers belong. The handlers of before are put back.
+    `sink` is called from another thread, so wrap it with `events.one_at_a_time`. For the main
+    thread only, where signal handlers run. The previous handlers are restored.
     """
     cancelled = threading.Event()
 
@@ -71,7 +71,7 @@ def interruptible(
             leave()
             return
         cancelled.set()
-        # The main thread may hold the sink's lock right now: never call it from a handler.
+        # The main thread may hold the sink's lock at this moment: never call it from a handler.
         threading.Thread(target=sink, args=(Note(FIRST),), daemon=True).start()
 
     before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -88,7 +88,7 @@ def execute_held(
     sink: EventSink,
     ensure_held: Callable[[], None],
 ) -> RunOutcome:
-    """`execute` under a lock, until it is done or Ctrl-C ends it; `ensure_held` raises before a
-    change if the lock was lost."""
+    """Call `execute` under a lock, until it is done or Ctrl-C ends it. `ensure_held` raises before
+    a change if the lock was lost."""
     with interruptible(sink) as cancelled:
         return execute(stages, views, sink, cancelled=cancelled, before_change=ensure_held)

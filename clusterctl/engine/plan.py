@@ -1,4 +1,4 @@
-"""A run as data: stages of steps over hosts, and what planning found they would change."""
+"""A run as data: stages of steps on hosts, and the changes that they would make."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OnFailure(Enum):
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps over hosts: hosts in parallel, the steps of a host in order, a barrier at the end."""
+    """Steps on hosts: hosts in parallel, the steps of a host in order, a barrier at the end."""
 
     title: str
     hosts: tuple[str, ...]
@@ -37,7 +37,7 @@ class PlannedChange:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a run would do, in order; empty when the hosts are as they should be."""
+    """All changes that a run would make, in order."""
 
     changes: tuple[PlannedChange, ...]
 
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def disruptive(self) -> tuple[PlannedChange, ...]:
-        """The changes that stop or restart something that serves."""
+        """The changes that stop or restart a service."""
         return tuple(
             planned
             for planned in self.changes

@@ -1,4 +1,4 @@
-"""Look at every host and say what a run would do. Changes nothing."""
+"""Finds out what a run would change on every host. Changes nothing itself."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.engine.plan import OnFailure, Plan, PlannedChange, Stage
-from clusterctl.engine.step import Change, HostView, Step, Unknown
+from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, raise_all
 from clusterctl.transport.fanout import fan_out, values
 
 
 @dataclass(frozen=True)
 class _HostPlan:
-    """What one host's steps found, keyed by (stage, step) position, and what stopped the look."""
+    """What the steps of one host found, by position of stage and step, and what stopped them."""
 
     found: Mapping[tuple[int, int], Change | Unknown]
     error: ClusterctlError | None
-    stage: Stage | None = None  # Where the look was stopped
+    stage: Stage | None = None  # The stage that failed
 
     @property
     def sets_aside(self) -> bool:
@@ -26,17 +26,17 @@ class _HostPlan:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan for the hosts that could be looked at, and the errors of those that could not."""
+    """A plan for the hosts that could be checked, and the errors of the others."""
 
     plan: Plan
     set_aside: Mapping[str, ClusterctlError]
 
 
 def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:
-    """What `stages` would change on `views`: hosts in parallel, a host's steps in order.
+    """Return what `stages` would change: hosts in parallel, the steps of a host in order.
 
-    A step that fails to look because an earlier step of its host has yet to run is planned as
-    Unknown. Raises what the checks raised, the errors of all hosts together.
+    A step that cannot check because an earlier step of its host has yet to run is planned as
+    Unknown. Raises the errors of all hosts together.
     """
     plans = _looks(stages, views)
     raise_all(found.error for found in plans.values() if found.error)
@@ -44,8 +44,8 @@ def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:
 
 
 def plan_apart(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Planned:
-    """As `plan`; a host whose check fails in a stage that sets failed hosts aside is left out,
-    with its error, and the others are planned. Raises the errors of the other stages."""
+    """Like `plan`, but leave out hosts whose check fails in a stage that sets failed hosts aside.
+    Raises the errors of the other stages."""
     plans = _looks(stages, views)
     raise_all(found.error for found in plans.values() if found.error and not found.sets_aside)
     set_aside = {name: found.error for name, found in plans.items() if found.error}
@@ -74,22 +74,16 @@ def _look(stages: Sequence[Stage], view: HostView) -> _HostPlan:
         if view.host.name not in stage.hosts:
             continue
         for position, step in enumerate(stage.steps):
+            change: Change | Unknown | None
             try:
-                change = _check(step, view, pending=bool(found))
+                change = step.check(view)
             except ClusterctlError as error:
-                error.host = error.host or view.host.name
-                return _HostPlan(found, error, stage)
+                # With changes pending on the host, what cannot be checked now (an engine that is
+                # not installed yet) is unknown rather than wrong.
+                if not (found and isinstance(error, StepFailed)):
+                    error.host = error.host or view.host.name
+                    return _HostPlan(found, error, stage)
+                change = Unknown(error.summary)
             if change is not None:
                 found[at, position] = change
     return _HostPlan(found, None)
-
-
-def _check(step: Step, view: HostView, *, pending: bool) -> Change | Unknown | None:
-    """The step's own answer. With changes `pending` on the host, what it cannot look at now
-    (an engine that is not installed yet) is not known, rather than wrong."""
-    try:
-        return step.check(view)
-    except StepFailed as error:
-        if not pending:
-            raise
-        return Unknown(error.summary)

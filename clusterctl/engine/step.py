@@ -1,7 +1,7 @@
-"""The contract of a step: look, then change. Knows no Docker and no Ray.
+"""The contract of a step: check, then change. Knows neither Docker nor Ray.
 
-Laws, tested for every step: `check` never writes; after `apply`, `check` finds nothing to
-do; applying twice equals once; after a failed `apply`, check and apply still converge.
+Laws, tested for every step: `check` never writes; after `apply`, `check` finds nothing to do;
+applying twice equals once; after a failed `apply`, check and apply still converge.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class HostView:
-    """A host as a step sees it: what it is meant to be, what it said, and how to reach it.
+    """A host as a step sees it: what it should be, what it reported, and how to reach it.
 
-    Facts are from before the run: a step reads anew what earlier steps may have changed.
+    Facts are from before the run: a step reads again what earlier steps may have changed.
     """
 
     host: Host
@@ -35,29 +35,30 @@ class HostView:
 
 @dataclass(frozen=True)
 class Change:
-    """What a step would do, and why, in words for the plan."""
+    """What a step would do, and why, as shown in the plan."""
 
     summary: str
     before: str | None = None
     after: str | None = None
-    disruptive: bool = False  # It stops or restarts something that serves
+    disruptive: bool = False  # It stops or restarts a service
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """It cannot be told yet: an earlier step must run first."""
+    """The change cannot be determined yet: an earlier step must run first."""
 
     reason: str
 
 
 class Step(Protocol):
-    """One thing that a host must have. Raise RequirementsNotMet from `check` when it never can."""
+    """One thing that a host must have. `check` raises RequirementsNotMet if it never can have
+    it."""
 
     @property
     def title(self) -> str: ...
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        """None when nothing needs doing. Reads only."""
+        """Return what has to be done, or None. Reads only."""
 
     def apply(self, view: HostView, change: Change) -> None:
         """Make the change. Raises StepFailed."""

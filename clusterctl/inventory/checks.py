@@ -1,5 +1,8 @@
-"""What must hold between hosts. Works on the data as written, whatever else is wrong with it,
-so that these problems appear together with those of single values."""
+"""Checks what must hold between hosts.
+
+It works on the data as written, whatever else is wrong with it, so that these problems are reported
+together with those of single values.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def check(document: Document) -> None:
 
 
 def hosts_of(data: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """The hosts that are written as mappings, by name."""
+    """Return the hosts that are written as mappings, by name."""
     hosts = data.get("hosts")
     if not isinstance(hosts, dict):
         return {}
@@ -38,7 +41,7 @@ def _check_heads(document: Document, hosts: Mapping[str, Mapping[str, Any]]) -> 
     for name in heads[1:]:
         document.report(
             document.at(("hosts", name, "role")),
-            f"{name} is a second head; {heads[0]} is head already, on line "
+            f"{name} is a second head; {heads[0]} is already the head, on line "
             f"{document.at(('hosts', heads[0], 'role')).line}",
         )
     if not heads and len(hosts) > 1 and all(role == "worker" for role in roles.values()):
@@ -73,7 +76,7 @@ def _port(owner: Mapping[str, Any]) -> object:
 
 
 def _canonical(address: str) -> str:
-    """One spelling: IPv6 has many, and host names ignore case."""
+    """Return one spelling: IPv6 addresses have many, and host names ignore case."""
     try:
         return str(ip_address(address))
     except ValueError:
@@ -94,7 +97,7 @@ def _check_unique(document: Document, what: str, found: Iterator[tuple[object, T
 def _check_reachable(
     document: Document, data: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """A node's address must lie in the cluster's subnet, and be no loopback among several."""
+    """A node's address must be in the cluster's subnet, and not a loopback among several hosts."""
     network = data.get("network")
     subnet = _parsed_network(network.get("subnet")) if isinstance(network, dict) else None
     for name, host in hosts.items():

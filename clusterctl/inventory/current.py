@@ -1,4 +1,4 @@
-"""Which inventory a command without one means: the last that was bootstrapped."""
+"""The current inventory: the last one bootstrapped, used by commands that name none."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tempfile import NamedTemporaryFile
 from clusterctl.errors import UsageError
 
 VARIABLE = "CLUSTERCTL_INVENTORY"
-_HINT = "clusterctl bootstrap FILE remembers one; or: clusterctl -i FILE ..."
+_HINT = "name it: clusterctl -i FILE ...; bootstrap FILE makes it the current one"
 
 
 def current(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The inventory meant: `explicit` (-i), else $CLUSTERCTL_INVENTORY, else the remembered one.
+    """Return `explicit` (-i), else $CLUSTERCTL_INVENTORY, else the current inventory.
 
-    Raises UsageError when there is none, or the remembered file is gone.
+    Raises UsageError if there is none, or if the current one is gone.
     """
     if explicit is not None:
         return explicit
@@ -26,16 +26,21 @@ def current(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> P
     try:
         text = os.fsdecode(memory.read_bytes()).removesuffix("\n")
     except FileNotFoundError:
-        raise UsageError("no inventory is named and none is remembered", hint=_HINT) from None
+        raise UsageError("no inventory is named, and there is no current one", hint=_HINT) from None
     except OSError as error:
         raise UsageError(f"{memory} cannot be read: {error.strerror}", hint=_HINT) from error
-    return _still_there(Path(text), memory)
+    path = Path(text)
+    if not path.is_absolute():
+        raise UsageError(f"{memory} does not hold the path of an inventory", hint=_HINT)
+    if not path.exists():
+        raise UsageError(f"the current inventory {path} is gone", hint=_HINT)
+    return path
 
 
 def remember(path: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """Make `path` the current inventory; replaces the memory whole.
+    """Make `path` the current inventory. Returns the file that records it.
 
-    Returns the file it is remembered in. Raises UsageError when that cannot be written.
+    Raises UsageError if that file cannot be written.
     """
     memory = _memory(environ)
     try:
@@ -45,22 +50,15 @@ def remember(path: Path, environ: Mapping[str, str] = os.environ) -> Path:
         Path(file.name).replace(memory)
     except OSError as error:
         raise UsageError(
-            f"the inventory cannot be remembered in {memory}: {error.strerror}",
+            f"the current inventory cannot be recorded in {memory}: {error.strerror}",
             hint=f"name it each time: clusterctl -i {path} ...",
         ) from error
     return memory
 
 
-def _still_there(path: Path, memory: Path) -> Path:
-    if not path.is_absolute():
-        raise UsageError(f"{memory} does not hold the path of an inventory", hint=_HINT)
-    if not path.exists():
-        raise UsageError(f"the remembered inventory {path} is gone", hint=_HINT)
-    return path
-
-
 def _memory(environ: Mapping[str, str]) -> Path:
-    """$XDG_STATE_HOME/clusterctl/current; a relative XDG_STATE_HOME is ignored, as XDG says."""
+    """Return $XDG_STATE_HOME/clusterctl/current. A relative XDG_STATE_HOME is ignored, as XDG
+    says."""
     base = Path(environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():
         home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111

@@ -1,4 +1,4 @@
-"""A configuration file as plain data, and where in the file each part of it stands."""
+"""A configuration file as plain data, with the position of each part in the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Position:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """Something wrong at one place of the file, in a sentence for the user."""
+    """A problem at one place of the file, in a sentence for the user."""
 
     position: Position
     text: str
@@ -27,26 +27,27 @@ class Problem:
 
 @dataclass
 class Document:
-    """What a file says. `data` is dicts with text keys, lists, and plain values; never None
-    inside. Trails of merged (`<<`) and aliased values lead to where they are written."""
+    """The content of a file. `data` consists of dictionaries with text keys, lists, and plain
+    values, but never None. Trails of merged (`<<`) and aliased values lead to where they are
+    written."""
 
     data: object = None
     keys: dict[Trail, Position] = field(default_factory=dict)
     values: dict[Trail, Position] = field(default_factory=dict)
-    # Numbers and booleans as they are written: 1.10, not 1.1.
+    # Numbers and booleans as written: 1.10, not 1.1.
     texts: dict[Trail, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, trail: Trail) -> Position:
-        """Where the value is, or the nearest thing around it that is in the file."""
+        """Return the position of the value, or of the nearest thing around it in the file."""
         return self._nearest(self.values, trail)
 
     def at_key(self, trail: Trail) -> Position:
-        """Where the key of the value is, or the nearest key around it."""
+        """Return the position of the value's key, or of the nearest key around it."""
         return self._nearest(self.keys, trail)
 
     def report(self, position: Position, text: str) -> None:
-        """Keep a problem; the same one reached by two aliases is kept once."""
+        """Record a problem, once even if two aliases lead to it."""
         problem = Problem(position, text)
         if problem not in self.problems:
             self.problems.append(problem)
@@ -60,7 +61,7 @@ class Document:
 
 
 def dotted(trail: Iterable[str | int]) -> str:
-    """`hosts.gpu1.gpus[0].memory`."""
+    """Return a trail as `hosts.gpu1.gpus[0].memory`."""
     text = ""
     for part in trail:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

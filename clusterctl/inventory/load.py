@@ -1,7 +1,7 @@
-"""From a YAML file to an `Inventory`, or to every problem of the file with its place.
+"""Loads an `Inventory` from a YAML file, or reports every problem of the file with its position.
 
-YAML is read by the rules of YAML 1.2's core schema, as editors do: `on`, `yes` and `12:30` are
-text, 010 is no octal number. A key given twice is an error; PyYAML alone takes the last one.
+The file is read by YAML 1.2's core schema, as in editors: `on`, `yes` and `12:30` are text, and 010
+is not octal. A duplicate key is an error, where PyYAML alone would take the last one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.shape import validate
 from clusterctl.inventory.wording import yaml_problem
 
-# Bytes; 2000 hosts written out in full. PyYAML reads about 250 KiB a second.
+# Bytes; enough for 2000 hosts written out in full. PyYAML reads about 250 KiB/s.
 LARGEST_FILE = 512 * 1024
-# Values after aliases are followed: a file of nested aliases can stand for billions.
+# Values after resolving aliases: nested aliases can stand for billions.
 MOST_VALUES = 100_000
 DEEPEST = 20  # Levels; an inventory has 5
 
@@ -31,7 +31,7 @@ _MERGE = _CORE + "merge"
 
 
 def load(path: Path) -> Inventory:
-    """The inventory in the file `path`, its defaults merged into every host.
+    """Load the inventory in `path`, with its defaults merged into every host.
 
     Raises InventoryError with every problem found; `detail` has `file:line:column: text` lines.
     """
@@ -48,9 +48,9 @@ def load(path: Path) -> Inventory:
 
 
 def read(path: Path) -> Document:
-    """A YAML file as plain data with positions. Problems of single values are in the document.
+    """Read a YAML file as plain data with positions. Problems of single values are in the document.
 
-    Raises InventoryError when the file cannot be read, is not YAML, or is empty.
+    Raises InventoryError if the file cannot be read, is not YAML, or is empty.
     """
     text = _text(path)
     try:
@@ -58,19 +58,19 @@ def read(path: Path) -> Document:
     except yaml.YAMLError as error:
         raise _error(path, [_from_yaml(error, text)]) from None
     except RecursionError:
-        raise _error(path, [Problem(Position(), "values are nested too deep")]) from None
+        raise _error(path, [Problem(Position(), "values are nested too deeply")]) from None
     except (ValueError, OverflowError) as error:
-        problem = Problem(Position(), f"a number or escape that YAML cannot hold: {error}")
+        problem = Problem(Position(), f"an invalid number or escape: {error}")
         raise _error(path, [problem]) from None
     except _TooMany as error:
-        raise _error(path, [Problem(error.position, "aliases stand for too many values")]) from None
+        raise _error(path, [Problem(error.position, "aliases expand to too many values")]) from None
     if document.data is None and not document.problems:
         raise _error(path, [Problem(Position(), "the file is empty")])
     return document
 
 
 def _error(path: Path, problems: list[Problem]) -> InventoryError:
-    """Summary, and a line for each problem in the order of the file."""
+    """Return an error with a line for each problem, in the order of the file."""
     lines = [f"{path}:{p.position.line}:{p.position.column}: {p.text}" for p in sorted(problems)]
     count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
     return InventoryError(
@@ -81,7 +81,7 @@ def _error(path: Path, problems: list[Problem]) -> InventoryError:
 
 
 def _text(path: Path) -> str:
-    """The file's text. Raises InventoryError when it cannot be read or is not UTF-8 text."""
+    """Read the file's text. Raises InventoryError if it cannot be read or is not UTF-8."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -97,7 +97,7 @@ def _text(path: Path) -> str:
     if len(content) > LARGEST_FILE:
         raise InventoryError(
             f"the inventory {path} is larger than {LARGEST_FILE // 1024} KiB",
-            hint="anchors and `<<` say once what many hosts share: docs/inventory.md",
+            hint="use anchors and `<<` for what many hosts share: docs/inventory.md",
         )
     return _decoded(path, content)
 
@@ -114,14 +114,14 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 def _after(text: str) -> Position:
-    """Where the character that follows `text` stands."""
+    """Return the position of the character after `text`."""
     return Position(text.count("\n") + 1, len(text) - text.rfind("\n"))
 
 
 class _CoreLoader(yaml.SafeLoader):
-    """YAML 1.2 core: which plain scalars are null, booleans and numbers.
+    """The YAML 1.2 core schema: which plain scalars are null, booleans and numbers.
 
-    Numbers with leading zeros stay text: readers disagree on whether 010 is 8 or 10.
+    Numbers with leading zeros stay text: parsers disagree on whether 010 is 8 or 10.
     """
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (declared so by PyYAML)
@@ -143,10 +143,10 @@ for _tag, _pattern, _first in (
 
 
 def _from_yaml(error: yaml.YAMLError, text: str) -> Problem:
-    """The parser's words and marks as a problem."""
+    """Convert the parser's message and marks to a problem."""
     if isinstance(error, yaml.reader.ReaderError):
         where = _after(text[: error.position])
-        return Problem(where, f"a character that YAML does not allow: {text[error.position]!r}")
+        return Problem(where, f"YAML does not allow the character {text[error.position]!r}")
     if not isinstance(error, yaml.MarkedYAMLError):
         return Problem(Position(), f"not YAML: {error}")
     mark = error.problem_mark or error.context_mark
@@ -165,7 +165,7 @@ class _TooMany(Exception):
 
 
 class _Builder:
-    """Plain data from YAML nodes, remembering where everything stands."""
+    """Builds plain data from YAML nodes, and records their positions."""
 
     def __init__(self) -> None:
         self._document = Document()
@@ -205,7 +205,7 @@ class _Builder:
         return result
 
     def _present(self, value: object, trail: Trail) -> object:
-        """Reports a null: a key whose value was forgotten, or commented out."""
+        """Report a null: a key whose value was forgotten or commented out."""
         position = self._document.values[trail]
         if value is None and not any(p.position == position for p in self._document.problems):
             where = self._document.keys.get(trail, position)
@@ -214,13 +214,13 @@ class _Builder:
         return value
 
     def _pairs(self, node: yaml.Node, depth: int) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Keys with their nodes; what `<<` brings in comes last and never replaces."""
+        """Return keys with their nodes. Keys from `<<` come last and never replace others."""
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key, value in node.value:
             position = self._count(key)
             if not isinstance(key, yaml.ScalarNode):
-                self._document.report(position, "a key must be text; `{` needs quotes in text")
+                self._document.report(position, "a key must be text; a text with `{` needs quotes")
             elif key.value in own or (merged and key.tag == _MERGE):
                 self._document.report(position, self._twice(key.value, own))
             elif key.tag == _MERGE:
@@ -248,14 +248,14 @@ class _Builder:
     def _scalar(self, node: yaml.Node, trail: Trail) -> object:
         text, kind = str(node.value), node.tag.removeprefix(_CORE)
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            return self._refuse(node, "text with a character that no program takes")
+            return self._refuse(node, "the text contains an invalid character")
         if kind in {"str", "!"}:
             return text
         if kind in {"null", "bool", "int", "float"}:
             self._document.texts[trail] = text
             return self._plain(kind, text, node)
         tag = f"!!{kind}" if node.tag.startswith(_CORE) else node.tag
-        return self._refuse(node, f"the tag {tag} is not understood here")
+        return self._refuse(node, f"the tag {tag} is not supported")
 
     def _plain(self, kind: str, text: str, node: yaml.Node) -> object:
         try:
@@ -265,7 +265,7 @@ class _Builder:
             return self._refuse(node, f"{shown} is not a value of type {kind}")
 
     def _refuse(self, node: yaml.Node, text: str) -> object:
-        """Report a value that cannot be read; None stands for it."""
+        """Report a value that cannot be read, and return None for it."""
         self._document.report(_at(node.start_mark), text)
         return None
 

@@ -1,4 +1,4 @@
-"""What an inventory says, as typed data. Reading and checking a file is `load`."""
+"""The inventory as typed data. `load` reads and checks the file."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ AcceleratorName = Annotated[
     WithJsonSchema({"enum": list(MODULES), "type": "string"}),
 ]
 
-MOST_GPUS = 64  # More GPUs than any host has; a count above it is a slip of the pen
+MOST_GPUS = 64  # More than any host has: a larger count is a typo
 
 
 class Ssh(_Model):
-    """How to reach hosts. A value given for one host wins over the cluster's."""
+    """How to reach hosts. A host's own value takes precedence over the cluster's."""
 
     user: UserName | None = Field(
         default=None, description="User to log in as. Default: ~/.ssh/config, else your own name."
@@ -93,7 +93,7 @@ class Ssh(_Model):
 
 
 class Nics(_Model):
-    """Interface names by purpose; what is left out is chosen from the host's facts."""
+    """Interface names by purpose. Missing ones are chosen from the host's facts."""
 
     control: NicName | None = Field(
         default=None,
@@ -126,7 +126,7 @@ class Gpu(_Model):
 
 
 def _gpus_from_count(value: Any) -> Any:
-    """`2` means two GPUs of which nothing else is promised."""
+    """Expand a count: `2` promises two GPUs and nothing else about them."""
     counted = isinstance(value, int) and not isinstance(value, bool)
     count = value if counted else len(value) if isinstance(value, list | tuple) else 0
     if not 0 <= count <= MOST_GPUS:
@@ -142,7 +142,7 @@ Gpus = Annotated[tuple[Gpu, ...], BeforeValidator(_gpus_from_count)]
 
 
 class Network(_Model):
-    """What holds for all hosts."""
+    """Network settings of all hosts."""
 
     subnet: Subnet | None = Field(
         default=None,
@@ -156,7 +156,7 @@ class Network(_Model):
 
 
 class RayPorts(_Model):
-    """Fixed ports, below Linux's ephemeral range (32768 and up), equal on all hosts."""
+    """Fixed ports, below Linux's ephemeral range (32768 and up), the same on all hosts."""
 
     gcs: FixedPort = Field(default=6379, description="Head: where workers join.")
     node_manager: FixedPort = 6380
@@ -172,7 +172,7 @@ class RayPorts(_Model):
 
     @model_validator(mode="after")
     def _all_differ(self) -> Self:
-        """Raises ValueError when two of Ray's listeners would want one port."""
+        """Raise ValueError if two of Ray's listeners have the same port."""
         single = {name: port for name, port in self if name not in {"min_worker", "max_worker"}}
         names: dict[int, str] = {}
         for name, port in single.items():
@@ -230,7 +230,7 @@ class Host(_Model):
 
 
 class Inventory(_Model):
-    """The whole file, defaults merged into every host."""
+    """The whole file, with defaults merged into every host."""
 
     cluster: Name = Field(description="Name of the cluster; part of paths and container names.")
     image: ImageReference = Field(
@@ -262,12 +262,12 @@ class Inventory(_Model):
 
     @property
     def file(self) -> str:
-        """`source` as a command takes it that is pasted into a shell."""
+        """`source`, quoted for use in a shell command."""
         return shlex.quote(str(self.source))
 
     @property
     def head(self) -> Host:
-        """The one host with the role head; `load` has checked that there is one."""
+        """The host with the role head, of which `load` ensures that there is exactly one."""
         return next(host for host in self.hosts if host.role == "head")
 
     @property
@@ -275,11 +275,11 @@ class Inventory(_Model):
         return tuple(host for host in self.hosts if host.role == "worker")
 
     def with_head(self, names: Collection[str]) -> tuple[Host, ...]:
-        """The hosts of these names, and the head, which holds a cluster's locks."""
+        """Return the hosts with these names, and the head, which holds the cluster's lock."""
         return tuple(host for host in self.hosts if host.name in names or host.role == "head")
 
     def host(self, name: str) -> Host:
-        """The host of that name. Raises KeyError."""
+        """Return the host with that name. Raises KeyError."""
         for host in self.hosts:
             if host.name == name:
                 return host

@@ -1,4 +1,4 @@
-"""Where an inventory says that hosts get packages from."""
+"""Where hosts get packages from, according to the inventory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.inventory.values import IndexUrl, PackageVersion
 
 
 class PackageSource(_Model):
-    """A repository of packages: the vendor's own, or a mirror of it."""
+    """A package repository: the vendor's own, or a mirror of it."""
 
     url: IndexUrl | None = Field(
         default=None, description="Of a mirror with the vendor's layout. Default: the vendor's."
@@ -25,7 +25,7 @@ class PackageSource(_Model):
 
 
 class Packages(_Model):
-    """Where hosts get packages from; left out: the sources the host already has."""
+    """Where hosts get packages from. Default: the sources that a host already has."""
 
     offline: Path | None = Field(
         default=None,

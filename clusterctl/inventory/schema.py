@@ -1,7 +1,8 @@
 """The JSON Schema (draft 2020-12) of the inventory file, for editors.
 
-It is made from the models, in the form of the file: hosts are a mapping by name, GPUs a count or
-a list. What a schema cannot say (one head, no address twice) only `load` checks. To publish it:
+It is generated from the models, in the form of the file: hosts are a mapping by name, GPUs a count
+or a list. What a schema cannot express (one head, no duplicate address) only `load` checks.
+To publish it:
 
     python -m clusterctl.inventory.schema > inventory/schema.json
 """
@@ -22,7 +23,7 @@ _Schema = dict[str, Any]
 
 
 def schema() -> _Schema:
-    """The schema as plain data."""
+    """Return the schema as plain data."""
     root = Inventory.model_json_schema()
     for part in _parts(root):
         _simplify(part)
@@ -36,12 +37,12 @@ def schema() -> _Schema:
 
 
 def render() -> str:
-    """The schema as the text of inventory/schema.json."""
+    """Return the schema as the text of inventory/schema.json."""
     return json.dumps(schema(), indent=2) + "\n"
 
 
 def _parts(value: object) -> Iterator[_Schema]:
-    """Every mapping inside, the innermost first."""
+    """Yield every mapping inside, the innermost first."""
     if isinstance(value, dict):
         for inner in value.values():
             yield from _parts(inner)
@@ -52,7 +53,7 @@ def _parts(value: object) -> Iterator[_Schema]:
 
 
 def _simplify(part: _Schema) -> None:
-    """Drop what says nothing to a reader: titles, nulls, defaults of whole sections."""
+    """Drop what is useless to readers: titles, nulls, defaults of whole sections."""
     if isinstance(part.get("title"), str):
         del part["title"]
     if "default" in part and part["default"] in (None, {}, []):
@@ -63,11 +64,7 @@ def _simplify(part: _Schema) -> None:
         del part["format"]
     if "patternProperties" in part:
         part["additionalProperties"] = False
-    _drop_null(part)
-
-
-def _drop_null(part: _Schema) -> None:
-    """A key that may be left out is no key that may be null."""
+    # A key that may be left out is not one that may be null.
     choices = [one for one in part.get("anyOf", []) if one != {"type": "null"}]
     if len(choices) == 1:
         del part["anyOf"]
@@ -106,13 +103,13 @@ def _gpus(listed: _Schema) -> _Schema:
 
 
 def _refuse_reserved(env: _Schema) -> None:
-    """Variables that clusterctl sets itself are refused, those with a common prefix together."""
+    """Exclude variables that clusterctl sets itself, by prefix where they share one."""
     names = (f"{name}.*" if name.endswith("_") else name for name in SET_BY_CLUSTERCTL)
     env["propertyNames"] = {"not": {"pattern": f"^({'|'.join(names)})$"}}
 
 
 def _allow_numbers(mapping: _Schema) -> None:
-    """`load` takes numbers here as the text they are written as."""
+    """Allow numbers, which `load` takes as the text that was written."""
     for value in mapping["patternProperties"].values():
         value["type"] = ["string", "number"]
 

@@ -1,4 +1,4 @@
-"""The hosts that `--limit` means.
+"""Selects the hosts that `--limit` names.
 
     gpu1                a host
     gpu*, gpu?          names with a wildcard
@@ -7,8 +7,8 @@
     rack=a*             hosts whose label has this value
     !gpu3               not this one; any part can be negated
 
-Parts are separated by commas; a host must match one of them, and none that is negated. Every
-part must match a host of the inventory: a misspelt name never means fewer hosts in silence.
+Parts are separated by commas. A host must match one of them, and none that is negated. Every part
+must match a host of the inventory, so that a typo never silently selects fewer hosts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Test = Callable[[Host], bool]
 
 
 def select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
-    """The hosts that `limit` means, in the inventory's order.
+    """Return the hosts that `limit` selects, in the inventory's order.
 
-    Raises UsageError when a part of it matches nothing or cannot be read, or no host is left.
+    Raises UsageError if a part matches nothing or cannot be parsed, or if no host is left.
     """
     parts = [part.strip() for part in _parts(limit)]
     chosen = {host.name for part in parts if not _negated(part) for host in _of(inventory, part)}
@@ -50,7 +50,7 @@ def _parts(limit: str) -> list[str]:
     parts = _PART.findall(limit)
     if not parts or ",".join(parts) != limit or not all(part.strip() for part in parts):
         raise UsageError(
-            f"--limit '{limit}' cannot be read",
+            f"--limit '{limit}' cannot be parsed",
             hint="write it as gpu1,gpu[2-4],gpu*,role=head,LABEL=VALUE,!gpu3",
         )
     return parts
@@ -61,7 +61,7 @@ def _negated(part: str) -> bool:
 
 
 def _of(inventory: Inventory, part: str) -> list[Host]:
-    """The hosts of one part. Raises UsageError when there are none."""
+    """Return the hosts of one part. Raises UsageError if there are none."""
     test = _property_test(part) if "=" in part else _name_test(part)
     found = [host for host in inventory.hosts if test(host)]
     if not found:
@@ -118,7 +118,7 @@ class _Span:
 
 
 def _numbers(text: str, part: str) -> list[_Span]:
-    """`1-3,5`. Raises UsageError when it is anything else."""
+    """Parse `1-3,5`. Raises UsageError for anything else."""
     spans = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item.strip())

@@ -1,7 +1,7 @@
-"""From the file's form to the models': names, defaults, paths, and pydantic's errors in place.
+"""Converts the file to the models: names, defaults, paths, and pydantic's errors with positions.
 
-The file writes hosts as a mapping and paths relative to itself; the models hold a tuple of
-hosts, complete each on its own.
+The file has hosts as a mapping and paths relative to itself; the models have a tuple of hosts, each
+complete on its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from clusterctl.inventory.model import Host, Inventory, Packages, PackageSource,
 from clusterctl.inventory.values import did_you_mean
 from clusterctl.inventory.wording import shown, value_problem
 
-EXTENSION = "x-"  # Top-level keys with this prefix are the user's: a place for anchors
+EXTENSION = "x-"  # Top-level keys with this prefix belong to the user, for anchors
 _TEXT_MAPS = ("env", "labels")
 
 
 def validate(document: Document, path: Path) -> Inventory | None:
-    """The inventory, or None after reporting what is wrong to `document`."""
+    """Return the inventory, or None after reporting what is wrong to `document`."""
     data = typing.cast("dict[str, Any]", document.data)
     hosts = hosts_of(data)
     _check_hosts(document, data)
@@ -61,7 +61,7 @@ def _check_hosts(document: Document, data: Mapping[str, Any]) -> None:
 
 
 def _check_names(document: Document, data: Mapping[str, Any], hosts: Mapping[str, Any]) -> None:
-    """Keys that the models have and the file does not."""
+    """Report keys that exist in the models but not in the file."""
     if "source" in data:
         document.report(document.at_key(("source",)), "unknown key `source`")
     for name, host in hosts.items():
@@ -75,7 +75,7 @@ def _check_names(document: Document, data: Mapping[str, Any], hosts: Mapping[str
 def _shaped(
     document: Document, data: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What the models take, without what is reported already."""
+    """Return what the models accept, without what has been reported already."""
     shaped = {k: v for k, v in data.items() if not k.startswith(EXTENSION) and k != "source"}
     shaped = _with_texts(document, shaped, ())
     if "hosts" in shaped:
@@ -89,7 +89,7 @@ def _shaped(
 
 
 def _with_texts(document: Document, owner: Mapping[str, Any], trail: Trail) -> dict[str, Any]:
-    """Numbers among environment and labels are text, as they are written: 1.10 stays 1.10."""
+    """Keep numbers in environments and labels as the text that was written: 1.10 stays 1.10."""
     result = dict(owner)
     for key in _TEXT_MAPS:
         values = owner.get(key)
@@ -104,11 +104,11 @@ def _with_texts(document: Document, owner: Mapping[str, Any], trail: Trail) -> d
 
 
 def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> None:
-    """One of pydantic's errors, at its place in the file."""
+    """Report one of pydantic's errors at its position in the file."""
     trail = _trail(error["loc"], names)
     kind = error["type"]
     if error["input"] is None:
-        return  # what has no value, or none that could be read, is reported by `read`
+        return  # `read` has reported what has no value, or none that could be read
     if trail and trail[-1] == "[key]":
         problem = value_problem(error, shown(trail[-2], None))
         document.report(document.at_key(trail[:-1]), f"`{dotted(trail[:-1])}`: {problem}")
@@ -128,14 +128,14 @@ def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> N
 
 
 def _trail(location: tuple[str | int, ...], names: list[str]) -> Trail:
-    """pydantic counts hosts; the file names them."""
+    """Replace pydantic's index of a host by its name."""
     if len(location) > 1 and location[0] == "hosts":
         return ("hosts", names[int(location[1])], *location[2:])
     return location
 
 
 def _unknown(trail: Trail) -> str:
-    """An unknown key, with the nearest known one, or where it belongs."""
+    """Describe an unknown key, with the nearest known one or where it belongs."""
     key, owner = str(trail[-1]), _model_at(trail[:-1])
     known = tuple(name for name, field in owner.model_fields.items() if not field.exclude)
     near = did_you_mean(key, known)
@@ -143,11 +143,11 @@ def _unknown(trail: Trail) -> str:
         inner = _model_of(owner.model_fields[section].annotation)
         if inner and key in inner.model_fields and section != "hosts":
             near = f"; did you mean {section}.{key}?"
-    return f"unknown key `{dotted(trail)}`{near or '; known here: ' + ', '.join(known)}"
+    return f"unknown key `{dotted(trail)}`{near or '; known keys: ' + ', '.join(known)}"
 
 
 def _model_at(trail: Trail) -> type[BaseModel]:
-    """The model whose keys stand at `trail`."""
+    """Return the model whose keys are at `trail`."""
     model: type[BaseModel] = Inventory
     for part in trail:
         field = model.model_fields.get(str(part)) if isinstance(part, str) else None
@@ -156,7 +156,7 @@ def _model_at(trail: Trail) -> type[BaseModel]:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model inside `tuple[Gpu, ...]`, `Ssh`, and the like."""
+    """Return the model inside `tuple[Gpu, ...]`, `Ssh`, and the like."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_model_of(inner) for inner in typing.get_args(annotation))
@@ -164,7 +164,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _completed(document: Document, inventory: Inventory, path: Path) -> Inventory | None:
-    """Paths made absolute, the cluster's ssh and env merged into every host."""
+    """Make paths absolute, and merge the cluster's ssh and env into every host."""
     base = path.absolute().parent
     ssh = _with_paths(document, inventory.ssh, ("ssh",), base)
     hosts = tuple(
@@ -222,7 +222,7 @@ def _with_paths(document: Document, ssh: Ssh, trail: Trail, base: Path) -> Ssh:
 
 
 def _absolute(document: Document, path: Path, trail: Trail, base: Path) -> Path:
-    """`~` is the user's home; what is relative starts at the inventory's directory."""
+    """Expand `~`, and resolve relative paths from the inventory's directory."""
     try:
         return base / path.expanduser()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The base of all that an inventory holds: unknown keys are errors, and nothing changes later."""
+"""The base of all models of an inventory: immutable, and unknown keys are errors."""
 
 from __future__ import annotations
 

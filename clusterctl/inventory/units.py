@@ -1,4 +1,4 @@
-"""Sizes as people write them: `24 GiB`, `80GB`, `512 MiB`, or bytes."""
+"""Parses sizes as people write them: `24 GiB`, `80GB`, `512 MiB`, or bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALLEST_MEMORY = 2**20
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes from `value`. Raises ValueError that says what is understood."""
+    """Return the bytes in `value`. Raises ValueError with the accepted forms."""
     match = _SIZE.match(str(value))
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -28,8 +28,8 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_rate(value: str) -> int:
-    """Bytes a second from `400mbit` (bits, as network people write) or `50 MB`, `50 MiB/s`
-    (bytes). Raises ValueError that says what is understood."""
+    """Return the bytes per second in `400mbit` (bits), or in `50 MB` or `50 MiB/s` (bytes).
+    Raises ValueError with the accepted forms."""
     bits = _BITS.match(value)
     try:
         if bits:
@@ -44,7 +44,7 @@ def parse_rate(value: str) -> int:
 
 
 def _parse_memory(value: object) -> int:
-    """`memory: 80` is meant as GiB and says bytes: a GPU with less than 1 MiB does not exist."""
+    """Parse a GPU's memory, and reject `memory: 80`, which means bytes but was meant as GiB."""
     size = parse_bytes(value)
     if size < _SMALLEST_MEMORY:
         raise ValueError(f"{value} is {size} bytes; write the unit, such as {value} GiB")

@@ -1,7 +1,7 @@
-"""The kinds of values an inventory holds: what each accepts, and how to say what it is not.
+"""The types of values in an inventory: what each accepts, and the message if it does not.
 
-A pattern serves three readers: pydantic checks it, the JSON Schema shows it to editors, and
-`PATTERN_MEANS` says it in words when a value does not match.
+A pattern is used three times: pydantic checks it, the JSON Schema gives it to editors, and
+`PATTERN_MEANS` has the message for a value that does not match.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ SET_BY_CLUSTERCTL = {
 
 
 def _parsed_address(value: str) -> str:
-    """A host name passes; what looks like an IP address must be one."""
+    """Accept a host name, or a valid IP address."""
     if re.fullmatch(r"[\d.]+", value) or ":" in value:
         try:
             ip_address(value)
@@ -85,7 +85,7 @@ def _parsed_address(value: str) -> str:
 
 
 def _ip(value: str) -> str:
-    """One address that other hosts can reach. Raises ValueError otherwise."""
+    """Accept an IP address that other hosts can reach. Raises ValueError otherwise."""
     try:
         address = ip_address(value)
     except ValueError:
@@ -96,7 +96,7 @@ def _ip(value: str) -> str:
 
 
 def _subnet(value: Any) -> IPv4Network | IPv6Network:
-    """A network from text. Raises ValueError, with the network meant where bits are left over."""
+    """Parse a network. Raises ValueError, with the probable network if host bits are set."""
     if isinstance(value, IPv4Network | IPv6Network):
         return value
     if not isinstance(value, str):
@@ -104,18 +104,15 @@ def _subnet(value: Any) -> IPv4Network | IPv6Network:
     try:
         return ip_network(value)
     except ValueError:
-        raise ValueError(f"{value} is not a network{_network_meant(value)}") from None
-
-
-def _network_meant(value: str) -> str:
-    try:
-        return f"; did you mean {ip_network(value, strict=False)}?"
-    except ValueError:
-        return " such as 192.168.1.0/24"
+        try:
+            meant = f"; did you mean {ip_network(value, strict=False)}?"
+        except ValueError:
+            meant = " such as 192.168.1.0/24"
+        raise ValueError(f"{value} is not a network{meant}") from None
 
 
 def _not_reserved(name: str) -> str:
-    """Raises ValueError for what clusterctl itself sets, naming the key to use instead."""
+    """Raise ValueError for variables that clusterctl sets, naming the key to use instead."""
     for reserved, instead in SET_BY_CLUSTERCTL.items():
         if name == reserved or (reserved.endswith("_") and name.startswith(reserved)):
             raise ValueError(f"{name} cannot be set here: {instead}")
@@ -129,7 +126,7 @@ def _not_role(name: str) -> str:
 
 
 def did_you_mean(word: str, known: tuple[str, ...]) -> str:
-    """`; did you mean X?` for the nearest of `known`, or nothing."""
+    """Return `; did you mean X?` for the nearest of `known`, or an empty string."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -1,4 +1,4 @@
-"""The words of PyYAML and pydantic, said as a user of the inventory would."""
+"""Rewords the messages of PyYAML and pydantic for users of the inventory."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _YAML = (
 
 
 def yaml_problem(problem: str, context: str, begun: int) -> str:
-    """What PyYAML found, in plain words; its own where none are known.
+    """Reword a problem that PyYAML found, or return its own message if it is not known.
 
-    `begun` is the line on which the construct began that was being read.
+    `begun` is the line on which the construct being parsed began.
     """
     for pattern, words in _YAML:
         match = re.search(pattern, problem) or re.search(pattern, context)
@@ -71,7 +71,7 @@ _BOUNDS = {
 
 
 def value_problem(error: Mapping[str, Any], written: str) -> str:
-    """What is wrong with a value, without its name: `must be text, not 22`."""
+    """Say what is wrong with a value, without its name: `must be text, not 22`."""
     kind, details = str(error["type"]), error.get("ctx", {})
     if expected := _EXPECTED.get(kind):
         return f"must be {expected}, not {written}{_advice(expected, error['input'], written)}"
@@ -79,7 +79,7 @@ def value_problem(error: Mapping[str, Any], written: str) -> str:
         key, words = _BOUNDS[kind]
         return f"must be {words} {details[key]:g}, not {written}"
     if kind == "string_pattern_mismatch":
-        means = PATTERN_MEANS.get(details["pattern"], "is not written as it must be")
+        means = PATTERN_MEANS.get(details["pattern"], "has the wrong format")
         return f"{means}; not {written}"
     if kind == "literal_error":
         choices = tuple(re.findall(r"'([^']*)'", details["expected"]))
@@ -98,7 +98,7 @@ _SIMPLE = {
 
 
 def _advice(expected: str, value: object, written: str) -> str:
-    """How to write what was probably meant."""
+    """Say how to write what was probably meant."""
     if expected == "text" and isinstance(value, int | float):
         return f'; put it in quotes: "{written}"'
     if expected == "a whole number" and isinstance(value, str) and value.isascii():
@@ -108,7 +108,7 @@ def _advice(expected: str, value: object, written: str) -> str:
 
 
 def shown(value: object, text: str | None) -> str:
-    """A value as the user wrote it, short."""
+    """Return a value as the user wrote it, shortened."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A class name means one thing in the whole package; a Protocol and what implements it may share."""
+"""A class name means one thing in the package; a Protocol and what implements it may share."""
 
 from __future__ import annotations
 

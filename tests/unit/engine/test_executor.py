@@ -64,7 +64,7 @@ def test_events_tell_the_story_in_order() -> None:
 
 
 def test_a_change_that_does_not_take_effect_is_an_error() -> None:
-    with pytest.raises(StepFailed, match="did not take effect"):
+    with pytest.raises(StepFailed, match="had no effect"):
         execute([Stage("Engine", ("gpu1",), (Switch(sticks=False),))], views("gpu1"), Record())
 
 

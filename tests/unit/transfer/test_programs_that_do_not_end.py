@@ -106,7 +106,7 @@ def pulled(driver: ContainerDriver, directory: Path) -> object:
 def test_it_is_named_with_its_host_and_what_to_look_at(
     work: Callable[[ContainerDriver, Path], object], silent: bool, words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CommandTimedOut, match=f"{words} came to a stop") as raised:
+    with pytest.raises(CommandTimedOut, match=f"{words} hangs") as raised:
         work(StuckDriver(silent=silent), tmp_path)
     assert raised.value.host == "gpu1"
     assert "look at the " in str(raised.value.hint)
