@@ -1,11 +1,11 @@
-"""Which accelerators there are. A new one is a line here and the module that it names.
+"""The names of the accelerators. A new one is a line here and the module that it names.
 
-Imports nothing, so that the inventory, which stands below, can tell a name from a slip.
+Imports nothing, so that the inventory, a lower layer, can tell a name from a typo.
 """
 
 from __future__ import annotations
 
-# Name in the inventory: the module whose `ACCELERATOR` knows all about it.
+# By name in the inventory: the module whose `ACCELERATOR` implements it.
 MODULES = {
     "nvidia": "clusterctl.accelerators.nvidia",
     "cpu": "clusterctl.accelerators.cpu",

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs: CUDA in containers by the vendor's toolkit, NCCL between them."""
+"""NVIDIA GPUs: CUDA in containers through NVIDIA's toolkit, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Nvidia:
     usual_image = 28 * 2**30  # vLLM's own unpacks to 28.6 GB (vllm #22377), 26.6 GiB
     environment: Mapping[str, str] = MappingProxyType(
         {
-            # It ends workers when the host's memory is nearly full, which the page cache of a
-            # unified-memory GPU host is by design (vllm issue 28328).
+            # The monitor kills workers when the host's memory is nearly full, which is normal for
+            # the page cache of a unified-memory GPU host (vllm issue 28328).
             "RAY_memory_monitor_refresh_ms": "0"
         }
     )
@@ -57,11 +57,11 @@ class Nvidia:
         return driver_notes(facts)
 
     def access(self, facts: HostFacts) -> DeviceAccess:
-        """CDI names, or for `--gpus all` the device nodes that go with it.
+        """Return CDI names, or `--gpus all` with its device nodes.
 
-        CDI first: the older hook adds devices behind the engine's back, and a `systemctl
-        daemon-reload` takes them away from running containers (nvidia-container-toolkit issue
-        48). Devices that the engine was asked for by name stay.
+        CDI is preferred: the older hook adds devices without the engine's knowledge, and a
+        `systemctl daemon-reload` takes them away from running containers (nvidia-container-toolkit
+        issue 48). Devices that the engine was asked for by name stay.
         """
         if facts.engine.cdi_spec_dirs and any("nvidia" in path for path in facts.cdi_specs):
             return DeviceAccess(cdi=("nvidia.com/gpu=all",))

@@ -1,4 +1,4 @@
-"""What differs between accelerators, each question with one answer for all who ask it."""
+"""What differs between accelerators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clusterctl.steps.engines import Engines
 
 @dataclass(frozen=True)
 class DeviceAccess:
-    """What a container asks the engine for, to have a host's devices; nothing by default."""
+    """What a container requests from the engine to get a host's devices; nothing by default."""
 
     cdi: tuple[str, ...] = ()  # CDI names, such as `nvidia.com/gpu=all`
     all_gpus: bool = False  # The engine's own flag for all GPUs
@@ -30,22 +30,22 @@ class DeviceAccess:
 
 
 class Accelerator(DeviceRequirements, Protocol):
-    """One kind of device that models run on. `docs/accelerators.md` goes through it for a new one.
+    """A type of device that models run on. `docs/accelerators.md` explains how to add one.
 
-    All answers are the same for the same arguments: hosts are asked elsewhere. What hosts must
-    have for it is in `DeviceRequirements`.
+    All methods are pure, except for `gpus_lost`. What hosts must have for it is in
+    `DeviceRequirements`.
     """
 
     # The inventory, and what hosts say.
 
     @property
     def counted(self) -> bool:
-        """Hosts tell how many devices they have: one for which the inventory promises nothing gives
-        all of them. Where they cannot be counted it gives none, and `init` promises one."""
+        """Whether hosts report how many devices they have. If so, a host for which the inventory
+        promises nothing provides all of them; if not, none, and `init` promises one."""
 
     @property
     def inventory_note(self) -> str:
-        """What `init` writes above the name; empty for the default, which goes without saying."""
+        """The comment that `init` writes above the name; empty for the default."""
 
     @property
     def gpu_probe(self) -> GpuProbe: ...
@@ -63,27 +63,27 @@ class Accelerator(DeviceRequirements, Protocol):
 
     @property
     def gpu_backend(self) -> GpuBackend:
-        """What the fabric gate does collectives with."""
+        """The backend of the fabric gate's collectives."""
 
     # Bootstrap: what hosts need beside the container engine.
 
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
-        """Right after the engine: what lets it give containers the devices."""
+        """Return the steps that let the engine give devices to containers, right after it."""
 
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:
-        """Before a node starts: that the devices work in the image. `file`: the inventory's, as a
-        command takes it."""
+        """Return the steps that prove that devices work in the image, before a node starts. `file`
+        is the inventory, quoted for a command."""
 
     def gpus_lost(
         self, view: HostView, driver: ContainerDriver, container: Container
     ) -> str | None:
-        """Why the running node container must be made anew, in words: it sees none of the host's
-        devices any more."""
+        """Say why the running node container must be recreated, if it has lost the host's
+        devices."""
 
     def purge_steps(self) -> tuple[Step, ...]:
-        """What `down --purge` takes back of `host_steps`."""
+        """Return the steps with which `down --purge` undoes `host_steps`."""
 
     # Planning: what a model may use, and how vLLM is started on it.
 
@@ -91,5 +91,4 @@ class Accelerator(DeviceRequirements, Protocol):
     def defaults(self) -> EngineDefaults: ...
 
     def devices(self, facts: HostFacts, count: int) -> tuple[GpuFacts, ...]:
-        """`count` devices of a host, of which nothing else is in use, as a plan of memory sees
-        them."""
+        """Return `count` unused devices of a host, for planning memory."""

@@ -1,4 +1,4 @@
-"""An inventory's accelerator by its name."""
+"""Loads an accelerator by its name in the inventory."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from clusterctl.accelerators.protocol import Accelerator
 
 
 def accelerator_named(name: str) -> Accelerator:
-    """The one object that knows what is particular to it. Raises KeyError."""
+    """Return the accelerator with that name. Raises KeyError."""
     return cast("Accelerator", import_module(MODULES[name]).ACCELERATOR)

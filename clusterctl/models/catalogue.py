@@ -1,8 +1,8 @@
-"""Models that have a short name here: where to find them, their public config.json, and which
-vLLM flags each needs. To add a model, add its `CatalogueEntry`.
+"""The models with an alias: their Hub id, their public config.json, and the vLLM flags that they
+need. To add a model, add its `CatalogueEntry`.
 
-Of each config.json only the keys that decide memory are kept, so that `fit` works with no weights
-and no network anywhere; they were read on the Hub. Gemma 4's vision encoder: 27 layers of 1152,
+Only the keys that decide memory are kept of each config.json, as read on the Hub, so that `fit`
+works without weights and without a network. Gemma 4's vision encoder: 27 layers of 1152,
 MLP 4304, 10240 x 2 positions (transformers, Gemma4VisionConfig). The flags come from vLLM's
 documentation (features/reasoning_outputs, features/tool_calling) and were looked up in the
 registries of the releases named at each flag. None of these models runs code of its own, so
@@ -32,7 +32,7 @@ class ModelFlag:
     until: Version | None = None  # The first release without them
 
     def known_to(self, version: Version | None) -> bool:
-        """Whether that release takes them; an unknown version counts as the newest."""
+        """Return whether that release has them. An unknown version counts as the newest."""
         if version is None:
             return self.until is None
         return self.since <= version and (self.until is None or version < self.until)

@@ -1,5 +1,5 @@
-"""Reading a model's description from a directory: config.json and safetensors headers, never
-the weights. The only module here that touches files."""
+"""Reads the description of a model from a directory: config.json and safetensors headers, but never
+the weights. The only module here that reads files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from clusterctl.errors import UsageError
 _HEADER_LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 100_000_000  # The safetensors format's own limit
 
-_FETCH = "complete the directory: copy the model again"
+_FETCH = "copy the model again: the directory is incomplete"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json of a model directory, or that file itself, parsed.
+    """Parse the config.json of a model directory, or that file itself.
 
-    Raises UsageError when it is missing, is not JSON, or is not an object.
+    Raises UsageError if it is missing, is not JSON, or is not an object.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -33,22 +33,22 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, origin: str = "config.json") -> dict[str, Any]:
-    """A config.json's text, from wherever it came. Raises UsageError."""
+    """Parse the text of a config.json. Raises UsageError."""
     try:
         parsed = json.loads(text)
     except ValueError as failed:
         hint = "a git-lfs pointer or an error page?" if text[:1] in "v<" else _FETCH
         raise UsageError(f"{origin} is not JSON: {failed}", hint=hint) from failed
     if not isinstance(parsed, dict):
-        raise UsageError(f"{origin} is JSON but no object", hint=_FETCH)
+        raise UsageError(f"{origin} is not a JSON object", hint=_FETCH)
     return parsed
 
 
 def checkpoint_bytes(directory: Path) -> int | None:
-    """Bytes of all tensors of a checkpoint, from its index or its files' headers.
+    """Return the bytes of all tensors of a checkpoint, from its index or its files' headers.
 
-    None when the directory has no safetensors at all (config.json alone is a valid input).
-    Raises UsageError naming every shard that the index lists and that is missing.
+    None if the directory has no safetensors at all (config.json alone is valid). Raises UsageError
+    with the shards that the index lists and that are missing.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
@@ -72,14 +72,14 @@ def _indexed(directory: Path, index: Mapping[str, Any]) -> int | None:
 
 
 def header_bytes(file: Path) -> int:
-    """Bytes of the tensors in one safetensors file, from its header. Raises UsageError."""
+    """Return the bytes of the tensors in a safetensors file, from its header. Raises UsageError."""
     try:
         with file.open("rb") as stream:
             (length,) = _HEADER_LENGTH.unpack(stream.read(_HEADER_LENGTH.size))
             header = json.loads(stream.read(min(length, _LONGEST_HEADER)))
     except (OSError, ValueError, struct.error) as failed:
         raise UsageError(
-            f"{file} is no safetensors file: {failed}", hint=f"git lfs pull, or {_FETCH}"
+            f"{file} is not a safetensors file: {failed}", hint=f"git lfs pull, or {_FETCH}"
         ) from failed
     ends = [
         entry["data_offsets"][1]

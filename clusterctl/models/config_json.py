@@ -1,4 +1,4 @@
-"""From config.json to a `ModelShape`: the only place that knows that file's many spellings."""
+"""Makes a `ModelShape` from config.json. No other module knows that file's many spellings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-# Keys that may be absent; when there, they count something.
+# Keys that may be missing; if present, they are numbers.
 _COUNTS = (
     "head_dim",
     "num_key_value_heads",
@@ -46,15 +46,15 @@ _COUNTS = (
     "hidden_size_per_layer_input",
 )
 
-_OWN_CONFIG = "copy the model's own config.json from the Hub beside its weights"
+_OWN_CONFIG = "copy the model's own config.json from the Hub next to its weights"
 
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What config.json leaves unsaid about an architecture, as vLLM's model files build it; a key
-    in config.json of the same meaning wins over it."""
+    """What config.json does not say about an architecture, from vLLM's model files. Keys of
+    config.json with the same meaning take precedence."""
 
     qkv_bias: bool = False
     out_bias: bool = False
@@ -71,8 +71,8 @@ _QWEN2 = Family(qkv_bias=True)
 _QWEN3 = Family(qk_norm=True)
 _GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
 
-# Each was read in vllm/model_executor/models/<file>.py of vLLM 0.32. An architecture that is not
-# here is treated as a Llama with a wider margin of error, and the plan says so.
+# From vllm/model_executor/models/<file>.py of vLLM 0.32. An architecture that is not here is
+# treated as a Llama with a wider margin of error, and the plan says so.
 _FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
@@ -99,11 +99,11 @@ _FAMILIES: dict[str, Family] = {
 
 
 def describe(config: Config, name: str = "") -> ModelShape:
-    """The shape that a parsed config.json describes.
+    """Return the shape that a parsed config.json describes.
 
-    An architecture that is not known here is described as far as its keys go, and what was
-    guessed is listed in `assumptions`. Raises UsageError, naming every key that is missing or is
-    not a positive number, when too little is there to count weights at all.
+    An unknown architecture is described as far as its keys go, and `assumptions` list what was
+    guessed. Raises UsageError with every key that is missing or not a positive number, if there is
+    too little to compute the weights.
     """
     architecture = architecture_of(config) or str(config.get("model_type") or "unknown")
     text = _text_part(config)
@@ -117,7 +117,7 @@ def describe(config: Config, name: str = "") -> ModelShape:
     assumptions += _assumptions(config, text, layers)
     context, key = longest_context(text)
     if key is None:
-        assumptions.append(f"config.json names no longest context: {context} tokens assumed")
+        assumptions.append(f"config.json lacks the longest context: {context} tokens assumed")
     return ModelShape(
         name=name or str(config.get("_name_or_path") or architecture),
         architecture=architecture,
@@ -140,7 +140,7 @@ def describe(config: Config, name: str = "") -> ModelShape:
 
 
 def described(config_json: str | None) -> ModelShape | None:
-    """As `describe`, from the file's text; None where that says too little, or is no JSON."""
+    """Like `describe`, from the file's text; None if that says too little or is not JSON."""
     try:
         return describe(json.loads(config_json or ""))
     except (ValueError, AttributeError, UsageError):
@@ -148,31 +148,31 @@ def described(config_json: str | None) -> ModelShape | None:
 
 
 def architecture_of(config: Config) -> str:
-    """The name of its class; "" where config.json has none."""
+    """Return the name of its class; empty if config.json has none."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-# What the class names of BERT and its kin hold in vLLM: XLMRobertaModel, NomicBertModel,
+# Parts of class names of BERT-like models in vLLM: XLMRobertaModel, NomicBertModel,
 # SnowflakeGteNewModel.
 _ENCODERS = ("bert", "gtemodel", "gtenew")
 
 
 def _is_encoder(config: Config) -> bool:
-    """Whether the model is of BERT's kin: it generates nothing and keeps no KV cache."""
+    """Return whether the model is like BERT: it generates nothing and has no KV cache."""
     return any(word in architecture_of(config).lower() for word in _ENCODERS)
 
 
 def _reads_both_ways(config: Config, text: Config) -> bool:
-    """Whether the model takes a text whole, in one step: an encoder, or a decoder that was made
-    one to embed (gte-Qwen2, EmbeddingGemma, the Bidirectional classes of vLLM)."""
-    # Gemma 4 has "vision" there: it reads images both ways, and generates.
+    """Return whether the model attends in both directions: an encoder, or a decoder that was turned
+    into one for embeddings (gte-Qwen2, EmbeddingGemma, the Bidirectional classes of vLLM)."""
+    # Gemma 4 has "vision" there: it reads images in both directions, and generates text.
     told = text.get("use_bidirectional_attention") in (True, "all")
     made_so = told or text.get("is_causal") is False or "Bidirectional" in architecture_of(config)
     return made_so or _is_encoder(config)
 
 
-# What GPT-2 and nomic-embed, and DistilBERT, call the same.
+# Other names of these keys: GPT-2 and nomic-embed, DistilBERT.
 _OTHER_KEYS = {
     "hidden_size": ("n_embd", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers"),
@@ -182,7 +182,7 @@ _OTHER_KEYS = {
 
 
 def _text_part(config: Config) -> dict[str, Any]:
-    """The part that describes the language model, by the usual keys."""
+    """Return the part that describes the language model, with the usual keys."""
     parts = (config.get(key) for key in _TEXT_PARTS)
     found = next((p for p in parts if isinstance(p, Mapping) and "hidden_size" in p), config)
     text = dict(found)
@@ -198,7 +198,7 @@ def _require(text: Config) -> None:
     wrong += [key for key in _COUNTS if not _count_or_nothing(text.get(key))]
     if wrong:
         raise UsageError(
-            f"config.json has no usable {', '.join(wrong)}: not a language model's configuration",
+            f"config.json has no usable {', '.join(wrong)}: not that of a language model",
             hint=_OWN_CONFIG,
         )
     if not text.get("head_dim") and text["hidden_size"] % text["num_attention_heads"]:
@@ -219,8 +219,8 @@ def _positive(value: object) -> bool:
 
 def _unknown(architecture: str) -> str:
     return (
-        f"the architecture {architecture} is not known here: counted as a Llama with the sizes "
-        "in config.json"
+        f"the architecture {architecture} is unknown: treated as a Llama with the sizes in "
+        "config.json"
     )
 
 
@@ -228,24 +228,24 @@ def _assumptions(config: Config, text: Config, layers: Sequence[DecoderLayer]) -
     found = []
     if any(layer.attention is None for layer in layers):
         found.append(
-            "layers without attention (Mamba, linear) are counted with an MLP's weights only"
+            "layers without attention (Mamba, linear) count with the weights of an MLP only"
         )
     if isinstance(config.get("vision_config"), Mapping) and _tower(config) is None:
-        found.append("the vision encoder's sizes are not in config.json: not counted")
+        found.append("the vision encoder is not counted: its sizes are not in config.json")
     stored = quantization_of(config, text)
     if stored and stored.method not in KNOWN_METHODS:
-        found.append(f"quantisation {stored.method!r} is counted by its bits alone")
+        found.append(f"quantisation {stored.method!r} is computed from its bits alone")
     if config.get("audio_config"):
         found.append("the audio encoder is not counted")
     if _reads_both_ways(config, text):
-        found.append("it reads a text both ways: the KV cache counted for it stays empty")
+        found.append("it attends in both directions: the KV cache planned for it stays empty")
     if text.get("num_nextn_predict_layers"):
         found.append("the multi-token prediction layer is not loaded, as in vLLM by default")
     return found
 
 
 def _kinds(text: Config, traits: Family) -> list[str]:
-    """The kind of every layer: full_attention, sliding_attention, chunked_attention, ..."""
+    """Return the kind of every layer: full_attention, sliding_attention, chunked_attention, ..."""
     count = text["num_hidden_layers"]
     given = text.get("layer_types")
     if isinstance(given, Sequence) and len(given) == count:
@@ -310,7 +310,7 @@ def _latent(text: Config) -> Latent | None:
 
 
 def _first(text: Config, *keys: str) -> int:
-    """The first of these keys that is a positive number, or 0."""
+    """Return the value of the first key that has a positive number, or 0."""
     return next((int(text[key]) for key in keys if _positive(text.get(key))), 0)
 
 
@@ -335,7 +335,7 @@ def _indices(value: object) -> Sequence[object]:
 
 
 def _mlp(text: Config, index: int, *, dense: bool) -> Mlp | None:
-    """The dense block of a layer; beside experts, the shared expert when there is one."""
+    """Return the dense block of a layer, or the shared expert beside experts."""
     if dense:
         width = _first(text, "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
         shared_from = text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0)
@@ -387,7 +387,7 @@ def _tower(config: Config) -> Tower | None:
     )
 
 
-# In the order in which vLLM looks (vllm/transformers_utils/model_arch_config_convertor.py).
+# In vLLM's order (vllm/transformers_utils/model_arch_config_convertor.py).
 _LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -399,14 +399,14 @@ _LENGTH_KEYS = (
     "seq_len",
 )
 
-_NO_KEY_LENGTH = 2048  # What vLLM takes when config.json has none of the keys (config/model.py)
+_NO_KEY_LENGTH = 2048  # vLLM's default without any of the keys (config/model.py)
 
-# Rope types whose factor does not lengthen the context, as in vLLM's `_get_and_verify_max_len`.
+# Rope types whose factor does not extend the context, as in vLLM's `_get_and_verify_max_len`.
 _UNSCALED = frozenset({"su", "longrope", "llama3", "mrope", "default", "proportional"})
 
 
 def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
-    """Tokens, and the key that said so (None when no key did)."""
+    """Return the longest context, and the key that has it (None if no key does)."""
     found = [(text[key], key) for key in _LENGTH_KEYS if isinstance(text.get(key), int)]
     if not found:
         return _NO_KEY_LENGTH, None
@@ -420,7 +420,7 @@ def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
 
 
 def _scaling(text: Mapping[str, Any]) -> tuple[str, float, int]:
-    """The rope type, its factor and the length before scaling."""
+    """Return the rope type, its factor, and the length before scaling."""
     rope = text.get("rope_scaling") or text.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return "default", 1.0, 0
@@ -436,9 +436,9 @@ def _scaling(text: Mapping[str, Any]) -> tuple[str, float, int]:
 def rotary_tables(
     text: Mapping[str, Any], layers: Sequence[DecoderLayer]
 ) -> tuple[RotaryTable, ...]:
-    """One table for each distinct rotary embedding, as vLLM's `get_rope` caches them.
+    """Return one table per distinct rotary embedding, as vLLM's `get_rope` caches them.
 
-    A table covers max_position_embeddings, whatever --max-model-len says; YaRN's covers the
+    A table covers max_position_embeddings, whatever --max-model-len is; that of YaRN covers the
     length before scaling times its factor (rotary_embedding/yarn_scaling_rope.py).
     """
     positions, _ = longest_context(text)
@@ -460,7 +460,7 @@ def _rotary_width(head_dim: int, factor: float, latent: object) -> int:
 
 
 def _has_local_table(text: Mapping[str, Any]) -> bool:
-    """Whether sliding layers turn at another base than global ones (Gemma 3 and 4)."""
+    """Return whether sliding layers have another rope base than global ones (Gemma 3 and 4)."""
     rope = text.get("rope_parameters")
     nested = isinstance(rope, Mapping) and "sliding_attention" in rope
     return nested or "rope_local_base_freq" in text

@@ -1,7 +1,7 @@
-"""Where the weights are: the one path that every host has, or what each host lacks of it.
+"""Finds the weights: the path that every host has, or what each host lacks.
 
-vLLM opens the model on every rank by the same path, so a model counts only where all hosts of
-the cluster have it, with the same config.json.
+vLLM opens the model by the same path on every rank, so all hosts of the cluster must have it there,
+with the same config.json.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from clusterctl.models.name import Model
 from clusterctl.models.probe import ModelDirectory
 from clusterctl.models.shape import ModelShape
 
-# Host name: the model directories found there, the likeliest first.
+# By host: the model directories found there, the most likely first.
 Findings = Mapping[str, Sequence[ModelDirectory]]
 
-RANDOM_WEIGHTS = "random weights: the model's real shape and sizes, and answers without meaning"
+RANDOM_WEIGHTS = "random weights: the model's real shape and size, but meaningless answers"
 
 
 @dataclass(frozen=True)
 class ModelLocation:
-    """A model that every host has under one path."""
+    """A model that every host has under the same path."""
 
     path: str
-    shape: ModelShape | None  # None where config.json says too little
+    shape: ModelShape | None  # None if config.json says too little
     weight_bytes: int  # On disk; 0 with random weights
     random_weights: bool  # To be served with `--load-format dummy`
     chat_template: bool
@@ -35,7 +35,7 @@ class ModelLocation:
 
     @property
     def note(self) -> str:
-        """What the user must know about what is served; "" when there is nothing to say."""
+        """What the user must know about what is served, if anything."""
         return RANDOM_WEIGHTS if self.random_weights else ""
 
 
@@ -47,14 +47,14 @@ def locate(
     head: str | None = None,
     models: str = "/data/models",
 ) -> ModelLocation:
-    """The model's place on all hosts in `findings`.
+    """Return where all hosts in `findings` have the model.
 
-    `random_weights`: the user asked for `--load-format dummy`, so a config.json is enough; so it
-    is where the directory says itself that weights are left out. `head` is the host named as
-    the source of copies, where it has the model; `models` the inventory's models directory.
+    With `random_weights` the user asked for `--load-format dummy`, so a config.json is enough, as
+    it is for a directory that says itself that weights are left out. `head` is the preferred source
+    of copies, `models` the inventory's models directory.
 
     Raises RequirementsNotMet for every host that lacks the model or has an incomplete one, and
-    UsageError when no host has weights but a config.json is there.
+    UsageError if no host has weights but some have a config.json.
     """
     path = _best_path(model, findings)
     if path is None:
@@ -67,7 +67,7 @@ def locate(
 
 
 def copy_from(model: Model, models: str, path: str, source: str) -> str:
-    """The command that brings the model in `path` from the host `source` to the others."""
+    """Return the command that copies the model in `path` from `source` to the other hosts."""
     return _Fix(model, models).from_host(path, source)
 
 
@@ -76,8 +76,8 @@ def _at(path: str, found: Sequence[ModelDirectory]) -> ModelDirectory | None:
 
 
 def _best_path(model: Model, findings: Findings) -> str | None:
-    """The path that most hosts have complete, then the one that most have at all; the order of
-    the model's candidates decides between equals."""
+    """Return the path that most hosts have complete, then the one that most have at all. The order
+    of the model's candidates breaks ties."""
     complete: Counter[str] = Counter()
     known: Counter[str] = Counter()
     for found in findings.values():
@@ -90,7 +90,7 @@ def _best_path(model: Model, findings: Findings) -> str | None:
 
 
 def _rank(model: Model, path: str) -> int:
-    """A snapshot's path begins with its candidate's."""
+    """Return the position of the candidate that the path belongs to, itself or as a snapshot."""
     ranks = [i for i, c in enumerate(model.candidates) if path == c or path.startswith(f"{c}/")]
     return min(ranks, default=len(model.candidates))
 
@@ -128,7 +128,7 @@ def _shape_only(directory: ModelDirectory) -> bool:
 def _source(
     there: Mapping[str, ModelDirectory | None], head: str | None, random_weights: bool
 ) -> str | None:
-    """A host that has it whole: the head, if it can be."""
+    """Return a host that has the whole model, preferably the head."""
     whole = [host for host, found in there.items() if found and _usable(found, random_weights)]
     if head in whole:
         return head
@@ -145,7 +145,7 @@ def _problem(
     if directory is not None and _usable(directory, random_weights):
         return None
     if directory is None:
-        return RequirementsNotMet(f"the model is not there: {path}", host=host, hint=hint)
+        return RequirementsNotMet(f"the model is missing: {path}", host=host, hint=hint)
     reason = _incomplete(directory)
     if directory.pointers:
         hint = f"git -C {path} lfs pull"
@@ -167,13 +167,13 @@ def _incomplete(directory: ModelDirectory) -> str:
 
 @dataclass(frozen=True)
 class _Fix:
-    """The command that brings a model where it lacks."""
+    """Makes the command that copies a model to hosts without it."""
 
     model: Model
     models: str
 
     def from_host(self, path: str, source: str | None) -> str:
-        """From the host `source`, which has it whole; from elsewhere, when none has."""
+        """Copy from the host `source`, or from elsewhere if no host has the whole model."""
         if source is None:
             return self.from_elsewhere()
         name = self._name(path)
@@ -182,7 +182,7 @@ class _Fix:
         return f"clusterctl model push {name} --from host:{source}"
 
     def from_elsewhere(self) -> str:
-        """From a hub that has it, or from a directory of this machine."""
+        """Copy from a hub that has it, or from a directory of this machine."""
         name = self._name(self.model.candidates[0])
         if self.model.hub_id is not None and not self.model.asked.startswith("/"):
             return f"clusterctl model pull {self.model.asked}"
@@ -191,14 +191,14 @@ class _Fix:
         return f"clusterctl model push DIRECTORY --name {name}"
 
     def _name(self, path: str) -> str | None:
-        """What `model push` calls it; None for a path that it does not write to."""
+        """Return its name for `model push`; None for a path that it does not write to."""
         below = path.removeprefix(f"{self.models.rstrip('/')}/")
         return None if below == path else below.partition("/snapshots/")[0]
 
 
 def _needs_dummy(path: str) -> UsageError:
     return UsageError(
-        f"{path} has a config.json and no weights on any host",
+        f"{path} has a config.json but no weights on any host",
         hint="put the weights there, or serve random ones: add -- --load-format dummy",
     )
 
@@ -206,7 +206,7 @@ def _needs_dummy(path: str) -> UsageError:
 def _different_configs(
     path: str, there: Mapping[str, ModelDirectory | None], fix: _Fix
 ) -> list[RequirementsNotMet]:
-    """One problem for every host whose config.json is not what most hosts have."""
+    """Return a problem for every host whose config.json differs from that of most hosts."""
     hashes = {host: found.config_hash for host, found in there.items() if found and found.config}
     usual = Counter(hashes.values()).most_common(1)
     if not usual or usual[0][1] == len(hashes):

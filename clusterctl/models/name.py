@@ -1,4 +1,4 @@
-"""From what a user types to a model: an alias, a Hub id, or a path on the hosts."""
+"""Resolves what a user typed to a model: an alias, a Hub id, or a path on the hosts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LIST_COMMAND = "clusterctl model ls"
 
 @dataclass(frozen=True)
 class Model:
-    """A model by name; whether hosts have it is `location`'s question."""
+    """A model by name. `location` finds out whether hosts have it."""
 
     asked: str  # As the user typed it
-    served_name: str  # The `model` of API requests, unless the user names another
-    candidates: tuple[str, ...]  # Absolute paths on a host where it may be, the likeliest first
+    served_name: str  # The `model` in API requests, unless the user chooses another
+    candidates: tuple[str, ...]  # Absolute paths where hosts may have it, the most likely first
     hub_id: str | None = None
     entry: CatalogueEntry | None = None
 
 
 def resolve(name: str, models_dir: str) -> Model:
-    """The model that `name` means, to be looked for under `models_dir` on the hosts.
+    """Return the model called `name`, which hosts may have under `models_dir`.
 
-    Raises UsageError for an alias that the catalogue does not have (with the nearest ones) and
-    for a relative path.
+    Raises UsageError for an alias that is not in the catalogue (with the nearest ones) and for a
+    relative path.
     """
     if name.startswith("/"):
         return _of_path(name)
@@ -43,7 +43,8 @@ def resolve(name: str, models_dir: str) -> Model:
 
 
 def did_you_mean(name: str) -> str:
-    """`; did you mean X or Y?` for the nearest names of the catalogue, or nothing."""
+    """Return `; did you mean X or Y?` for the nearest names of the catalogue, or an empty
+    string."""
     names = {alias: entry.alias for entry in CATALOGUE for alias in entry.names}
     close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=0.5)
     near = dict.fromkeys(names[alias] for alias in close)
@@ -51,9 +52,9 @@ def did_you_mean(name: str) -> str:
 
 
 def hub_candidates(models_dir: str, hub_id: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Where people keep a model of the Hub: cloned under its own name, with the organisation
-    above it, under one of `names`, or in a Hugging Face cache (its `snapshots` are looked
-    into by the probe)."""
+    """Return where people keep a model of the Hub: cloned under its own name, below its
+    organisation, under one of `names`, or in a Hugging Face cache (the probe searches its
+    `snapshots`)."""
     organisation, _, directory = hub_id.partition("/")
     cache = f"models--{organisation}--{directory}"
     tails = (directory, hub_id, *names, cache, f"hub/{cache}", f"huggingface/hub/{cache}")
@@ -83,6 +84,6 @@ def _unknown(name: str) -> UsageError:
             hint="give the path from the root, as the hosts see it: /data/models/NAME",
         )
     return UsageError(
-        f"no model is called {name}{did_you_mean(name)}",
+        f"unknown model {name}{did_you_mean(name)}",
         hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
     )

@@ -1,4 +1,4 @@
-"""What hosts hold of a model: one round trip a host, and the reading of its answer."""
+"""Finds out what hosts have of a model, in one round trip per host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from clusterctl.transport.base import Transport
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """One directory of a host, as the probe found it."""
+    """A directory of a host, as the probe found it."""
 
     path: str
     config: str | None = None  # Text of config.json
     weight_files: int = 0
     weight_bytes: int = 0
     pointers: int = 0  # Files that git-lfs left in place of weights
-    # Shards that the index names and the directory lacks: an interrupted copy.
+    # Shards in the index that the directory lacks, as after an interrupted copy.
     missing: tuple[str, ...] = ()
     tokenizer: bool = False
     chat_template: bool = False
@@ -45,14 +45,14 @@ class ModelDirectory:
 
     @property
     def config_hash(self) -> str:
-        """Of the config's text, "" without one."""
+        """The hash of the config's text; empty without one."""
         return hashlib.sha256(self.config.encode()).hexdigest()[:12] if self.config else ""
 
 
 def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDirectory, ...]:
-    """Which of the candidate directories the host has, in their order. Changes nothing.
+    """Return the candidate directories that the host has, in their order. Changes nothing.
 
-    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed if there is no usable shell.
     """
     script = resources.files(__package__).joinpath("probe.sh").read_text(encoding="utf-8")
     argv = ["sh", "-c", script, "model-probe", *candidates]
@@ -67,7 +67,7 @@ def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDire
 
 
 def parse_probe(text: str) -> tuple[ModelDirectory, ...]:
-    """The records in the probe's output; a record cut short is left out."""
+    """Parse the records in the probe's output, leaving out truncated ones."""
     found: list[ModelDirectory] = []
     record: list[str] = []
     for line in text.splitlines():

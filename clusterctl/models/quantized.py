@@ -1,4 +1,4 @@
-"""How a model's weights are stored: `quantization_config`, and what --quantization adds."""
+"""How a model's weights are stored: `quantization_config`, and the effect of --quantization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BITSANDBYTES = Quantization("bitsandbytes", 4, group=64)
 
 
 def quantization_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantization | None:
-    """What config.json says, or None for plain weights."""
+    """Return what config.json says, or None for unquantised weights."""
     given = config.get("quantization_config") or text.get("quantization_config")
     if not isinstance(given, Mapping):
         return None
@@ -67,9 +67,10 @@ def _compressed(given: Mapping[str, Any]) -> Quantization:
 
 
 def requested(method: str | None, own: Quantization | None) -> Quantization | None:
-    """The storage that `--quantization METHOD` leads to; what the checkpoint has, stays.
+    """Return the quantization with `--quantization METHOD`. That of the checkpoint takes
+    precedence.
 
-    Only fp8 and bitsandbytes can quantise plain weights while loading.
+    Only fp8 and bitsandbytes can quantise weights while loading.
     """
     if own is not None or method is None:
         return own

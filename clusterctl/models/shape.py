@@ -1,7 +1,7 @@
-"""What of a model decides its memory and how it may be cut: what every plan works on.
+"""The properties of a model that decide its memory and how it may be split.
 
-`config_json.describe` makes a `ModelShape` from config.json, also of the catalogue's models. Sizes
-are counts of elements or tokens; nothing here knows about GPUs, ranks or vLLM versions.
+`config_json.describe` makes a `ModelShape` from config.json, for the catalogue's models too. Sizes
+are numbers of elements or tokens; nothing here knows about GPUs, ranks or vLLM versions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek V2 and later): what is cached is one latent vector."""
+    """Multi-head latent attention (DeepSeek V2 and later), which caches one latent vector."""
 
     query_rank: int | None
     kv_rank: int
@@ -23,7 +23,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One attention layer. `window`: tokens it looks back; None is all of them."""
+    """An attention layer. `window` is how many tokens it looks back; None means all."""
 
     heads: int
     kv_heads: int
@@ -59,7 +59,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One decoder layer. `norms`: vectors of the hidden size it keeps."""
+    """A decoder layer. `norms` is the number of its vectors of the hidden size."""
 
     attention: Attention | None
     mlp: Mlp | None
@@ -91,7 +91,8 @@ class RotaryTable:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How weights are stored. `block`: side of fp8 scale blocks; None is one scale a tensor."""
+    """How weights are stored. `block` is the side of fp8 scale blocks; None means one scale per
+    tensor."""
 
     method: str  # fp8, mxfp4, awq, gptq, bitsandbytes
     bits: int
@@ -104,7 +105,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model as the memory sees it. `assumptions`: what was guessed, in sentences."""
+    """A model as far as memory is concerned. `assumptions` say what was guessed, in sentences."""
 
     name: str
     architecture: str
@@ -120,8 +121,8 @@ class ModelShape:
     tower: Tower | None = None
     per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
     multimodal: bool = False  # takes images, audio or video too
-    encoder: bool = False  # of BERT's kin: generates nothing, keeps no KV cache
-    both_ways: bool = False  # takes a text whole, in one step, as encoders do
+    encoder: bool = False  # like BERT: generates nothing, has no KV cache
+    both_ways: bool = False  # attends in both directions, as encoders do
     assumptions: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
@@ -129,7 +130,7 @@ class ModelShape:
 
     @cached_property
     def _hash(self) -> int:
-        """Counted once: plans look their shape up thousands of times."""
+        """The hash, computed once: plans look up their shape thousands of times."""
         return hash((self.name, self.hidden, self.vocab, self.layers, self.quantization))
 
     @cached_property
@@ -149,7 +150,7 @@ class ModelShape:
 
     @cached_property
     def kv_heads(self) -> tuple[int, ...]:
-        """Every count of key/value heads in use: Gemma 4's global layers have fewer. Latent
-        attention keeps one vector on every rank, so its count limits nothing."""
+        """All numbers of key/value heads: Gemma 4's global layers have fewer. Latent attention
+        keeps one vector on every rank, so its number does not matter."""
         counts = (attention.kv_heads for attention in self.attentions if not attention.latent)
         return tuple(dict.fromkeys(counts))

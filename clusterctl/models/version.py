@@ -1,19 +1,19 @@
-"""vLLM versions, as far as they decide which flags exist."""
+"""Parses versions of vLLM."""
 
 from __future__ import annotations
 
 import re
 
-# Major, minor, patch. What follows (post1, +cpu, rc2) decides no flag.
+# Major, minor, patch. Suffixes (post1, +cpu, rc2) do not matter here.
 Version = tuple[int, int, int]
 
 _NUMBERS = re.compile(r"^v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def parse_version(text: str) -> Version | None:
-    """The version in `0.33.0`, `v0.8.5.post1`, `0.32.0+cpu`, or in an image's tag.
+    """Parse `0.33.0`, `v0.8.5.post1`, `0.32.0+cpu`, or an image with such a tag.
 
-    None where there is no number: `latest`, `nightly`, a digest, an empty string.
+    Returns None without a number: `latest`, `nightly`, a digest, an empty string.
     """
     tag = text.partition("@")[0].rpartition(":")[2] if "/" in text or ":" in text else text
     match = _NUMBERS.match(tag)

@@ -151,7 +151,7 @@ def test_an_inventory_that_cannot_be_remembered_is_said_and_stops_nothing(
         text=True,
     )
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
-    assert "cannot be remembered" in ran.stderr
+    assert "cannot be recorded" in ran.stderr
     assert "No space left on device; name it each time: clusterctl -i lab.yaml" in ran.stderr
 
 

@@ -60,7 +60,7 @@ def test_the_flag_wins_over_the_variable_and_that_over_memory(
 
 
 def test_without_any_the_error_says_how_to_name_one(environ: Mapping[str, str]) -> None:
-    with pytest.raises(UsageError, match="none is remembered") as caught:
+    with pytest.raises(UsageError, match="there is no current one") as caught:
         current(None, environ)
     assert "clusterctl -i FILE" in str(caught.value.hint)
 
@@ -85,7 +85,7 @@ def test_a_damaged_memory_is_an_error_and_no_path(
 
 def test_a_state_directory_that_cannot_be_made_is_an_error(inventory: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be remembered"):
+    with pytest.raises(UsageError, match="cannot be recorded"):
         remember(inventory, {"XDG_STATE_HOME": str(tmp_path / "file")})
 
 

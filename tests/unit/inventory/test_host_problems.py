@@ -85,10 +85,10 @@ from tests.unit.inventory.conftest import HOST, Problems
         ),
         ("node_ip: 10.0.0", "14: `hosts.gpu1.node_ip` 10.0.0 is not an IP address"),
         ("node_ip: 0.0.0.0", "14: `hosts.gpu1.node_ip` 0.0.0.0 is not the address of one host"),
-        ("{a: b}: c", "5: a key must be text; `{` needs quotes in text"),
+        ("{a: b}: c", "5: a key must be text; a text with `{` needs quotes"),
         ("node_ip: !python/object:os.system x", "14: the tag !python/object:os.system is not "
          "understood here"),
-        ('node_ip: "a\\0b"', "14: text with a character that no program takes"),
+        ('node_ip: "a\\0b"', "14: the text contains an invalid character"),
     ],
 )  # fmt: skip
 def test_a_problem_of_a_host_is_named_at_its_place(
@@ -111,7 +111,7 @@ def test_a_problem_of_a_host_is_named_at_its_place(
         ),
         (
             "{a: {address: x, role: head}, b: {address: y, role: head}}",
-            ["3:60: b is a second head; a is head already, on line 3"],
+            ["3:60: b is a second head; a is already the head, on line 3"],
         ),
         (
             "{a: {address: fd00::1, role: head}, b: {address: 'fd00:0::1', ssh: {port: 22}}}",

@@ -16,7 +16,7 @@ from tests.unit.inventory.conftest import HOST, Problems
     [
         ("imag: b", "1: unknown key `imag`; did you mean image?"),
         ("source: b", "1: unknown key `source`"),
-        ("zzz: 1", "1: unknown key `zzz`; known here: cluster, image, "),
+        ("zzz: 1", "1: unknown key `zzz`; known keys: cluster, image, "),
         ("accelerator: nvidea", '14: `accelerator` must be nvidia or cpu, not "nvidea"; did you'),
         ("models: data", "9: `models` must be an absolute path: it starts with / and has no co"),
         (

@@ -30,7 +30,7 @@ from tests.unit.inventory.conftest import Problems
         ("a: {b: 1\nc: 2", ["2:2: a missing comma or closing }, opened on line 1"]),
         ("a:\n  b: 1\n c: 2", ["3:2: this line is indented unlike line 1, where its block"]),
         ("a: 1\n---\nb: 2", ["2:1: a second document; one file holds one inventory"]),
-        ('a: "\\UFFFFFFFF"', ["1:1: a number or escape that YAML cannot hold"]),
+        ('a: "\\UFFFFFFFF"', ["1:1: an invalid number or escape"]),
         ("cluster: a\nimage: \x07", ["2:8: a character that YAML does not allow: '\\x07'"]),
         ("[" * 5000, ["1:1: values are nested too deep"]),
         (b"cluster: a\nimage: \xe4\n", ["2:8: not UTF-8 text; save the file as UTF-8"]),
@@ -68,7 +68,7 @@ def test_nested_aliases_end_early(problems: Problems) -> None:
         f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 15)
     )
     (found,) = problems(text)
-    assert found.endswith("aliases stand for too many values")
+    assert found.endswith("aliases expand to too many values")
 
 
 @pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", "a: &a {<<: *a}"])

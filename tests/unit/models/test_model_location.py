@@ -180,7 +180,7 @@ def test_a_model_missing_on_one_host_names_it_and_the_copy_that_mends_it() -> No
     with pytest.raises(RequirementsNotMet) as caught:
         locate(MODEL, {"gpu1": [WHOLE], "gpu2": []}, head="gpu1")
 
-    assert str(caught.value) == f"gpu2: the model is not there: {PATH}"
+    assert str(caught.value) == f"gpu2: the model is missing: {PATH}"
     assert caught.value.hint == ("clusterctl model push Qwen2.5-1.5B-Instruct --from host:gpu1")
 
 
