@@ -31,7 +31,7 @@ from tests.unit.inventory.conftest import Problems
         ("a:\n  b: 1\n c: 2", ["3:2: this line is indented unlike line 1, where its block"]),
         ("a: 1\n---\nb: 2", ["2:1: a second document; one file holds one inventory"]),
         ('a: "\\UFFFFFFFF"', ["1:1: an invalid number or escape"]),
-        ("cluster: a\nimage: \x07", ["2:8: a character that YAML does not allow: '\\x07'"]),
+        ("cluster: a\nimage: \x07", ["2:8: YAML does not allow the character '\\x07'"]),
         ("[" * 5000, ["1:1: values are nested too deep"]),
         (b"cluster: a\nimage: \xe4\n", ["2:8: not UTF-8 text; save the file as UTF-8"]),
         (b"\xff\xfea\x00", ["1:1: not UTF-8 text; save the file as UTF-8"]),

@@ -266,7 +266,7 @@ def test_a_decoder_that_was_made_an_encoder_is_planned_and_gets_its_text_whole(
 ) -> None:
     config = {**BERT, "num_key_value_heads": 4, **changes}
     found = describe(config)
-    assert any("both ways" in note for note in found.assumptions)
+    assert any("both directions" in note for note in found.assumptions)
     assert (found.encoder, found.both_ways) == (False, True)
 
 
@@ -277,7 +277,7 @@ def test_a_decoder_is_counted_whether_it_embeds_or_reads_images_both_ways(name: 
     config = {**BERT, "architectures": [name], "num_key_value_heads": 4}
 
     shape = describe({**config, "use_bidirectional_attention": "vision"})
-    assert not any("both ways" in note for note in shape.assumptions)
+    assert not any("both directions" in note for note in shape.assumptions)
 
 
 @pytest.mark.parametrize(
