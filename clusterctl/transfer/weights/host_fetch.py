@@ -66,7 +66,7 @@ class Refused(Exception):
         self.status, self.headers = error.code, error.headers
 
 
-class Fault(Exception):
+class FetchFault(Exception):
     """The file did not arrive; the text says why."""
 
 
@@ -119,10 +119,10 @@ class File:
                 os.rename(part, self.path)
                 return whole, pieces
             os.unlink(part)
-        raise Fault("it arrived twice with a hash other than the hub's")
+        raise FetchFault("it arrived twice with a hash other than the hub's")
 
     def fill(self, opened: BinaryIO, headers: dict[str, str]) -> None:
-        """Get all bytes that are missing. Raises Refused, Fault and OSError of the disk."""
+        """Get all bytes that are missing. Raises Refused, FetchFault and OSError of the disk."""
         self.have = min(opened.seek(0, 2), self.size)
         failures = 0
         while self.have < self.size:
@@ -136,11 +136,11 @@ class File:
             except NETWORK as error:
                 text = f"{urlsplit(self.url).netloc} cannot be reached: {reason_of(error)}"
             if self.have > self.size:
-                raise Fault("it is longer than the hub says")
+                raise FetchFault("it is longer than the hub says")
             if self.have < self.size:
                 failures = failures + 1 if self.have <= before else 1
                 if failures >= TRIES:
-                    raise Fault(text)
+                    raise FetchFault(text)
                 time.sleep(PAUSE * 2 ** (failures - 1))
 
     def attempt(self, opened: BinaryIO, headers: dict[str, str]) -> None:
