@@ -87,7 +87,7 @@ from tests.unit.inventory.conftest import HOST, Problems
         ("node_ip: 0.0.0.0", "14: `hosts.gpu1.node_ip` 0.0.0.0 is not the address of one host"),
         ("{a: b}: c", "5: a key must be text; a text with `{` needs quotes"),
         ("node_ip: !python/object:os.system x", "14: the tag !python/object:os.system is not "
-         "understood here"),
+         "supported"),
         ('node_ip: "a\\0b"', "14: the text contains an invalid character"),
     ],
 )  # fmt: skip

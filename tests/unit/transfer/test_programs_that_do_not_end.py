@@ -109,5 +109,5 @@ def test_it_is_named_with_its_host_and_what_to_look_at(
     with pytest.raises(CommandTimedOut, match=f"{words} hangs") as raised:
         work(StuckDriver(silent=silent), tmp_path)
     assert raised.value.host == "gpu1"
-    assert "look at the " in str(raised.value.hint)
+    assert "check the " in str(raised.value.hint)
     assert silent or "it still runs after" in str(raised.value.detail)
