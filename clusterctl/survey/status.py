@@ -248,7 +248,10 @@ def _first_cause(
     if state.broken_nics:
         return tuple(map(_broken_nic, state.broken_nics))
     if ray_known and node is None:
-        return ("not in Ray",)
+        own = (
+            f" ({state.ray}: {state.ray_detail})" if state.ray != "up" and state.ray_detail else ""
+        )
+        return (f"not in Ray{own}",)
     if node is not None and node.gpus < len(host.gpus):
         return (f"Ray has {node.gpus:g} of {len(host.gpus)} GPUs",)
     lost = survey.gpus_lost(name)

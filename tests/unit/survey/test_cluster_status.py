@@ -171,6 +171,11 @@ def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
         ("gpu2", {"state": None}, "gpu2: the supervisor has written no state yet"),
         ("gpu1", {"state": state("gpu1", nodes=[ray("gpu1")])}, "gpu2: not in Ray"),
         (
+            "gpu2",
+            {"state": state("gpu2", ray="waiting", ray_detail="for the GCS"), "left_ray": True},
+            "gpu2: not in Ray (waiting: for the GCS)",
+        ),
+        (
             "gpu1",
             {"state": state("gpu1", nodes=[ray("gpu1"), ray("gpu2", gpus=0)])},
             "gpu2: Ray has 0 of 1 GPUs",
@@ -203,6 +208,8 @@ def test_what_is_wrong_is_named_by_its_first_cause(
     facts: HostFacts, host: str, change: dict[str, object], sentence: str
 ) -> None:
     reports = healthy(facts)
+    if change.pop("left_ray", False):
+        reports["gpu1"] = replace(reports["gpu1"], state=state("gpu1", nodes=[ray("gpu1")]))
     reports[host] = replace(reports[host], **change)  # type: ignore[arg-type]
     status = assess(survey_of(INVENTORY, reports))
     of_hosts = [text for text in status.problems if text.startswith("gpu2")]
