@@ -21,9 +21,9 @@ IN_DOCS = re.compile(
 PROSE = frozenset(
     re.findall(
         r"\w+",
-        """again and asks at brought cannot checkout command derives did from gets gives has
+        """again and asks at brought cannot checkout command derives did does from gets gives has
         installed installs inventory is itself keeps knows makes may means must needs or places
-        runs sets share skips start started takes that uses works writes""",
+        proves runs sets share skips start started takes that uses works writes""",
     )
 )
 """Words that follow the program's name in sentences. A new command is not among them."""
