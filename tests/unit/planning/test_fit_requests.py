@@ -254,7 +254,7 @@ def test_sizes_from_safetensors_headers(tmp_path: Path) -> None:
     write_shard(tmp_path / "b.safetensors", 24)
     assert checkpoint_bytes(tmp_path) == 1024
     (tmp_path / "c.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(UsageError, match="no safetensors file"):
+    with pytest.raises(UsageError, match="not a safetensors file"):
         checkpoint_bytes(tmp_path)
 
 
