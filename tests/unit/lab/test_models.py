@@ -16,6 +16,7 @@ from clusterctl.lab.models import (
     TINY_CONFIG,
     build_models,
     byte_symbols,
+    models_key,
     tokenizer_files,
     train,
     weight_shapes,
@@ -79,6 +80,10 @@ def test_the_same_files_come_out_every_time(models: Path, tmp_path: Path) -> Non
     build_models(tmp_path)
     for file in (path for path in models.rglob("*") if path.is_file()):
         assert (tmp_path / file.relative_to(models)).read_bytes() == file.read_bytes()
+
+
+def test_the_cache_has_a_key_for_them() -> None:
+    assert models_key()
 
 
 def test_training_joins_the_most_frequent_pair_first() -> None:
