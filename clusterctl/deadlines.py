@@ -57,9 +57,6 @@ FACTS = 30.0
 # Whole seconds for one command among them: docker or nvidia-smi that hangs costs that and no more.
 FACTS_COMMAND = 5
 
-# For a host that tries its ways to the others to answer to one question that sends nothing.
-PAIRS_ANSWER = 20.0
-
 # What runs on hosts: Ray, the fabric gate, services
 
 # Age of a supervisor's report from which on it says nothing any more; one is written every 3 s.
@@ -204,8 +201,6 @@ LISTING = 120.0  # For one answer of a hub's API that a host asks, its own limit
 LOGIN_HELPER = 30  # For a registry's credential helper; some unlock a key ring
 
 RELAY_START = 30.0  # For a host's Python to come up and say where the relay listens
-
-RELAY_END = 2.0  # For a relay whose output has ended to end itself; it is killed then
 
 # For a fetch beside what its bytes need: the hosts before it may be slow to start.
 FETCH_START = 600.0

@@ -59,7 +59,8 @@ def out_of_reach(url: str) -> str | None:
         proxy = urlsplit("")
     by = f" through the proxy {proxy.hostname}:{proxy.port}" if proxy.hostname else ""
     try:
-        urllib.request.urlopen(url, timeout=ANSWER_LIMIT).close()  # noqa: S310 - apt's own source
+        # An opener of its own: urlopen keeps the proxies that the process first had.
+        urllib.request.build_opener().open(url, timeout=ANSWER_LIMIT).close()
     except OSError as error:
         reason = getattr(error, "reason", error)
         if isinstance(error, urllib.error.HTTPError) or isinstance(reason, ssl.SSLError):

@@ -16,12 +16,12 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
-from clusterctl.planning.hardware import GpuModel, gpu_of_host
+from clusterctl.planning.hardware import gpu_of_host
 from clusterctl.planning.placement import HostGpus, Site
 from clusterctl.planning.planner import Hardware, usual_fabric
 from clusterctl.planning.reported import Learned, measured_file, measured_in
 from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
-from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.ray_cluster.topology import Topology
 
 
 def hardware_of(
@@ -102,17 +102,6 @@ def sites_in(
             known = (learned or {}).get(names.pop(), ()) if len(names) == 1 else ()
             found.append(Site(node.host, gpus, usual_fabric(gpus), known, head=node.role == "head"))
     return tuple(found)
-
-
-def _gpus(
-    accelerator: Accelerator, node: Node, facts: HostFacts, free: int
-) -> tuple[GpuModel, ...]:
-    found = accelerator.devices(facts, free)
-    for gpu in found:
-        if gpu.memory is None or gpu.mig:
-            why = "is split by MIG" if gpu.mig else "does not tell its memory"
-            raise UsageError(f"{node.host}: {gpu.model} {why}", hint="clusterctl fit --gpus")
-    return tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // 2**20) for gpu in found)
 
 
 def measurements(cluster: str) -> tuple[str, str]:

@@ -18,9 +18,6 @@ from clusterctl.errors import UsageError
 # ratio is between 0.972 (T4) and 0.993 (H100).
 REPORTED_SHARE = 0.985
 
-# PyTorch's GiB over the vendor's GB, for a name that says the size and nothing else does.
-_MARKETING_SHARE = 0.93
-
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:

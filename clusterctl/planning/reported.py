@@ -137,20 +137,6 @@ def read_reported(text: str) -> Reported:
     )
 
 
-def _tokens_v0(text: str, concurrency: list[float]) -> list[float]:
-    """What the blocks hold. Nothing prints how long one is, but the next line does say how many
-    requests of how many tokens all of them hold: whole tokens a block come of it."""
-    blocks, context = _numbers(_BLOCKS_V0, text), _numbers(_CONTEXT, text)
-    if not (blocks and blocks[0] and context and concurrency):
-        return []
-    return [blocks[0] * round(concurrency[0] * context[0] / blocks[0])]
-
-
-def _last_start(text: str) -> str:
-    starts = [match.start() for match in re.finditer(START_MARKS, text)]
-    return text[starts[-1] :] if starts else text
-
-
 def _numbers(pattern: re.Pattern[str], text: str) -> list[float]:
     return [float(found.replace(",", "").rstrip(".")) for found in pattern.findall(text)]
 

@@ -73,10 +73,3 @@ class Connections(Closing):
             return host
         ssh = host.ssh.model_copy(update={"connect_timeout": self._connect_timeout})
         return host.model_copy(update={"ssh": ssh})
-
-
-def open_transport(host: Host, credentials: Credentials | None = None) -> Transport:
-    """One transport on its own, connected. Raises ConnectionFailed."""
-    transport = Connections(credentials).to(host)
-    transport.connect()
-    return transport
