@@ -138,11 +138,11 @@ python() {
       3.[0-9] | 3.[0-9][0-9])
         library=${file%/*/*}
         minimal=' minimal'
-        [ ! -e "$library/lib/python$version/json" ] && [ ! -e "$library/lib64/python$version/json" ] ||
+        [ ! -e "$library/lib/python$version/http" ] && [ ! -e "$library/lib64/python$version/http" ] ||
           minimal=
         ;;
       *) # a shim, which starts another
-        version=$(bounded "$path" -I -c 'import json, sys; print("%d.%d" % sys.version_info[:2])' 2>&1)
+        version=$(bounded "$path" -I -c 'import http, json, sys; print("%d.%d" % sys.version_info[:2])' 2>&1)
         minimal=
         case $version in 3.[0-9] | 3.[0-9][0-9]) ;; *) version='' minimal=' minimal' ;; esac
         ;;

@@ -39,8 +39,8 @@ CANDIDATES = (
 
 LARGEST_ANSWER = 16 * 2**20  # bytes
 
-# Debian's python3-minimal lacks most of the standard library, json with it.
-IS_USABLE = f"import sys, json; sys.exit(sys.version_info < {OLDEST})"
+# Debian's python3-minimal lacks most of the standard library: json up to Debian 12, http in all.
+IS_USABLE = f"import sys, json, http; sys.exit(sys.version_info < {OLDEST})"
 
 # -I: nothing in the user's directories or environment takes part. -u: what is said arrives at once.
 _FIND = f"""\

@@ -254,8 +254,9 @@ def fake_python(prefix: Path, name: str, *, whole: bool) -> None:
     install(prefix / "bin", name, "exit 9")
     library = prefix / "lib" / name
     library.mkdir()
+    (library / "json").mkdir()  # Debian 13 has it in python3-minimal too
     if whole:
-        (library / "json").mkdir()
+        (library / "http").mkdir()
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -127,13 +127,13 @@ def test_a_host_without_python_says_so(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (127, f"{python.MISSING}\n")
 
 
-@pytest.mark.parametrize("lack", ["3.8", "json"])
+@pytest.mark.parametrize("lack", ["3.8", "json", "http"])
 def test_a_python_that_is_too_old_or_incomplete_is_passed_over(tmp_path: Path, lack: str) -> None:
     """`python3` is 3.8, or Debian's python3-minimal; a newer one is there by another name."""
     (tmp_path / "python3").write_text(
         f"#!{sys.executable} -I\n"
         "import sys\n"
-        + ("sys.version_info = (3, 8)\n" if lack == "3.8" else "sys.modules['json'] = None\n")
+        + ("sys.version_info = (3, 8)\n" if lack == "3.8" else f"sys.modules['{lack}'] = None\n")
         + "code = sys.argv[sys.argv.index('-c') + 1]\n"
         "exec(code)\n"
     )
