@@ -17,7 +17,7 @@ from clusterctl.node.probes import installed_versions
 from clusterctl.node.supervisor import Supervisor
 from clusterctl.node.timing import Timing
 
-# Seconds to wait for node.json. After that the container ends, and Docker restarts it.
+# Seconds to wait for node.json before exiting with status 1; Docker then restarts the container.
 DOCUMENT_TIMEOUT = 60.0
 
 

@@ -17,7 +17,7 @@ from clusterctl.node.timing import Timing
 
 ARGPARSE_STATUS = 2  # Exit status of argparse, and so of `vllm serve`, when it rejects arguments
 
-# Seconds for what it prints about that. Nothing else runs yet that could hold its output open.
+# Seconds to read the rest of argparse's message. No child runs yet that could hold the pipe open.
 REFUSAL_LIMIT = 10.0
 
 STAGES = ("ray", "ranks", "weights", "kv-cache", "graphs", "warm-up", "listening")
@@ -39,7 +39,7 @@ _MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
 # Logged by a rank that builds its model. With random weights this is the first sign of loading.
 _BUILDS_MODEL = re.compile(r"^\(RayWorker.*Using \S+( attention)? backend", re.IGNORECASE)
 
-# Lines about settings, naming things that then do not happen.
+# Log lines that mention a stage in a setting, although that stage is never reached.
 _MISLEADING = ("Enforce eager set",)
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -71,7 +71,7 @@ def plain(line: str) -> str:
 
 
 class Attempt:
-    """A started process. The constructor raises OSError if it cannot be started."""
+    """One started process of a service. The constructor raises OSError if it cannot be started."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Attempt:
         timing: Timing,
         nodes: FrozenSet[str],
     ) -> None:
-        """`nodes` are the ids of the Ray nodes that are alive at its start."""
+        """`nodes`: ids of the Ray nodes that are alive when the process starts."""
         self.document = document
         self.nodes = nodes
         self.started = time.monotonic()
         self.was_ready = False
-        self._ranks: Dict[str, WorkerActor] = {}  # Every rank seen since it was ready, by name
-        self._rank_missed: Optional[float] = None  # Since when one of them has been missing
+        self._ranks: Dict[str, WorkerActor] = {}  # Ranks seen since it was ready, by name
+        self._rank_missed: Optional[float] = None  # Since when one has been missing
         self.stage = ""
         self.stage_line = ""
         try:
@@ -98,8 +98,8 @@ class Attempt:
             document.argv,
             {
                 **os.environ,
-                # Lines of the ranks come through Ray's print into a pipe: buffered, they would
-                # arrive when 8 KiB are full, a minute late.
+                # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8
+                # KiB are full, a minute late.
                 "PYTHONUNBUFFERED": "1",
                 **env,
                 **document.env,
@@ -123,7 +123,7 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
-        """Whether the leader ended. Others of its session may linger."""
+        """Whether the session leader ended. Other processes of its session may still run."""
         return self._child.exit_status() is not None
 
     @property
@@ -131,7 +131,7 @@ class Attempt:
         return self._child.gone()
 
     def progress(self) -> str:
-        """Return the stage that it has reached."""
+        """Return the latest start-up stage reached, from the log and the endpoint."""
         return later(self.stage, self.reading.stage) if self.reading.stage else self.stage
 
     def how_it_ended(self) -> str:
@@ -141,7 +141,7 @@ class Attempt:
         return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def refused_its_arguments(self) -> bool:
-        """Return whether it can never start with this document, so that retrying is useless."""
+        """Return whether argparse rejected the arguments, so that retrying is useless."""
         if self._child.exit_status() != ARGPARSE_STATUS:
             return False
         self._child.settle(REFUSAL_LIMIT)

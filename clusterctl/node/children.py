@@ -16,12 +16,12 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Callable, Deque, List, Mapping, Optional, Sequence
 
-# Bytes. A larger NAME.log is moved to NAME.log.1, which it replaces.
+# Bytes. A larger NAME.log is renamed to NAME.log.1, replacing the previous one.
 LOG_LIMIT = 50 * 2**20
 
 _TAIL_LINES = 40
 
-# More than one round, since a process may fork between the look and the signal.
+# Kill in several rounds: a process may fork between the listing and the signal.
 _KILL_ROUNDS = 20
 _KILL_PAUSE = 0.05  # Seconds
 
@@ -36,7 +36,7 @@ class Child:
         log: Optional[Path],
         on_line: Callable[[str], None],
     ) -> None:
-        """Raises OSError if the program cannot be started."""
+        """Raise OSError if the program cannot be started."""
         self._process = subprocess.Popen(
             list(argv),
             env=dict(env),
@@ -63,22 +63,22 @@ class Child:
         return self._process.poll()
 
     def tail(self) -> List[str]:
-        """Return the last lines that it wrote."""
+        """Return the last lines that the child wrote."""
         return list(self._tail)
 
     def settle(self, timeout: float = 1.0) -> None:
-        """Wait for the reader to read what an ended child left in its pipe."""
+        """Wait at most `timeout` s until the rest of an ended child's output is read."""
         self._reader.join(timeout)
 
     def terminate(self) -> None:
-        """Send SIGTERM to the leader alone: it knows in which order to end its children."""
+        """Send SIGTERM to the leader only: it ends its children in the right order."""
         if self.exit_status() is None:
             self._process.terminate()
 
     def kill_all(self) -> None:
-        """Send SIGKILL to the leader and to whatever is left of its session.
+        """Send SIGKILL to the leader and to every remaining process of its session.
 
-        A process that hangs in a driver survives it for now: this waits for a second at most.
+        Waits for them to end for about half a second; a process that hangs in a driver may remain.
         """
         if self.exit_status() is None:
             self._process.kill()
@@ -105,7 +105,7 @@ class Child:
 
 
 class RotatedLog:
-    """A log file that is moved aside when it grows too large. Writing never raises."""
+    """A log file that is renamed to NAME.1 when it grows too large. Writing never raises."""
 
     def __init__(self, path: Path, limit: int = LOG_LIMIT) -> None:
         self._path = path
@@ -129,12 +129,12 @@ class RotatedLog:
                 self._file = self._path.open("ab", buffering=0)
             self._file.write(data)
         except OSError:
-            # A full disk must not block the pipe, and with it the program that writes to it.
+            # Drop the line if the disk is full: the pipe's writer must not be blocked.
             return
 
 
 def session_members(session: int) -> List[int]:
-    """Return the pids of a session that have not ended (zombies have)."""
+    """Return the pids of a session's processes, without zombies."""
     members = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
         if not name.isdigit():
@@ -143,7 +143,7 @@ def session_members(session: int) -> List[int]:
             stat = Path("/proc", name, "stat").read_text("utf-8", "replace")
         except OSError:
             continue
-        # The name in parentheses may hold spaces and parentheses itself.
+        # The command name in parentheses may itself contain spaces and parentheses.
         fields = stat.rpartition(")")[2].split()
         if int(fields[3]) == session and fields[0] not in "ZX":
             members.append(int(name))

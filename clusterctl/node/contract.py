@@ -1,4 +1,4 @@
-"""The Ray contract: every expected node is in Ray exactly once, with what was promised. Pure.
+"""The Ray contract: every expected node is in Ray exactly once, with its declared GPUs. Pure.
 
 The supervisor checks it before it starts a service, the controller through `ray_cluster.contract`.
 """
@@ -14,15 +14,15 @@ from clusterctl.node.documents import ExpectedNode, RayNode
 
 @dataclass(frozen=True)
 class Breach:
-    """One way in which Ray differs from what was promised."""
+    """One way in which Ray differs from the expected nodes."""
 
     host: str
     summary: str
-    missing: bool = False  # The node is not there at all
+    missing: bool = False  # The node is not in Ray at all
 
 
 def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List[Breach]:
-    """Return every breach of the contract. Dead nodes explain missing ones."""
+    """Return every breach of the contract, with the reason why a missing node died if known."""
     alive = [node for node in nodes if node.alive]
     found: List[Breach] = []
     for promise in expected:

@@ -26,14 +26,14 @@ from typing import Any, Dict, List, Type, TypeVar
 T = TypeVar("T")
 
 
-# Seconds. With the time between two looks, a service that hangs is detected within 60. That is far
-# more than one step of an engine takes, and every step is a sign of life: a long prompt has many.
+# Seconds. A hung service is thus detected within 60 s, including the polling interval. One engine
+# step takes far less, and every step counts as a sign of life: a long prompt has many.
 STALL_TIMEOUT = 50.0
 
 
 @dataclass(frozen=True)
 class ExpectedNode:
-    """A node that must be in Ray before anything is served."""
+    """A node that must be in Ray before a service is started."""
 
     host: str
     node_ip: str
@@ -42,10 +42,10 @@ class ExpectedNode:
 
 @dataclass(frozen=True)
 class GpuListing:
-    """The command that lists the GPUs that the container sees, one per line."""
+    """The command that lists the GPUs visible in the container, one per line."""
 
-    argv: List[str] = field(default_factory=list)  # Empty if there are none to count
-    begins: str = ""  # What the line of a GPU begins with
+    argv: List[str] = field(default_factory=list)  # Empty on a host without GPUs
+    begins: str = ""  # Prefix of each line that stands for a GPU
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class NodeDocument:
 
 @dataclass(frozen=True)
 class ServiceDocument:
-    """A model to keep serving. Lives on the head."""
+    """A model to keep serving. The file is on the head only."""
 
     name: str
     model: str  # As the user named it, for display
@@ -82,7 +82,7 @@ class ServiceDocument:
     # Seconds from start to the first answer before an attempt counts as failed.
     ready_timeout: float = 1800.0
     shutdown_timeout: float = 60.0  # Seconds that running requests get when the service stops
-    # Seconds without a sign of life, while there are requests, until it is restarted.
+    # Seconds without a sign of life, while requests are pending, before the service is restarted.
     stall_timeout: float = STALL_TIMEOUT
 
 
@@ -132,28 +132,28 @@ class ServiceState:
     attempts: int = 0  # Starts since it was last ready
     restarts: int = 0
     # While it loads, from vLLM's log: ray | ranks | weights | kv-cache | graphs | warm-up |
-    # listening. `detail` then holds the line that says so.
+    # listening. `detail` then holds that log line.
     stage: str = ""
     ready_seconds: float = 0.0  # From the start of the process to its first answer
-    # What it answers, once it is ready (endpoint.TASKS): completions | embeddings | ...
+    # The kind of request it serves, once ready (endpoint.TASKS): completions | embeddings | ...
     task: str = ""
     running: float = 0.0
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0  # 0 to 1
     # Which sign of life is missing, and for how long: `no token for 15 s (3 requests running, 0
-    # waiting)`. Empty while all is well.
+    # waiting)`. Empty unless one is missing.
     silence: str = ""
     ranks: List[Rank] = field(default_factory=list)
     # The last lines of the log of an attempt that failed.
     last_error: List[str] = field(default_factory=list)
-    # Why it last ended or was ended, in one sentence. Kept when it is ready again, and over a
-    # restart of the container.
+    # Why it last ended or was ended, in one sentence. Kept when it becomes ready again, and across
+    # a restart of the container.
     last_failure: str = ""
     last_failure_time: float = 0.0  # Unix seconds
 
 
-DELETED = "it was deleted"  # UnreadableDocument.why of a document that is not there any more
+DELETED = "it was deleted"  # UnreadableDocument.why of a document that was deleted
 
 
 @dataclass(frozen=True)
@@ -168,20 +168,20 @@ class UnreadableDocument:
 
 @dataclass(frozen=True)
 class BrokenNic:
-    """A NIC of this node that currently carries no traffic."""
+    """A NIC of this node that cannot carry traffic now."""
 
-    name: str  # Empty if no NIC has the node IP any more
-    purposes: str  # `gloo, nccl`: what it should carry
+    name: str  # Empty if no NIC has the node IP
+    purposes: str  # `gloo, nccl`: which traffic it should carry
     problem: str  # missing | down (administratively, or no link) | no address
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """Everything that `status` needs to know of a node, rewritten at least every 3 s."""
+    """All that `status` needs to know about a node, rewritten at least every 3 s."""
 
     host: str
     role: str
-    time: float  # Unix seconds of writing; an old one means that the supervisor hangs or is gone
+    time: float  # Unix seconds of writing; an old time means the supervisor hangs or has ended
     version: str
     ray: str  # waiting (a worker for its head) | starting | up | down | backing-off
     ray_since: float
@@ -190,10 +190,10 @@ class NodeState:
     ray_version: str = ""
     python_version: str = ""
     vllm_version: str = ""
-    # GPUs that the container sees (NodeDocument.gpu_listing); -1 if it has not looked yet, or has
-    # none to count.
+    # GPUs that the container sees (NodeDocument.gpu_listing); -1 before the first listing, or if
+    # the host has no GPUs.
     gpus_visible: int = -1
-    gpus_said: str = ""  # Output of the command that lists them, if it shows none
+    gpus_said: str = ""  # Output of the listing command, if it lists no GPU
     broken_nics: List[BrokenNic] = field(default_factory=list)
     # Head only: the GCS's own list, including dead nodes.
     nodes: List[RayNode] = field(default_factory=list)
@@ -218,8 +218,8 @@ def log_dir(cluster: str) -> str:
 def run_dir(cluster: str) -> str:
     """Return the directory of the state file, on the host and in the container.
 
-    It is in memory, so that a full disk can be reported, and so that no state from before a reboot
-    is taken for a current one.
+    It is in memory, so that a full disk can be reported, and so that a state from before a reboot
+    is not taken for a current one.
     """
     return f"/run/clusterctl/{cluster}"
 
@@ -230,7 +230,7 @@ def to_json(document: Any) -> str:
 
 
 def from_json(kind: Type[T], text: str) -> T:
-    """Read a document of `kind`. Unknown keys are skipped, so that versions may differ.
+    """Build a document of `kind` from JSON. Unknown keys are ignored, so that versions may differ.
 
     Raises ValueError if `text` is not JSON, lacks a key, or has a value of the wrong type.
     """

@@ -1,9 +1,9 @@
 """vLLM's HTTP interface, as far as the supervisor needs it. Every call has a deadline.
 
-Whether a model generates text is decided by vLLM while it loads (`--runner auto`, files beside the
-weights), so the running server is asked, completions first: a model that generates is asked
-nothing else. vLLM 0.32 has only the paths that its model serves and answers 404 for others; before
-0.12 it had all of them and answered 400; 501 means that another setting would enable the task.
+vLLM decides while it loads whether a model generates text (`--runner auto`, files beside the
+weights), so the running server is asked, with a completion first; a model that generates gets no
+other request. vLLM 0.32 has only the paths that its model serves and answers 404 for others; before
+0.12 it had all of them and answered 400; 501 means that another setting enables the task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROBE_TOKENS = 4
 
 PROBE_TEXT = "Hello"
 
-# The second is the gauge's name in old releases, 0.7 and 0.8 among them.
+# The second is the gauge's name in old releases, such as 0.7 and 0.8.
 KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 # HTTP statuses that a server returns for a task that its model does not serve.
@@ -26,12 +26,12 @@ NOT_SERVED = frozenset({400, 404, 405, 501})
 
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 
-# Makes a request without its `model`, from a text and the most tokens to generate.
+# Builds a request without its `model` from (text, maximum number of tokens to generate).
 Body = Callable[[str, int], Dict[str, Any]]
 
 
 class EndpointError(Exception):
-    """The endpoint did not do what a working one does; the text says what it did."""
+    """The endpoint failed a check; the text describes the response."""
 
 
 class RequestRefused(EndpointError):
@@ -46,17 +46,17 @@ class NothingToAsk(EndpointError):
 class Task:
     """A kind of request that a served model may answer."""
 
-    name: str  # What the server answers: `embeddings`
+    name: str  # Plural noun for its result: `embeddings`
     path: str
     body: Body
-    # Describes the content of an answer, or returns an empty string if there is nothing to add.
-    # Raises what dictionaries, lists and numbers raise if it is not an answer.
+    # Returns a summary of an answer's content, or "" if there is nothing to add. If the content is
+    # not an answer, raises LookupError, TypeError, AttributeError or ValueError.
     read: Callable[[Any], str]
-    # The metric that moves while it works: a pooling model generates no tokens.
+    # The metric that grows while it works: a pooling model generates no tokens.
     counter: str = PROMPT_TOKENS
 
     def answer(self, content: Any) -> str:
-        """Like `read`, but raises ValueError for whatever is not an answer."""
+        """Return `read` of the content. Raises ValueError if it is not a valid answer."""
         try:
             return self.read(content)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -76,7 +76,7 @@ def _pair(text: str, _tokens: int) -> Dict[str, Any]:
 
 
 def _read_completion(content: Any) -> str:
-    str(content["choices"][0]["text"])  # any text will do: random weights answer with anything
+    str(content["choices"][0]["text"])  # any text will do: the weights may be random
     return ""
 
 
@@ -96,7 +96,7 @@ def _read_classes(content: Any) -> str:
 
 
 def _read_pooled(content: Any) -> str:
-    """Read a vector of the whole text, or one per token."""
+    """Read one vector for the whole text, or one per token."""
     found = content["data"][0]["data"]
     if isinstance(found[0], list):
         return f"{len(found)} x {_numbers(found[0])}"
@@ -135,25 +135,25 @@ def task_of(name: str) -> Task:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The gauges and the counter that tell a busy engine from a wedged one."""
+    """The gauges and counters that distinguish a working engine from a hung one."""
 
     running: float
     waiting: float
     kv_cache_use: float  # 0 to 1; that of the fullest engine
     tokens: float  # Generated since the start, or read if the model generates none
-    # Everything that moves while the engine works: tokens generated and read, KV cache in use.
+    # Every value that changes while the engine works: tokens generated and read, KV cache in use.
     signs: Tuple[float, ...] = ()
 
 
 class LocalApi:
-    """The API server of one service on this host."""
+    """Client of the API server of one service on this host."""
 
     def __init__(self, host: str, port: int, served_name: str, api_key: str) -> None:
         self._host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         self._port = port
         self._served_name = served_name
         self.task: Optional[Task] = None  # What the model serves, once `prove` has found it
-        self.answer = ""  # The content of the last proof: `1024 numbers`
+        self.answer = ""  # Summary of the last answer: `1024 numbers`
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -167,8 +167,8 @@ class LocalApi:
             return False
 
     def check_health(self, timeout: float) -> None:
-        """Raise EndpointError unless /health answers 200, which the engine behind it may
-        survive."""
+        """Raise EndpointError unless /health answers 200. It may do so although the engine has
+        died."""
         self._request("GET", "/health", None, timeout)
 
     def check_model(self, timeout: float) -> None:
@@ -179,7 +179,7 @@ class LocalApi:
             raise EndpointError(f"/v1/models lists {names}, not {self._served_name}")
 
     def prove(self, timeout: float) -> None:
-        """Get one real answer; the first call finds out what the model serves.
+        """Send one real request; the first call finds out which task the model serves.
 
         Raises EndpointError, and NothingToAsk if the model serves no known task.
         """
@@ -206,7 +206,7 @@ class LocalApi:
             raise EndpointError(f"POST {task.path}: {error}") from error
 
     def metrics(self, timeout: float) -> Metrics:
-        """Raises EndpointError."""
+        """Return the current metrics. Raises EndpointError."""
         text = self._request("GET", "/metrics", None, timeout).decode()
         return parse_metrics(text, (self.task or COMPLETIONS).counter)
 
@@ -231,9 +231,9 @@ class LocalApi:
 
 
 def parse_metrics(text: str, counter: str = COMPLETIONS.counter) -> Metrics:
-    """Read metrics from Prometheus text, adding up the series of several engines.
+    """Parse metrics in Prometheus text, summed over several engines.
 
-    `counter` names the metric that moves while the model works.
+    `counter` names the metric that grows while the model works.
     """
 
     def series(name: str) -> List[float]:

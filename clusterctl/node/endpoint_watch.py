@@ -1,10 +1,10 @@
-"""Watches one attempt of a service from outside: is it ready, and does it show signs of life?
+"""Watch one attempt of a service from outside: whether it is ready, and shows signs of life.
 
-It runs in a thread of its own, since a hung engine blocks whoever asks it.
+Runs in a thread of its own, since a request to a hung engine blocks.
 
-A sign of life is an answered canary, or any movement in what the engine itself counts: tokens
-generated, tokens read, and how full the KV cache is. The last one moves with every chunk of a long
-prompt, during which no token is generated, so that a long prefill does not look like a stall.
+A sign of life is an answered canary, or any change in the engine's own metrics: tokens generated,
+tokens read, and KV cache in use. The last one changes with every chunk of a long prompt, during
+which no token is generated, so that a long prefill does not look like a stall.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from clusterctl.node.timing import Timing
 
 @dataclass(frozen=True)
 class Silence:
-    """No sign of life since `since` (monotonic seconds), although something was asked."""
+    """A sign of life is due and has been missing since `since` (monotonic seconds)."""
 
     since: float
     what: str  # What is missing: `no token`, `no answer`
-    asked: str  # What was asked: the requests in the engine, or the check that failed and how
+    asked: str  # The pending requests, or the failed check with its error
 
     def told(self, now: float) -> str:
         return f"{self.what} for {now - self.since:.0f} s ({self.asked})"
@@ -32,7 +32,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known now. Replaced whole, so that another thread may read it at any time."""
+    """What is known now. Replaced as a whole, so that another thread may read it at any time."""
 
     ready: bool = False
     stage: str = ""  # `listening` or `warm-up`, once the endpoint itself shows it
@@ -40,12 +40,12 @@ class Reading:
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0
-    # Set while a sign of life is due. The service decides how long is too long.
+    # Set while a sign of life is due. `Service` decides how long is too long.
     silence: Optional[Silence] = None
-    error: str = ""  # What the last failed check said
-    task: str = ""  # What the model serves: `embeddings`; known once it is ready
-    answer: str = ""  # The content of the proof: `1024 numbers`
-    unprovable: str = ""  # What a working server said that serves no known task
+    error: str = ""  # Error of the last failed check
+    task: str = ""  # Task that the model serves: `embeddings`; empty until ready
+    answer: str = ""  # Summary of the proof's answer: `1024 numbers`
+    unprovable: str = ""  # Errors of a working server that serves no known task
 
 
 class EndpointWatch:
@@ -61,11 +61,11 @@ class EndpointWatch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
-        """Let the thread end after its current call."""
+        """Make the thread end after its current request."""
         self._ended.set()
 
     def _run(self) -> None:
-        # The deadline of the whole attempt is the service's to keep.
+        # `Service` enforces the deadline of the whole attempt.
         timing = self._timing
         checks: tuple[tuple[str, Callable[[], None]], ...] = (
             ("", self._check_port),
@@ -80,8 +80,8 @@ class EndpointWatch:
             self._keep_watching()
 
     def _await(self, stage: str, check: Callable[[], None]) -> bool:
-        """Repeat a check until it passes. False if the watch was stopped, or nothing can prove
-        that the service works."""
+        """Repeat `check` until it passes. Returns False if the watch was stopped, or if the server
+        serves no known task."""
         while not self._ended.is_set():
             self._set(stage=stage)
             try:
@@ -101,8 +101,8 @@ class EndpointWatch:
             raise EndpointError("not listening yet")
 
     def _keep_watching(self) -> None:
-        """Read the metrics, and send a canary when nobody else sends requests. A canary that
-        failed is sent again after the next reading."""
+        """Read the metrics, and send a canary while no other requests arrive. A canary that failed
+        is repeated after the next reading."""
         progress = EngineProgress(time.monotonic())
         while not self._ended.wait(self._timing.scrape_every):
             try:
@@ -130,29 +130,27 @@ class EndpointWatch:
 
 
 class EngineProgress:
-    """Tells a working engine from a wedged one by what it counts and answers.
+    """Distinguishes a working engine from a hung one by its metrics and answers.
 
-    Pure: it is told what the endpoint says. Times are monotonic seconds.
+    Does no I/O: the caller passes in the results. Times are monotonic seconds.
     """
 
     def __init__(self, now: float) -> None:
-        """Start with an engine that has just answered."""
+        """Count `now` as the last sign of life."""
         self._last: Optional[Metrics] = None
         self._read_at = now
         self._sign_at = now
-        self._asked_at: Optional[float] = (
-            None  # Since when there are requests; None: there are none
-        )
+        self._asked_at: Optional[float] = None  # Since when requests are pending; None: none are
         self._unread = ""  # Why the metrics could not be read
         self._unanswered = ""  # Why the canary was not answered
         self.tokens_per_second = 0.0
 
     def update(self, now: float, metrics: Metrics) -> None:
-        """Record the metrics that were read now."""
+        """Record metrics read at `now`."""
         last, span = self._last, now - self._read_at
         if last is not None and span > 0:
             self.tokens_per_second = max(0.0, metrics.tokens - last.tokens) / span
-        # A counter that went back belongs to a new engine: that is movement too.
+        # A counter that decreased belongs to a new engine: that is a sign of life too.
         if last is not None and metrics.signs != last.signs:
             self.answered(now)
         if metrics.running == 0 and metrics.waiting == 0:

@@ -1,7 +1,7 @@
 """The gate's process on a node, started by Ray: it listens, connects, and runs the ranks.
 
-Ranks are processes of their own. They have the environment of Ray's worker on this node, which is
-the one that vLLM's workers get. This process only waits for them, so it answers whatever hangs.
+Ranks are separate processes with the environment of Ray's worker on this node, which is the one
+that vLLM's workers get. This process only waits for them, so it answers even if a rank hangs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clusterctl.node.ray_watch import own_argv
 
 _TAIL = 30
 _LOG_LINES = 200
-# Lines of NCCL's log that are kept: the interfaces and transports it found and chose, and warnings.
+# Substrings of lines of NCCL's log to keep: interfaces and transports found and chosen, warnings.
 _TELLING = ("NET/", "NET plugin", "Using network", " via ", "NVL[", "WARN", "NCCL version")
 
 _GPU_MASK = "CUDA_VISIBLE_DEVICES"
@@ -35,7 +35,7 @@ _NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
 
 @dataclass
 class _RankProcess:
-    """A rank: its process, and what it has reported so far."""
+    """A rank's process, and the events that it has reported so far."""
 
     report: RankReport
     process: subprocess.Popen[str]
@@ -45,7 +45,7 @@ class _RankProcess:
     readers: List[threading.Thread] = field(default_factory=list)
 
     def follow(self) -> None:
-        """Read what it writes, in two threads that end with it."""
+        """Read the process's stdout and stderr, in two threads that end with it."""
         assert self.process.stdout  # noqa: S101 - a pipe
         assert self.process.stderr  # noqa: S101 - a pipe
         for stream, take in ((self.process.stdout, self._event), (self.process.stderr, self._line)):
@@ -54,17 +54,17 @@ class _RankProcess:
             self.readers.append(reader)
 
     def end(self) -> None:
-        """Send SIGKILL: a rank may hang in a library. One that hangs in a driver is left behind."""
+        """Send SIGKILL: a rank may hang in a library. One that hangs in a driver remains."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
-        with contextlib.suppress(OSError):  # orders that it never read
+        with contextlib.suppress(OSError):  # flushing orders that the rank never read
             if self.process.stdin:
                 self.process.stdin.close()
         self.settle()
 
     def settle(self) -> None:
-        """Read what an ended rank left in its pipes."""
+        """Wait until the readers have read what an ended rank left in its pipes."""
         for reader in self.readers:
             reader.join(1)
 
@@ -77,11 +77,11 @@ class _RankProcess:
 
 
 def _given_environment() -> Dict[str, str]:
-    """Return this process's environment, with the GPUs that its container has.
+    """Return this process's environment, with the container's CUDA_VISIBLE_DEVICES.
 
     Ray hides GPUs from a process that reserved none, and this one reserves none so that the gate
-    also works on a cluster that serves. It hides them only in the running process: /proc still has
-    the environment that it was started with.
+    also works on a cluster that serves. Ray changes only the variables of the running process:
+    /proc still has those that it was started with.
     """
     text = Path("/proc/self/environ").read_text(errors="replace")
     started = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
@@ -90,7 +90,7 @@ def _given_environment() -> Dict[str, str]:
 
 
 class Agent:
-    """One node's part of the gate. Its methods return within seconds, whatever happens."""
+    """One node's part of the gate. Its methods return within seconds, even if a rank hangs."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class Agent:
         )
 
     def listen(self, wanted: Sequence[FabricAddress]) -> List[Crossing]:
-        """Listen on each address, and return what others are to try. An address that cannot be
-        bound comes back with an error."""
+        """Listen on each address, and return the targets for other nodes. A target whose address
+        cannot be bound has `error` set."""
         offered = []
         for place in wanted:
             port, error = 0, ""
@@ -139,7 +139,7 @@ class Agent:
         return cross_all([replace(target, source=self._host) for target in targets])
 
     def launch(self, devices: Mapping[int, int]) -> None:
-        """Start the ranks of this node. `devices` maps each to its GPU, -1 without one."""
+        """Start the ranks of this node. `devices` maps each rank to its GPU, or to -1."""
         for rank, device in devices.items():
             self._ranks[rank] = self._start(rank, device)
 
@@ -163,7 +163,7 @@ class Agent:
         return started
 
     def order(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
-        """Send orders to ranks. `hear` reports those that have ended."""
+        """Send orders to ranks; a rank that has ended is skipped, and `hear` reports it."""
         for rank, order in orders.items():
             stdin = self._ranks[rank].process.stdin
             with contextlib.suppress(OSError):
@@ -172,19 +172,19 @@ class Agent:
                     stdin.flush()
 
     def hear(self) -> Dict[int, List[Dict[str, Any]]]:
-        """Return everything that each rank has reported, with a last `ended` if its process is
-        gone."""
+        """Return every event that each rank has reported, with a final `ended` event if its process
+        has exited."""
         heard = {}
         for rank, one in self._ranks.items():
             status = one.process.poll()
-            if status is not None:  # the last thing it reported is why it ended
+            if status is not None:  # its last event is the reason why it ended
                 one.settle()
             gone = [] if status is None else [{"phase": "ended", "status": status}]
             heard[rank] = [*one.events, *gone]
         return heard
 
     def stop_ranks(self) -> List[RankReport]:
-        """End all ranks, and return the end of stderr and NCCL's log of each."""
+        """End all ranks, and return the last lines of stderr and NCCL's log of each."""
         reports = []
         for one in self._ranks.values():
             one.end()

@@ -1,9 +1,9 @@
 """TCP connections between nodes, to ephemeral ports, as Gloo, NCCL and vLLM's queues make them.
 
-None of them binds its own side: which interface a connection leaves by is up to the routes, so it
-is here too, and it is reported. A listener answers with its own host's name, so that an address
-that leads back to the caller, or to somebody else, is not taken for the peer. Then 64 KiB follow:
-where an MTU swallows large packets, small ones pass and those never arrive.
+Connections do not bind a source address: as with those programs, routing chooses the outgoing
+interface, and it is reported. A listener sends its host's name, so that an address that leads to
+the caller itself or to another host is not taken for the peer. Then 64 KiB follow: where an MTU
+drops large packets, small ones arrive and these do not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import List, Sequence
 
 from clusterctl.node.fabric_documents import Crossing
 
-# Seconds for a connection and its answer: TCP repeats a lost SYN after one and after three.
+# Seconds for connecting and for each answer: TCP repeats a lost SYN after 1 s and after 3 s.
 WITHIN = 3.0
 
 _ROUNDS = 10
@@ -28,10 +28,10 @@ _GOT = b"!"
 
 class Echo:
     """A listener on one address and an ephemeral port. It sends its host's name, echoes pings, and
-    confirms when all of the bulk has arrived."""
+    confirms when all 64 KiB have arrived."""
 
     def __init__(self, host: str, ip: str) -> None:
-        """Raises OSError if the address cannot be bound."""
+        """Raise OSError if the address cannot be bound."""
         self._greeting = host.encode() + b"\n"
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         self._socket = socket.create_server((ip, 0), family=family, backlog=512)
@@ -39,7 +39,7 @@ class Echo:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        # close() alone would leave the thread in accept().
+        # close() alone does not wake the thread that blocks in accept().
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -66,7 +66,7 @@ class Echo:
 
 
 def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
-    """Try all connections at once, and return each with its outcome."""
+    """Try all connections at once, and return each with its result."""
     found: List[Crossing] = list(targets)
 
     def one(index: int) -> None:
@@ -81,7 +81,7 @@ def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
 
 
 def cross(target: Crossing) -> Crossing:
-    """Try one connection: it is reached, refused, silent, or answered by another host."""
+    """Try one connection, and return it with the error (if any), source address and round trip."""
     left_by, trip, error = "", 0.0, ""
     try:
         with socket.create_connection((target.ip, target.port), WITHIN) as connection:
@@ -95,7 +95,7 @@ def cross(target: Crossing) -> Crossing:
 
 
 def _talk(connection: socket.socket, expected: str) -> tuple[str, float]:
-    """Return what is wrong with the peer, and the shortest round trip in seconds."""
+    """Return the error ("" if none), and the shortest round trip in seconds."""
     connection.settimeout(WITHIN)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     name = b""

@@ -1,4 +1,4 @@
-"""What the fabric gate takes and returns: data between the controller, the head and the ranks.
+"""Input and output of the fabric gate: data passed between the controller, the head and the ranks.
 
 `python3 node.pyz fabric` on the head takes a FabricSpec on stdin and prints JSON lines: `{"say":
 TEXT}` while it works, `{"report": FabricReport}` at the end.
@@ -14,7 +14,7 @@ from clusterctl.node.documents import ExpectedNode
 
 @dataclass(frozen=True)
 class GpuBackend:
-    """PyTorch's names for GPUs and the collectives between them; empty if there are only CPUs."""
+    """PyTorch's names of the GPU device and its collectives; empty on a cluster without GPUs."""
 
     device: str = ""  # Such as `cuda`: a module of torch, and the prefix of its devices
     collectives: str = ""  # Such as `nccl`: the backend of torch.distributed
@@ -22,18 +22,18 @@ class GpuBackend:
 
 @dataclass(frozen=True)
 class FabricSpec:
-    """The nodes that are to prove that they reach each other."""
+    """The nodes whose connections the gate proves."""
 
     nodes: List[ExpectedNode]
-    # Empty: a node is one rank on its CPUs, whatever GPUs it has.
+    # Empty: one rank per node, on its CPUs, even if it has GPUs.
     gpu_backend: GpuBackend = field(default_factory=GpuBackend)
 
 
 @dataclass(frozen=True)
 class FabricAddress:
-    """An address that other nodes must reach, and why."""
+    """An address that other nodes must reach, and what for."""
 
-    purpose: str  # `control`, `gloo`, `nccl`, or several of them: `gloo, nccl`
+    purpose: str  # `control`, `gloo`, `nccl`, or several joined: `gloo, nccl`
     nic: str
     ip: str
     problem: str = ""  # missing | down | no address
@@ -41,17 +41,17 @@ class FabricAddress:
 
 @dataclass(frozen=True)
 class SeenNode:
-    """What a process that Ray started on a node found there."""
+    """A node's network environment, as seen by a process that Ray started on it."""
 
     host: str
-    env: Dict[str, str]  # The variables that select interfaces, unchanged
+    env: Dict[str, str]  # The variables that select interfaces and transports, unchanged
     interfaces: Dict[str, List[str]]
     places: List[FabricAddress] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """One TCP connection to an ephemeral port of another node."""
+    """One TCP connection to an ephemeral port of another node, and its result."""
 
     source: str
     target: str
@@ -60,7 +60,7 @@ class Crossing:
     ip: str
     port: int
     error: str = ""  # Empty if the target itself answered
-    left_by: str = ""  # The connection's own address, as the routes chose it
+    left_by: str = ""  # Source address of the connection, chosen by routing
     round_trip: float = 0.0  # Seconds, the shortest of ten
 
 
@@ -68,7 +68,7 @@ class Crossing:
 class Collective:
     """An all-reduce over all ranks of one backend that returned the right result."""
 
-    backend: str  # `gloo`, or the one between GPUs such as `nccl`
+    backend: str  # `gloo`, or the GPUs' own, such as `nccl`
     ranks: int
     hosts: int
     # Bytes/s that cross each host's link, at least: 2 (n - 1) / n x size / time with n hosts, or
@@ -82,7 +82,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class RankReport:
-    """How far a rank got: started | imported | store | joined | correct | measured."""
+    """The last phase of a rank: started | imported | store | joined | correct | measured | done."""
 
     rank: int
     host: str
@@ -91,8 +91,8 @@ class RankReport:
     backend: str = ""
     error: str = ""
     ended: bool = False
-    tail: List[str] = field(default_factory=list)  # The end of its stderr
-    log: List[str] = field(default_factory=list)  # The lines of NCCL's log that matter
+    tail: List[str] = field(default_factory=list)  # The last lines of its stderr
+    log: List[str] = field(default_factory=list)  # The relevant lines of NCCL's log
 
 
 @dataclass(frozen=True)
@@ -108,21 +108,21 @@ class PairReport:
 
 @dataclass(frozen=True)
 class FabricReport:
-    """Everything that the gate saw, whether it passed or not."""
+    """All observations of the gate, whether it passed or not."""
 
     seconds: float
-    # The step that ended the gate: arrive | places | crossings | import | store | gloo | the
-    # backend between GPUs, such as nccl | gate (Ray was not joined) | time (it took too long).
+    # The step that failed: arrive | places | crossings | import | store | gloo | the GPUs' backend,
+    # such as nccl | gate (could not join Ray) | time (the gate took too long).
     failed: str = ""
     error: str = ""
-    # Nodes on which Ray started no process in time, and why.
+    # Nodes on which Ray did not start a process in time, with the error.
     absent: Dict[str, str] = field(default_factory=dict)
     seen: List[SeenNode] = field(default_factory=list)
     crossings: List[Crossing] = field(default_factory=list)
     collectives: List[Collective] = field(default_factory=list)
     ranks: List[RankReport] = field(default_factory=list)
     pairs: List[PairReport] = field(default_factory=list)
-    # When time ran out, by host: the ranks that had not got far enough; none if the gate was still
-    # waiting for the host itself.
+    # When time ran out, by host: the ranks that had not reached the awaited phase; none if the gate
+    # was still waiting for the host itself.
     awaited: Dict[str, List[int]] = field(default_factory=dict)
     timeline: Dict[str, float] = field(default_factory=dict)  # Seconds that each step took

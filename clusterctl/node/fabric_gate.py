@@ -1,15 +1,15 @@
 """The fabric gate, step by step, run on the head. Every step has a deadline, and the first failure
-ends the gate with a report of what was seen. Knows neither Ray nor torch.
+ends the gate with a report. This module uses neither Ray nor torch.
 
     arrive      Ray starts a process on every node
     places      the interfaces that the environment names exist, are up, and have an address
     crossings   every node reaches every other one on each of these addresses
     import      ranks, one per GPU, have imported torch
-    store       rank 0 has opened the store that the ranks meet at
-    gloo, nccl  all-reduces: joined, correct, measured; nccl (or what else GPUs have) between GPUs
+    store       rank 0 has opened the TCPStore through which the ranks meet
+    gloo, nccl  all-reduces: joined, correct, measured; nccl (or another GPU backend) between GPUs
 
-When a collective fails although every connection worked, pairs of nodes try it alone, which shows
-the node that breaks it.
+When a collective fails although every connection worked, it is repeated in pairs of nodes, which
+shows the faulty node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pair = Tuple[ExpectedNode, ExpectedNode]
 
 
 class GateFailed(Exception):
-    """A step failed; the report says the rest."""
+    """A step failed; the report has the details."""
 
     def __init__(self, step: str, error: str = "") -> None:
         super().__init__(error)
@@ -47,8 +47,8 @@ class Gate:
     _ranks: Optional[Ranks] = None
 
     def so_far(self, limit: float) -> FabricReport:
-        """Return the report of a gate that is ended after `limit` seconds: the failure that it is
-        investigating, or what it is waiting for."""
+        """Return the report for a gate that is stopped after `limit` seconds: with the failure
+        found, or with what it is waiting for."""
         if self.report.failed:
             return self.report
         behind = self._ranks.behind() if self._ranks else {}
@@ -60,14 +60,14 @@ class Gate:
         )
 
     def run(self) -> FabricReport:
-        """Run all steps within the sum of their limits. Never raises for what nodes do."""
+        """Run all steps. Never raises for failures of nodes: they are in the report."""
         began = time.monotonic()
         try:
             self._timed("arrive", self._arrive)
             ranks = self._ranks = Ranks(self.spec, self.agents, self.limits)
             try:
                 if ranks.world > 1:
-                    ranks.launch()  # they import torch while connections are tried
+                    ranks.launch()  # ranks import torch while connections are tried
                 if len(self.spec.nodes) > 1:
                     self._timed("crossings", self._crossings)
                 if ranks.world > 1:
@@ -136,7 +136,7 @@ class Gate:
                 self._timed(backend, lambda name=backend: measure(name))  # type: ignore[misc]
         except RanksFailed as failure:
             self._note(ranks=ranks.stop(), failed=failure.step, error=failure.error)
-            # With two nodes there is nothing to learn from pairs.
+            # With two nodes, a pair would only repeat the same test.
             if failure.step in ranks.backends and len(self.spec.nodes) > 2:
                 self._say(f"{failure.step} failed with all nodes: trying pairs")
                 began = time.monotonic()
@@ -153,7 +153,7 @@ class Gate:
 
 
 def rounds(nodes: Sequence[ExpectedNode]) -> Iterator[List[Pair]]:
-    """Yield all pairs, in rounds in which no node has two partners (the circle method)."""
+    """Yield all pairs, in rounds in which each node is in one pair at most (the circle method)."""
     places: List[Any] = list(nodes) + ([None] if len(nodes) % 2 else [])
     half = len(places) // 2
     for _ in range(len(places) - 1):
@@ -165,13 +165,13 @@ def rounds(nodes: Sequence[ExpectedNode]) -> Iterator[List[Pair]]:
 def try_pairs(
     spec: FabricSpec, agents: Agents, limits: GateTiming, backend: str, began: float
 ) -> List[PairReport]:
-    """Run the collective in rounds of pairs, side by side, until time is up.
+    """Repeat the collective in rounds of parallel pairs, until `limits.pairs` has passed.
 
-    Three rounds find one bad node among any number: it is the one that fails with every partner.
+    Three rounds identify one faulty node among any number: it fails with every partner.
     """
 
     def one(pair: Pair) -> PairReport:
-        # One GPU of each node is enough: the question is whether the nodes reach each other.
+        # One GPU per node is enough to show whether the nodes reach each other.
         nodes = [replace(node, gpus=min(node.gpus, 1)) for node in pair]
         ranks = Ranks(replace(spec, nodes=nodes), agents, limits)
         error = ""

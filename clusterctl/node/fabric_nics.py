@@ -2,7 +2,7 @@
 
 The syntax is that of the libraries. Gloo takes a comma-separated list of exact names. NCCL takes
 prefixes; a leading `=` makes all names exact, a leading `^` excludes them (src/os/linux.cc of
-NCCL). Without the variable NCCL chooses by itself, and nothing is checked here.
+NCCL). With `^` or without the variable NCCL chooses by itself, and no interface is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clusterctl.node.fabric_documents import FabricAddress
 
-# Prefixes of the variables that select interfaces and transports. None of them is a secret.
+# Prefixes of the variables that select interfaces and transports. None of them holds a secret.
 TELLING = ("NCCL_", "GLOO_")
 
 _SIOCGIFFLAGS = 0x8913
@@ -51,14 +51,14 @@ def interfaces() -> List[Interface]:
 
 
 def telling(env: Mapping[str, str]) -> Dict[str, str]:
-    """Return the part of an environment that decides what the gate proves."""
+    """Return the variables that select interfaces and transports."""
     names = [name for name in env if name.startswith(TELLING) or name == "VLLM_HOST_IP"]
     return {name: env[name] for name in sorted(names)}
 
 
 def places(env: Mapping[str, str], node_ip: str, found: Sequence[Interface]) -> List[FabricAddress]:
-    """Return every address that others must reach, with all purposes of an address in one entry."""
-    # The loopback interface has all of 127.0.0.0/8, and lists one address.
+    """Return every address that others must reach, one entry per address with all its purposes."""
+    # The loopback interface owns all of 127.0.0.0/8, but lists one address.
     loopback = "lo" if node_ip.startswith("127.") else ""
     holder = next((one.name for one in found if node_ip in one.addresses), loopback)
     wanted = [("control", holder, node_ip)]
@@ -83,8 +83,8 @@ def places(env: Mapping[str, str], node_ip: str, found: Sequence[Interface]) -> 
 
 
 def _nccl(env: Mapping[str, str], names: Sequence[str]) -> List[str]:
-    """Return the interfaces that NCCL would use. A name that matches none is kept, to be
-    reported."""
+    """Return the interfaces selected by NCCL_SOCKET_IFNAME. A word that matches none is kept, so
+    that it is reported as missing."""
     text = env.get("NCCL_SOCKET_IFNAME", "")
     if not text or text.startswith("^"):
         return []
@@ -106,7 +106,7 @@ def _running(asked: socket.socket, name: str) -> bool:
 
 
 def _dumped(family: int) -> Iterator[Tuple[int, str]]:
-    """Yield index and address of what the kernel lists. An ioctl would return one address only."""
+    """Yield (index, address) from a netlink dump. An ioctl would return one address only."""
     header = struct.pack("=LHHLL", 24, _RTM_GETADDR, _REQUEST_DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.settimeout(5)
@@ -122,7 +122,7 @@ def _dumped(family: int) -> Iterator[Tuple[int, str]]:
 
 
 def _address(message: bytes, family: int) -> Iterator[Tuple[int, str]]:
-    """Yield index and address of one message, unless its scope is the link."""
+    """Yield (interface index, address) of one message, unless it is a link-local address."""
     got, _, _, scope, index = struct.unpack_from("=BBBBL", message)
     attributes = dict(_attributes(message[8:]))
     data = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)

@@ -24,8 +24,8 @@ from typing import IO, Any, Dict, Mapping
 
 Order = Mapping[str, Any]
 
-# Values 0 to 250: a prime, so that a shifted or repeated chunk does not fit. Sums of them over
-# 60,000 ranks are exact in float32.
+# Values 0 to 250: a prime period, so that a shifted or repeated chunk does not match. Their sums
+# over 60,000 ranks are exact in float32.
 PATTERN = 251
 
 _CHECKED = 2**20  # Elements whose sum is compared, 4 MiB
@@ -33,16 +33,16 @@ _SMALL_ROUNDS = 50
 _WARM_UP = 20  # NCCL loads the kernel for small messages with the first of them
 _FIRST = 2**18
 _LARGEST = 2**28  # Bytes: 256 KiB to 256 MiB
-# Seconds of one all-reduce from which on the tensor is large enough: what a queue on the way holds
-# (a token bucket's burst, a socket's buffer) no longer shows in the rate.
+# Seconds. Once one all-reduce takes this long the tensor is large enough: buffers on the path (a
+# token bucket's burst, a socket's buffer) no longer distort the rate.
 _LONG_ENOUGH = 0.15
-_MEASURED = 2.0  # Seconds that the measurement takes, within the least and most rounds
+_MEASURED = 2.0  # Seconds that the measurement takes, within the limits of _ROUNDS
 _ROUNDS = (3, 40)
 
 
 def main() -> int:
     """Serve orders until stdin ends."""
-    # What libraries print on stdout (Gloo does) goes to stderr instead.
+    # Redirect libraries' prints on stdout (Gloo has some) to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     orders: queue.Queue[Order] = queue.Queue()
@@ -120,13 +120,13 @@ class _Rank:
 
 
 class AllReduceBench:
-    """All-reduces with torch.distributed: is the result right, and how fast does it arrive?
+    """All-reduces with torch.distributed, checked for correct results and timed.
 
     All ranks of a group must call the same methods in the same order.
     """
 
     def __init__(self, torch: Any, dist: Any, group: Any, device: str, ranks: int) -> None:
-        """`ranks` is the size of the group; a `group` of None is the default one."""
+        """`ranks` is the size of the group; `group` None means the default group."""
         self._torch = torch
         self._dist = dist
         self._group = group
@@ -134,12 +134,12 @@ class AllReduceBench:
         self._ranks = ranks
 
     def join(self) -> None:
-        """Do the first all-reduce, in which libraries make their connections."""
+        """Run the first all-reduce, in which libraries establish their connections."""
         self._reduce(self._zeros(8))
         self._settle()
 
     def wrong_elements(self) -> int:
-        """Return how many elements of a sum over all ranks are wrong."""
+        """Return the number of wrong elements in an all-reduce of 4 MiB."""
         torch, own = self._torch, self._dist.get_rank(self._group) + 1
         pattern = (torch.arange(_CHECKED, device=self._device) % PATTERN).to(torch.float32)
         found = pattern * own
@@ -149,8 +149,8 @@ class AllReduceBench:
         return int((found != expected).sum().item())
 
     def measure(self) -> Dict[str, Any]:
-        """Return `seconds` of an all-reduce of `size` bytes, and `latency`, the seconds of a small
-        one. All ranks return the same."""
+        """Return `seconds` of an all-reduce of `size` bytes, and `latency`, the seconds of one of 8
+        bytes. All ranks return the same values."""
         small = self._zeros(8)
         self._seconds(small, _WARM_UP)
         latency = self._slowest(self._seconds(small, _SMALL_ROUNDS) / _SMALL_ROUNDS)
@@ -176,7 +176,7 @@ class AllReduceBench:
         return time.perf_counter() - began
 
     def _slowest(self, seconds: float) -> float:
-        """Return the longest time of all ranks, on every rank."""
+        """Return the largest value over all ranks, on every rank."""
         told = self._torch.tensor([seconds], dtype=self._torch.float64, device=self._device)
         self._dist.all_reduce(told, op=self._dist.ReduceOp.MAX, group=self._group)
         return float(told.item())
@@ -185,9 +185,9 @@ class AllReduceBench:
         self._dist.all_reduce(tensor, group=self._group)
 
     def _zeros(self, size: int) -> Any:
-        """Return `size` bytes of zeros, whose sums stay the same however often they are added."""
+        """Return `size` bytes of zeros, which stay zero however often they are summed."""
         return self._torch.zeros(size // 4, dtype=self._torch.float32, device=self._device)
 
     def _settle(self) -> None:
-        # torch.cpu has it too, where it does nothing.
+        # torch.cpu has synchronize() too; it does nothing.
         getattr(self._torch, self._device.partition(":")[0]).synchronize()

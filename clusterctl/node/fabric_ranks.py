@@ -1,4 +1,4 @@
-"""The ranks of one all-reduce, over all nodes or some of them: start, direct and await them."""
+"""The ranks of one all-reduce, over all nodes or some: start them, send orders, await results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ORDER = ("started", "imported", "store", "joined", "correct", "measured", "done
 
 @dataclass(frozen=True)
 class AgentAnswer:
-    """What an agent returned, or why it did not."""
+    """Return value of an agent's method, or the error."""
 
     value: Any = None
     error: str = ""
 
 
 class Agents(Protocol):
-    """The processes on the nodes, an `Agent` each."""
+    """The agents on all nodes, one `Agent` each."""
 
     def ask(
         self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
@@ -32,7 +32,7 @@ class Agents(Protocol):
 
 
 class RanksFailed(Exception):
-    """Ranks did not get as far as they should have in time, or said why they cannot."""
+    """Ranks did not reach a phase in time, or reported an error."""
 
     def __init__(self, step: str, error: str) -> None:
         super().__init__(error)
@@ -68,7 +68,7 @@ class Ranks:
         self._heard: Heard = {}
         self._stopped: List[RankReport] = []
         self._port = 0
-        # What is being waited for: which ranks, and the phase and backend they must reach.
+        # The ranks being awaited, and the phase and backend that they must reach.
         self._wanted: Tuple[Sequence[int], str, str] = ((), "", "")
 
     @property
@@ -87,7 +87,7 @@ class Ranks:
         self._await("import", ranks, "imported", "", self._limits.importing)
 
     def open_store(self) -> None:
-        """Have rank 0 open it. The others learn its port with the order to join."""
+        """Make rank 0 open the TCPStore. The other ranks get its port in the order to join."""
         self._ask("order", {0: {"do": "store", "ip": self._seats[0].node_ip}})
         self._await("store", [0], "store", "", self._limits.store)
         (event,) = [event for event in self._heard[0] if event["phase"] == "store"]
@@ -114,7 +114,7 @@ class Ranks:
         )
 
     def await_measured(self, backend: str) -> Collective:
-        """Wait for join, verification and benchmark, each with its own timeout."""
+        """Wait until the ranks joined, verified the sum and measured, each with its own timeout."""
         members = [seat for seat in self._seats if backend == "gloo" or seat.device >= 0]
         ranks = [seat.rank for seat in members]
         self._await(backend, ranks, "joined", backend, self._limits.join)
@@ -153,7 +153,7 @@ class Ranks:
         return self._stopped
 
     def behind(self) -> Dict[str, List[int]]:
-        """Return, by host, the ranks that have not yet got as far as is being waited for."""
+        """Return, by host, the ranks that have not yet reached the awaited phase."""
         ranks, phase, backend = self._wanted
         found: Dict[str, List[int]] = {}
         for rank in ranks:
@@ -165,8 +165,8 @@ class Ranks:
     def _await(
         self, step: str, ranks: Sequence[int], phase: str, backend: str, within: float
     ) -> None:
-        """Poll until these ranks report `phase`. Raises RanksFailed for an error, for a process
-        that ended, and when `within` seconds have passed."""
+        """Poll until these ranks report `phase`. Raises RanksFailed if a rank reports an error, if
+        its process has ended, and after `within` seconds."""
         self._wanted = (ranks, phase, backend)
         hosts = {seat.host: () for seat in self._seats}
         deadline = time.monotonic() + within
@@ -199,7 +199,7 @@ class Ranks:
 
 
 def _furthest(events: Sequence[Mapping[str, Any]]) -> Tuple[str, str, str]:
-    """Return the phase and backend that a rank has reached, and its error."""
+    """Return the phase and backend that a rank has reached, and its error ("" if none)."""
     phase, backend, error = "started", "", ""
     for event in events:
         if event["phase"] in _ORDER:

@@ -1,4 +1,4 @@
-"""How the gate reaches the nodes: an actor on each, started by Ray as vLLM's workers are."""
+"""Access of the gate to the nodes: a Ray actor on each, started as vLLM's workers are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from clusterctl.node.fabric_ranks import AgentAnswer
 
 
 def main() -> int:
-    """Read a FabricSpec from stdin, and write JSON lines to stdout.
+    """Read a FabricSpec from stdin, run the gate, and write JSON lines to stdout.
 
-    The end of stdin ends it: whoever asked has gone.
+    Exits when stdin ends: the caller is gone.
     """
     spec = from_json(FabricSpec, sys.stdin.readline())
     limit = _Limit()
@@ -38,11 +38,11 @@ def main() -> int:
     report = limit.gate.run()
     _tell({"report": asdict(report)})
     sys.stdout.flush()
-    os._exit(0)  # Ray's own goodbye takes a second, and its actors end with this process
+    os._exit(0)  # Ray's shutdown takes a second; its actors end with this process
 
 
 def _tell(line: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")  # in one piece, whichever thread writes
+    sys.stdout.write(json.dumps(line) + "\n")  # one write per line: several threads write
     sys.stdout.flush()
 
 
@@ -52,7 +52,7 @@ def _end_with_stdin() -> None:
 
 
 class _Limit:
-    """Ends this process after timing.GATE, with a report of what is known by then."""
+    """Ends this process after timing.GATE seconds, with a report of what is known by then."""
 
     gate: Optional[Gate] = None  # None until Ray is joined
 
@@ -65,11 +65,11 @@ class _Limit:
 
 
 class RayAgents:
-    """An `Agent` in an actor on every node. Actors reserve nothing, so that the gate also works
-    on a cluster whose GPUs are serving."""
+    """An `Agent` in a Ray actor on every node. Actors reserve no resources, so that the gate also
+    works on a cluster whose GPUs are serving."""
 
     def __init__(self, nodes: Sequence[ExpectedNode]) -> None:
-        """Raises what Ray raises if the cluster cannot be joined."""
+        """Raise what Ray raises if the cluster cannot be joined."""
         self._ray: Any = importlib.import_module("ray")
         self._ray.init(
             address=os.environ.get("RAY_ADDRESS", "auto"),
@@ -99,7 +99,7 @@ class RayAgents:
     def ask(
         self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
     ) -> Dict[str, AgentAnswer]:
-        """See `Agents`."""
+        """Implement `Agents.ask`."""
         asked = {
             host: self._actors[host].call.remote(method, list(given))
             for host, given in arguments.items()
@@ -123,8 +123,8 @@ class RayAgents:
 
 
 def _envoy() -> Any:
-    """Return the actor's class. It is defined inside a function so that Ray sends its code along:
-    the node then needs only this package's file, in the place where every node has it."""
+    """Return the actor's class. It is defined inside a function so that Ray pickles it by value: a
+    node then needs only node.pyz, which is at the same path on every node."""
 
     class Envoy:
         def __init__(self, program: str, host: str) -> None:

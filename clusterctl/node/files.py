@@ -1,4 +1,4 @@
-"""What the supervisor reads and writes on its host: documents, the state file, the journal."""
+"""The supervisor's files on its host: documents, the state file, the journal."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 JOURNAL_LIMIT = 5 * 2**20  # Bytes; a larger journal is moved to journal.jsonl.1
 
-# Bytes. A file system with less free space counts as full: the next lines may not fit whole.
+# Bytes. A file system with less free space counts as full: the next lines may not fit.
 LEAST_FREE = 2**20
 
 
 @dataclass(frozen=True)
 class NodePaths:
-    """Where the files of a cluster are on a node. Tests use another root."""
+    """Paths of a cluster's files on a node. Tests use another root."""
 
     cluster: str
     root: Path = Path("/")
@@ -83,9 +83,9 @@ class NodePaths:
 
 
 class Journal:
-    """Appends a JSON line per event to the journal and prints it for people.
+    """Appends a JSON line per event to the journal and prints a readable line on `stream`.
 
-    Thread-safe. A full disk never stops the supervisor.
+    Thread-safe. Errors of writing, such as a full disk, are printed and never raised.
     """
 
     def __init__(self, path: Path, host: str, stream: TextIO = sys.stdout) -> None:
@@ -127,13 +127,13 @@ def why_not_written(directory: Path) -> str:
 
 
 class Declared:
-    """The documents on disk, read again and again while the controller changes them.
+    """The documents on disk, read again in every round of the supervisor.
 
-    When a document becomes unreadable its last good version stays in force, since a typo must not
-    stop what is serving; `unreadable` lists it until it is fixed or removed.
+    When a document becomes unreadable its last good version stays in effect, since a typo must not
+    stop a running service; `unreadable` lists it until it is fixed or removed.
 
-    A service is stopped by removing its document. If node.json is missing too, nobody stopped
-    anything: the whole directory was deleted, and what was read from it stays in force.
+    A service is stopped by removing its document. If node.json is missing too, the whole directory
+    was deleted by mistake, and the last good versions stay in effect.
     """
 
     def __init__(self, paths: NodePaths, journal: Journal) -> None:
@@ -152,7 +152,7 @@ class Declared:
         return document
 
     def services(self) -> Dict[str, ServiceDocument]:
-        """Return the declared services by name; none if the directory is missing."""
+        """Return the services in effect, by name."""
         paths = {f"services/{path.name}": path for path in self._paths.services.glob("[!.]*.json")}
         known = self._good.keys() | self._unreadable.keys()
         missing = frozenset(known - paths.keys() - {"node.json"})
@@ -160,8 +160,8 @@ class Declared:
             for name in missing & self._good.keys():
                 self._keep(name)
         else:
-            # `rm -r` may reach a service's document a moment before node.json, so one counts as
-            # removed only if it is missing twice in a row.
+            # `rm -r` may delete a service's document a moment before node.json, so a document
+            # counts as removed only if it is missing in two reads in a row.
             for name in missing & (self._missing | (self._unreadable.keys() - self._good.keys())):
                 for held in (self._good, self._unreadable, self._read_last):
                     held.pop(name, None)
@@ -172,7 +172,7 @@ class Declared:
         return {document.name: document for document in sorted(found, key=lambda one: one.name)}
 
     def _keep(self, name: str) -> None:
-        """Report a deleted document, whose last good version stays in force."""
+        """Report a deleted document, whose last good version stays in effect."""
         if name not in self._unreadable or self._unreadable[name].why != DELETED:
             self._unreadable[name] = UnreadableDocument(name, DELETED, to_json(self._good[name]))
             self._journal.write("supervisor", "unreadable", f"{name}: {DELETED}")
@@ -201,20 +201,20 @@ class Declared:
 
 
 class StateFile:
-    """state.json, replaced whole on every change and at least every few seconds."""
+    """state.json, replaced atomically on every change and at least every `every` seconds."""
 
     def __init__(self, path: Path, every: float) -> None:
-        """`every` is the time in seconds after which even an unchanged state is written again:
-        its timestamp shows that the supervisor is alive."""
+        """`every`: seconds after which even an unchanged state is written again, since its
+        timestamp shows that the supervisor is alive."""
         self._path = path
         self._every = every
         self._last: Optional[NodeState] = None
-        self._written = 0.0  # Monotonic seconds: the host's clock may be set back by an hour
+        self._written = 0.0  # Monotonic seconds, which a change of the host's clock does not affect
 
     def services_before(self) -> Dict[str, ServiceState]:
         """Return the services in the file that the previous supervisor left, by name.
 
-        The file is on the host, so it outlives the container but not a reboot.
+        The file is on the host, so it survives the container but not a reboot.
         """
         try:
             state = from_json(NodeState, self._path.read_text("utf-8"))
@@ -225,7 +225,7 @@ class StateFile:
     def write(self, state: NodeState) -> None:
         """Replace the file atomically, if the state changed or the last write is too old.
 
-        The file is in memory. If even that is full, its old timestamp says so.
+        The file is in memory. If that is full too, the old timestamp remains and shows it.
         """
         now, last = time.monotonic(), self._last
         if last and now - self._written < self._every:

@@ -1,7 +1,7 @@
 """Keeps the cluster's names in the container's /etc/hosts, as the controller declared them.
 
-The engine gives every container its own file there, created from the host's at each start. It is a
-mount, so a new file cannot replace it: it is overwritten in place.
+The container engine gives every container its own /etc/hosts, created from the host's at each
+start. It is a mount, so it cannot be replaced by a rename: it is overwritten in place.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class HostsFile:
         self._problem = ""
 
     def tick(self) -> None:
-        """Write the declared names if they are not there yet.
+        """Write the declared names into /etc/hosts unless they are there already.
 
-        Never raises: without the names look-ups are slow where name servers are, but they work.
+        Never raises: without them names still resolve, but wait for slow name servers.
         """
         try:
             self._update()
@@ -48,7 +48,7 @@ class HostsFile:
             _overwrite(self._target, wanted)
             self._journal.write("names", "written", str(self._target))
         if not self._switch.exists():
-            # Some versions of glibc ask name servers first if the image does not say.
+            # Without nsswitch.conf in the image, some versions of glibc ask name servers first.
             self._switch.write_text(_FILES_FIRST, "utf-8")
         self._seen = self._changed_at()
 
@@ -60,12 +60,12 @@ class HostsFile:
 def with_names(text: str, declared: str) -> str:
     """Return the hosts file `text` with the declared lines first.
 
-    The other lines, which the engine took from the host, lose the declared names: Debian has a
-    host's own name on 127.0.1.1.
+    The declared names are removed from the other lines, which the engine copied from the host:
+    Debian has a host's own name on 127.0.1.1.
     """
     names = {name for line in declared.splitlines() for name in _fields(line)[1:]}
     kept: List[str] = []
-    ours = False  # Inside the block of an earlier run
+    ours = False  # Inside the block that an earlier run wrote
     for line in text.splitlines():
         ours = ours or line == _BEGIN
         if not ours:
@@ -80,14 +80,14 @@ def with_names(text: str, declared: str) -> str:
 
 
 def _fields(line: str) -> List[str]:
-    """Return address and names, without a comment."""
+    """Return the address and names of a line, without its comment."""
     return line.partition("#")[0].split()
 
 
 def _overwrite(path: Path, text: str) -> None:
     """Write in one call, padded with empty lines to the old length, and truncate afterwards.
 
-    Concurrent readers then see whole lines, old or new, and so do readers after we were killed.
+    Concurrent readers then see whole lines, old or new, even if this process is killed in between.
     """
     data = text.encode()
     with path.open("r+b", buffering=0) as file:

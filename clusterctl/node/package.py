@@ -1,6 +1,6 @@
-"""This package as one runnable file for hosts, with the same bytes wherever it is built.
+"""This package as one runnable zip file for hosts, with the same bytes wherever it is built.
 
-It is not compressed, and has one fixed timestamp: compression libraries differ between operators'
+It is not compressed and has one fixed timestamp: compression libraries differ between operators'
 machines, and a different file would restart every node container.
 """
 
@@ -23,10 +23,10 @@ _MAIN = "import sys\n\nfrom clusterctl.node.__main__ import main\n\nsys.exit(mai
 
 @functools.cache
 def build() -> bytes:
-    """Return node.pyz, for `python3 node.pyz supervise --cluster NAME`.
+    """Return the content of node.pyz, for `python3 node.pyz supervise --cluster NAME`.
 
-    It is read once: if clusterctl is upgraded during a run, the run must not name one version to
-    the container and write another.
+    Cached: if clusterctl is upgraded during a run, the path given to the container and the file
+    written must still be of one version.
     """
     files = {"__main__.py": _MAIN}
     files["clusterctl/__init__.py"] = (
@@ -45,8 +45,8 @@ def build() -> bytes:
 
 
 def install_dir() -> str:
-    """Return the directory of node.pyz on hosts. It is named after version and content, so that
-    two versions never share a file and a running container keeps its own."""
+    """Return the directory of node.pyz on hosts. Its name has the version and a hash of the
+    content, so that versions never share a file and a running container keeps its own."""
     return f"{ROOT}/{__version__}-{hashlib.sha256(build()).hexdigest()[:8]}"
 
 

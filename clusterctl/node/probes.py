@@ -14,13 +14,13 @@ from clusterctl.node.ray_watch import VERSION_LABELS
 from clusterctl.node.timing import Timing
 
 NOT_LOOKED = -1
-LONGEST = 200  # Characters of the command's output that are kept
+LONGEST = 200  # Characters of the command's last line that are kept
 
 FIRST_WITH_PLAIN_LABELS = (2, 49)  # Older `ray start` takes JSON for --labels, or lacks the option
 
 
 class GpuCount:
-    """Counts the GPUs that the container sees, without ever blocking on the command for it.
+    """Counts the GPUs visible in the container, without blocking on the listing command.
 
     A `systemctl daemon-reload` on the host can take GPUs away from a running container
     (nvidia-container-toolkit issue 48), and this command is the first to show it.
@@ -32,15 +32,15 @@ class GpuCount:
         self._process: Optional[subprocess.Popen[str]] = None
         self._asked = 0.0
         self.visible = NOT_LOOKED
-        self.said = ""  # What the command printed, if it shows no GPU
+        self.said = ""  # The command's last line or error, if it lists no GPU
 
     @property
     def at_rest(self) -> bool:
-        """Whether the command is not running."""
+        """Whether the command is not running now."""
         return self._process is None
 
     def tick(self, now: float) -> None:
-        """Start the command or collect its output. `now` is monotonic."""
+        """Start the command or collect its output. `now`: monotonic seconds."""
         argv = self._listing.argv
         if self._process is not None:
             self._collect(now, self._process)
@@ -64,7 +64,7 @@ class GpuCount:
                 process.kill()
                 self.visible, self.said = 0, f"{self._listing.argv[0]} does not answer"
             return
-        # A few lines per GPU fit into the pipe, so the command never blocked on writing them.
+        # A few lines per GPU fit into the pipe's buffer, so the command never blocked on writing.
         lines = process.communicate()[0].splitlines()
         self._process = None
         self.visible = sum(line.startswith(self._listing.begins) for line in lines)
@@ -77,7 +77,7 @@ class GpuCount:
 class Links:
     """Checks whether the NICs that the node's environment selects can carry traffic.
 
-    A pulled cable or a renamed NIC shows nowhere else as long as Ray uses another interface.
+    As long as Ray uses another interface, no other check shows a pulled cable or a renamed NIC.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Links:
         self.broken: List[BrokenNic] = []
 
     def tick(self, now: float, document: NodeDocument) -> None:
-        """Look again if it is time. `now` is monotonic."""
+        """Check the NICs again if it is time. `now`: monotonic seconds."""
         if now < self._due:
             return
         self._due = now + self._timing.nics_every
@@ -106,7 +106,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of what the image has. Empty where a package is not installed."""
+    """Versions installed in the image. Empty for a package that is not installed."""
 
     ray: str
     python: str
@@ -126,7 +126,7 @@ def installed_versions() -> Versions:
 
 
 def version_labels(versions: Versions) -> List[str]:
-    """Return the arguments of `ray start` that show this node's versions to the head."""
+    """Return the labels of `ray start` that show this node's versions to the head."""
     release = tuple(int(part) for part in versions.ray.split(".")[:2] if part.isdigit())
     if release < FIRST_WITH_PLAIN_LABELS:
         return []

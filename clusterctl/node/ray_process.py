@@ -1,8 +1,8 @@
 """Keeps Ray running on this node: `ray start --block` with all its vital parts, known to the GCS.
 
-Neither a running `ray start` nor a running raylet proves enough. `ray start --block` takes the end
-of one of its processes by SIGTERM, or with status 0, for a `ray stop`, and carries on without it
-(Ray 2.60). A raylet that was frozen for a while keeps running and is dead to the cluster.
+Neither a running `ray start` nor a running raylet is sufficient. When one of its processes ends by
+SIGTERM or with status 0, `ray start --block` takes that for a `ray stop` and continues without it
+(Ray 2.60). A raylet that was frozen for a while keeps running, but the GCS counts it as dead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from clusterctl.node.documents import NodeDocument
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.timing import Backoff, Timing
 
-# `ray start` prints it once its processes run and the node has joined.
+# `ray start` prints this once its processes run and the node has joined.
 STARTED_MARK = "Ray runtime started"
 
 CONNECT_TIMEOUT = 2.0  # Seconds for a connection to the head's GCS
 
-# Each part's name, and how a word of its command line ends (agents rename themselves). A node is
-# useless without any of these, but not without Ray's monitor, log monitor or dashboard.
+# Name of each part, and how a word of its command line ends (agents rename themselves). A node
+# needs all of these, but not Ray's monitor, log monitor or dashboard.
 VITAL = {
     "gcs_server": ("/gcs_server",),
     "raylet": ("/raylet",),
@@ -40,7 +40,7 @@ _TELLING = re.compile(r"PANIC|[Ee]rror")
 
 
 class RayProcess:
-    """`state` is waiting | starting | up | down | backing-off, as in NodeState.ray."""
+    """`ray start` on this node. `state` is waiting | starting | up | down | backing-off."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RayProcess:
         journal: Journal,
         extra_argv: List[str],
     ) -> None:
-        """`extra_argv` is appended to the document's `ray start`: what only the node knows."""
+        """`extra_argv`: options that only the node knows, appended to `ray start`."""
         self._document = document
         self._paths = paths
         self._timing = timing
@@ -60,8 +60,8 @@ class RayProcess:
         self._child: Optional[Child] = None
         self._parts = RayParts(0, timing.parts_every)
         self._next_start = 0.0
-        self._marked = False  # Whether this `ray start` said that it started
-        self._losses = 0  # What the head probe had counted when Ray was started
+        self._marked = False  # Whether this `ray start` printed STARTED_MARK
+        self._losses = 0  # The head probe's `losses` when Ray was started
         self._probe = self._new_probe()
         self.state = "starting"
         self.since = time.time()
@@ -74,14 +74,14 @@ class RayProcess:
         return HeadProbe(self._document.head_ip, self._document.gcs_port, self._timing.head_poll)
 
     def tick(self, now: float, fault: str = "") -> None:
-        """Do what is due, without blocking. `now` is monotonic; `fault` says why Ray has to be
-        restarted although it runs, if it has to."""
+        """Do what is due, without blocking. `now`: monotonic seconds. `fault`: why Ray must be
+        restarted although it runs, or ""."""
         child = self._child
         if child is None:
             if now >= self._next_start:
                 self._start(now)
         elif child.exit_status() is not None:
-            child.kill_all()  # it may hold the output open
+            child.kill_all()  # processes that it left may hold its output open
             child.settle()
             self._fail(now, child, f"ended with status {child.exit_status()}: {_last_words(child)}")
         elif self._probe and self._probe.losses != self._losses:
@@ -97,7 +97,7 @@ class RayProcess:
             self._backoff.succeeded()
 
     def follow(self, document: NodeDocument) -> None:
-        """Adopt a new document, and restart Ray if Ray's part of it changed."""
+        """Adopt a changed document, and restart Ray if Ray's part of it changed."""
         old, self._document = self._document, document
         if (old.ray_argv, old.env, old.head_ip) != (
             document.ray_argv, document.env, document.head_ip,
@@ -108,7 +108,7 @@ class RayProcess:
             self._probe = self._new_probe()
 
     def stop(self) -> None:
-        """End Ray: SIGTERM, then SIGKILL for what is left. Blocks for `ray_stop` at most."""
+        """End Ray: SIGTERM, then SIGKILL after at most `ray_stop` seconds. Blocks until then."""
         if self._probe:
             self._probe.stop()
         if self._child is None:
@@ -144,7 +144,7 @@ class RayProcess:
             self._marked = True
 
     def _fail(self, now: float, child: Child, why: str) -> None:
-        # Ray's agents outlive a raylet that was killed, and hold its ports.
+        # Ray's agents survive a raylet that was killed, and keep its ports.
         child.kill_all()
         self.restarts += 1
         self._child = None
@@ -156,7 +156,7 @@ class RayProcess:
         self._turn("backing-off", f"{why}; retrying in {delay:g} s")
 
     def _drop(self, why: str) -> None:
-        """End Ray and let it start again without a delay: it is not Ray that failed."""
+        """End Ray and let it start again without a delay, for a cause outside this Ray."""
         if self._child:
             self._child.kill_all()
             self.restarts += 1
@@ -173,16 +173,16 @@ class RayProcess:
 
 
 def supported_argv(argv: List[str], *, has_client: bool) -> List[str]:
-    """Drop the port of Ray's client from `argv` if the client is missing (it needs grpc, which a
-    plain `pip install ray` does not bring): `ray start` would refuse the option."""
+    """Drop the option for the Ray client's port from `argv` if the client is missing (it needs
+    grpc, which a plain `pip install ray` does not install): `ray start` would refuse the option."""
     if has_client:
         return argv
     return [word for word in argv if not word.startswith("--ray-client-server-port")]
 
 
 def _last_words(child: Child) -> str:
-    """Return the last line that explains something. `ray start` prints some of its messages twice,
-    the second time with `{}` in place of the names."""
+    """Return the last line with an error. `ray start` prints some of its messages twice, the second
+    time with `{}` in place of the names."""
     lines = [_COLOURS.sub("", line).strip() for line in child.tail() if line.strip(" -")]
     telling = [line for line in lines if _TELLING.search(line) and "{}" not in line]
     return (telling or lines or ["it wrote nothing"])[-1][:300]
@@ -192,15 +192,15 @@ class RayParts:
     """The vital processes of one `ray start`, found by the session that it leads."""
 
     def __init__(self, session: int, every: float) -> None:
-        """`every` is the time in seconds between two looks."""
+        """`every`: seconds between two checks."""
         self._session = session
         self._every = every
         self._next = 0.0
-        self._seen: Dict[str, int] = {}  # The pid of each part that was ever there
+        self._seen: Dict[str, int] = {}  # The last pid of each part that ever ran
         self._missing: FrozenSet[str] = frozenset()
 
     def gone(self, now: float) -> str:
-        """Name the parts that used to run and were missing in two looks in a row."""
+        """Return the parts that used to run and were missing in two checks in a row, or ""."""
         if now < self._next:
             return ""
         self._next = now + self._every
@@ -216,7 +216,7 @@ class RayParts:
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")[:4]
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # it has ended in the meantime
             for name, ends in VITAL.items():
                 if any(word.rstrip().endswith(ends) for word in words):
                     found.setdefault(name, pid)
@@ -225,24 +225,24 @@ class RayParts:
 
 
 class HeadProbe:
-    """A worker's check of its head: is a GCS listening there, and is it still the same one?
+    """A worker's check that its head's GCS listens, and is still the same one.
 
     A raylet whose GCS was replaced within seconds took 54 s to notice and to end (Ray 2.60: "GCS
     returned an authentication error"). A connection that is held open breaks the moment the GCS
-    ends, and the next attempt is refused: from then on it is a new GCS, which does not know this
-    node. A connection that times out proves nothing: the cable may be out.
+    ends, and the next attempt is refused: any later GCS is a new one, which does not know this
+    node. A connection that times out proves nothing: the cable may be unplugged.
 
-    One connection after another is held in a thread. `answer` is the last outcome: unknown | open
-    | refused | silent.
+    One connection after another is held in a thread. `answer` is the last outcome: unknown | open |
+    refused | silent.
     """
 
     def __init__(self, ip: str, port: int, every: float) -> None:
-        """`every` is how long in seconds a connection is held, and the pause after a failed one."""
+        """`every`: seconds for which a connection is held, and the pause after a failed one."""
         self._address = (ip, port)
         self._every = every
         self._ended = threading.Event()
         self.answer = "unknown"
-        # How often a GCS that had answered was gone: raylets from before are useless.
+        # How often a GCS that had answered went away; raylets started before that are useless.
         self.losses = 0
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -260,7 +260,7 @@ class HeadProbe:
                 self._ended.wait(self._every)
 
     def _look(self) -> str:
-        """Connect, and hold the connection until it breaks or its time is up."""
+        """Connect, and hold the connection until it breaks or `every` seconds have passed."""
         try:
             with socket.create_connection(self._address, CONNECT_TIMEOUT) as connection:
                 self.answer = "open"
@@ -268,7 +268,7 @@ class HeadProbe:
                 while (left := deadline - time.monotonic()) > 0:
                     connection.settimeout(left)
                     try:
-                        if not connection.recv(4096):  # else a greeting, which nobody needs
+                        if not connection.recv(4096):  # any data is ignored
                             break
                     except OSError:
                         break

@@ -1,4 +1,4 @@
-"""What Ray's GCS says of the nodes: the process that asks it, and the supervisor's side of it.
+"""Node states from Ray's GCS: the process that queries it, and the supervisor's side of it.
 
 `watch` runs in a process of its own, since Ray's C++ client ends its process when the GCS stays
 away, and the supervisor must not end with it. Nothing else in this package imports Ray.
@@ -23,7 +23,7 @@ from clusterctl.node.children import Child
 from clusterctl.node.documents import RayNode, from_json
 from clusterctl.node.timing import Backoff, Timing
 
-# Labels that the supervisor passes to `ray start`: the GCS itself keeps no version per node.
+# Labels that the supervisor passes to `ray start`: the GCS keeps no version per node.
 VERSION_LABELS = ("ray-version", "python-version")
 
 WORKER_PREFIX = "vllm_Worker_"
@@ -42,7 +42,7 @@ class WorkerActor:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the GCS said at one moment."""
+    """The GCS's answer at one moment, or the error of asking it."""
 
     time: float  # Unix seconds
     nodes: List[RayNode] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Snapshot:
 
 
 def watch(address: str, interval: float) -> None:
-    """Print a snapshot as a JSON line every `interval` seconds, until nobody reads them."""
+    """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed."""
     raylet: Any = importlib.import_module("ray._raylet")
     private_state: Any = importlib.import_module("ray._private.state")
     state = private_state.GlobalState()
@@ -73,7 +73,7 @@ def watch(address: str, interval: float) -> None:
 def ray_nodes(
     table: List[Dict[str, Any]], available: Mapping[str, Mapping[str, float]]
 ) -> List[RayNode]:
-    """Convert Ray's node table. `available` is what each living node has left, by node id."""
+    """Convert Ray's node table. `available`: the free resources of each living node, by node id."""
     found = []
     for row in table:
         total = row.get("Resources", {})
@@ -118,7 +118,7 @@ def worker_actors(
 
 
 def own_argv() -> List[str]:
-    """Return the command that runs this package again, from its zip file or the source tree."""
+    """Return the command that runs this package, from its zip file or the source tree."""
     origin = Path(__file__).parents[2]
     if origin.is_file():
         return [sys.executable, str(origin)]
@@ -126,14 +126,14 @@ def own_argv() -> List[str]:
 
 
 class RayView:
-    """Keeps the watching process alive and holds its last snapshot.
+    """Keeps the ray-watch process alive and holds its last snapshot.
 
     Workers run one too, not only the head: a raylet that hangs cannot report itself, and the GCS,
-    which counts it dead, tells nobody who would restart it.
+    which counts it as dead, notifies no process that could restart it.
     """
 
     def __init__(self, argv: List[str], host: str, timing: Timing) -> None:
-        """`argv` runs the watching process; `host` is the name of this node."""
+        """`argv` runs ray-watch; `host` is the name of this node."""
         self._argv = argv
         self._host = host
         self._timing = timing
@@ -144,13 +144,13 @@ class RayView:
         self._heard = 0.0
         self._answered: Optional[float] = None  # When the GCS last answered
         self._unlisted: Optional[float] = None  # Since when it has not listed this node
-        self._generation = 0  # Tells the lines of a process that was ended from those of the next
+        self._generation = 0  # Distinguishes the process's lines from those of an ended one
         self.snapshot: Optional[Snapshot] = None
-        self.taken = 0.0  # When the GCS said it: the host's clock may be set in between
+        self.taken = 0.0  # When the GCS answered, in monotonic seconds: the host's clock may change
         self.error = ""
 
     def tick(self, now: float, ray_up: bool, env: Mapping[str, str]) -> None:
-        """Start, restart or end the process. `now` is monotonic."""
+        """Start, restart or end the process. `now`: monotonic seconds."""
         if self._child is None:
             if ray_up and now >= self._next_start:
                 self._start(now, env)
@@ -163,13 +163,13 @@ class RayView:
             self._next_start = now + self._backoff.failed()
 
     def fresh(self) -> Optional[Snapshot]:
-        """Return the last snapshot, unless it is too old to prove anything."""
+        """Return the last snapshot, or None if it is older than `snapshot_age`."""
         old = time.monotonic() - self.taken >= self._timing.snapshot_age
         return None if old else self.snapshot
 
     def unlisted(self, now: float) -> str:
-        """Return why this node counts as lost, if the GCS has answered for a while without listing
-        it as alive; otherwise an empty string."""
+        """Return why this node counts as lost, if for `unlisted_limit` seconds the GCS has answered
+        without listing it as alive; otherwise an empty string."""
         snapshot = self.fresh()
         own = [node for node in snapshot.nodes if node.name == self._host] if snapshot else []
         if snapshot is None or any(node.alive for node in own):
@@ -182,13 +182,13 @@ class RayView:
         return f"the GCS considers this node dead: {reason or 'it does not know it'}"
 
     def unanswered(self, now: float) -> str:
-        """Say for how long a GCS that used to answer has been silent, if that is too long."""
+        """Return how long a GCS that used to answer has been silent, or "" if not too long."""
         if self._answered is None or now - self._answered < self._timing.gcs_silence:
             return ""
         return f"the GCS has not answered for {now - self._answered:.0f} s"
 
     def stop(self) -> None:
-        """End the process, and forget what it said: it does not apply to the next Ray."""
+        """End the process, and drop its results: they do not apply to the next Ray."""
         self._end_child()
         self._answered = self._unlisted = None
 
@@ -210,8 +210,8 @@ class RayView:
             self._next_start = now + self._backoff.failed()
 
     def _read(self, generation: int, line: str) -> None:
-        # Runs in the reader's thread. Ray's own warnings arrive here too, and the last lines of
-        # a process that was ended may arrive late.
+        # Runs in the reader's thread. Ray's own warnings arrive here too, and the last lines of an
+        # ended process may arrive late.
         if generation != self._generation or not line.startswith("{"):
             return
         try:

@@ -1,10 +1,10 @@
-"""Keeps one declared service running: wait, start, watch, restart the whole group, stop.
+r"""Keeps one declared service running: wait, start, watch, restart all its ranks, stop.
 
-vLLM is fail-stop: when one rank dies, the whole group has to start again, on nodes that are there.
-So a service that has lost a node is ended at once rather than left to the timeouts of NCCL.
+vLLM is fail-stop: when one rank dies, all have to start again, on nodes that are alive. So a
+service that has lost a node is ended at once rather than left to the timeouts of NCCL.
 
     waiting -> starting -> loading -> ready
-       ^          |           |         |  \\
+       ^          |           |         |  \
        |          v           v         v   stalled
        +---- backing-off, failed <------+---+
     any of them -> stopping -> waiting (the document changed) or forgotten (it was removed)
@@ -35,10 +35,10 @@ _LOADING = ("starting", "loading")
 
 @dataclass(frozen=True)
 class RayConditions:
-    """What a service needs of Ray in order to run, at one moment."""
+    """The state of Ray that a service needs in order to run, at one moment."""
 
     expected: Sequence[ExpectedNode]
-    snapshot: Optional[Snapshot]  # None if Ray's last report is too old to prove anything
+    snapshot: Optional[Snapshot]  # None if the last snapshot is too old to prove anything
     ray_up: bool  # On this host
     env: Mapping[str, str]
     taken: float = 0.0  # Monotonic seconds of the snapshot
@@ -64,9 +64,9 @@ def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: f
 
 
 def who_left(started_with: FrozenSet[str], snapshot: Optional[Snapshot]) -> str:
-    """Name a node that was there at the start and is dead now, or return an empty string.
+    """Return which node was alive at the start and is dead now, and why, or an empty string.
 
-    A raylet that came back has another id: vLLM's worker on the old one is gone all the same.
+    A raylet that was restarted has another id: vLLM's worker on the old one is gone all the same.
     """
     for node in snapshot.nodes if snapshot else []:
         if not node.alive and node.node_id in started_with:
@@ -81,7 +81,7 @@ def ranks(
     tensor_parallel: int,
     pipeline_parallel: int = 1,
 ) -> List[Rank]:
-    """Return where each vLLM worker runs, by rank: TP counts fastest, then PP, then DP."""
+    """Return where each vLLM worker runs, by rank: TP varies fastest, then PP, then DP."""
     hosts = {node.node_id: node.name for node in nodes}
     found = []
     for worker in workers:
@@ -95,7 +95,7 @@ def ranks(
 
 
 class Service:
-    """Driven by `tick`, which never blocks. Times named `now` are monotonic seconds."""
+    """One declared service. `tick` never blocks; times named `now` are monotonic seconds."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Service:
         journal: Journal,
         previous: Optional[ServiceState] = None,
     ) -> None:
-        """`previous` is what the supervisor of an earlier container last said of this service."""
+        """`previous`: this service's state as written by the supervisor of an earlier container."""
         self._shown = document
         self._paths = paths
         self._timing = timing
@@ -113,8 +113,8 @@ class Service:
         self._backoff = Backoff(timing.service_backoff_first, timing.service_backoff_max)
         self._attempt: Optional[Attempt] = None
         self._retry_at: Optional[float] = None
-        self._kill_at = 0.0  # When a service that stops is killed
-        self._freed = 0.0  # When the last attempt gave its GPUs back
+        self._kill_at = 0.0  # When a service that is stopping is killed
+        self._freed = 0.0  # When the last attempt released its GPUs
         self._attempts = 0  # Since it was last ready
         self._starts = 0
         self._ready_seconds = 0.0
@@ -127,7 +127,7 @@ class Service:
         self._detail = ""
         self._since = 0.0
         self._snapshot: Optional[Snapshot] = None
-        self.forgotten = False  # Removed and stopped: there is nothing left to do or to show
+        self.forgotten = False  # Removed and stopped: the supervisor may drop this object
         if previous and previous.fingerprint == document.fingerprint:
             self._last_failure = previous.last_failure
             self._last_failure_time = previous.last_failure_time
@@ -154,11 +154,11 @@ class Service:
             self._look(now, attempt)
 
     def state(self) -> ServiceState:
-        """Return its entry for state.json."""
+        """Return the service's entry for state.json."""
         attempt = self._attempt
         reading = attempt.reading if attempt else None
         silence = reading.silence if reading and self._phase == "ready" else None
-        # Only after two looks in a row that saw no sign of life.
+        # Report a silence only after two readings in a row without a sign of life.
         now = time.monotonic()
         shown = silence and now - silence.since >= self._timing.silence_shown
         sizes = (self._shown.tensor_parallel, self._shown.pipeline_parallel)
@@ -188,7 +188,7 @@ class Service:
         )
 
     def stop(self, now: float) -> None:
-        """Begin a graceful stop, since the supervisor ends. Call `finish_stop` until `stopped`."""
+        """Begin a graceful stop. The caller repeats `finish_stop` until `stopped`."""
         if self._attempt and self._phase != "stopping":
             self._begin_stop(now, self._attempt, "the supervisor is stopping")
 
@@ -212,7 +212,7 @@ class Service:
             self._stood_on = frozenset()
             self._backoff.succeeded()
             self._turn("waiting", "it was changed")
-        # vLLM may end seconds before the GCS counts a lost host dead, with status 0 at that.
+        # vLLM may end seconds before the GCS counts a lost host as dead, even with status 0.
         left = who_left(self._stood_on, conditions.snapshot)
         if left:
             self._stood_on = frozenset()
@@ -241,7 +241,7 @@ class Service:
         self._turn("starting", f"attempt {self._attempts}, pid {self._attempt.pid}")
 
     def _look(self, now: float, attempt: Attempt) -> None:
-        """Judge a running attempt: the first of these that applies decides."""
+        """Act on the state of a running attempt: the first case that applies decides."""
         reading = attempt.reading
         left = who_left(attempt.nodes, self._snapshot)
         ended_rank = attempt.ended_rank(self._snapshot, now, self._timing.rank_patience)
@@ -268,8 +268,8 @@ class Service:
             limit = f"not ready within {attempt.document.ready_timeout:g} s"
             self._retry_later(now, attempt, f"{limit} ({reading.error})")
         elif attempt.progress():
-            # vLLM logs nothing while Ray starts the processes of the ranks and they import vLLM,
-            # which takes 30 to 60 s from a cold disk.
+            # vLLM logs nothing while Ray starts the ranks' processes and they import vLLM, which
+            # takes 30 to 60 s from a cold disk.
             started = len(attempt.owned(self._snapshot)) if attempt.progress() == "ray" else 0
             counted = f"{started} of {attempt.document.gpus} ranks started" if started else ""
             self._turn("loading", counted or attempt.stage_line or reading.error)
@@ -286,7 +286,7 @@ class Service:
             self._backoff.succeeded()
 
     def _retry_later(self, now: float, attempt: Attempt, why: str) -> None:
-        """End the whole group after a failure of its own, and start it again after a delay."""
+        """End all ranks after a failure of the service itself, and start again after a delay."""
         self._drop(attempt)
         self._last_error = attempt.last_lines()
         self._stood_on = attempt.nodes
@@ -297,8 +297,8 @@ class Service:
         self._record_failure(why)
 
     def _wait_again(self, attempt: Attempt, why: str) -> None:
-        """End the whole group because a node that it needs is gone. That is not its own failure,
-        so it starts again without a delay once the node is back."""
+        """End all ranks because a node that they need is gone. This does not count as a failure of
+        the service, so it starts again without a delay once the node is back."""
         self._drop(attempt)
         self._last_error = attempt.last_lines()
         self._turn("waiting", why)
@@ -325,7 +325,7 @@ class Service:
         self._turn("stopping", f"{why}; at most {patience:g} s")
 
     def finish_stop(self, now: float) -> None:
-        """Check once on a service that is stopping. What is left after its time is killed."""
+        """Kill a stopping service once vLLM or its time has ended. Check `stopped` after."""
         attempt = self._attempt
         if attempt is None or (not attempt.ended and now < self._kill_at):
             return

@@ -1,7 +1,7 @@
 """The node's supervisor: Ray on every node, the declared services on the head.
 
-One loop that never blocks looks at everything in turn. What may block, such as reading logs and
-asking endpoints, has threads of its own.
+One loop that never blocks checks each part in turn. Work that may block, such as reading logs and
+sending requests, has threads of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clusterctl.node.timing import Timing
 
 
 class Supervisor:
-    """`run` lasts until `stop` is called, from a signal handler or another thread."""
+    """`run` returns after `stop` was called, from a signal handler or another thread."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Supervisor:
         journal: Journal,
         watch_argv: Optional[List[str]] = None,
     ) -> None:
-        """`watch_argv` replaces the command line of ray-watch."""
+        """`watch_argv` replaces the command line of ray-watch, for tests."""
         self._document = document
         self._timing = timing
         self._paths = paths
@@ -48,19 +48,19 @@ class Supervisor:
         self._links = Links(timing)
         self._services: Dict[str, Service] = {}
         self._state_file = StateFile(paths.state, timing.state_every)
-        # Restarts and failures that happened before the container was restarted.
+        # Restarts and failures counted before the container was restarted.
         self._before = self._state_file.services_before()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Ask `run` to end: services first, then Ray."""
+        """Make `run` stop the services, then Ray, and return."""
         self._stopping.set()
 
     def run(self) -> None:
         self._journal.write("supervisor", "started", f"version {__version__}")
         while not self._stopping.wait(self._timing.tick):
             self._round(time.monotonic())
-        # Services stop side by side, each within its own deadline; then what watched them.
+        # Services stop in parallel, each within its own deadline; then ray-watch and Ray.
         for service in self._services.values():
             service.stop(time.monotonic())
         while not all(service.stopped for service in self._services.values()):
@@ -80,7 +80,7 @@ class Supervisor:
             self._document = document
             self._ray.follow(document)
         self._hosts_file.tick()
-        # A GCS that does not answer is the head's to replace: workers then see theirs go.
+        # Only the head replaces a GCS that does not answer; workers then lose theirs.
         silent_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
         self._ray.tick(now, self._view.unlisted(now) or silent_gcs)
         self._view.tick(now, self._ray.state == "up", self._document.env)

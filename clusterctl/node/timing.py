@@ -1,6 +1,6 @@
 """Every duration in seconds that code inside node containers uses, in one place.
 
-What runs on the operator's machine has its own table, `clusterctl/deadlines.py`.
+The durations used on the operator's machine are in `clusterctl/deadlines.py`.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ class Timing:
 
     ray_backoff_first: float = 1.0
     ray_backoff_max: float = 30.0
-    ray_steady: float = 60.0  # After this long up, the next failure counts as the first again
+    ray_steady: float = 60.0  # After this long up, the backoff starts from its first value again
     ray_stop: float = 10.0  # From SIGTERM to SIGKILL
     head_poll: float = 1.0  # How long a worker holds a connection to its head's GCS
-    watch_interval: float = 1.0  # How often ray-watch asks the GCS: a few milliseconds of work
-    worker_watch_interval: float = 3.0  # The same on a worker, which only looks for itself
+    watch_interval: float = 1.0  # How often ray-watch asks the GCS, which takes a few ms
+    worker_watch_interval: float = 3.0  # The same on a worker, which only needs its own entry
     watch_silence: float = 20.0  # Without a line for this long, ray-watch is restarted
     parts_every: float = 2.0  # How often Ray's processes are counted; missing twice means gone
-    # How long the GCS may list no living node of this host before Ray is restarted.
+    # How long the GCS may list this host's node as dead or not at all before Ray is restarted.
     unlisted_limit: float = 4.0
-    # How long a GCS may be silent before the head restarts Ray, which ends everything that serves:
-    # on an overloaded machine ray-watch is given up after 20 s, and takes 30 s to start again.
+    # How long a GCS may be silent before the head restarts Ray, which ends all services: on an
+    # overloaded machine ray-watch is restarted after 20 s, and takes 30 s to start again.
     gcs_silence: float = 90.0
 
     service_backoff_first: float = 2.0
     service_backoff_max: float = 120.0
     attempts_until_failed: int = 5
-    # The longest that a service may take to stop, whatever its document says: Docker waits 90 s
-    # for the whole container.
+    # The longest that a service may take to stop, whatever its document says: Docker waits 90 s for
+    # the whole container.
     stop_limit: float = 70.0
-    snapshot_age: float = 10.0  # An older report of ray-watch proves nothing
+    snapshot_age: float = 10.0  # An older snapshot of ray-watch proves nothing
 
     connect_every: float = 0.5  # How often a port that is not open yet is tried
     http_timeout: float = 10.0
-    answer_timeout: float = 120.0  # For the first answer, which may still compile something
+    answer_timeout: float = 120.0  # For the first answer, for which vLLM may still compile kernels
     scrape_every: float = 5.0
-    # An idle engine that showed no sign of life for this long is sent a request.
+    # Seconds without a sign of life after which an idle engine is sent a request.
     canary_every: float = 15.0
-    # With the two above: an engine that owes a sign of life has failed to give one by 50 s after
-    # the last, so that stall_timeout (ServiceDocument) holds for idle engines too.
+    # With the two above, a hung idle engine is noticed within 50 s of its last sign of life, so
+    # that stall_timeout (ServiceDocument) also holds for idle engines.
     canary_timeout: float = 30.0
-    silence_shown: float = 10.0  # A missing sign of life is reported from here on, after two looks
+    silence_shown: float = 10.0  # A missing sign of life is reported after this long, two readings
 
-    nics_every: float = 2.0  # How often the node's NICs are checked: a few milliseconds of work
-    # For vLLM to end by itself after one of its ranks did: its words say more than ours.
+    nics_every: float = 2.0  # How often the node's NICs are checked, which takes a few ms
+    # For vLLM to end by itself after one of its ranks did: its error message is more precise.
     rank_patience: float = 5.0
 
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0
 
 
-# The whole fabric gate, which then reports what it was waiting for. Its steps need less than this
-# one after the other even on the slowest machines, though the sum of their limits is larger.
+# The whole fabric gate, which then reports what it was waiting for. Even on the slowest machines
+# its steps take less than this in sequence, though the sum of their limits is larger.
 GATE = 600.0
 
 
@@ -76,13 +76,13 @@ class GateTiming:
     # and name servers that never answer cost 10 s.
     store: float = 60.0
     join: float = 30.0  # For ranks to meet: connections, and name look-ups again
-    # For the 4 MiB whose sums are compared: an MTU black hole lets ranks join, and then nothing
+    # For the 4 MiB whose sums are compared: with an MTU black hole ranks join, but then nothing
     # arrives.
     correct: float = 20.0
     # For some all-reduces of 64 MiB, half a second each on 1 Gbit/s. With joining it took 33 s on
     # two cores under a load of 51, with name servers that never answered.
     measure: float = 60.0
-    # No further round of pairs begins after this, once an all-reduce of all nodes has failed.
+    # After this long, once an all-reduce of all nodes has failed, no further round of pairs begins.
     pairs: float = 45.0
     poll: float = 0.1
 
