@@ -7,7 +7,7 @@
     │  ├─ Unreachable
     │  ├─ AuthenticationRejected
     │  └─ HostKeyProblem                    unknown, changed
-    ├─ RequirementsNotMet               5   what hosts lack
+    ├─ RequirementsNotMet               5   hosts lack something
     ├─ StepFailed                       6
     │  ├─ CommandFailed
     │  └─ CommandTimedOut
@@ -15,21 +15,21 @@
     ├─ RayNotFormed                     9
     ├─ DoesNotFit                      11
     ├─ Interrupted                    130
-    └─ Problems                             several at once; ends with the earliest cause
+    └─ Problems                             several at once; the lowest exit code of theirs
 
-    DEGRADED                            8   no error: the cluster runs, but not as promised
+    DEGRADED                            8   no error: the cluster runs, but not as specified
     CHANGES_PENDING                    10   no error: a dry run found changes
 
-Every error names the host, the cause in one sentence (`summary`), the fix as a command
-(`hint`) and, in `detail`, what a reader needs to see: the last lines of a log, the whole
-message of a foreign library. Foreign exceptions are mapped once, where the library is used.
+Every error names the host, the cause in one sentence (`summary`) and the fix as a command
+(`hint`). `detail` has more for the reader, such as the last lines of a log or the complete
+message of a library. Exceptions of libraries are translated once, where the library is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-DEGRADED = 8  # Exit code of `status` when something is not as the inventory promises
+DEGRADED = 8  # Exit code of `status` if the cluster is not as the inventory specifies
 
 CHANGES_PENDING = 10  # Exit code of a dry run that found changes
 
@@ -58,29 +58,29 @@ class ClusterctlError(Exception):
 
 
 class UsageError(ClusterctlError):
-    """Flags or names that make no sense together."""
+    """Invalid flags or names, or a combination of them that makes no sense."""
 
     exit_code = 2
 
 
 class InventoryError(ClusterctlError):
-    """The inventory file cannot be used; `detail` has one `file:line:column: text` a line."""
+    """The inventory is invalid; `detail` has one problem per line, as `file:line:column: text`."""
 
     exit_code = 3
 
 
 class ConnectionFailed(ClusterctlError):
-    """A host could not be talked to."""
+    """clusterctl could not connect to a host, or log in there."""
 
     exit_code = 4
 
 
 class Unreachable(ConnectionFailed):
-    """No TCP or SSH answer: name, route, port, or the host is down."""
+    """No answer over TCP or SSH: a wrong name, route or port, or the host is down."""
 
 
 class AuthenticationRejected(ConnectionFailed):
-    """SSH answered and refused the user, or sudo refused the password."""
+    """SSH rejected the user, or sudo rejected the password."""
 
 
 class HostKeyProblem(ConnectionFailed):
@@ -88,7 +88,7 @@ class HostKeyProblem(ConnectionFailed):
 
 
 class RequirementsNotMet(ClusterctlError):
-    """A host lacks what the inventory promises or clusterctl needs."""
+    """A host lacks something that the inventory specifies or clusterctl requires."""
 
     exit_code = 5
 
@@ -100,21 +100,21 @@ class StepFailed(ClusterctlError):
 
 
 class CommandFailed(StepFailed):
-    """A command on a host ended with a status other than 0."""
+    """A command on a host exited with a status other than 0."""
 
 
 class CommandTimedOut(StepFailed):
-    """A command on a host ran past its time and was ended there."""
+    """A command on a host exceeded its timeout and was ended there."""
 
 
 class LockHeld(ClusterctlError):
-    """Another clusterctl works on this cluster."""
+    """Another run of clusterctl is changing this cluster."""
 
     exit_code = 7
 
 
 class RayNotFormed(ClusterctlError):
-    """Ray does not see what the inventory promises."""
+    """Ray does not have the nodes and GPUs that the inventory specifies."""
 
     exit_code = 9
 
@@ -126,13 +126,13 @@ class DoesNotFit(ClusterctlError):
 
 
 class Interrupted(ClusterctlError):
-    """The user asked to stop."""
+    """The user interrupted the run."""
 
     exit_code = 130
 
 
 class Problems(ClusterctlError):
-    """Several errors at once; the exit code is the lowest of theirs, the earliest cause."""
+    """Several errors at once; the exit code is the lowest one, since it has the earliest cause."""
 
     def __init__(self, errors: Iterable[ClusterctlError]) -> None:
         self.errors = tuple(errors)
@@ -141,8 +141,8 @@ class Problems(ClusterctlError):
 
 
 def raise_all(errors: Iterable[ClusterctlError]) -> None:
-    """Raise nothing, the one error, or `Problems` with all of them."""
-    found = tuple(dict.fromkeys(errors))  # one that ended several hosts' work is told once
+    """Raise the error if there is one, or `Problems` with all of them if there are several."""
+    found = tuple(dict.fromkeys(errors))  # an error that affects several hosts is raised once
     if len(found) == 1:
         raise found[0]
     if found:
