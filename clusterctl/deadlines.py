@@ -57,9 +57,6 @@ FACTS = 30.0
 # For one of the commands in it, in whole seconds: a hanging docker or nvidia-smi costs no more.
 FACTS_COMMAND = 5
 
-# For the program that tests pairs of hosts to answer a question that sends no traffic.
-PAIRS_ANSWER = 20.0
-
 # What runs on hosts: Ray, the fabric gate, services
 
 # Age at which a supervisor's report is too old to be used; one is written every 3 s.
@@ -205,8 +202,6 @@ LISTING = 120.0  # For one request of a host to a hub's API, including its own t
 LOGIN_HELPER = 30  # For a registry's credential helper; some unlock a key ring
 
 RELAY_START = 30.0  # For a host's Python to start and report where the relay listens
-
-RELAY_END = 2.0  # For a relay to exit after its output has ended; then it is killed
 
 # For a fetch in addition to the time for its bytes: the hosts before it may be slow to start.
 FETCH_START = 600.0
