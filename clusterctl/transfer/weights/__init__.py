@@ -1,1 +1,1 @@
-"""Model weights as directories: what is in them, who has it, where it comes from."""
+"""Model weights as directories: their files, which hosts have them, and the hubs they come from."""

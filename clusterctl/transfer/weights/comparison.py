@@ -1,8 +1,8 @@
 """Compare the model files of hosts by hash, so that ranks on several hosts load the same bytes.
 
-What is known already, or small, is compared before anything starts. What would take minutes to
-hash is reported as unproven, and hashed on the hosts once the service is up: `status` and the next
-`serve` compare it then.
+Files that are small or have a known hash are compared before the service starts. Those that would
+take minutes to hash are reported as unproven, and hashed on the hosts once the service is up:
+`status` and the next `serve` compare them then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Fix = Callable[[str], str]  # host: the command that copies the model from it to
 
 @dataclass(frozen=True)
 class ComparedWeights:
-    """The model directory `path`, as every host of a service has it."""
+    """The model directory `path`, with its files on every host of a service."""
 
     path: str
     hosts: Mapping[str, Transport]
@@ -55,7 +55,7 @@ class ComparedWeights:
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """What could not be compared, in sentences."""
+        """Sentences about files that could not be compared."""
         unread = [name for name, held in self.held.items() if not held.files]
         rest = {name: _size(held.unknown) for name, held in self.held.items() if held.unknown}
         found = []
@@ -70,7 +70,8 @@ class ComparedWeights:
         return tuple(found)
 
     def hash_rest(self) -> None:
-        """Have the hosts hash the rest in the background. Raises the errors of all hosts."""
+        """Have the hosts hash the remaining files in the background. Raises the errors of all
+        hosts."""
 
         def begin(transport: Transport) -> None:
             keep(transport, self.path, self.held[transport.host.name], hash_rest=True)
@@ -84,8 +85,8 @@ def require_same(
 ) -> ComparedWeights:
     """Compare the model directory `path` of all `hosts`.
 
-    Raises, for all hosts together, RequirementsNotMet for one whose files differ from the others',
-    and the errors of hosts that could not compare.
+    Raises, for all hosts together, RequirementsNotMet for each file that differs from the other
+    hosts', and the errors of hosts that could not be compared.
     """
     started, told = time.monotonic(), one_at_a_time(sink)
     told(StageStarted(TITLE, tuple(hosts)))
@@ -117,7 +118,7 @@ def require_same(
 
 
 def told_apart(path: str, held: Mapping[str, HeldModel], head: str) -> dict[str, tuple[str, ...]]:
-    """What `status` says about hosts whose files differ from the others', by host."""
+    """Sentences for `status`, by host, about files that differ from the other hosts'."""
     found: dict[str, tuple[str, ...]] = {}
     for one in differing_files(held, head):
         found[one.host] = (*found.get(one.host, ()), _sentence(path, one))

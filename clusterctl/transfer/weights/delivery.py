@@ -1,4 +1,5 @@
-"""A model to several hosts: look, plan, lock, transfer. For `model push` and `model pull`."""
+"""Deliver a model to several hosts: look, plan, lock, transfer. For `model push` and `model
+pull`."""
 
 from __future__ import annotations
 
@@ -26,30 +27,30 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
-# Finds the model, given the hosts it may be on. Raises what is wrong with it, all at once.
+# Finds the model, given the hosts it may be on. Raises all errors about it together.
 Supplying = Callable[[Mapping[str, HostView]], Supply]
 
 
 @dataclass(frozen=True)
 class PushedModel:
-    """A model that is where it should be."""
+    """Result of a push: the model is on every host of `hosts`."""
 
     manifest: Manifest
     path: str  # On every host
     hosts: tuple[str, ...]
-    changed: int  # Hosts that got something, or on which it was moved into place
+    changed: int  # Hosts that received files, or on which the model was moved into place
     sent: int  # Bytes that left this machine
     seconds: float
 
 
 @dataclass(frozen=True)
 class ModelPush:
-    """Which hosts are to get a model, and from where."""
+    """A model to push: its source and the hosts to receive it."""
 
     inventory: Inventory
     hosts: tuple[Host, ...]
     supplying: Supplying
-    # The host that has the model, if one does; it may be another than `hosts`.
+    # The host that has the model, if any; it need not be one of `hosts`.
     holder: str | None = None
     limit_rate: int | None = None  # Bytes a second that leave this machine
 
@@ -61,7 +62,7 @@ class ModelPush:
 
 
 def make_plan(push: ModelPush, credentials: Credentials) -> Plan:
-    """What would be brought where. Changes nothing."""
+    """Return the plan of a push. Changes nothing."""
     with connected(push.involved, credentials) as transports:
         _, stages, views = _prepare(push, transports, lambda _: None)
         return plan_stages(stages, views)
@@ -72,8 +73,8 @@ def deliver(
 ) -> PushedModel:
     """Bring the model to the hosts. A second run moves nothing.
 
-    `agree` is shown the plan and raises when the user does not want it. Raises the errors of
-    all hosts together; one that fails does not keep the others from being served.
+    `agree` is called with the plan and raises if the user declines. Raises the errors of all hosts
+    together; a failing host does not stop the others.
     """
     sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
     inventory = push.inventory
@@ -101,8 +102,8 @@ def deliver(
 def _prepare(
     push: ModelPush, transports: Mapping[str, Transport], sink: EventSink
 ) -> tuple[tuple[Supply, Transfer], tuple[Stage, ...], dict[str, HostView]]:
-    """Facts of the hosts, for their addresses; where the model is; and how it gets to the hosts
-    that are to have it."""
+    """Collect the hosts' facts, find the model, and prepare its transfer: (supply, transfer),
+    stages and views of the hosts that receive it."""
     models = push.inventory.models
     involved = push.inventory.model_copy(update={"hosts": push.involved})
     survey = take_survey(involved, transports).require_answers()
@@ -122,14 +123,14 @@ def _prepare(
     supply = push.supplying(survey.views)
     views = {host.name: survey.views[host.name] for host in push.hosts}
     transfer = Transfer(WeightsReceiver(supply, views, models, route), route)
-    # A host that fails keeps no other from its weights.
+    # A failing host does not stop the others.
     stages = (Stage("Model", tuple(views), (transfer,), OnFailure.SET_HOST_ASIDE),)
     return (supply, transfer), stages, views
 
 
 def python_on(answer: Probe, models: str, driver: ContainerDriver) -> tuple[str, ...]:
-    """What starts a Python for the relay: () for the host's own; on a host without one that of
-    the node image, if the host has it, with the models directory where it is outside."""
+    """Return the argv of a Python for the relay: () for the host's own; without one, that of the
+    node image (if the host has it), with the models directory mounted at its own path."""
     if answer.facts.python3 is not None or answer.image is None:
         return ()
     mounts = [Mount(path, path) for path in (models, CACHE)]

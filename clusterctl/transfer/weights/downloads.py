@@ -1,11 +1,11 @@
-"""A model on its way from a hub through this machine, one pull of it at a time.
+"""Download a model from a hub to this machine, one pull of it at a time.
 
-`Downloads` gets files: several at once, each resumed where it stopped, readable from the first
-byte on, and trusted once its hash is right. `DownloadedModel` is what a chain reads of them.
+`Downloads` fetches files: several at once, each resumed where it stopped, readable from the first
+byte on, and verified by hash at its end. `DownloadedModel` is the BlobSource that a chain reads.
 
-The bytes are fetched here and not by huggingface_hub: its downloads begin every interrupted file
-again (file_download.py: `_download_to_tmp_and_move`), can be read only when they are whole, and
-know no other hub (docs/decisions/0008-hubs-and-their-clients.md).
+huggingface_hub does not download the files, since it starts every interrupted file from the
+beginning (file_download.py: `_download_to_tmp_and_move`), can be read only at the end, and
+supports no other hub (docs/decisions/0008-hubs-and-their-clients.md).
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ from clusterctl.transfer.weights.hub_session import FILE, hub_errors
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.transport.lock import LockHolder, this_process
 
-# Files: one stream from a hub's storage rarely fills a link, and many are throttled.
+# Files at a time: one stream rarely fills a link, and hubs throttle many streams.
 AT_ONCE = 4
 
-TRIES = 5  # attempts in a row that bring no byte, before a file is given up
+TRIES = 5  # attempts in a row without a new byte, after which a file fails
 
 # Seconds before the second attempt; each further one waits twice as long.
 PAUSE = 2.0
 
-# Mode of what comes from a hub; git keeps no other, but for programs.
+# Mode of downloaded files; git keeps no other, except for programs.
 MODE = 0o644
 
 
 def download_directory(listing: Listing) -> Path:
-    """Where a model is kept on this machine until hosts have it; a later run resumes there."""
+    """Directory on this machine that holds a model until hosts have it; a later run resumes
+    there."""
     model = listing.model_id.replace("/", "--")
     revision = listing.revision.replace("/", "-")
     return cache_directory() / "models" / f"{listing.hub}--{model}@{revision}"
@@ -63,10 +64,10 @@ def download_directory(listing: Listing) -> Path:
 
 @contextmanager
 def only_one(directory: Path, model_id: str) -> Iterator[None]:
-    """Hold `directory` for this process, until the end of the block or of the process: two pulls
-    would write the same files, and the first to end would remove the other's.
+    """Hold a lock on `directory` until the end of the block or of the process: two pulls would
+    write the same files, and the first to end would remove the other's.
 
-    Raises LockHeld, naming who holds it; StepFailed when the disk does not let us.
+    Raises LockHeld, naming the holder; StepFailed when the lock file cannot be written.
     """
     path = directory.with_name(f"{directory.name}.lock")
     try:
@@ -78,7 +79,7 @@ def only_one(directory: Path, model_id: str) -> Iterator[None]:
                     raise _held(file, model_id)
             if same_file(file, path):
                 break
-            file.close()  # the last holder has just removed it, so its lock is worth nothing
+            file.close()  # just removed by the last holder, so a lock on it excludes nobody
         file.truncate(0)
         file.write(this_process(f"model pull {model_id}").to_json().encode())
         file.flush()
@@ -91,7 +92,7 @@ def only_one(directory: Path, model_id: str) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):  # closing the file unlocks it; its name is only litter
+            with suppress(OSError):  # closing the file unlocks it; the name is not needed
                 path.unlink()
 
 
@@ -99,7 +100,7 @@ def _held(file: BinaryIO, model_id: str) -> LockHeld:
     file.seek(0)
     try:
         holder = LockHolder(**json.loads(file.read()))
-    except (ValueError, TypeError):  # it has not written its name yet
+    except (ValueError, TypeError):  # the holder has not written its record yet
         return LockHeld(
             f"another clusterctl is downloading {model_id} on this machine",
             hint=f"see which: fuser -v {file.name}",
@@ -120,7 +121,7 @@ class _Refused(Exception):
 
 @dataclass
 class _Arrival:
-    """How far one file is."""
+    """Download state of one file."""
 
     file: HubFile
     have: int = 0  # bytes that can be read
@@ -129,11 +130,11 @@ class _Arrival:
 
 
 class Downloads:
-    """Files of a model, downloaded below `directory`. What an earlier run left there counts, and
-    so does what the cache of the hub's own client has.
+    """Files of a model, downloaded below `directory`. Files from an earlier run and from the cache
+    of the hub's own client are reused.
 
-    `told` gets the bytes that are there of all files together, whenever that changes; `hashing`
-    those of them that were hashed.
+    `told` is called with the bytes present of all files together, whenever that number changes;
+    `hashing` with the bytes that were hashed.
     """
 
     def __init__(
@@ -159,21 +160,21 @@ class Downloads:
         self._stopped = threading.Event()
 
     def path(self, file: HubFile) -> Path:
-        """Where the file is once it is whole."""
+        """Path of the file once it is complete."""
         return self._directory / file.path
 
     def expect(self, files: Sequence[HubFile]) -> None:
-        """Announce files, so that they can be read as far as they are there."""
+        """Register files, so that `read` can follow their downloads."""
         with self._changed:
             for file in files:
                 self._arrivals.setdefault(file.path, _Arrival(file))
 
     def hashed(self, file: HubFile) -> Hashed:
-        """Return the hashes of a file that is whole, and of its pieces."""
+        """Return the hashes of a complete file and of its pieces."""
         return self._hashes(self.path(file))
 
     def run(self, files: Sequence[HubFile]) -> None:
-        """Download the files. Raises the errors of all together; what arrived is kept."""
+        """Download the files. Raises the errors of all of them together; what arrived is kept."""
         self.expect(files)
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             try:
@@ -185,7 +186,7 @@ class Downloads:
         raise_all({error.summary: error for error in ended if error}.values())
 
     def stop(self) -> None:
-        """Begin no further file, and end those under way at their next bytes."""
+        """Start no further file, and stop running downloads at their next bytes."""
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()
@@ -204,7 +205,7 @@ class Downloads:
             if self._stopped.is_set() and have <= offset:
                 raise StepFailed("the download was stopped")
             path = self.path(file) if arrival.whole else _part(self.path(file))
-            # It is renamed when it is whole, perhaps right now: then the next round finds it.
+            # It is renamed once complete, perhaps right now: the next iteration then finds it.
             with suppress(FileNotFoundError), path.open("rb") as opened:
                 opened.seek(offset)
                 while offset < have and (piece := opened.read(min(CHUNK, have - offset))):
@@ -212,7 +213,7 @@ class Downloads:
                     yield piece
 
     def _bring(self, file: HubFile) -> None:
-        """Have the file whole and right, or note its error."""
+        """Download the file and verify it, or record its error."""
         arrival, path = self._arrivals[file.path], self.path(file)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +231,7 @@ class Downloads:
             self._fail(arrival, StepFailed(text, hint=ROOM))
 
     def _fetch(self, file: HubFile, arrival: _Arrival) -> None:
-        """Download the file, a second time where the first one's hash is wrong."""
+        """Download the file; download it a second time if the hash is wrong."""
         part = _part(self.path(file))
         for _ in range(2):
             with part.open("r+b" if part.exists() else "w+b") as opened:
@@ -247,7 +248,7 @@ class Downloads:
         )
 
     def _fill(self, file: HubFile, arrival: _Arrival, opened: BinaryIO) -> None:
-        """Get bytes until there are as many as the hub says, pausing longer between attempts."""
+        """Download bytes until the hub's size is reached, pausing longer between attempts."""
         have = min(opened.seek(0, 2), file.size)
         failures = 0
         while have < file.size:
@@ -275,7 +276,7 @@ class Downloads:
                 raise reason
 
     def _attempt(self, file: HubFile, arrival: _Arrival, opened: BinaryIO, have: int) -> None:
-        """Append what one request brings. Raises _Refused, and what httpx2 raises."""
+        """Append the bytes that one request returns. Raises _Refused, and errors of httpx2."""
         opened.seek(have)
         self._move(arrival, have)
         headers = {**self._headers, "Accept-Encoding": "identity"}
@@ -287,10 +288,10 @@ class Downloads:
                 raise _Refused(answer)
             begins = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
             if have and not (answer.status_code == 206 and begins):
-                have = opened.seek(0)  # the server takes no ranges: it sends all of it again
+                have = opened.seek(0)  # the server ignores ranges and sends the whole file again
                 opened.truncate()
                 self._move(arrival, 0)
-            # Of raw bytes httpx2 passes on what it gets; asked for a size it would wait for that.
+            # Without a size httpx2 yields what it receives; with one it waits for that many bytes.
             for piece in answer.iter_raw():
                 have += opened.write(piece)
                 opened.flush()
@@ -301,7 +302,7 @@ class Downloads:
                     raise StepFailed("the download was stopped")
 
     def _is_right(self, file: HubFile, path: Path) -> bool:
-        """Compare with the hash that the hub publishes, or with the size where it has none."""
+        """Whether the file has the hash that the hub publishes, or the size where it has none."""
         if not path.is_file() or path.stat().st_size != file.size:
             return False
         hashed = self._hashes(path)  # of every file: the manifest needs them too
@@ -329,7 +330,7 @@ class Downloads:
         with self._changed:
             arrival.have, arrival.whole = have, whole
             self._changed.notify_all()
-            # Within the lock, so that nobody hears of fewer bytes after more.
+            # Under the lock, so that the reported number never falls by a race.
             self._told(sum(each.have for each in self._arrivals.values()))
 
     def _fail(self, arrival: _Arrival, error: ClusterctlError) -> None:
@@ -345,8 +346,9 @@ def _part(path: Path) -> Path:
 class DownloadedModel:
     """A BlobSource over downloads: a blob can be read from its first byte on.
 
-    Small files come first and whole (`begin`), since Hugging Face publishes no SHA-256 of them. A
-    large one is begun when it is first read: what all hosts have already is not downloaded.
+    Small files are downloaded completely first (`begin`), since Hugging Face publishes no SHA-256
+    of them. The download of a large file starts with its first read: one that all hosts have is
+    never downloaded.
     """
 
     def __init__(self, listing: Listing, name: str, downloads: Downloads) -> None:
@@ -359,8 +361,8 @@ class DownloadedModel:
         self._beginning = threading.Lock()
 
     def begin(self) -> Manifest:
-        """Get the small files, and return what is known then: of large ones no hashes of pieces.
-        Raises what the hub says."""
+        """Download the small files, and return the manifest so far, without piece hashes of large
+        ones. Raises the hub's errors."""
         self._downloads.run(self._small)
         self._downloads.expect(self._large)
         manifest = self._manifest()
@@ -377,18 +379,18 @@ class DownloadedModel:
         return self._downloads.read(file, offset)
 
     def complete(self) -> Manifest:
-        """Wait for what is under way, and return the manifest with all hashes of pieces."""
+        """Wait for running downloads, and return the manifest with all piece hashes."""
         wait(self._begun.values())
         raise_all(self.trouble())
         return self._manifest()
 
     def trouble(self) -> Sequence[ClusterctlError]:
-        """Return why files did not arrive."""
+        """Return the errors of files that did not arrive."""
         ended = [future.exception() for future in self._begun.values() if future.done()]
         return [error for error in ended if isinstance(error, ClusterctlError)]
 
     def stop(self) -> None:
-        """End the downloads that are under way."""
+        """Stop the running downloads."""
         self._downloads.stop()
         self._pool.shutdown(cancel_futures=True)
 
@@ -404,8 +406,8 @@ class DownloadedModel:
 
 
 def expected_manifest(listing: Listing, name: str) -> Manifest:
-    """Return what the manifest will look like, for a plan: small files have git's hash in place
-    of their own, so that no host can have them."""
+    """Return a manifest for a plan, before any download: small files have git's hash in place of
+    their sha256, so that no host matches them."""
     files = [
         WeightFile(file.path, file.size, MODE, file.sha256 or file.git_sha1.zfill(64))
         for file in listing.files
@@ -414,7 +416,7 @@ def expected_manifest(listing: Listing, name: str) -> Manifest:
 
 
 def require_room(listing: Listing, hub: Hub, directory: Path) -> None:
-    """Raises RequirementsNotMet when this machine's disk cannot hold the model on its way."""
+    """Raise RequirementsNotMet when this machine's disk has no room for the download."""
     had = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     cached = sum(file.size for file in listing.files if hub.cached(listing, file))
     missing = listing.size - max(had, cached) + SPARE

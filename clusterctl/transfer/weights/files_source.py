@@ -1,4 +1,4 @@
-"""The files of a hashed tree on this machine, as blobs that a chain can read."""
+"""Serve the files of a hashed directory on this machine as blobs that a chain can read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from clusterctl.transfer.weights.tree import Tree, TreeFile
 
 
 class FilesSource:
-    """A BlobSource over a directory. A file that is not what it was when it was hashed ends it:
-    hosts would refuse the bytes piece by piece, and nobody could tell why."""
+    """A BlobSource over a directory. Reading a file that changed since it was hashed raises
+    StepFailed: hosts would reject its pieces one by one without knowing the reason."""
 
     def __init__(self, tree: Tree, manifest: Manifest) -> None:
         sources = {file.path: file for file in tree.files}
@@ -36,12 +36,12 @@ class FilesSource:
             raise changed(file.source)
 
     def location(self, blob: Blob) -> Location | None:
-        """Where the bytes lie; None for what this tree does not have."""
+        """Where the bytes are on disk; None for a blob that is not in this tree."""
         file = self._files.get(blob.digest)
         return Location(file.source, 0, blob.size) if file else None
 
     def changes(self) -> Sequence[StepFailed]:
-        """An error for every file that was written to since it was hashed, or is gone."""
+        """Return an error for every file that was written to or removed since it was hashed."""
         return [
             changed(file.source) for digest, file in self._files.items() if not self._same(digest)
         ]

@@ -1,4 +1,4 @@
-"""Hashes of large files, here and on hosts: taken in parallel, and again only after a change."""
+"""Hash large files, here and on hosts: in parallel, and again only after a change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 from clusterctl.transfer.weights.tree import Tree, TreeFile
 from clusterctl.transport.base import Transport, lines
 
-# Is told the bytes hashed so far, over all files; nothing of files whose hash is known.
+# Called with the bytes hashed so far, over all files; files with a cached hash do not count.
 Told = Callable[[int], None]
 
 
@@ -43,12 +43,12 @@ class Hashed:
     """The hashes of one file."""
 
     sha256: str
-    chunks: tuple[str, ...]  # Of every PIECE bytes; of an empty file, none
+    chunks: tuple[str, ...]  # sha256 of every PIECE bytes; none for an empty file
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What changes when a file is written to: with it, a hash of before still holds."""
+    """Identity, size and time of a file: while they are equal, an earlier hash is still valid."""
 
     device: int
     inode: int
@@ -62,7 +62,7 @@ class Stamp:
 
 
 class HashCache:
-    """Remembers hashes by what `Stamp` holds, a small file each. Never needed, only quicker."""
+    """Remembers hashes by `Stamp`, one small file each. Only an optimization: it may be lost."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory or cache_directory() / "hashes"
@@ -95,7 +95,7 @@ class HashCache:
 def hash_file(
     path: Path, told: Callable[[int], None] = lambda _: None, *, piece_size: int = PIECE
 ) -> Hashed:
-    """Read `path` once; `told` gets the bytes of each read. Raises OSError."""
+    """Hash `path` in one read, calling `told` with the bytes of each read. Raises OSError."""
     whole, part, chunks, filled = hashlib.sha256(), hashlib.sha256(), [], 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(min(CHUNK, piece_size - filled)):
@@ -112,7 +112,7 @@ def hash_file(
 
 
 def unhashed(tree: Tree, cache: HashCache) -> int:
-    """Bytes that `manifest_of` will have to read: those of files whose hash is not known."""
+    """Bytes that `manifest_of` will have to read: those of files whose hash is not cached."""
     total = 0
     for file in tree.files:
         with suppress(OSError):  # raised by `manifest_of`
@@ -125,10 +125,10 @@ def unhashed(tree: Tree, cache: HashCache) -> int:
 def manifest_of(
     tree: Tree, *, cache: HashCache | None = None, say: Told = lambda _: None
 ) -> Manifest:
-    """`tree` with its hashes, one thread a core (hashlib lets go of the interpreter's lock).
+    """Hash the files of `tree`, one thread per core (hashlib releases the GIL).
 
-    Raises, of all files together, StepFailed for one that cannot be read, that changed while
-    it was read, or whose bytes are not those that a Hugging Face cache names it for.
+    Raises StepFailed, for all files together, when one cannot be read, changed while it was read,
+    or does not match the sha256 that is its name in a Hugging Face cache.
     """
     total, lock, given_up = 0, threading.Lock(), threading.Event()
 
@@ -145,7 +145,7 @@ def manifest_of(
         try:
             found = list(pool.map(lambda file: _hashed(file, kept, told), tree.files))
         except KeyboardInterrupt:
-            given_up.set()  # the pool waits for its threads, and a file may take a minute
+            given_up.set()  # leaving the pool joins its threads, and a file may take a minute
             raise
     raise_all(outcome for outcome in found if isinstance(outcome, ClusterctlError))
     files = in_order(outcome for outcome in found if isinstance(outcome, WeightFile))
@@ -195,10 +195,10 @@ def hashes(
     every: float = EVERY,
     stalled: float = deadlines.HASHING_SILENCE,
 ) -> dict[str, Hashed]:
-    """The hashes of files on the host, by path, those of their pieces too where `piece_size` is
-    given. A file that cannot be read is left out. `size`: bytes of all of them, for `say`.
+    """Hash files on the host; return their hashes by path, with piece hashes if `piece_size`
+    (bytes) is given. Unreadable files are left out. `size`: total bytes, for progress in `say`.
 
-    Raises CommandTimedOut for a disk that gives nothing more, CommandFailed, ConnectionFailed.
+    Raises CommandTimedOut if the disk delivers nothing more, CommandFailed, ConnectionFailed.
     """
     if not paths:
         return {}
@@ -209,7 +209,7 @@ def hashes(
     found: dict[str, Hashed] = {}
     with transport.open_channel(argv, sudo=True) as channel, in_time("hashing files", host, DISK):
         channel.settimeout(stalled)
-        with contextlib.suppress(ConnectionFailed):  # what it says at its end tells more
+        with contextlib.suppress(ConnectionFailed):  # its exit, below, tells more
             channel.send("".join(f"{path}\n" for path in paths).encode())
             channel.close_stdin()
         moved = time.monotonic()
@@ -221,7 +221,7 @@ def hashes(
                     now = time.monotonic()
                     if int(count) != meter.bytes:
                         moved = now
-                    elif now - moved > stalled:  # the host is there, and its disk gives nothing
+                    elif now - moved > stalled:  # the host is alive, but its disk delivers nothing
                         raise TimeoutError(f"no byte was read for {stalled:.0f} s")
                     meter.reached(int(count))
         status = channel.wait(timeout=deadlines.STREAM_END)
@@ -239,5 +239,5 @@ def hashes(
 
 
 def sums(found: Mapping[str, Hashed]) -> dict[str, str]:
-    """Only the sha256 of whole files, by path."""
+    """Return only the sha256 of whole files, by path."""
     return {path: hashed.sha256 for path, hashed in found.items()}

@@ -1,7 +1,7 @@
-"""What hosts hold of one model, byte for byte: ranks that load different weights answer nonsense.
+"""Hashes of one model's files on hosts: ranks that load different weights produce nonsense.
 
-The hash of a file is known from the manifest that a push left, or from an earlier look, as long as
-neither the file's content nor its inode was written to since. What is known is kept on the host.
+The hash of a file is known from the manifest that a push wrote, or from an earlier look, as long
+as neither the file's content nor its inode changed since. Known hashes are stored on the host.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ class HeldFile:
     """A file of a model's directory."""
 
     size: int  # Bytes
-    # Inode, size, time of the last write and of the last change: another one after any change.
+    # Inode, size, time of the last write and of the last change: differs after any change.
     stamp: str
 
 
 @dataclass(frozen=True)
 class HeldModel:
-    """A model's directory on one host. Paths are below it."""
+    """A model's directory on one host. Paths are relative to it."""
 
     files: Mapping[str, HeldFile]
-    known: Mapping[str, str]  # sha256 of the files that are as they were when it was taken
-    promised: Mapping[str, str]  # sha256 that the manifest names, whatever the file's bytes are now
+    known: Mapping[str, str]  # sha256 of files that did not change since they were hashed
+    promised: Mapping[str, str]  # sha256 in the manifest, whatever the file's bytes are now
 
     @property
     def unknown(self) -> dict[str, HeldFile]:
         return {path: file for path, file in self.files.items() if path not in self.known}
 
     def learned(self, found: Mapping[str, str]) -> HeldModel:
-        """The same with further hashes, by path."""
+        """Return a copy with further hashes, by path."""
         return HeldModel(self.files, {**self.known, **found}, self.promised)
 
 
 def kept_file(path: str, directory: str = KEPT) -> str:
-    """Where the hashes of the model in the directory `path` are kept on a host."""
+    """Path on a host of the file with the hashes of the model in the directory `path`."""
     return f"{directory}/{path.strip('/').replace('/', '@')}"
 
 
 def look_at(
     transport: Transport, path: str, *, kept: str = KEPT, timeout: float = deadlines.HELD_LOOK
 ) -> HeldModel:
-    """What the host holds in the directory `path`. Changes nothing, and reads no weights.
+    """List the files and known hashes of the directory `path`. Changes nothing, reads no weights.
 
-    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when no shell can be run.
     """
     argv = ("sh", "-c", _script("held.sh"), "held", path, _root(path), kept_file(path, kept))
     result = transport.run(argv, sudo=True, timeout=timeout)
@@ -72,8 +72,8 @@ def look_at(
 def hash_now(
     transport: Transport, path: str, files: Mapping[str, HeldFile], say: Say
 ) -> dict[str, str]:
-    """The sha256 of `files` of the directory `path`, by path; those that cannot be read are left
-    out. Raises as `hashes`."""
+    """Hash `files` of the directory `path` and return their sha256 by path; unreadable files are
+    left out. Raises as `hashes`."""
     absolute = {f"{path}/{name}": name for name in files}
     size = sum(file.size for file in files.values())
     found = sums(hashes(transport, list(absolute), size, say=say))
@@ -83,8 +83,8 @@ def hash_now(
 def keep(
     transport: Transport, path: str, held: HeldModel, *, hash_rest: bool = False, kept: str = KEPT
 ) -> None:
-    """Keep what is known on the host. `hash_rest`: what is not gets hashed there in the
-    background, and is known to later runs. Raises as `look_at`."""
+    """Store the known hashes on the host. `hash_rest`: also hash the other files there in the
+    background, for later runs. Raises as `look_at`."""
     lines = [
         f"kept\t{digest}\t{held.files[name].stamp}\t{name}" for name, digest in held.known.items()
     ]
@@ -102,7 +102,7 @@ def keep(
 
 
 def read_answer(text: str, path: str) -> HeldModel:
-    """The answer of held.sh for the directory `path`; a line cut short is left out. Pure."""
+    """Parse the output of held.sh for the directory `path`; a truncated line is left out. Pure."""
     files: dict[str, HeldFile] = {}
     changed: dict[str, str] = {}
     kept: dict[str, str] = {}
@@ -129,7 +129,8 @@ def read_answer(text: str, path: str) -> HeldModel:
 
 
 def _root(path: str) -> str:
-    """Where the manifest is: of a snapshot in a Hugging Face cache, in the model's own entry."""
+    """Directory of the manifest: for a snapshot in a Hugging Face cache, the model's cache
+    entry."""
     return path.partition("/snapshots/")[0]
 
 
@@ -138,8 +139,8 @@ def _script(name: str) -> str:
 
 
 def _promised(text: str, below: str) -> dict[str, str]:
-    """sha256 by path below the directory `below` of the manifest's, links followed; nothing where
-    there is no manifest that this version reads."""
+    """Return {path: sha256} of the manifest `text` for files below its directory `below`, links
+    followed; empty without a manifest that this version can parse."""
     try:
         manifest = parse(text) if text else None
     except ValueError:
@@ -159,18 +160,18 @@ def _promised(text: str, below: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class DifferingFile:
-    """A file of a host that differs from the one on `other`."""
+    """A file on `host` that differs from the one on `other`."""
 
     host: str
     path: str
     other: str
-    recorded: bool  # A manifest says which of them is right; else it is only known that they differ
+    recorded: bool  # A manifest shows which is right; else it is only known that they differ
 
 
 def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[DifferingFile]:
-    """Every file that two hosts have with other bytes, reported for the host that is wrong: where
-    no manifest tells, that is the minority, and of two the one that is not `head`. Files that
-    only some hosts have are left to those who know which ones a model needs. Pure."""
+    """Return every file whose bytes differ between hosts, for each host that has the wrong one:
+    where no manifest decides, the minority, and of two hosts the one that is not `head`. Files that
+    only some hosts have are not reported. Pure."""
     found: list[DifferingFile] = []
     for path in sorted({path for held in hosts.values() for path in held.files}):
         having = {name: held for name, held in hosts.items() if path in held.files}
@@ -187,7 +188,7 @@ def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[Differing
 
 
 def _right_host(path: str, hosts: Mapping[str, HeldModel], head: str) -> str:
-    """The host whose file the others are compared with."""
+    """Return the host with whose file the others are compared."""
     known = {name: held.known[path] for name, held in hosts.items() if path in held.known}
     as_promised = [name for name in known if hosts[name].promised.get(path) == known[name]]
     among = as_promised or list(known) or list(hosts)

@@ -1,7 +1,7 @@
-"""A host's way to the hubs: its own Python asks and downloads, this machine only steers.
+"""Download from hubs on a host: its own Python sends the requests, controlled by this machine.
 
-The program (`host_fetch`) travels over the SSH session and ends with it. Credentials travel the
-same way, on stdin: they are in no argv, environment or file there.
+The program (`host_fetch`) is sent over the SSH session and ends with it. Credentials are sent on
+its stdin, so they appear in no argv, environment or file on the host.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from clusterctl.transport.base import Transport, lines
 
 PROGRAM = python.Program("clusterctl.transfer.weights", ("host_fetch",))
 
-# Seconds without a word, of one each second, after which the host counts as gone.
+# Seconds without a report, where one per second is due, after which the host counts as gone.
 SILENCE = 60.0
 
-# Headers that prove who asks. The others are about this machine's HTTP client.
+# Headers that authenticate the user. The others describe this machine's HTTP client.
 CREDENTIALS = frozenset({"authorization", "cookie"})
 
 
 class HostTransport(httpx2.BaseTransport):
-    """Has a host send the requests of this machine's HTTP client. It follows redirects itself."""
+    """Sends the requests of this machine's HTTP client from a host, which follows redirects."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """See httpx2. Raises StepFailed when the host gets no answer."""
+        """See httpx2. Raises StepFailed when the host gets no answer from the hub."""
         said = python.ask(
             self._transport,
             PROGRAM,
@@ -49,7 +49,7 @@ class HostTransport(httpx2.BaseTransport):
                 host=self._transport.host.name,
                 hint="does the host have internet access? It uses the proxies of its environment",
             )
-        # The body comes decoded and whole, whatever these said of it.
+        # The body is already decoded and complete, so these headers no longer apply.
         framing = {"transfer-encoding", "content-length", "content-encoding"}
         kept = {name: value for name, value in said["headers"].items() if name not in framing}
         return httpx2.Response(said["status"], headers=kept, text=said["body"], request=request)
@@ -63,11 +63,11 @@ def download_on_host(
     *,
     told: Callable[[int], None],
 ) -> dict[str, Hashed]:
-    """Have the host get all files of `listing` below `directory`, which is root's. Return their
+    """Have the host download all files of `listing` below `directory` (owned by root). Return their
     hashes by path.
 
-    `told` gets the bytes that are there. Raises the errors of all files together; what arrived
-    is kept, and a further call resumes there.
+    `told` is called with the bytes present. Raises the errors of all files together; what arrived
+    is kept, and the next call resumes there.
     """
     by_path = {f"{directory}/{file.path}": file for file in listing.files}
     asked = {

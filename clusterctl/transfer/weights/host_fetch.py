@@ -1,4 +1,4 @@
-"""Runs on a host: asks a hub, or downloads files from one, resumed where they stopped and checked.
+"""Runs on a host: send a request to a hub, or download files from it, resumed and verified.
 
 Python 3.9, standard library only. The argument of `main`, which comes over stdin since the headers
 are secret, is one of
@@ -6,9 +6,9 @@ are secret, is one of
     {"headers": {...}, "url": URL}
         one request, answered as {"status", "headers", "body"} or {"failed": TEXT}
     {"headers": {...}, "piece": BYTES, "files": [[URL, PATH, SIZE, SHA256, GIT_SHA1], ...]}
-        files to get; hashes may be empty, and `piece` bytes have a hash of their own
+        files to download; hashes may be empty, and every `piece` bytes are hashed separately
 
-Of downloads it prints a line of JSON each: {"have": BYTES} once a second, and of every file
+Downloads print lines of JSON: {"have": BYTES} once a second, and for every file
 {"done": PATH, "sha256", "pieces"}, {"refused": PATH, "status", "code", "message"} or
 {"failed": PATH, "text"}.
 """
@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 READ = 1 << 20
 TIMEOUT = 30.0
-TRIES = 5  # attempts in a row that bring no byte
+TRIES = 5  # attempts in a row without a new byte
 PAUSE = 2.0  # seconds before the second attempt; then twice as long each time
 AT_ONCE = 4
 LARGEST_LISTING = 8 << 20
@@ -36,7 +36,7 @@ LARGEST_REFUSAL = 64 << 10
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects, without credentials where they lead to another server."""
+    """Follows redirects, without credentials if the target is another server."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -46,20 +46,20 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         return new
 
     def http_error_302(self, req, fp, code, msg, headers):  # type: ignore[no-untyped-def]
-        fp.close()  # urllib would read all of its body, and that may never end
+        fp.close()  # urllib would read the whole body, which may never end
         return super().http_error_302(req, fp, code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-# What ends a request; any other OSError is the disk's.
+# Errors of a request; any other OSError comes from the disk.
 NETWORK = (urllib.error.URLError, HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
 
 OPENER = urllib.request.build_opener(Redirects())
 
 
 class Refused(Exception):
-    """The server refuses the file, and would again."""
+    """The server refuses the file, and would refuse it again."""
 
     def __init__(self, error: urllib.error.HTTPError) -> None:
         super().__init__(error.code)
@@ -67,16 +67,16 @@ class Refused(Exception):
 
 
 class FetchFault(Exception):
-    """The file did not arrive; the text says why."""
+    """The file did not arrive; the message says why."""
 
 
 def reason_of(error: Exception) -> str:
-    """Why there is no answer, in a few words."""
+    """Why a request failed, in a few words."""
     return str(getattr(error, "reason", None) or error) or type(error).__name__
 
 
 def show(url: str, headers: dict[str, str]) -> dict[str, Any]:
-    """One answer as it is, redirects followed."""
+    """Send one request and return the response, after following redirects."""
     try:
         try:
             request = urllib.request.Request(url, headers=headers)  # noqa: S310  (http or https)
@@ -104,15 +104,15 @@ class File:
         self.have = 0  # bytes
 
     def fetch(self, headers: dict[str, str], piece: int) -> tuple[str, list[str]]:
-        """Have it whole and right, and return its SHA-256 and those of its pieces."""
+        """Download the file, verify it, and return its SHA-256 and those of its pieces."""
         part = self.path + ".part"
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         if os.path.exists(self.path):
-            os.rename(self.path, part)  # of an earlier run; checked like any other
+            os.rename(self.path, part)  # of an earlier run; verified below
         for _ in range(2):
             with open(part, "r+b" if os.path.exists(part) else "w+b") as opened:
                 self.fill(opened, headers)
-                # Each file for itself: one sync at the end would say nothing for minutes.
+                # Per file: one sync at the end would report no progress for minutes.
                 os.fsync(opened.fileno())
             whole, git, pieces = hashes(part, self.size, piece)
             if self.sha256 in ("", whole) and (self.sha256 or self.git_sha1 in ("", git)):
@@ -122,7 +122,7 @@ class File:
         raise FetchFault("it arrived twice with a hash other than the hub's")
 
     def fill(self, opened: BinaryIO, headers: dict[str, str]) -> None:
-        """Get all bytes that are missing. Raises Refused, FetchFault and OSError of the disk."""
+        """Download all missing bytes. Raises Refused, FetchFault, and OSError of the disk."""
         self.have = min(opened.seek(0, 2), self.size)
         failures = 0
         while self.have < self.size:
@@ -144,7 +144,7 @@ class File:
                 time.sleep(PAUSE * 2 ** (failures - 1))
 
     def attempt(self, opened: BinaryIO, headers: dict[str, str]) -> None:
-        """Append what one request brings."""
+        """Append the bytes that one request returns."""
         asked = dict(headers, **{"Accept-Encoding": "identity"})
         if self.have:
             asked["Range"] = f"bytes={self.have}-"
@@ -152,7 +152,7 @@ class File:
         with OPENER.open(request, timeout=TIMEOUT) as answer:
             begins = answer.headers.get("Content-Range", "").startswith(f"bytes {self.have}-")
             if not (answer.status == 206 and begins):
-                self.have = 0  # the server takes no ranges: it sends all of it
+                self.have = 0  # the server ignores ranges and sends the whole file
             opened.seek(self.have)
             opened.truncate()
             while self.have <= self.size:
@@ -163,7 +163,7 @@ class File:
 
 
 def hashes(path: str, size: int, piece: int) -> tuple[str, str, list[str]]:
-    """SHA-256, git's SHA-1, and the SHA-256 of every `piece` bytes."""
+    """Return the SHA-256, git's SHA-1, and the SHA-256 of every `piece` bytes."""
     whole, pieces = hashlib.sha256(), []
     git = hashlib.sha1(b"blob %d\0" % size)  # noqa: S324  (git's own name of a blob)
     with open(path, "rb", buffering=0) as opened:
@@ -181,7 +181,7 @@ def hashes(path: str, size: int, piece: int) -> tuple[str, str, list[str]]:
 
 
 def download(files: list[File], headers: dict[str, str], piece: int) -> None:
-    """Get all files, a few at a time, and print how far they are until the last one ended."""
+    """Download all files, AT_ONCE at a time, and print the progress until all have ended."""
     waiting: queue.SimpleQueue[File] = queue.SimpleQueue()
     for file in files:
         waiting.put(file)
@@ -204,10 +204,10 @@ def download(files: list[File], headers: dict[str, str], piece: int) -> None:
                 named = refused.headers
                 code, message = named.get("X-Error-Code"), named.get("X-Error-Message")
                 tell(refused=file.path, status=refused.status, code=code, message=message)
-            except Exception as error:  # whatever it is, the other files go on
+            except Exception as error:  # of any kind: the other files continue
                 tell(failed=file.path, text=reason_of(error))
 
-    # Daemons: when nobody hears us any more, printing fails here and ends them all.
+    # Daemons: once stdout is closed, printing fails in this thread and ends them all.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(AT_ONCE)]
     for thread in threads:
         thread.start()
@@ -220,7 +220,7 @@ def download(files: list[File], headers: dict[str, str], piece: int) -> None:
 
 
 def main(argument: Optional[dict[str, Any]]) -> None:
-    """See above."""
+    """Run the request or the downloads of `argument`: see the module's docstring."""
     if not argument:
         return
     if "url" in argument:

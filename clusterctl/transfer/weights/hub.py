@@ -1,4 +1,4 @@
-"""What a model hub offers, whichever hub it is, and which of its files vLLM needs. Pure."""
+"""The model and protocol of a hub, and the choice of the files that vLLM needs. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from clusterctl.transfer.weights.manifest import inside
 # Formats of weights that vLLM reads, best first; a repository often has several of them.
 _FORMATS = (".safetensors", ".bin", ".pt", ".gguf")
 
-# The same weights in formats that vLLM does not read.
+# Copies of the weights in formats that vLLM does not read.
 _UNREAD = (".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".mlmodel", ".tflite")
 
-# Directories in which repositories keep the same weights for other programs.
+# Directories in which repositories keep copies of the weights for other programs.
 _OTHER_LAYOUTS = ("original/", "onnx/", "openvino/", "metal/", "coreml/", "gguf/")
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
@@ -33,24 +33,24 @@ class HubFile:
 
     path: str
     size: int  # bytes
-    url: str  # asked with the hub's headers; may redirect to another server
+    url: str  # requested with the hub's headers; may redirect to another server
     sha256: str = ""  # 64 hexadecimal digits; empty where the hub does not publish it
-    git_sha1: str = ""  # of git's blob: what Hugging Face publishes for small files
+    git_sha1: str = ""  # of the git blob: Hugging Face publishes it for small files
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A model at one revision."""
+    """The files of a model at one revision."""
 
     hub: str  # hf or modelscope
     model_id: str
-    # The commit, where the hub tells it: a branch that moves must not mix two versions.
+    # The commit, where the hub reports it: a moving branch must not mix two versions.
     revision: str
     files: tuple[HubFile, ...]
 
     @property
     def origin(self) -> str:
-        """Where the model comes from, as its manifest has it."""
+        """Origin as written in the manifest."""
         return f"{self.hub}:{self.model_id}@{self.revision}"
 
     @property
@@ -59,30 +59,30 @@ class Listing:
 
 
 class Hub(Protocol):
-    """A hub, with the user's access to it."""
+    """A model hub, accessed with the user's credentials."""
 
     endpoint: str  # without a slash at the end
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What proves who asks. Secret, and for requests to the hub itself."""
+        """Headers that authenticate the user. Secret; only for requests to the hub itself."""
 
     def listing(self, model_id: str, revision: str | None) -> Listing:
-        """Raises RequirementsNotMet for a model that does not exist, that is gated or that this
-        user may not see, saying what to do; StepFailed when the hub does not respond."""
+        """List the model's files. Raises RequirementsNotMet, with a hint, for a model that does not
+        exist, is gated or is not visible to this user; StepFailed when the hub does not respond."""
 
     def refusal(self, answer: httpx2.Response, model_id: str, revision: str) -> ClusterctlError:
-        """Explain a response that is neither a listing nor a file, and what to do about it."""
+        """Return the error for a response that is neither a listing nor a file, with a hint."""
 
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
         """Return the file in the cache of the hub's own client on this machine, if it is there."""
 
     def require_downloadable(self, listing: Listing) -> None:
-        """Raises RequirementsNotMet for files that the hub does not give over plain HTTP."""
+        """Raise RequirementsNotMet for files that the hub does not serve over plain HTTP."""
 
 
 def endpoint_of(given: str | None, default: str) -> str:
-    """Return the address of a hub as an environment variable has it, or the default one."""
+    """Return the hub's address from an environment variable's value, or the default one."""
     address = (given or "").strip() or default
     if not address.lower().startswith(("http://", "https://")):
         address = f"https://{address}"
@@ -96,7 +96,7 @@ def needed(listing: Listing, include: str | None = None) -> Listing:
     the repository has no weights, or several quantizations to choose from; StepFailed for a file
     that would be written outside the model's directory.
     """
-    for file in listing.files:  # hosts write these as root, and name blobs by their hashes
+    for file in listing.files:  # hosts write these paths as root, and name blobs by these hashes
         try:
             inside(file.path)
             problem = ""

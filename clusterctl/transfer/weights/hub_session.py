@@ -1,8 +1,8 @@
 """HTTP to model hubs: one client for huggingface_hub's requests and for our own.
 
-huggingface_hub asks everything through one client that is made by a function of ours, so that its
-requests, and ModelScope's, get the same limits, the same proxies (httpx2 reads the environment's)
-and, for `model pull --on HOST`, the same way through that host.
+huggingface_hub sends all requests through one client, created by `_client` here, so that they and
+ModelScope's have the same limits, the same proxies (httpx2 reads the environment's) and, for
+`model pull --on HOST`, the same route through that host.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from clusterctl.transfer.weights.hub import Hub
 # Bytes of a listing: 3000 files of ModelScope, or all of a Hugging Face repository, are some MB.
 LARGEST_LISTING = 64 << 20
 
-# Bytes that are read of a refusal, of which a sentence is shown.
+# Bytes read of an error response, of which one sentence is shown.
 LARGEST_REFUSAL = 64 << 10
 
-# Marks the requests (httpx2's `extensions`) whose answer is a file, as long as it is.
+# Marks requests (httpx2's `extensions`) for files, whose length is not limited.
 FILE = {"clusterctl-file": True}
 
 NO_ROUTE = (
@@ -35,14 +35,14 @@ NO_ROUTE = (
     "or let a host that has it download: clusterctl model pull ... --on HOST"
 )
 
-# It logs URLs, and those of the Hub's storage are signed: whoever has one can download.
+# It logs URLs, and those of the Hub's storage are signed: anyone who has one can download.
 logging.getLogger("huggingface_hub").propagate = False
 logging.getLogger("huggingface_hub").addHandler(logging.NullHandler())
 
 
 @contextmanager
 def hub_session(through: httpx2.BaseTransport | None = None) -> Iterator[None]:
-    """Ask hubs from this machine, or `through` a host, until the end of the block."""
+    """Send requests to hubs from this machine, or `through` a host, until the end of the block."""
     huggingface_hub.set_client_factory(partial(_client, through))
     try:
         yield
@@ -51,8 +51,8 @@ def hub_session(through: httpx2.BaseTransport | None = None) -> Iterator[None]:
 
 
 def _client(through: httpx2.BaseTransport | None = None) -> httpx2.Client:
-    # Credentials are dropped by httpx2 when a redirect leads to another server, as the Hub's
-    # redirects to its storage do.
+    # httpx2 drops credentials on a redirect to another server, such as the Hub's redirects to
+    # its storage.
     return httpx2.Client(
         transport=through,
         follow_redirects=True,
@@ -63,7 +63,7 @@ def _client(through: httpx2.BaseTransport | None = None) -> httpx2.Client:
 
 
 def _limit(answer: httpx2.Response) -> None:
-    """Bound what is read of an answer: a server, or a proxy before it, may never end one."""
+    """Bound the bytes read of a response: a server, or a proxy, may send one that never ends."""
     leave_unread(answer)
     if not isinstance(answer.stream, httpx2.SyncByteStream) or answer.has_redirect_location:
         return
@@ -74,7 +74,7 @@ def _limit(answer: httpx2.Response) -> None:
 
 
 class _Beginning(httpx2.SyncByteStream):
-    """The first bytes of an answer."""
+    """The first `most` bytes of a response."""
 
     def __init__(self, stream: httpx2.SyncByteStream, most: int) -> None:
         self._stream, self._most = stream, most
@@ -92,7 +92,7 @@ class _Beginning(httpx2.SyncByteStream):
 
 
 class _Bounded(_Beginning):
-    """An answer that must end within so many bytes. Raises StepFailed where it does not."""
+    """A response of at most `most` bytes. Raises StepFailed when it is longer."""
 
     def __init__(self, stream: httpx2.SyncByteStream, most: int, server: str) -> None:
         super().__init__(stream, most)
@@ -113,7 +113,7 @@ class _Bounded(_Beginning):
 
 @contextmanager
 def hub_errors(hub: Hub, model_id: str, revision: str) -> Iterator[None]:
-    """Turn what goes wrong with a request to `hub` into an error that says what to do."""
+    """Convert errors of a request to `hub` into errors with a hint."""
     try:
         yield
     except HfHubHTTPError as error:

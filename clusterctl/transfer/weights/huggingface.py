@@ -1,4 +1,4 @@
-"""The Hugging Face Hub, by its own library: listings, tokens, refusals, and its local cache."""
+"""The Hugging Face Hub, through huggingface_hub: listings, tokens, errors, and its local cache."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from clusterctl.transfer.weights.hub_session import hub_errors
 
 DEFAULT_REVISION = "main"
 
-# Bytes; a larger file the Hub gives only by its Xet protocol, which `hf download` speaks
+# Bytes; the Hub serves larger files only over its Xet protocol, which `hf download` supports
 # (huggingface_hub: constants.MAX_HTTP_DOWNLOAD_SIZE).
 LARGEST_BY_HTTP = 50_000_000_000
 
 
 class HuggingFace:
-    """The Hub, or a mirror that speaks its API (HF_ENDPOINT)."""
+    """The Hub, or a mirror with the same API (HF_ENDPOINT)."""
 
     def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
-        """`token` None stands for the one of HF_TOKEN or `hf auth login`, False for none."""
+        """Use the token of HF_TOKEN or `hf auth login` if `token` is None, none if it is False."""
         self.endpoint = endpoint or endpoint_of(
             os.environ.get("HF_ENDPOINT"), "https://huggingface.co"
         )
@@ -91,7 +91,7 @@ class HuggingFace:
         return Listing("hf", model_id, commit, files)
 
     def refusal(self, answer: httpx2.Response, model_id: str, revision: str) -> ClusterctlError:
-        """See Hub. A file of a gated model is refused even where its listing is not."""
+        """See Hub. Files of a gated model can be refused even if the listing is not."""
         page = f"{self.endpoint}/{model_id}"
         log_in = "run `hf auth login`, or set HF_TOKEN"
         said = answer.headers.get("x-error-message")
@@ -127,7 +127,8 @@ class HuggingFace:
         )
 
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
-        """See Hub. What `hf download`, or vLLM, has got of this commit on this machine."""
+        """See Hub. Finds files of this commit that `hf download` or vLLM downloaded on this
+        machine."""
         found = huggingface_hub.try_to_load_from_cache(
             listing.model_id, file.path, revision=listing.revision
         )

@@ -1,4 +1,4 @@
-"""What a model's directory holds, file by file, with the hashes that prove it. Pure."""
+"""Manifest of a model's directory: its files with their sizes and hashes. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import PurePosixPath
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import Blob, is_digest
 
-FORMAT = 1  # Of the manifest's text; another one is not read
+FORMAT = 1  # Version of the manifest's text; others are rejected
 
-# Beside the weights on a host: they were complete and verified when this was written.
+# Beside the weights on a host. It is written once they are complete and verified.
 FILE_NAME = ".clusterctl-model.json"
 
 
@@ -25,7 +25,7 @@ class WeightFile:
     size: int  # Bytes
     mode: int  # Permission bits
     sha256: str  # Of the whole file, 64 hexadecimal digits
-    chunks: tuple[str, ...] = ()  # sha256 of every PIECE bytes in order; empty when it is not known
+    chunks: tuple[str, ...] = ()  # sha256 of every PIECE bytes in order; empty when unknown
 
     @property
     def blob(self) -> Blob:
@@ -34,7 +34,7 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class WeightLink:
-    """A symbolic link, as a Hugging Face cache has them from snapshots to blobs."""
+    """A symbolic link, such as those from snapshots to blobs in a Hugging Face cache."""
 
     path: str
     target: str
@@ -42,29 +42,29 @@ class WeightLink:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A model's directory. Files stand in the order in which they are brought."""
+    """The files of a model's directory, in the order in which they are transferred."""
 
     name: str  # Of the directory, below the hosts' models path: Qwen2.5-1.5B-Instruct
     files: tuple[WeightFile, ...]
     links: tuple[WeightLink, ...] = ()
-    # Where it was first got: hf:Qwen/Qwen2.5-1.5B-Instruct@<commit>; empty for a directory.
+    # Its first source: hf:Qwen/Qwen2.5-1.5B-Instruct@<commit>; empty for a directory.
     origin: str = ""
 
     @property
     def size(self) -> int:
-        """Bytes of all files; those with equal content are counted each."""
+        """Bytes of all files; equal files are counted each."""
         return sum(file.size for file in self.files)
 
     @property
     def identity(self) -> str:
-        """sha256 over what the tree holds: equal trees have equal ones, whatever their names."""
+        """sha256 over paths, contents and links; does not depend on the model's name."""
         lines = [f"{file.path}\0{file.sha256}\n" for file in self.files]
         lines += [f"{link.path}\0-> {link.target}\n" for link in self.links]
         return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """What has to be brought, each content once, in the order of the files."""
+        """The contents to transfer, each once, in the order of the files."""
         return tuple({file.sha256: file.blob for file in self.files}.values())
 
 
@@ -74,7 +74,7 @@ def in_order(files: Iterable[WeightFile]) -> tuple[WeightFile, ...]:
 
 
 def dump(manifest: Manifest) -> str:
-    """The manifest as JSON, a line a file, so that it can be read and compared by eye."""
+    """Format the manifest as JSON, one line per file, so that people can read and diff it."""
     head = {"format": FORMAT, "name": manifest.name, "origin": manifest.origin}
     files = ",\n".join(f"  {json.dumps(asdict(file))}" for file in manifest.files)
     links = ",\n".join(f"  {json.dumps(asdict(link))}" for link in manifest.links)
@@ -85,8 +85,8 @@ def dump(manifest: Manifest) -> str:
 
 
 def parse(text: str) -> Manifest:
-    """The manifest that `dump` wrote. Raises ValueError for anything else: another format,
-    a path that leads out of the directory, or content that does not fit its own identity."""
+    """Parse the output of `dump`. Raises ValueError for anything else: another format, a path
+    outside the directory, or content that does not match its identity."""
     try:
         document = json.loads(text)
         if document["format"] != FORMAT:
@@ -119,15 +119,15 @@ def _file(entry: dict[str, object]) -> WeightFile:
 
 
 def _digest(value: object) -> str:
-    """Files are named by it on other hosts."""
+    """Return the digest; raise ValueError if invalid, since hosts use it as a file name."""
     if not is_digest(str(value)):
         raise ValueError(f"{value!r} is no sha256")
     return str(value)
 
 
 def inside(path: str) -> str:
-    """The path, if it stays below its directory: manifests come from hosts, listings from hubs.
-    Raises ValueError."""
+    """Return the path; raise ValueError unless it stays below its directory. Manifests come from
+    hosts, listings from hubs: neither is trusted."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or any(ord(c) < 32 for c in path):
         raise ValueError(f"{path!r} is no path below the model's directory")

@@ -1,4 +1,4 @@
-"""Where `model push` finds a model: a directory here, or one on a host that has it."""
+"""Find the model for `model push`: a directory on this machine, or one on a host."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from clusterctl.transfer.weights.tree import faults, is_passed_over, read_tree
 
 _GIB = 2**30
 
-MOST_PARTS = 2  # Of a name: ORGANISATION/NAME
+MOST_PARTS = 2  # Parts of a name: ORGANISATION/NAME
 
 
 def holder_named(source: str | None, inventory: Inventory) -> str | None:
-    """The host that `--from host:NAME` names; None without one. Raises UsageError."""
+    """Return the host named by `--from host:NAME`; None without `--from`. Raises UsageError."""
     if source is None:
         return None
     kind, _, name = source.partition(":")
@@ -53,8 +53,8 @@ def holder_named(source: str | None, inventory: Inventory) -> str | None:
 def supplying(
     asked: str, name: str | None, holder: str | None, models: str, sink: EventSink
 ) -> Callable[[Mapping[str, HostView]], Supply]:
-    """How to find what is asked for. A directory of this machine is read and hashed at once, so
-    that what is wrong with it is said before any host is asked."""
+    """Return a function that finds the model. A directory of this machine is read and hashed at
+    once, so that its errors are raised before any host is contacted."""
     if name is not None:
         require_name(name)
     if holder is not None:
@@ -64,7 +64,7 @@ def supplying(
 
 
 def require_name(name: str) -> None:
-    """It becomes a directory below the models directory, and no other. Raises UsageError."""
+    """Raise UsageError unless `name` is a relative path that stays inside the models directory."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith(("/", ".")) or ".." in parts or len(parts) > MOST_PARTS:
         raise UsageError(
@@ -74,9 +74,9 @@ def require_name(name: str) -> None:
 
 
 def of_directory(directory: Path, name: str | None, sink: EventSink) -> Supply:
-    """A directory of this machine, hashed as far as it has changed since it was last.
+    """Read a directory of this machine and hash the files whose hash is not cached.
 
-    Raises UsageError and RequirementsNotMet with all that keeps it from being a model.
+    Raises UsageError and RequirementsNotMet with all reasons why it is not a model.
     """
     tree = read_tree(directory, name)
     raise_all(faults(tree))
@@ -94,8 +94,8 @@ def of_directory(directory: Path, name: str | None, sink: EventSink) -> Supply:
 def of_host(
     asked: str, models: str, holder: str, name: str | None, sink: EventSink
 ) -> Callable[[Mapping[str, HostView]], Supply]:
-    """A model that the host `holder` has: `asked` is its directory's name, a path, or a name of
-    the catalogue. Its hashes are taken there, once, and kept beside it."""
+    """Return a function that finds a model on the host `holder`, or hashes it there if it has no
+    valid manifest. `asked`: a directory's name, a path, or a name of the catalogue."""
 
     def supply(views: Mapping[str, HostView]) -> Supply:
         view = views[holder]
@@ -116,7 +116,7 @@ def of_host(
 
 
 def _find(asked: str, models: str, view: HostView) -> tuple[str, HostTree]:
-    """The models directory it is in, and the model. Raises RequirementsNotMet."""
+    """Return its parent directory and the model. Raises RequirementsNotMet if not found."""
     candidates = [f"{models}/{asked}"]
     with suppress(UsageError):  # any directory may be named
         candidates += resolve(asked, models).candidates
@@ -133,7 +133,7 @@ def _find(asked: str, models: str, view: HostView) -> tuple[str, HostTree]:
 
 def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> Manifest:
     """Hash the tree on the host, and write its manifest there. Raises RequirementsNotMet for an
-    incomplete model, StepFailed for a file that changes meanwhile."""
+    incomplete model, StepFailed for a file that changes while it is hashed."""
     path = f"{directory}/{tree.path}"
     whole = next(iter(look_for(view.transport, [path])), None)
     if whole is None or not (whole.complete or whole.random_weights):

@@ -2,9 +2,9 @@
 
 GET /api/v1/models/{id}/repo/files?Revision=&Recursive= lists entries with Path, Size, Sha256 and
 Type (`blob` or `tree`); a file is at /api/v1/models/{id}/repo?Revision=&FilePath=. A listing is
-cut at 3000 entries without saying so. A token is sent both as the cookie `m_session_id` and as a
-bearer token. All as ModelScope's own client does (modelscope_hub: _legacy_api.py, constants.py).
-That client is not used: it cannot ask through a host, and one listing is all it would do here.
+silently cut at 3000 entries. A token is sent both as the cookie `m_session_id` and as a bearer
+token. ModelScope's own client does the same (modelscope_hub: _legacy_api.py, constants.py).
+That client is not used: it cannot send requests through a host, and only one listing is needed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ModelScope:
     """modelscope.cn, or another site with its API (MODELSCOPE_ENDPOINT)."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
-        """`token` None stands for MODELSCOPE_API_TOKEN. What `modelscope login` keeps is a
+        """Use MODELSCOPE_API_TOKEN where `token` is None. The token of `modelscope login` is a
         pickle (modelscope_hub: config.py), and is not read."""
         env = os.environ
         self.endpoint = endpoint or endpoint_of(
             env.get("MODELSCOPE_ENDPOINT") or env.get("MODELSCOPE_DOMAIN"),
             "https://www.modelscope.cn",
         )
-        # Without the blanks and line ends that copying leaves: they would break the header.
+        # Copied tokens may contain blanks and line ends, which would break the header.
         self._token = "".join((token or env.get("MODELSCOPE_API_TOKEN") or "").split())
 
     @property
@@ -78,7 +78,7 @@ class ModelScope:
                 for entry in entries
                 if entry.get("Type") != "tree"
             )
-            # A branch is named with the newest commit that touched a file, to tell versions apart.
+            # The newest commit of any file is added to the branch name, to distinguish versions.
             newest = max(
                 ((int(e.get("CommittedDate") or 0), str(e.get("Revision") or "")) for e in entries),
                 default=(0, ""),
@@ -122,16 +122,16 @@ class ModelScope:
         )
 
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
-        """See Hub. The cache of its client is not looked at."""
+        """See Hub. Always None: the cache of ModelScope's client is not read."""
         del listing, file
         return None
 
     def require_downloadable(self, listing: Listing) -> None:
-        """See Hub. It gives every file over HTTP."""
+        """See Hub. ModelScope serves every file over HTTP."""
 
 
 def _document(answer: httpx2.Response) -> dict[str, Any]:
-    """The answer's JSON; {} where it has none."""
+    """Return the answer's JSON object; {} where it has none."""
     try:
         found = json.loads(answer.content)
     except ValueError:

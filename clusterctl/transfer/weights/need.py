@@ -1,4 +1,4 @@
-"""What one host needs of a model: what it has, what can be linked, what has to be brought. Pure."""
+"""Decide what a host needs of a model: files it has, can link, or must receive. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from clusterctl.transfer.content import Blob
 from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.on_host import INCOMING, SLASH, HostModels, model_staged_in
 
-# complete: every file is there as the manifest says. partial: the same model, and files of it are
-# gone or changed. unproven: files are there without a manifest. differs: another model or version
-# by that name.
+# complete: every file is there as the manifest says. partial: the same model, but files are
+# missing or changed. unproven: files without a manifest. differs: another model or version by
+# that name.
 State = Literal["complete", "absent", "partial", "unproven", "differs"]
 
 # Bytes to be left free on a host's disk: directories, manifests, the host's own logs.
@@ -23,18 +23,18 @@ HEADROOM = 64 << 20
 
 @dataclass(frozen=True)
 class Need:
-    """For one host and one manifest."""
+    """What one host needs of one manifest."""
 
     state: State
-    # sha256 of what the host has in some model already: its absolute path.
+    # Files that the host already has in some model: sha256 to absolute path.
     linked: Mapping[str, str]
-    # Absolute path of a file without a hash, of the size that is wanted: the sha256 that it has if
-    # it is the one.
+    # Files of the right path and size whose hash is unknown: absolute path to the sha256 that the
+    # file must have.
     unproven: Mapping[str, str]
-    # All else, each content once. Less, if `unproven` turn out to be right.
+    # All other contents, each once; including those of `unproven`, which may turn out right.
     brought: tuple[Blob, ...]
-    # What ended runs left of a model that is complete: names of staging directories, and bytes. Of
-    # others, the run that makes them complete takes it away.
+    # Staging directories that interrupted runs left of a complete model: name to bytes. Those of
+    # an incomplete model are removed by the run that completes it.
     leftovers: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -43,19 +43,20 @@ class Need:
 
     @property
     def least(self) -> int:
-        """Bytes to bring if all that is unproven is right."""
+        """Bytes to send if all `unproven` files turn out to be right."""
         doubtful = set(self.unproven.values())
         return sum(blob.size for blob in self.brought if blob.hex not in doubtful)
 
     def had(self, paths: Mapping[str, str]) -> Need:
-        """The same, for a host that has further contents: by sha256, their absolute paths."""
+        """Return this need for a host that also has the contents `paths`: sha256 to absolute
+        path."""
         wanted = {blob.hex for blob in self.brought}
         more = {digest: path for digest, path in paths.items() if digest in wanted}
         rest = tuple(blob for blob in self.brought if blob.hex not in more)
         return Need(self.state, {**self.linked, **more}, self.unproven, rest)
 
     def proven(self, hashes: Mapping[str, str]) -> Need:
-        """The same after the host hashed its unproven files: `hashes` by absolute path."""
+        """Return this need after the host hashed its unproven files: `hashes` by absolute path."""
         right = {
             digest: path for path, digest in self.unproven.items() if hashes.get(path) == digest
         }
@@ -68,12 +69,12 @@ class Need:
 
     @property
     def is_noop(self) -> bool:
-        """Whether the host may be left alone."""
+        """Whether nothing has to be done on the host."""
         return self.complete and not self.leftovers
 
 
 def need(manifest: Manifest, host: HostModels) -> Need:
-    """What `host` needs so that it has `manifest` under its name."""
+    """Return what `host` needs to have `manifest` under its name."""
     there = host.tree(manifest.name)
     state: State = "absent"
     if there is not None:
@@ -105,7 +106,7 @@ def need(manifest: Manifest, host: HostModels) -> Need:
 
 
 def staging(manifest: Manifest) -> str:
-    """The directory below INCOMING that the tree grows in; the same one in every attempt."""
+    """Name below INCOMING of the staging directory of `manifest`; the same in every attempt."""
     return f"{manifest.name.replace('/', SLASH)}.{manifest.identity[:12]}"
 
 
@@ -115,8 +116,8 @@ def staging_path(manifest: Manifest, directory: str) -> str:
 
 
 def no_room(manifest: Manifest, found: Need, host: HostModels) -> RequirementsNotMet | None:
-    """Why it does not fit on the disk; None when it fits. What an earlier attempt left counts.
-    A directory that is replaced is removed only after the new one is complete."""
+    """Return an error if the model does not fit on the disk, else None. Staged bytes of an earlier
+    attempt count as present; a replaced directory is removed only after the new one is complete."""
     if found.complete:
         return None
     if host.read_only:

@@ -1,4 +1,4 @@
-"""What hosts hold of models: one round trip a host, and the reading of its answer."""
+"""Which models hosts hold: ask a host in one round trip, and parse its answer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ IDLE_AFTER = 60
 
 SHARED_FROM = 2**20  # Bytes from which equal files of two models are one on disk
 
-# Directory on a host, root's alone and in no container: a file with hashes for each model.
+# Directory on a host with one file of hashes per model. Only root can read it, no container.
 KEPT = "/var/lib/clusterctl/weights"
 
-# Below the models directory: trees on their way. On its file system, so that the finished one only
-# has to be renamed, and where neither vLLM nor a user looks for a model.
+# Below the models directory: staging directories. On the same file system, so that a complete one
+# only has to be renamed, and where neither vLLM nor a user looks for a model.
 INCOMING = ".clusterctl-incoming"
 
 SLASH = "@"  # Stands for `/` in the name of a staging directory; no hub allows it in a model's name
@@ -33,7 +33,7 @@ SLASH = "@"  # Stands for `/` in the name of a staging directory; no hub allows 
 
 @dataclass(frozen=True)
 class Seen:
-    """A file as the host tells of it: size in bytes, time of its last change in Unix seconds."""
+    """A file as its host reports it: size in bytes, time of its last change in Unix seconds."""
 
     size: int
     changed: int
@@ -58,12 +58,12 @@ class HostTree:
 
     @property
     def intact(self) -> bool:
-        """All is there as the manifest says, and was not written to since."""
+        """Whether every file and link of the manifest is there and was not written to since."""
         return self.manifest is not None and not self.lacking
 
     @cached_property
     def lacking(self) -> tuple[str, ...]:
-        """Paths of the manifest that are gone or changed."""
+        """Paths of the manifest that are missing or changed."""
         if self.manifest is None:
             return ()
         files = [file.path for file in self.manifest.files if not self.holds(file)]
@@ -71,8 +71,8 @@ class HostTree:
         return (*files, *(link.path for link in links))
 
     def holds(self, file: WeightFile) -> bool:
-        """Whether that file of its own manifest is still what it was: not written to since, and
-        not found to have other bytes, which a write that sets the time back leaves."""
+        """Whether this file of the tree's manifest is unchanged: same size, not written to since
+        the manifest, and, if it was hashed, the same sha256 (a write may set the time back)."""
         seen = self.files.get(file.path)
         if seen is None or seen.size != file.size or seen.changed > self.sealed:
             return False
@@ -86,18 +86,18 @@ class HostModels:
     directory: str  # Absolute
     free: int  # Bytes that can be written
     trees: tuple[HostTree, ...] = ()
-    # Trees on their way: the name of each below INCOMING, and the bytes that it takes up.
+    # Staging directories: the name of each below INCOMING, and the bytes that it takes up.
     incoming: Mapping[str, int] = field(default_factory=dict)
-    idle: frozenset[str] = frozenset()  # Those of them that nobody has written to for IDLE_AFTER
+    idle: frozenset[str] = frozenset()  # Staging directories without a write for IDLE_AFTER
     read_only: str | None = None  # The directory that cannot be written to
 
     def tree(self, path: str) -> HostTree | None:
         return next((tree for tree in self.trees if tree.path == path), None)
 
     def contents(self, name: str) -> Mapping[str, str]:
-        """sha256 of what manifests vouch for: its absolute path. All of the model `name`, and
-        the large files of the others: small ones are edited in place, which a hard link would
-        carry over to the other model."""
+        """Return {sha256: absolute path} of unchanged files that a manifest lists: all of model
+        `name`, and only the large ones of other models. Small files may be edited in place, and a
+        hard link would change both models."""
         return {
             file.sha256: f"{self.directory}/{tree.path}/{file.path}"
             for tree in sorted(self.trees, key=lambda each: each.path == name)
@@ -108,14 +108,14 @@ class HostModels:
 
 
 def model_staged_in(name: str) -> str:
-    """The model that grows, or grew, in a directory below INCOMING."""
+    """The model whose files are, or were, staged in the directory `name` below INCOMING."""
     return name.removesuffix(".old").rpartition(".")[0].replace(SLASH, "/")
 
 
 def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
-    """What is under `directory`, as root. Changes nothing.
+    """List the models under `directory`, as root. Changes nothing.
 
-    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when there is no shell to ask.
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when no shell can be run.
     """
     script = resources.files(__package__).joinpath("look.sh").read_text(encoding="utf-8")
     argv = ["sh", "-c", script, "look-at-models", directory, str(IDLE_AFTER), kept]
@@ -130,7 +130,7 @@ def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) ->
 
 
 def read_answer(text: str, directory: str) -> HostModels:
-    """The records of look.sh; one that was cut short is left out."""
+    """Parse the output of look.sh; a truncated record is left out."""
     free, read_only, trees, incoming, idle = 0, None, [], {}, set()
     record: list[str] = []
     for line in text.splitlines():
@@ -175,34 +175,34 @@ def _tree(record: Sequence[str]) -> HostTree:
         elif word.startswith("|"):
             lines.append(line[1:])
     manifest = None
-    with suppress(ValueError):  # one that this version does not read
+    with suppress(ValueError):  # a format that this version does not read
         manifest = parse("\n".join(lines)) if lines else None
     return HostTree(record[0].partition("\t")[2], files, links, manifest, sealed, hashed)
 
 
 def manifest_path(directory: str, name: str) -> str:
-    """Where the manifest of the model `name` is on a host."""
+    """Path on a host of the manifest of the model `name`."""
     return f"{directory}/{name}/{FILE_NAME}"
 
 
-# complete: every file is as its manifest says. unproven: it was put there by something else, and
-# has no manifest. partial: files of its manifest are gone or were written to since. differs:
-# complete, and another version than most hosts have. coming: on its way, or left half way.
+# complete: every file is as the manifest says. unproven: another program put the files there, and
+# there is no manifest. partial: files of the manifest are missing or were written to since.
+# differs: complete, but not the version that most hosts have. coming: staged, not yet complete.
 State = Literal["complete", "unproven", "partial", "differs", "coming", "absent"]
 
 
 @dataclass(frozen=True)
 class Holding:
-    """One model over all hosts."""
+    """One model, and its state on every host."""
 
     name: str  # Of the directory, below the models directory
     size: int  # Bytes, of the largest
-    origin: str  # Where it came from, such as hf:Qwen/Qwen3-8B@<commit>; empty when unknown
-    hosts: Mapping[str, State]  # By name, every host that answered
+    origin: str  # Its source, such as hf:Qwen/Qwen3-8B@<commit>; empty when unknown
+    hosts: Mapping[str, State]  # Every host that answered, by name
 
 
 def holdings(hosts: Mapping[str, HostModels]) -> list[Holding]:
-    """All models that some host has or is to have, by name."""
+    """Return all models that are, or are being put, on some host, sorted by name."""
     names = {tree.path for found in hosts.values() for tree in found.trees}
     names |= {model_staged_in(way) for found in hosts.values() for way in found.incoming}
     rows = []

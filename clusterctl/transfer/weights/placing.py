@@ -1,4 +1,4 @@
-"""A model's directory on a host: staged beside the others, filled, and renamed when complete."""
+"""Place a model's directory on a host: stage it beside the others, then rename it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clusterctl.transfer.weights.need import Need, staging_path
 from clusterctl.transfer.weights.on_host import INCOMING, SHARED_FROM
 from clusterctl.transport.base import Transport
 
-# Bytes; slower than any disk in use, for the time limits of copying and syncing.
+# Bytes per second, slower than any disk in use: for the time limits of copying and syncing.
 WRITTEN_PER_SECOND = 50e6
 
 
 def places(manifest: Manifest, directory: str) -> dict[str, FilePlace]:
-    """Where each content becomes a file, by digest: its first path in the staging directory."""
+    """Where to write each content, by digest: its first path in the staging directory."""
     staged = staging_path(manifest, directory)
     return {
         file.blob.digest: FilePlace(f"{staged}/{file.path}", file.chunks, file.mode)
@@ -28,18 +28,19 @@ def places(manifest: Manifest, directory: str) -> dict[str, FilePlace]:
 
 
 def settled(manifest: Manifest, directory: str) -> dict[str, str]:
-    """Where each content is once the tree is in place, by digest."""
+    """Where each content is after `settle`, by digest."""
     final = f"{directory}/{manifest.name}"
     return {file.blob.digest: f"{final}/{file.path}" for file in manifest.files}
 
 
 def origin(found: Need) -> dict[str, str]:
-    """What the host has already and passes on, by digest."""
+    """Files that the host already has and can pass on, by digest."""
     return {f"sha256:{digest}": path for digest, path in found.linked.items()}
 
 
 def prepare(transport: Transport, manifest: Manifest, found: Need, directory: str) -> None:
-    """Make the staging directory, with what the host has already. Safe to do again."""
+    """Make the staging directory, and link or copy what the host already has into it.
+    Idempotent."""
     directories = {str(PurePosixPath(file.path).parent) for file in manifest.files} - {"."}
     lines = [f"dir\t{path}" for path in sorted(directories)]
     firsts = _firsts(manifest)
@@ -47,14 +48,14 @@ def prepare(transport: Transport, manifest: Manifest, found: Need, directory: st
         word = "take" if firsts[digest].size >= SHARED_FROM else "copy"
         lines.append(f"{word}\t{path}\t{firsts[digest].path}")
     argv = ("sh", "-c", _script("prepare.sh"), "prepare", staging_path(manifest, directory))
-    # A link costs nothing; where there can be none, all of it is copied.
+    # A hard link costs nothing; where none is possible, all of these bytes are copied.
     size = sum(firsts[digest].size for digest in found.linked)
     _run(transport, argv, lines, doing=f"beginning {manifest.name}", size=size)
 
 
 def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
-    """Make the staged tree the model's directory. Raises CommandFailed when a file is not
-    complete; a former directory of that name is removed only after the new one is in place."""
+    """Rename the staged tree to the model's directory. Raises CommandFailed when a file is
+    incomplete; a former directory of that name is removed only after the new one is in place."""
     final = f"{directory}/{manifest.name}"
     argv = ("sh", "-c", _script("settle.sh"), "settle", staging_path(manifest, directory), final)
     firsts = _firsts(manifest)
@@ -70,7 +71,7 @@ def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
 
 
 def clear(transport: Transport, found: Need, directory: str) -> None:
-    """Remove what ended runs left of the model."""
+    """Remove staging directories of this model that earlier, interrupted runs left behind."""
     paths = [f"{directory}/{INCOMING}/{name}" for name in found.leftovers]
     size = sum(found.leftovers.values())
     _run(transport, ("rm", "-rf", "--", *paths), (), doing="removing what was left", size=size)
@@ -85,7 +86,7 @@ mv "$1" "$2"
 
 
 def rename_staged(transport: Transport, staged: str, manifest: Manifest, directory: str) -> None:
-    """The directory `staged` becomes the one in which `manifest` is staged."""
+    """Rename the directory `staged` to the staging directory of `manifest`."""
     argv = ("sh", "-c", MOVE, "rename", staged, staging_path(manifest, directory))
     _run(transport, argv, (), doing=f"beginning {manifest.name}", size=0)
 

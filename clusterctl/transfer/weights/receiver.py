@@ -1,4 +1,4 @@
-"""How hosts take in a model: files are staged beside the others, and renamed once all are there."""
+"""Receive a model on hosts: files are staged beside the other models, and renamed once complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs
 
 @dataclass(frozen=True)
 class Holder:
-    """A host that has the model and heads the chain."""
+    """A host that has the model and is the first link of the chain."""
 
     view: HostView
     paths: dict[str, str]  # By digest, absolute
@@ -33,26 +33,25 @@ class Holder:
 
 @dataclass(frozen=True)
 class Supply:
-    """A model and where its bytes are."""
+    """A model and the source of its bytes."""
 
     manifest: Manifest
-    name: str  # Of the place, for people: `here`, `gpu1`, `hf`
-    source: BlobSource | None = None  # What this machine can give
+    name: str  # Of the source, shown to users: `here`, `gpu1`, `hf`
+    source: BlobSource | None = None  # Blobs that this machine can send
     holder: Holder | None = None
-    # Says why what a chain got from `source` was not right; nothing when it was.
+    # Returns the errors that explain wrong or missing bytes from `source`; empty when all is well.
     trouble: Callable[[], Sequence[ClusterctlError]] = lambda: ()
-    # The manifest with all hashes, once every byte has come; the same where it is None.
+    # Returns the manifest with all hashes once every byte arrived. None: `manifest` has them.
     complete: Callable[[], Manifest] | None = None
 
     @property
     def final(self) -> Manifest:
-        """What is written down on hosts."""
+        """The manifest to write on hosts."""
         return self.complete() if self.complete else self.manifest
 
 
 class WeightsReceiver:
-    """Hosts have the model of `supply` below the models directory. It goes to the hosts of
-    `views`."""
+    """Puts the model of `supply` into the models directory of the hosts of `views`."""
 
     what = "model"
 
@@ -61,11 +60,12 @@ class WeightsReceiver:
     ) -> None:
         self._supply, self._views = supply, dict(views)
         self._directory, self._route = directory, route
-        self._needs: dict[str, Need] = {}  # As last looked at, by host
+        self._needs: dict[str, Need] = {}  # As of the last look, by host
         self._has_chain = False
 
     def check(self, view: HostView) -> Change | None:
-        """Raises RequirementsNotMet when there is no room."""
+        """Return the change that the host needs, or None. Raises RequirementsNotMet without
+        room."""
         host = look_at_models(view.transport, self._directory)
         found = self._needs[view.host.name] = self._need(view, host)
         if problem := no_room(self._supply.manifest, found, host):
@@ -73,7 +73,8 @@ class WeightsReceiver:
         return None if found.is_noop else _change(self._supply, found)
 
     def settle(self, view: HostView) -> bool:
-        """Remove what interrupted runs left of a model that is complete."""
+        """Remove what interrupted runs left of a complete model. Return False for an incomplete
+        one."""
         found = self._needs.get(view.host.name)
         if found is None or not found.complete:
             return False
@@ -81,8 +82,8 @@ class WeightsReceiver:
         return True
 
     def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
-        """Have every host stage what it has of the model in other places. A host where that
-        fails is set aside; raises when it fails on all."""
+        """Have every host stage the files of the model that it has elsewhere. A host where that
+        fails is set aside; raises the errors when no other host needs the model."""
         del first
         ready = fan_out(self._views, lambda view: self._stage(view, say_on(view.host.name)))
         needs = values(ready)
@@ -107,7 +108,7 @@ class WeightsReceiver:
         )
 
     def receive(self, view: HostView, chain: Chain) -> int:
-        """Have the model complete on this host, in its place, and nothing beside it."""
+        """Fetch the missing files to this host and move the staged model into place."""
         name, found, directory = view.host.name, self._needs[view.host.name], self._directory
         if found.brought:
             try:
@@ -117,8 +118,8 @@ class WeightsReceiver:
                 raise_all(self._supply.trouble())
                 raise
         view.say("moving it into place")
-        # Nothing is fetched to the host from here on, whatever becomes of its relay meanwhile:
-        # that would make a second copy which nobody moves into place.
+        # From here on nothing may be fetched to the host, even if its relay is restarted: that
+        # would make a second copy which is never moved into place.
         staged = placing.places(self._supply.manifest, directory)
         final = self._supply.final
         if self._has_chain:
@@ -130,17 +131,17 @@ class WeightsReceiver:
 
     @staticmethod
     def describe(progress: LinkProgress, expected: int) -> str:
-        """Such as `1.2 of 2.0 GiB, 48.0 MiB/s, 17 s left, from gpu1`."""
+        """Progress such as `1.2 of 2.0 GiB, 48.0 MiB/s, 17 s left, from gpu1`."""
         done = min(progress.done, expected)
         unit, name = (GIB, "GiB") if expected >= GIB else (MIB, "MiB")
         amount = f"{done / unit:.1f} of {expected / unit:.1f} {name}"
         return ", ".join((amount, *progress.movement(expected - done)))
 
     def clear(self) -> None:
-        """Staging directories have become the models'."""
+        """Do nothing: staging directories were renamed to model directories, so none is left."""
 
     def _need(self, view: HostView, host: HostModels) -> Need:
-        """What the host needs; the one that gives the model has all of it by another name."""
+        """Return what the host needs; the holder has all contents, under whatever name."""
         found = need(self._supply.manifest, host)
         holder = self._supply.holder
         if found.complete or holder is None or holder.view.host.name != view.host.name:
@@ -166,7 +167,8 @@ class WeightsReceiver:
         return found
 
     def _complete_host(self, needs: Mapping[str, Need]) -> Holder | None:
-        """A host that has it all already: its network is faster than an SSH connection to it."""
+        """Return a host that already has the whole model: its network is faster than SSH from
+        here."""
         for name, found in needs.items():
             if found.complete:
                 return Holder(self._views[name], placing.origin(found))
@@ -180,7 +182,7 @@ class WeightsReceiver:
 
 
 def _change(supply: Supply, found: Need) -> Change:
-    """Such as `bring Tiny-1B: 2.0 GiB in 8 files, from here`."""
+    """Describe the change, such as `bring Tiny-1B: 2.0 GiB in 8 files, from here`."""
     manifest = supply.manifest
     if found.complete:
         size = _amount(sum(found.leftovers.values()))

@@ -1,4 +1,4 @@
-"""A model's directory on this machine: which files it has, and whether they make a model."""
+"""Read a model's directory on this machine: list its files and check that vLLM could load them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clusterctl.transfer.weights.manifest import WeightLink
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 NOT_WEIGHTS = frozenset({"training_args.bin"})
-RANDOM_WEIGHTS = "RANDOM_WEIGHTS"  # A file of this name says that weights are left out on purpose
+RANDOM_WEIGHTS = "RANDOM_WEIGHTS"  # A file of this name marks weights as omitted on purpose
 
-# What tools leave in a downloaded directory: git, hf, modelscope. vLLM reads none of it.
+# Files that git, hf and modelscope leave in a downloaded directory. vLLM reads none of them.
 LEFT_OUT = frozenset({".git", ".cache", "__pycache__", "._____temp", ".mv", ".msc", ".DS_Store"})
 
 _UNFINISHED = (".part", ".incomplete", ".aria2", ".lock")
@@ -26,7 +26,7 @@ _POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True)
 class TreeFile:
-    """One file to send: `path` below the directory, and where its bytes are here."""
+    """One file to send: `path` below the directory, `source` on this machine."""
 
     path: str
     source: Path
@@ -36,7 +36,7 @@ class TreeFile:
 
 @dataclass(frozen=True)
 class Tree:
-    """A directory as it was found, before anything of it was hashed."""
+    """A model's directory as listed, before any file is hashed."""
 
     name: str
     files: tuple[TreeFile, ...]
@@ -45,11 +45,11 @@ class Tree:
 
 
 def read_tree(directory: Path, name: str | None = None) -> Tree:
-    """The files of a plain directory, or of the newest snapshot of a Hugging Face cache entry.
+    """List the files of a plain directory, or of the newest snapshot of a Hugging Face cache entry.
 
     Links in a plain directory are followed; a cache entry keeps its own (snapshots to blobs).
-    `name` is what hosts are to call it; without one, as it is called here. Raises UsageError
-    when there is no such directory, and everything that is wrong with it, all at once.
+    `name` is the name on hosts; default: the directory's own. Raises UsageError when the directory
+    does not exist, cannot be read or holds a file that cannot be sent.
     """
     directory = directory.expanduser()
     if not directory.is_dir():
@@ -64,7 +64,7 @@ def read_tree(directory: Path, name: str | None = None) -> Tree:
 
 
 def _cache_entry(entry: Path, name: str | None) -> Tree:
-    """`models--ORG--NAME`: the snapshot that refs/main names, else the newest, and its blobs.
+    """Read `models--ORG--NAME`: the snapshot that refs/main names, else the newest, and its blobs.
 
     Layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """
@@ -82,9 +82,9 @@ def _cache_entry(entry: Path, name: str | None) -> Tree:
         real = path.resolve()
         if not real.is_relative_to(entry):
             raise UsageError(f"{path} leads out of {entry}")
-        files[str(real.relative_to(entry))] = file  # a blob, or a file that is no link
+        files[str(real.relative_to(entry))] = file  # a blob, or a file that is not a link
         if path.is_symlink():
-            # From the link to its file, through other links, so that it leads there on any host.
+            # Relative, with other links resolved, so that the link is valid on any host.
             target = os.path.relpath(real, path.parent)
             links.append(WeightLink(f"snapshots/{snapshot.name}/{file.path}", target))
     if main.is_file():
@@ -97,7 +97,8 @@ def _cache_entry(entry: Path, name: str | None) -> Tree:
 def _files(
     directory: Path, below: str = "", within: frozenset[Path] = frozenset()
 ) -> Iterator[TreeFile]:
-    """`within`: the directories that we are in, by their real paths."""
+    """Yield the files of a directory. `within`: real paths of the directories above, to find
+    loops."""
     within |= {(directory / below).resolve()}
     try:
         with os.scandir(directory / below) as found:
@@ -117,7 +118,7 @@ def _files(
 
 
 def is_passed_over(path: str) -> bool:
-    """Whether a file is no part of the model, by its name alone."""
+    """Whether a file is not part of the model, by its path alone."""
     return any(_passed_over(part) for part in path.split("/"))
 
 
@@ -126,7 +127,7 @@ def _passed_over(name: str) -> bool:
 
 
 def _tree_file(path: str, source: Path) -> TreeFile:
-    """Raises UsageError for what cannot be sent."""
+    """Raise UsageError for a file that cannot be sent."""
     if any(ord(character) < 32 for character in path):
         raise UsageError(f"{path!r} has a control character in its name", hint="rename it")
     try:
@@ -141,7 +142,7 @@ def _tree_file(path: str, source: Path) -> TreeFile:
 
 
 def faults(tree: Tree) -> list[ClusterctlError]:
-    """Why the tree is no model that vLLM could load; empty when it is one. Reads heads of files."""
+    """Return the reasons why vLLM could not load the tree. Reads only the first bytes of files."""
     model = {file.path: file for file in tree.files}
     if tree.links:  # as vLLM sees it: through the links of a snapshot
         blobs = {file.path.rpartition("/")[2]: file for file in tree.files}
@@ -160,7 +161,7 @@ def faults(tree: Tree) -> list[ClusterctlError]:
     if not weights and RANDOM_WEIGHTS not in model:
         problems.append(_fault(tree, "has no weights", f"download it: {_pull(tree)}"))
     problems += [fault for path, file in weights.items() if (fault := _broken(tree, path, file))]
-    # Shards that an index names and the directory lacks.
+    # Shards that an index lists but the directory lacks.
     named: set[str] = set()
     for path, file in model.items():
         if path.endswith(".index.json") and "/" not in path:
@@ -201,9 +202,9 @@ MOST_HEADER = 100_000_000  # Bytes of header that the safetensors library itself
 
 
 def shortfall(path: Path) -> int:
-    """Bytes that the file lacks of what its header promises; 0 when it is whole.
+    """Bytes that the file lacks of the length in its header; 0 when it is complete.
 
-    Raises ValueError when it is no safetensors file, OSError when it cannot be read.
+    Raises ValueError when it is not a safetensors file, OSError when it cannot be read.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
