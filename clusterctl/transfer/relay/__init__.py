@@ -1,1 +1,1 @@
-"""The relay: runs on a host while clusterctl brings it blobs, and ends with the SSH session."""
+"""The relay: runs on a host during a transfer of blobs, and ends with the SSH session."""

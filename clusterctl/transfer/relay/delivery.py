@@ -1,4 +1,4 @@
-"""Handing a blob on while it arrives: straight from the file, as far as it is there."""
+"""Send a blob to a reader while it arrives, with sendfile and as far as it is there."""
 
 import os
 import select
@@ -8,21 +8,21 @@ from typing import Callable
 from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.stored import Restarted, Segment, Stored
 
-TURN = 8 << 20  # Bytes handed on at a time
+TURN = 8 << 20  # Bytes sent at a time
 
-SLOWEST = 300.0  # Seconds that a reader may take to make room for more
+SLOWEST = 300.0  # Seconds without room in the socket's buffer, after which the reader is given up
 
-SIGN_OF_LIFE = 3.0  # Seconds after which a relay that waits is told that we are here
+SIGN_OF_LIFE = 3.0  # Seconds without bytes after which a waiting relay gets an empty frame
 
-Ask = Callable[[Stored, Segment], None]  # Sees to it that somebody fetches the segment
+Ask = Callable[[Stored, Segment], None]  # Starts a fetch of the segment unless one runs
 
 
 class Hung(Exception):
-    """The reader is gone."""
+    """The reader closed the connection, or took nothing for SLOWEST seconds."""
 
 
 class Delivery:
-    """Bytes [start, end) of a blob into a connection."""
+    """Sends bytes [start, end) of a blob over a connection."""
 
     def __init__(
         self, connection: socket.socket, blob: Stored, start: int, end: int, ask: Ask
@@ -34,11 +34,11 @@ class Delivery:
         self._segment = blob.segment_at(start)
 
     def plain(self) -> None:
-        """As the body of an HTTP answer. Raises OSError, Hung, Restarted, Unavailable."""
+        """Send them as the body of an HTTP answer. Raises OSError, Hung, Restarted, Unavailable."""
         self._run(lambda _count: None, self._check_alive)
 
     def framed(self) -> None:
-        """With lengths between, for relays. Raises OSError, Unavailable."""
+        """Send them in frames with lengths, for relays. Raises OSError, Hung, Unavailable."""
 
         def announce(count: int) -> None:
             self._connection.sendall(wire.LENGTH.pack(count), socket.MSG_MORE)
@@ -94,7 +94,7 @@ class Delivery:
             count -= sent
 
     def _check_alive(self) -> None:
-        """An engine sends nothing while it waits for a body: what can be read is its end."""
+        """Raise Hung if the engine closed: it sends nothing while it waits for a body."""
         poller = select.poll()
         poller.register(self._connection, select.POLLIN | select.POLLHUP)
         if poller.poll(0) and not self._connection.recv(1, socket.MSG_PEEK):

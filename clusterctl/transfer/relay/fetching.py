@@ -1,4 +1,4 @@
-"""Getting the bytes of one segment from whoever has them, however often somebody fails."""
+"""Fetch the bytes of one segment from its upstreams, through any number of failures."""
 
 import threading
 import time
@@ -10,9 +10,9 @@ from clusterctl.transfer.relay.roster import Roster
 from clusterctl.transfer.relay.stored import Segment, Stored
 from clusterctl.transfer.relay.upstream import SOURCE, Upstream, UpstreamFailed, WrongSoFar
 
-TICK = 1.0  # Seconds after which a silent stream is looked at
+TICK = 1.0  # Seconds between checks of a silent stream
 
-# A stream without a byte is left after this many stall times, even if its upstream lives
+# Stall times without a byte after which a stream is closed, even if its upstream is alive
 PATIENCE = 4
 
 PAUSE = 1.0  # Seconds before all upstreams are tried again
@@ -21,15 +21,15 @@ Say = Callable[..., None]
 
 
 class Silent(Exception):
-    """The reader gave up on an upstream."""
+    """The upstream sent nothing for too long."""
 
 
 class Nearer(Exception):
-    """A host that was gone is back, and costs the source nothing."""
+    """A better upstream came back: a host, which costs the source no bytes."""
 
 
 class Fetch:
-    """One segment, until it is here and verified, or this host cannot hold it."""
+    """Fetches one segment until it is verified, or until the disk fails."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Fetch:
         self._hash: Any = None
 
     def run(self) -> None:
-        """Raises OSError when the disk refuses."""
+        """Fetch and verify the segment. Raises OSError when the disk refuses."""
         self._part.open(self._wait)
         if self._blob.complete or self._segment.done:
             return
@@ -74,8 +74,9 @@ class Fetch:
         return False
 
     def _blame(self) -> None:
-        """One who sent all of it. Bytes that were left on disk come first: nobody else is to
-        blame for those; and of several, nobody knows which: the next try may show."""
+        """Report who sent wrong bytes, and avoid a sole sender. Bytes left on disk by an earlier
+        run are suspected first; of several senders nobody knows which, but the next try may
+        show."""
         if self._resumed:
             self._say("wrong", "an earlier run", self._blob.digest)
             return
@@ -109,7 +110,7 @@ class Fetch:
         return found
 
     def _take(self, upstream: Upstream) -> None:
-        """Receive until the segment is whole or the upstream fails."""
+        """Receive until the segment is complete or the upstream fails."""
         before = self._segment.have
         upstream.standing.began()
         try:
@@ -161,7 +162,7 @@ class Fetch:
         self._part.note(self._segment)
 
     def _judge(self, upstream: Upstream, seconds: float) -> None:
-        """Raises Silent when it has been silent for too long."""
+        """Raise Silent if the upstream is silent for too long; `seconds`: since its last byte."""
         if min(seconds, upstream.standing.standstill()) >= 3:
             self._wait("%s, silent for %d s" % (upstream.name, seconds))
         stall = self._roster.stall
@@ -175,7 +176,7 @@ class Fetch:
 
 
 class Waits:
-    """Who waits for what: the words for a user."""
+    """What each fetch waits for, in words for a user."""
 
     def __init__(self) -> None:
         self._reasons: Dict[Fetch, str] = {}
@@ -190,6 +191,6 @@ class Waits:
             self._reasons.pop(fetch, None)
 
     def text(self) -> str:
-        """One of them; "" when nobody waits."""
+        """One of the reasons; "" when no fetch waits."""
         with self._lock:
             return next(iter(self._reasons.values()), "")

@@ -1,6 +1,6 @@
-"""What travels on the relay's stdin and stdout: frames of a kind, a stream and bytes.
+"""Frames on the relay's stdin and stdout, each with a kind, a stream number and a payload.
 
-Text payloads are lines of fields between tabs; what would break a line is written %XX.
+Text payloads are lines of tab-separated fields; tabs, newlines and % are written as %XX.
 """
 
 import struct
@@ -21,13 +21,13 @@ ENOUGH = b"N"
 STATE = b"S"
 EVENT = b"V"
 
-LARGEST = 1 << 26  # Bytes of a payload; more means that something else is on the wire
+LARGEST = 1 << 26  # Bytes of a payload; a larger length means that the input is not a frame
 
 Frame = Tuple[bytes, int, bytes]
 
 
 class NotAFrame(Exception):
-    """The other side speaks something else."""
+    """The other side sent bytes that are not a frame."""
 
 
 def pack(kind: bytes, stream: int, payload: bytes = b"") -> bytes:
@@ -35,7 +35,7 @@ def pack(kind: bytes, stream: int, payload: bytes = b"") -> bytes:
 
 
 def read(stream: BinaryIO) -> Optional[Frame]:
-    """The next frame, None at the end. Raises NotAFrame."""
+    """Read the next frame; None at the end of the stream. Raises NotAFrame."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -47,7 +47,7 @@ def read(stream: BinaryIO) -> Optional[Frame]:
 
 
 def fields(*values: object) -> str:
-    """One line, without its end."""
+    """Format one line, without its newline."""
     quoted = (str(value).replace("%", "%25") for value in values)
     return "\t".join(text.replace("\t", "%09").replace("\n", "%0A") for text in quoted)
 
@@ -57,7 +57,7 @@ def lines(rows: Iterable[str]) -> bytes:
 
 
 def parse(payload: bytes) -> List[List[str]]:
-    """The lines of a payload, each as its fields."""
+    """Split a payload into lines, each a list of its fields."""
 
     def plain(field: str) -> str:
         return field.replace("%0A", "\n").replace("%09", "\t").replace("%25", "%")

@@ -1,4 +1,4 @@
-"""All blobs this relay was told of, and who sees to it that they arrive."""
+"""All blobs known to this relay, and the threads that fetch them."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from clusterctl.transfer.relay.parts import PartFile
 from clusterctl.transfer.relay.roster import Roster
 from clusterctl.transfer.relay.stored import Segment, Stored
 
-SIDE_BY_SIDE = 4  # Segments that `want` has under way at once
+SIDE_BY_SIDE = 4  # Segments that `want` fetches at a time
 
 
 class Holdings:
-    """Blobs by digest. `say` tells the controller."""
+    """Blobs by digest. `say` sends an event to the controller."""
 
     def __init__(self, roster: Roster, say: Say) -> None:
         self._roster, self._say = roster, say
@@ -26,14 +26,14 @@ class Holdings:
         self.waits = Waits()
 
     def add(self, blob: Stored) -> None:
-        """One that is known already stays as it is."""
+        """Add a blob, unless its digest is known already."""
         with self._lock:
             if blob.digest not in self._blobs:
                 self._blobs[blob.digest] = blob
                 self._parts[blob.digest] = PartFile(blob)
 
     def add_whole(self, digest: str, size: int, path: str) -> None:
-        """A blob that is here already. Raises OSError when it is not, or has another size."""
+        """Add a blob that is complete at `path`. Raises OSError if missing or of another size."""
         if os.path.getsize(path) != size:
             raise OSError("%s has not %d bytes" % (path, size))
         blob = Stored(digest, size, path, placed=True)
@@ -45,12 +45,12 @@ class Holdings:
             return self._blobs.get(digest)
 
     def ask(self, blob: Stored, segment: Segment) -> None:
-        """See to it that the segment is fetched, unless it is here or on its way."""
+        """Start a fetch of the segment, unless it is here or a fetch of it runs."""
         if blob.claim(segment):
             self._start(lambda: self._fetch(blob, segment))
 
     def want(self, digests: Iterable[str]) -> None:
-        """Fetch these, in this order, SIDE_BY_SIDE segments at a time."""
+        """Fetch these blobs in this order, SIDE_BY_SIDE segments at a time."""
         with self._lock:
             for digest in digests:
                 blob = self._blobs[digest]
@@ -65,13 +65,13 @@ class Holdings:
             self._start(self._work)
 
     def totals(self) -> Tuple[int, int]:
-        """Bytes here, and bytes in all, of what somebody asked for."""
+        """Bytes present, and bytes in total, of the blobs that were requested."""
         with self._lock:
             wanted = [blob for blob in self._blobs.values() if blob.wanted]
         return sum(blob.have for blob in wanted), sum(blob.size for blob in wanted)
 
     def remove_cached(self) -> None:
-        """Take away what was not placed as a file."""
+        """Remove all blobs that were not placed as files of a model."""
         with self._lock:
             blobs = [blob for blob in self._blobs.values() if not blob.placed]
         for blob in blobs:

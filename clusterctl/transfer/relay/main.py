@@ -1,7 +1,7 @@
 """The relay as a process: commands and bytes of the source on stdin, its state on stdout.
 
-It ends with stdin, and when nothing came for a while: a connection that broke without a word
-must not leave a relay behind that still writes the files of its successor.
+It exits when stdin ends, and after FORSAKEN seconds without a frame: a silently broken connection
+must not leave a relay running that writes the same files as its successor.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from clusterctl.transfer.relay.stored import Stored
 from clusterctl.transfer.relay.upstream import SOURCE, Peer, Source, Standing, Upstream
 
 STATE_EVERY = 1.0
-# Seconds without a frame after which the controller is gone; it sends one every few
+# Seconds without a frame after which the controller counts as gone; it sends one every few
 FORSAKEN = 40.0
 
 
 class Relay:
-    """One run. What it holds comes first, then `start`, then whom to ask and what to fetch."""
+    """One run: commands add blobs, then `start` it, then set upstreams and wanted blobs."""
 
     def __init__(self, commands: BinaryIO, told: BinaryIO) -> None:
         self._commands, self._told = commands, told
@@ -44,7 +44,7 @@ class Relay:
             frame = frames.read(self._commands)
             if frame is None:
                 return
-            # A disk that makes the source wait is no sign that the controller is gone.
+            # While a slow disk delays `deliver`, the controller must not count as gone.
             self._heard = float("inf")
             kind, stream, payload = frame
             if kind != frames.COMMAND:
@@ -65,10 +65,10 @@ class Relay:
         self.tell(frames.EVENT, 0, frames.fields(*values).encode("utf-8", "surrogateescape"))
 
     def _on_ping(self) -> None:
-        """Somebody is there."""
+        """Do nothing: any frame shows that the controller is alive."""
 
     def _on_start(self, token: str, stall: str, address: str, engine: str, peer: str) -> None:
-        """`engine` and `peer` are ports to have again if they are free, 0 for any."""
+        """Start to serve. `engine` and `peer`: ports to reuse if they are free, 0 for any."""
         self._token = token
         self._roster.stall = float(stall)
         Handover.expected = hashlib.sha256(f"Bearer {token}".encode()).digest()
@@ -98,7 +98,7 @@ class Relay:
         self._holdings.add(blob)
 
     def _on_origin(self, digest: str, size: str, path: str, cached: str) -> None:
-        """A blob that is here at `path`; if it is not, it comes to `cached` like others."""
+        """Add the blob at `path`; if it is not there, add it as one to be fetched to `cached`."""
         try:
             self._holdings.add_whole(digest, int(size), path)
         except OSError as error:
@@ -110,7 +110,7 @@ class Relay:
         Registry.offer(repository, tag, media_type, content)
 
     def _on_upstreams(self, *words: str) -> None:
-        """Name, address, port and start of each, the first to be asked first; `source` alone."""
+        """Set the upstreams, preferred first: name, address, port, start each, or just `source`."""
         found: List[Upstream] = []
         rest = list(words)
         while rest:
@@ -126,7 +126,7 @@ class Relay:
         self._holdings.remove_cached()
 
     def _peer(self, name: str, address: str, port: str, start: str) -> Upstream:
-        """The same object for the same relay: one that was started again counts as new."""
+        """Return the same object for the same relay, and a new one after the relay's restart."""
         key = (name, address, port, start)
         if key not in self._peers:
             standing = self._standing(name)
@@ -165,7 +165,7 @@ class Relay:
 
 
 def main(_: None) -> None:
-    """Run until stdin ends."""
+    """Run the relay until stdin ends."""
     status = 0
     try:
         Relay(sys.stdin.buffer, sys.stdout.buffer).run()
@@ -174,5 +174,5 @@ def main(_: None) -> None:
     except Exception:
         sys.excepthook(*sys.exc_info())
         status = 1
-    # Threads may be in the middle of a write; what they wrote so far is resumed later.
+    # Threads may be in the middle of a write; a later relay resumes from the bytes written.
     os._exit(status)

@@ -1,4 +1,5 @@
-"""The file of a blob that arrives: what an earlier relay left of it, and how it becomes whole."""
+"""The part file of a blob: resume from an earlier relay's bytes, write, and rename when
+complete."""
 
 import contextlib
 import fcntl
@@ -12,17 +13,17 @@ from typing import Any, Callable, Dict, Optional
 from clusterctl.transfer.relay.stored import Segment, Stored
 
 READ = 1 << 20
-# Bytes of a piece after which the journal hears of it: what a killed relay may lose of each
+# Bytes of a piece between two journal entries: a killed relay may lose as many of each
 NOTED_EVERY = 8 << 20
 
-OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")  # What relays leave in a cache
+OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")  # Files that relays leave in a cache
 
 BOOT = "/proc/sys/kernel/random/boot_id"
 Wait = Callable[[str], None]
 
 
 class PartFile:
-    """Writes one blob. Only one relay of a host does at a time: the file is locked."""
+    """Writes one blob. The file is locked: only one relay of a host writes it at a time."""
 
     def __init__(self, blob: Stored) -> None:
         self._blob = blob
@@ -33,9 +34,9 @@ class PartFile:
         self._noted: Dict[int, int] = {}
 
     def open(self, wait: Wait) -> None:
-        """Ready to write, and what is there already taken over. Raises OSError.
+        """Open the part file for writing and resume from the bytes already in it. Raises OSError.
 
-        `wait` is called, with the reason, about once a second while it has to wait.
+        `wait` is called with the reason about once a second while another relay holds the lock.
         """
         with self._opening:
             if self._blob.complete or self._descriptor is not None:
@@ -56,11 +57,11 @@ class PartFile:
             data, position = data[count:], position + count
 
     def hash_of(self, segment: Segment) -> Any:
-        """A sha256 of what is there of it."""
+        """Return a sha256 object over the bytes present of `segment`."""
         return _hash_range(self._open_descriptor(), segment.start, segment.have)
 
     def note(self, segment: Segment) -> None:
-        """Tell the journal how far the piece is, if that is worth a line."""
+        """Write the segment's progress to the journal, if it changed enough or is done."""
         with self._noting:
             before = self._noted.get(segment.index, 0)
             worth = segment.done or not before <= segment.have < before + NOTED_EVERY
@@ -70,7 +71,8 @@ class PartFile:
                 self._noted[segment.index] = segment.have
 
     def forget(self, segment: Segment, wait: Wait) -> None:
-        """Its bytes were wrong. Who reads them now keeps what it has open."""
+        """Discard the segment's bytes. Without a journal, the file is replaced; readers keep
+        theirs."""
         if self._journal is not None:
             self.note(segment)
             return
@@ -80,7 +82,7 @@ class PartFile:
         os.close(before)
 
     def finish(self) -> None:
-        """All is there and verified: the file gets its name. Raises OSError."""
+        """Rename the complete, verified part file to its final name. Raises OSError."""
         descriptor = self._open_descriptor()
         if self._blob.placed:
             os.fchmod(descriptor, self._blob.mode)
@@ -89,7 +91,7 @@ class PartFile:
             os.rename(self._blob.part, self._blob.path)
             self._blob.completed()
         if self._blob.placed:
-            # The new name, too, is to survive a crash.
+            # The rename must survive a crash, too.
             directory = os.open(
                 os.path.dirname(self._blob.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             )
@@ -111,7 +113,7 @@ class PartFile:
         return self._descriptor
 
     def _locked(self, wait: Wait) -> int:
-        """The part file, which no other process writes. Whoever had it may have renamed it."""
+        """Open and lock the part file, again if the previous holder renamed it meanwhile."""
         while True:
             descriptor = os.open(self._blob.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -149,8 +151,8 @@ class PartFile:
         os.ftruncate(descriptor, self._blob.size)
 
     def _read_journal(self, usable: bool) -> None:
-        """Verified pieces are trusted, unless the machine was started again meanwhile: it may
-        have gone down before the bytes were on disk."""
+        """Take over the state of segments. Verified ones are trusted only if the machine has not
+        rebooted since: it may have crashed before the bytes were on disk."""
         boot = _boot()
         rows = _rows(self._blob.journal) if usable else []
         same_boot = bool(rows) and rows[0] == ["boot", boot]
@@ -166,7 +168,7 @@ class PartFile:
 
 
 def sweep(folder: str, before: float) -> None:
-    """Remove blobs that nobody went on with since `before`, seconds since 1970."""
+    """Remove cached blobs that were last written before `before`, in seconds since 1970."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -179,7 +181,7 @@ def sweep(folder: str, before: float) -> None:
 
 
 def _last_states(rows: Any, blob: Stored) -> Dict[int, Any]:
-    """(segment, verified) by index; how much there is of each is set."""
+    """Set `have` of the segments in `rows`; return (segment, verified) by index."""
     found: Dict[int, Any] = {}
     for row in rows:
         if len(row) != 3 or not (row[1].isdigit() and row[2].isdigit()):

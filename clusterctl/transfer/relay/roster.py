@@ -1,4 +1,4 @@
-"""Whom to ask, in which order: the host before, those before it, and the source last."""
+"""Choose an upstream: the nearest host before this one in the chain first, the source last."""
 
 import threading
 import time
@@ -7,13 +7,13 @@ from typing import Callable, Collection, Dict, List, Optional
 from clusterctl.transfer.relay.upstream import SOURCE, Upstream
 
 REST = 1.0
-# Seconds that an upstream which failed is left alone: at first, and when it fails for longer
-# than a stall time
+# Seconds that a failed upstream is not used: REST at first, LONG_REST once it has failed for
+# longer than a stall time
 LONG_REST = 30.0
 
 
 class Roster:
-    """The upstreams of this relay. `stall` in seconds."""
+    """The upstreams of this relay. `stall`: seconds of silence after which one counts as gone."""
 
     def __init__(self, stall: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.stall = stall
@@ -25,7 +25,7 @@ class Roster:
         self._told_of_detour = False
 
     def set(self, upstreams: List[Upstream]) -> None:
-        """The first is asked first. One that is the same object as before keeps its standing."""
+        """Set the upstreams, preferred first. An object that was there before keeps its state."""
         with self._lock:
             before, self._upstreams = self._upstreams, upstreams
             for upstream in upstreams:
@@ -38,11 +38,11 @@ class Roster:
             return list(self._upstreams)
 
     def choose(self, without: Collection[str]) -> Optional[Upstream]:
-        """The first one that is not in `without`, nor rests. None: wait, then ask again.
+        """Return the first upstream that is not in `without` and not resting. None: wait, then
+        retry.
 
-        The source is asked for what a host would have passed on only after that host has been
-        gone for a stall time: a relay that was killed is back sooner, and a byte that leaves the
-        source twice costs more than the wait.
+        The source is used in place of a host only after that host has been gone for a stall time: a
+        killed relay is back sooner, and bytes that leave the source twice cost more than the wait.
         """
         with self._lock:
             now = self._clock()
@@ -59,7 +59,7 @@ class Roster:
             return None
 
     def failed(self, upstream: Upstream, for_now: bool) -> None:
-        """`for_now`: it broke a moment ago and may be back soon."""
+        """Let a failed upstream rest. `for_now`: it broke a moment ago and may be back soon."""
         with self._lock:
             now = self._clock()
             if for_now:
@@ -69,18 +69,18 @@ class Roster:
                 upstream.standing.resting_until = now + (LONG_REST if long_gone else REST)
 
     def works(self, upstream: Upstream) -> None:
-        """It delivered."""
+        """Forget earlier failures of `upstream`: it delivered bytes."""
         with self._lock:
             self._failed_at.pop(upstream.name, None)
 
     def is_first_detour(self) -> bool:
-        """True the first time it is asked: once is enough to tell a user."""
+        """Return True on the first call only: users need one message."""
         with self._lock:
             first, self._told_of_detour = not self._told_of_detour, True
             return first
 
     def has_better(self, upstream: Upstream, joined: float) -> bool:
-        """Whether one before `upstream` was announced after `joined`."""
+        """Whether an upstream preferred to `upstream` was added after time `joined`."""
         with self._lock:
             for other in self._upstreams:
                 if other is upstream:

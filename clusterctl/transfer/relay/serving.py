@@ -1,4 +1,4 @@
-"""Answering: the host's own engine on 127.0.0.1, the next relay on the host's address."""
+"""HTTP servers: for the host's engine on 127.0.0.1, for the next relay on the host's address."""
 
 import hashlib
 import socket
@@ -14,16 +14,16 @@ from clusterctl.transfer.relay.stored import Restarted, Stored, Unavailable
 
 TLS_CLIENT_HELLO = b"\x16"
 
-# Engines try https first, and containerd falls back to http only on an answer that begins with
-# HTTP/ (core/remotes/docker, httpFallback).
+# Engines try https first; containerd falls back to http only if the answer begins with HTTP/
+# (core/remotes/docker, httpFallback).
 NOT_TLS = b"HTTP/1.0 400 Bad Request\r\nConnection: close\r\n\r\n"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection: requests one after the other."""
+    """Serves one connection: one request after the other."""
 
     protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.0"  # noise is answered with a status line, too
+    default_request_version = "HTTP/1.0"  # invalid requests get a status line, too
     timeout = SLOWEST
     disable_nagle_algorithm = True
 
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 super().handle()
         except (OSError, Hung, Restarted, Unavailable):
-            pass  # the reader is gone, or what it got so far must not look whole
+            pass  # the reader is gone, or must not take its bytes for a complete blob
 
     def do_GET(self) -> None:
         raise NotImplementedError
@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_error(self, code: int, *_: Any) -> None:
-        """For what is no request: without the page that the library writes."""
+        """Answer input that is not a request, without the page that http.server would write."""
         self.close_connection = True
         self.say(code)
 
@@ -71,8 +71,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Registry(Handler):
-    """The engine's side: an OCI registry to read one image from. Paths begin with a random word
-    that only who was told the reference knows."""
+    """Serves the engine: an OCI registry with one image. Paths begin with a random word, known only
+    to those who received the reference."""
 
     holdings: Holdings
     repository = ""  # the random word first
@@ -121,14 +121,14 @@ class Registry(Handler):
 
 
 class Handover(Handler):
-    """The side of other relays: ranges of blobs for who has the token of this run. The body has no
-    length, since it is framed: see wire."""
+    """Serves other relays: ranges of blobs, to clients with the token of this run. The body has no
+    Content-Length, since it is framed: see wire."""
 
     holdings: Holdings
     expected = b""  # sha256 of the Authorization header
 
     def do_GET(self) -> None:
-        # Digests are compared: how long that takes tells nothing of the token.
+        # Comparing digests leaks nothing of the token through timing.
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if hashlib.sha256(given).digest() != self.expected:
             return self.say(401, (("WWW-Authenticate", "Bearer"),))
@@ -148,8 +148,8 @@ class Handover(Handler):
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Every connection in a thread of its own, until the process ends. (HTTPServer would look up
-    the name of its address.)"""
+    """Serves every connection in a thread of its own, until the process ends. (HTTPServer would
+    look up the name of its address.)"""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -164,7 +164,7 @@ class Server(socketserver.ThreadingTCPServer):
         return int(self.socket.getsockname()[1])
 
     def shutdown_request(self, request: Any) -> None:
-        """Without a reset, which would take what was said away from the reader."""
+        """Close without a TCP reset, which would discard bytes that the reader has not read yet."""
         try:
             request.shutdown(socket.SHUT_WR)
             request.settimeout(1.0)
@@ -175,11 +175,11 @@ class Server(socketserver.ThreadingTCPServer):
         request.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # noise of a stranger; stderr is for why the relay itself failed
+        pass  # errors of unknown clients; stderr is for failures of the relay itself
 
 
 def serve(address: str, port: int, handler: Type[Handler]) -> Server:
-    """Listen at `port`, or at another one when that is taken. Raises OSError."""
+    """Listen at `port`, or at a free port when it is taken. Raises OSError."""
     try:
         server = Server(address, port, handler)
     except OSError:

@@ -1,4 +1,4 @@
-"""A blob on this host while it arrives: which bytes are there, and who waits for more."""
+"""State of a blob on this host while it arrives: the bytes present, and waiting for more."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ WHOLE = 0
 
 
 class Segment:
-    """A run of bytes that comes from one upstream and has a digest of its own."""
+    """A range of bytes with a digest of its own, fetched from one upstream at a time."""
 
     def __init__(self, index: int, start: int, size: int, digest: str) -> None:
         self.index, self.start, self.size = index, start, size
@@ -17,17 +17,17 @@ class Segment:
         self.have = 0
         self.done = False
         self.busy = False
-        self.round = 0  # Counts how often its bytes were thrown away, so that readers notice
+        self.round = 0  # Number of times its bytes were discarded, so that readers notice
 
     @property
     def visible(self) -> int:
-        """Bytes that may be passed on. The last byte waits for the digest, so that nobody gets
-        a whole blob that is wrong."""
+        """Bytes that may be passed on. The last byte is held back until the digest is verified, so
+        that no reader gets a complete blob that is wrong."""
         return self.have if self.done else min(self.have, self.size - 1)
 
 
 def segments_of(digest: str, size: int, pieces: List[str], piece_size: int) -> List[Segment]:
-    """One per piece, or one in all."""
+    """Return one segment per piece; a single one if there are no pieces. Raises ValueError."""
     if not pieces:
         return [Segment(0, 0, size, digest)]
     starts = range(0, max(1, size), piece_size)
@@ -78,10 +78,10 @@ class Stored:
         return self.segments[position // self.piece_size if len(self.segments) > 1 else WHOLE]
 
     def open_for_reading(self, segment: Segment, turn: int) -> int:
-        """A descriptor of the file as it is now; it stays good when the file gets its name, and
-        when wrong bytes are thrown away: those come again in a file of their own.
+        """Return a descriptor of the current file. It stays valid when the file is renamed, and
+        when wrong bytes are discarded: the next ones are written to a new file.
 
-        Raises Restarted when that has happened already.
+        Raises Restarted when the bytes of round `turn` were discarded.
         """
         with self.changed:
             if segment.round != turn:
@@ -91,7 +91,7 @@ class Stored:
             return os.open(self.path if self.complete else self.part, os.O_RDONLY | os.O_CLOEXEC)
 
     def claim(self, segment: Segment) -> bool:
-        """True for the one who fetches it now."""
+        """Mark the segment as being fetched; False if it is done, busy or cannot be stored."""
         with self.changed:
             self.wanted = True
             if segment.done or segment.busy or self.fault:
@@ -110,7 +110,7 @@ class Stored:
             self.changed.notify_all()
 
     def drop(self, segment: Segment) -> None:
-        """Its bytes were wrong."""
+        """Discard the segment's bytes, which were wrong."""
         with self.changed:
             segment.have = 0
             segment.done = False
@@ -118,7 +118,7 @@ class Stored:
             self.changed.notify_all()
 
     def verified(self, segment: Segment) -> bool:
-        """Its digest was right; True when it was the last one missing."""
+        """Mark the segment as verified; return True if all segments are."""
         with self.changed:
             segment.have = segment.size
             segment.done = True
@@ -126,8 +126,8 @@ class Stored:
             return all(each.done for each in self.segments)
 
     def completed(self) -> None:
-        """All of it is at `path`. It is kept open: a model that is whole here is put in its place,
-        and one that it replaces removed, while slower hosts still read these files."""
+        """Mark the blob as complete at `path`, and keep that file open: slower hosts still read it
+        when the model is moved into place, or replaced and removed."""
         with self.changed:
             with contextlib.suppress(OSError):
                 self._file = _kept_open(self.path)
@@ -142,10 +142,10 @@ class Stored:
             self.changed.notify_all()
 
     def wait(self, position: int, turn: int, seconds: float) -> int:
-        """Bytes that can be read at `position` now; 0 when none came within `seconds`.
+        """Return the bytes that can be read at `position`; 0 when none came within `seconds`.
 
-        Raises Restarted when the bytes of round `turn` were thrown away, Unavailable when
-        this host cannot hold the blob.
+        Raises Restarted when the bytes of round `turn` were discarded, Unavailable when this host
+        cannot hold the blob.
         """
         segment = self.segment_at(position)
         with self.changed:
@@ -162,16 +162,16 @@ class Stored:
 
 
 def _kept_open(path: str) -> Optional[int]:
-    """None where so many are open that other work would soon lack descriptors."""
+    """Open the file; None if so many are open that other work would soon lack descriptors."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if descriptor < os.sysconf("SC_OPEN_MAX") // 2:  # they are numbered from below
+    if descriptor < os.sysconf("SC_OPEN_MAX") // 2:  # the lowest free number is used
         return descriptor
     os.close(descriptor)
     return None
 
 
 class Restarted(Exception):
-    """What was read of the segment so far was wrong; it comes again."""
+    """The bytes of the segment read so far were wrong; they will be fetched again."""
 
 
 class Unavailable(Exception):

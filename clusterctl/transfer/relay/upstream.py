@@ -1,4 +1,4 @@
-"""Where bytes come from: a relay on another host, or the source at the other end of stdin."""
+"""Upstreams to read from: a relay on another host, or the source at the other end of stdin."""
 
 import socket
 import threading
@@ -9,14 +9,14 @@ from typing import Any, Callable, Deque, Dict, Iterator, Optional
 from clusterctl.transfer.relay import frames, wire
 
 READ = 1 << 20
-# Bytes of a body that are waited for before they are taken. A reader that is woken for every
-# packet, and wakes all who wait for its bytes, keeps a core busy with nothing but that.
+# Bytes of a body to wait for before a read. A reader that wakes for every packet, and wakes all
+# threads that wait for its bytes, keeps a core busy with nothing else.
 AT_ONCE = 128 << 10
 
-# Bytes of a stream of the source that wait for the disk before stdin is read no further
+# Bytes of a stream that may wait for the disk; with more, reading stdin stops
 BUFFERED = 8 << 20
 
-SOURCE = "source"  # What a chain calls the operator's machine among the hosts
+SOURCE = "source"  # Name of the operator's machine in a chain
 
 CONNECT_LIMIT = 5.0  # Seconds
 
@@ -30,11 +30,11 @@ class UpstreamFailed(Exception):
 
 
 class WrongSoFar(Exception):
-    """The upstream noticed that what it passed on was wrong, and starts again."""
+    """The upstream found that the bytes it passed on were wrong, and starts again."""
 
 
 class Standing:
-    """How an upstream does, over all its streams. Times from time.monotonic."""
+    """State of an upstream over all its streams. Times are from time.monotonic."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -62,24 +62,24 @@ class Standing:
             self.received += count
 
     def silence(self) -> float:
-        """Seconds since anything came, in any stream."""
+        """Seconds since the last sign of life, in any stream."""
         return self._clock() - self._heard
 
     def standstill(self) -> float:
-        """Seconds since bytes came, in any stream."""
+        """Seconds since the last byte, in any stream."""
         return self._clock() - self._moved
 
 
 class Upstream:
-    """Reads ranges of blobs. `name` is the host's, or `source`."""
+    """Reads ranges of blobs. `name`: the host's name, or `source`."""
 
     def __init__(self, name: str, standing: Standing) -> None:
         self.name = name
         self.standing = standing
 
     def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
-        """The bytes, as they come; an empty one at least every `tick` seconds of silence, so
-        that the reader can decide to leave. Raises UpstreamFailed, WrongSoFar."""
+        """Yield the bytes as they come, and b"" at least every `tick` seconds of silence, so that
+        the reader can decide to leave. Raises UpstreamFailed, WrongSoFar."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class Peer(Upstream):
 
 
 class _Patient:
-    """Reads a socket; b"" when nothing came in its timeout. Raises UpstreamFailed at its end."""
+    """Reads a socket; b"" after its timeout. Raises UpstreamFailed at its end."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -130,7 +130,7 @@ class _Patient:
         return bytes(self.view(size))
 
     def view(self, size: int) -> memoryview:
-        """At most `size` bytes, good until the next call."""
+        """Return at most `size` bytes, valid until the next call."""
         view = memoryview(self._buffer)[: min(size, READ)]
         self._wake_for(min(size, self._bite))
         try:
@@ -142,8 +142,9 @@ class _Patient:
         return view[:count]
 
     def _what_there_is(self, view: memoryview) -> memoryview:
-        """Less than was waited for may have come: the network is slow, or the kernel's buffer is
-        smaller than that (before Linux 4.18 it does not grow for it). Then that is given up."""
+        """Read without waiting, after a timeout. Fewer bytes than AT_ONCE may be there: the network
+        is slow, or the kernel's buffer is smaller (before Linux 4.18 it does not grow); then stop
+        waiting for as many."""
         self._wake_for(1)
         tick = self._stream.gettimeout()
         self._stream.settimeout(0.0)
@@ -162,7 +163,7 @@ class _Patient:
         try:
             self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._least = count
-        except OSError:  # a kernel that is not quite Linux
+        except OSError:  # a kernel without SO_RCVLOWAT
             self._bite = self._least = 1
 
 
@@ -188,10 +189,10 @@ def _unframed(reader: _Patient, size: int) -> Iterator[Any]:
 
 
 class _Stream:
-    """One range on its way from the source."""
+    """One range being received from the source."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        # Of its own, so that a piece wakes only who waits for it
+        # One per stream, so that a piece wakes only the reader that waits for it
         self.changed = threading.Condition(lock)
         self.arrived: Deque[bytes] = deque()
         self.waiting = 0
@@ -229,7 +230,7 @@ class Source(Upstream):
                 self._tell(frames.ENOUGH, number, b"")
 
     def deliver(self, kind: bytes, number: int, payload: bytes) -> None:
-        """A frame for a stream; waits while its reader is far behind."""
+        """Add a frame to its stream; wait while BUFFERED bytes of it are unread."""
         with self._lock:
             stream = self._streams.get(number)
             if stream is None:

@@ -1,9 +1,9 @@
-"""What relays say to each other in HTTP, and ranges of blobs as engines ask for them too.
+"""The HTTP protocol between relays, and Range headers, which engines send too.
 
-Between relays a body is framed, so that a relay that waits itself can say that it is there:
-a length and that many bytes; length 0 means still there, RESTART that all was wrong so far.
-The client's side is written out, since http.client reads ahead, and cannot be asked again once it
-has waited in vain: the reader of a body must know every second whether bytes still come.
+A body between relays is a series of frames: a length and that many bytes. Length 0 is a sign of
+life of a relay that waits itself; RESTART means that all bytes so far were wrong. The client does
+not use http.client, since that reads ahead and cannot be read again after a timeout: the reader
+of a body must know every second whether bytes still come.
 """
 
 import re
@@ -15,7 +15,7 @@ RESTART = 0xFFFFFFFF
 
 
 class StillThere(bytes):
-    """Stands among pieces of a body: nothing came, but the other side lives."""
+    """Marker among pieces of a body: no byte came, but the other side is alive."""
 
 
 STILL_THERE = StillThere()
@@ -30,17 +30,17 @@ def request(digest: str, start: int, size: int, token: str) -> bytes:
 
 
 def status_of(head: bytes) -> int:
-    """Of an answer; 0 when it is none."""
+    """Status of an HTTP answer; 0 if `head` is not one."""
     found = re.match(rb"HTTP/1\.[01] (\d{3}) ", head)
     return int(found.group(1)) if found else 0
 
 
 class Unsatisfiable(Exception):
-    """The range lies outside of the blob."""
+    """The range lies outside the blob."""
 
 
 def range_of(header: str, size: int) -> Optional[Tuple[int, int]]:
-    """(start, end), end exclusive; None for the whole, as for what is not understood.
+    """Return (start, end), end exclusive; None for the whole blob or an unknown header format.
 
     Raises Unsatisfiable.
     """
