@@ -1,5 +1,5 @@
-"""Which address and which interfaces each host uses: what the inventory names, else what one rule
-chooses. Pure: inventory and facts in, a topology out.
+"""Choose the address and the interfaces of each host: those that the inventory names, else by one
+rule. Pure: takes inventory and facts, returns a topology.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NetworkChoice:
 
 
 def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
-    """The topology of all hosts. Raises RequirementsNotMet, or Problems with several."""
+    """Return the topology of all hosts. Raises RequirementsNotMet, or Problems for several."""
     named = _for_each(inventory, lambda host: _checked_name(inventory, host, facts.get(host.name)))
     known = {host.name: facts[host.name] for host in inventory.hosts}
     network = choose_network(inventory, known, named)
@@ -74,7 +74,7 @@ def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
 
 
 def _for_each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:
-    """The result of `work` for each host. Raises the problems of all hosts together."""
+    """Return the result of `work` for each host. Raises the problems of all hosts together."""
     found: dict[str, T] = {}
     problems: list[ClusterctlError] = []
     for host in inventory.hosts:
@@ -89,7 +89,8 @@ def _for_each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:
 def _checked_name(
     inventory: Inventory, host: Host, facts: HostFacts | None
 ) -> ChosenAddress | None:
-    """The node IP that the inventory names, after checking that all it names exists."""
+    """Return the node IP that the inventory names, if any, after checking that all it
+    names exists."""
     if facts is None:
         raise RequirementsNotMet(
             "its interfaces are unknown, since it could not be probed",
@@ -160,11 +161,11 @@ def choose_network(
     facts: Mapping[str, HostFacts],
     named: Mapping[str, ChosenAddress | None],
 ) -> NetworkChoice:
-    """Interfaces of all hosts; `named` has the node IPs that the inventory gives.
+    """Choose the interfaces of all hosts; `named` has the node IPs that the inventory gives.
 
-    Where it gives one, that interface carries NCCL and Gloo too, unless they have their own. Where
-    it gives none, tensors use the fabric (`choose_fabric`), and Ray the subnet that SSH connects
-    to, else the fabric. Raises RequirementsNotMet.
+    An interface that holds a given node IP also carries NCCL and Gloo, unless the inventory names
+    others for them. Otherwise tensors use the fabric (`choose_fabric`), and Ray the subnet that SSH
+    connects to, else the fabric. Raises RequirementsNotMet.
     """
     given = {name: address for name, address in named.items() if address is not None}
     unnamed = {host.name: host for host in inventory.hosts if host.name not in given}
@@ -203,7 +204,7 @@ def _fabric(
     given: Mapping[str, ChosenAddress],
     control: Mapping[str, ChosenAddress],
 ) -> Fabric | None:
-    """None when everything is chosen already, or for a single host without a choice."""
+    """Return the fabric; None if nothing is left to choose, or a lone host has no candidate."""
     pinned = {}
     for host in inventory.hosts:
         name = host.nics.nccl or (given[host.name].nic if host.name in given else None)
@@ -219,9 +220,9 @@ def _fabric(
 
 
 def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenAddress | None:
-    """The node IP that the inventory gives: directly, by the control NIC, or by the subnet; what
-    it says about one host wins over what it says about all. None when it says nothing. Raises
-    RequirementsNotMet when the host contradicts it."""
+    """Return the node IP that the inventory gives: directly, by the control NIC, or by the subnet;
+    keys of the host take precedence over those of the cluster. None if it gives none. Raises
+    RequirementsNotMet if the host's facts contradict it."""
     if host.node_ip:
         return _held(host, facts, host.node_ip, "node_ip in the inventory")
     if host.nics.control:
@@ -259,8 +260,8 @@ def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenA
 def ssh_addresses(
     hosts: Mapping[str, Host], facts: Mapping[str, HostFacts]
 ) -> dict[str, ChosenAddress]:
-    """The addresses that SSH connects to, if they can serve as node IPs: each on an interface that
-    a cluster can use, and all in one subnet. Users reach the API there. Else none."""
+    """Return the addresses that SSH connects to (users reach the API there), if all are on
+    interfaces that a cluster can use and in one subnet; else an empty dict."""
     found = {
         name: place
         for name, host in hosts.items()
@@ -282,7 +283,8 @@ def _ssh_address(host: Host, facts: HostFacts) -> tuple[ChosenAddress, IPv4Netwo
 
 
 def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
-    """The node IP of the only host: nobody else needs to reach it. Raises RequirementsNotMet."""
+    """Choose the node IP of a single host, which no other has to reach. Raises
+    RequirementsNotMet."""
     offered = candidates(facts)
     held = facts.nic_with(host.address)
     if held and (held.kind != "loopback" or not offered):

@@ -1,9 +1,9 @@
-"""Which interface of each host carries the tensors, where the inventory does not say. Pure.
+"""Choose the interface of each host that carries the tensors, where the inventory names none. Pure.
 
-Of the subnets in which every host has an address, the one wins whose slowest link is fastest; of
-equals the one with RDMA, then near the GPUs, then not on the default route, then with the larger
-MTU. A tie after that is a question for the user: a guess would be wrong half the time, and show up
-as slowness or a hang.
+Of the subnets in which every host has an address, the one with the fastest slowest link is chosen;
+among equals the one with RDMA, then near the GPUs, then not on the default route, then with the
+larger MTU. If several are still equal, the user has to choose: a guess would be wrong half the
+time, and show up as slowness or a hang.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from clusterctl.facts.candidates import (
 )
 from clusterctl.facts.model import HostFacts
 
-# Slowest link in Mbit/s (0: unknown), RDMA, near the GPUs, not on the default route, smallest MTU:
-# the larger, the better.
+# Slowest link in Mbit/s (0: unknown), RDMA, near the GPUs, not on the default route, smallest MTU.
+# Larger is better.
 Rank = tuple[int, bool, bool, bool, int]
 
-# Which of these decided, in the words that users read
+# Text for users: which element of the rank decided
 _BETTER = (
     "faster than {}",
     "as fast as {}, and has RDMA",
@@ -46,7 +46,7 @@ class NicAddress:
 
 @dataclass(frozen=True)
 class SharedSubnet:
-    """A subnet and each host's interfaces in it: one each, unless several are equally good."""
+    """A subnet and each host's interfaces in it: one, unless several are equally good."""
 
     subnet: IPv4Network
     places: Mapping[str, tuple[NicAddress, ...]]
@@ -56,7 +56,7 @@ class SharedSubnet:
         return _rank([place.nic for alike in self.places.values() for place in alike[:1]])
 
     def __str__(self) -> str:
-        """`10.0.0.0/24 (100 Gbit/s, MTU 9000, RDMA)`, the least that any host has."""
+        """`10.0.0.0/24 (100 Gbit/s, MTU 9000, RDMA)`: the lowest values of all hosts."""
         speed, rdma, near, _, mtu = self.rank
         parts = [speed_text(speed or None), f"MTU {mtu}"]
         parts += ["RDMA"] if rdma else []
@@ -66,7 +66,7 @@ class SharedSubnet:
 
 @dataclass(frozen=True)
 class Option:
-    """One answer to a tie."""
+    """One choice that the user has when several are equally good."""
 
     text: str
     subnet: str
@@ -74,14 +74,14 @@ class Option:
 
 
 class Undecided(RequirementsNotMet):
-    """Several choices are equally good: a question for the user, with its answers."""
+    """Several choices are equally good; `options` lists them, for the user to choose."""
 
     options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """The interface of each host, and the reason that holds for all."""
+    """The interface of each host, and the reason for the choice, which applies to all hosts."""
 
     places: Mapping[str, NicAddress]
     reason: str
@@ -92,12 +92,11 @@ def choose_fabric(
     named: Mapping[str, Candidate] | None = None,
     first: Mapping[str, str] | None = None,
 ) -> Fabric:
-    """The fabric of the hosts of `facts`.
+    """Choose the fabric of the hosts in `facts`.
 
-    named  hosts whose interface the inventory names: the others must reach it
-    first  interfaces that win ties when there is only one host
-
-    Raises RequirementsNotMet: no subnet is shared, or several are equally good.
+    named  interface of each host for which the inventory names one: the others must reach it
+    first  interface to prefer among equals if there is only one host
+    Raises RequirementsNotMet if no subnet is shared, or several are equally good.
     """
     offered = {
         name: (named[name],) if named and name in named else candidates(of_host)
@@ -105,8 +104,7 @@ def choose_fabric(
     }
     ranked = shared_subnets(offered)
     if not ranked:
-        # Each host has one interface, in a subnet of its own: nothing to choose, and a router
-        # between them.
+        # Each host has one interface, in its own subnet: nothing to choose; a router connects them.
         lone = {name: one[0] for name, one in offered.items() if len(one) == 1}
         if len(lone) < len(facts) or any(len(nic.addresses) != 1 for nic in lone.values()):
             raise _no_shared_subnet(facts, offered)
@@ -136,15 +134,15 @@ def choose_fabric(
 
 
 def shared_subnets(hosts: Mapping[str, Sequence[Candidate]]) -> tuple[SharedSubnet, ...]:
-    """Subnets in which every one of `hosts` has an interface, the best first, ties in the order
-    of their addresses."""
+    """Return the subnets in which every host has an interface: best first, equal ones by
+    address."""
     found: dict[str, dict[IPv4Network, list[NicAddress]]] = {}
     for name, offered in hosts.items():
         subnets = found.setdefault(name, {})
         for candidate in offered:
             for address in candidate.addresses:
-                # /32 addresses are alone in their network: no other host is there. Of several
-                # addresses on one interface the first is the one it was set up with.
+                # A /32 network has no room for another host. If an interface has several addresses
+                # in one subnet, use the first, with which it was set up.
                 known = subnets.get(address.network, ())
                 if address.network.prefixlen < 32 and all(p.nic != candidate for p in known):
                     place = NicAddress(str(address.ip), candidate)
@@ -208,7 +206,7 @@ def _several_interfaces(host: str, shared: SharedSubnet, places: Sequence[NicAdd
 def _no_shared_subnet(
     facts: Mapping[str, HostFacts], offered: Mapping[str, Sequence[Candidate]]
 ) -> RequirementsNotMet:
-    """With a line for every interface of every host, and why it is not used."""
+    """Return the error, whose detail lists every interface of every host and why it is not used."""
     bare = [name for name in facts if not offered[name]]
     only_ipv6 = [name for name in bare if any(map(ipv6_addresses, facts[name].nics))]
     cause = "no IPv4 subnet is shared by all hosts"

@@ -1,6 +1,6 @@
-"""The fabric gate: Ray's own processes on every node run all-reduces with each other.
+"""The fabric gate: all-reduces between processes that Ray starts on every node.
 
-What was proven is kept on the head together with the containers that it was proven with. While
+The result is stored on the head together with the IDs of the containers that were tested. While
 those containers run, bootstrap and serve rely on it; `check --fabric` always runs the gate again.
 """
 
@@ -41,24 +41,24 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 TITLE = "Fabric gate: collectives between all hosts"
 
-_LOOK = 0.5  # seconds between two looks at whether the user asked to stop
-_OVER = GATE + deadlines.GATE_SLACK  # seconds until the gate's program is given up
+_LOOK = 0.5  # seconds between two checks whether the user asked to stop
+_OVER = GATE + deadlines.GATE_SLACK  # seconds until the gate's program is abandoned
 
 
 @dataclass(frozen=True)
 class FabricRecord:
-    """fabric.json on the head: what was proven, and for which containers."""
+    """fabric.json on the head: the gate's results, and the containers they apply to."""
 
     time: float  # Unix seconds on the operator's clock
-    nodes: dict[str, str]  # host: its node container's ID and start time
+    nodes: dict[str, str]  # host: ID and start time of its node container
     lines: list[str]
-    # What carries tensors between hosts, measured; empty on a single host
+    # Collective between hosts over the transport of tensors; empty on a single host
     network: list[Collective]
     seconds: float = 0.0
 
     @property
     def sentence(self) -> str:
-        """When, and what."""
+        """Time of the proof and its results, for the user."""
         stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.time))
         return f"fabric proven at {stamp}: {'; '.join(self.lines)}"
 
@@ -69,7 +69,7 @@ def record_file(cluster: str) -> str:
 
 
 def read_record(data: bytes | None) -> FabricRecord | None:
-    """None if nothing was proven, or by another version."""
+    """Parse fabric.json; return None if it is missing or was written by another version."""
     try:
         return from_json(FabricRecord, data.decode()) if data else None
     except ValueError:
@@ -79,14 +79,14 @@ def read_record(data: bytes | None) -> FabricRecord | None:
 @dataclass(frozen=True)
 class FabricProof:
     record: FabricRecord
-    fresh: bool  # proven by this run
+    fresh: bool  # the gate ran just now, rather than the record being reused
     notes: tuple[str, ...] = ()
     report: FabricReport | None = None
 
 
 @dataclass(frozen=True)
 class GateScope:
-    """The nodes that a gate covers, all of them up."""
+    """The nodes that a gate covers; all of them are up."""
 
     inventory: Inventory
     topology: Topology
@@ -99,7 +99,7 @@ class GateScope:
         return self.transports[self.topology.head.host]
 
     def only(self, hosts: Iterable[str]) -> GateScope:
-        """The same without the other hosts."""
+        """Return the same scope, restricted to `hosts`."""
         wanted = set(hosts)
         nodes = tuple(node for node in self.topology.nodes if node.host in wanted)
         held = {name: one for name, one in self.transports.items() if name in wanted}
@@ -109,8 +109,8 @@ class GateScope:
 def ensure_proven(
     scope: GateScope, sink: EventSink, cancelled: Cancelled | None = None
 ) -> FabricProof:
-    """Return what is on record for the containers that run now, else run the gate. Raises as
-    `prove`, and Interrupted once `cancelled` is set."""
+    """Return the record of the containers that run now, if there is one, else run the gate. Raises
+    like `prove`, and Interrupted once `cancelled` is set."""
     now = incarnations(scope)
     file = record_file(scope.inventory.cluster)
     record = read_record(
@@ -123,16 +123,16 @@ def ensure_proven(
 
 
 def prove(scope: GateScope, sink: EventSink) -> FabricProof:
-    """Run the gate and keep what it proved; an earlier record is void as soon as it begins.
+    """Run the gate and store its result; an earlier record is deleted first.
 
-    Raises RequirementsNotMet, RayNotFormed or StepFailed, of all hosts together.
+    Raises RequirementsNotMet, RayNotFormed or StepFailed with the errors of all hosts together.
     """
     return _prove(scope, incarnations(scope), sink, threading.Event())
 
 
 def incarnations(scope: GateScope) -> dict[str, str]:
-    """ID and start time of each host's node container. Raises RequirementsNotMet where none
-    runs."""
+    """Return ID and start time of each host's node container. Raises RequirementsNotMet for hosts
+    where none is running."""
     name = container_name(scope.inventory.cluster)
 
     def one(transport: Transport) -> str:
@@ -155,7 +155,7 @@ def _prove(
 ) -> FabricProof:
     sink(StageStarted(TITLE, tuple(node.host for node in scope.topology.nodes)))
     file = record_file(scope.inventory.cluster)
-    # Before the gate runs: one that hangs or is killed must leave nothing proven.
+    # Before the gate runs: if it hangs or is killed, no record may remain.
     scope.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
     report = _run(scope, sink, cancelled)
     environments = {
@@ -166,7 +166,7 @@ def _prove(
     raise_all(verdict.errors)
     network = [verdict.network] if verdict.network else []
     record = FabricRecord(time.time(), now, list(verdict.lines), network, report.seconds)
-    with suppress(StepFailed):  # on a full disk: the gate runs again next time
+    with suppress(StepFailed):  # such as a full disk: the gate then runs again next time
         text = json.dumps(asdict(record), indent=1) + "\n"
         scope.head.put(text.encode(), file, mode=0o644, sudo=True)
     for text in (*verdict.lines, *verdict.notes, f"proven in {report.seconds:.0f} s"):
@@ -175,7 +175,7 @@ def _prove(
 
 
 def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricReport:
-    """Run the gate's program in the head's container; its progress goes to `sink`."""
+    """Run the gate's program in the head's container, and send its progress to `sink`."""
     accelerator = accelerator_named(scope.inventory.accelerator)
     spec = FabricSpec(expected_nodes(scope.topology), accelerator.gpu_backend)
     driver = scope.driver(scope.head)
@@ -195,7 +195,7 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
                     last = told["say"]
                     sink(Note(last))
         except TimeoutError:
-            # All hosts are waited for: only the program on the head knows which had reported.
+            # Name all hosts: only the program on the head knows which had reported.
             hosts = ", ".join(node.host for node in scope.topology.nodes)
             raise StepFailed(
                 f"the fabric gate took longer than {_OVER:.0f} s and reported nothing of {hosts}",
@@ -220,7 +220,8 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
 
 
 def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
-    """Yield its output until it ends. Raises Interrupted, and TimeoutError at its deadline."""
+    """Yield the program's output lines. Raises Interrupted, and TimeoutError after _OVER
+    seconds."""
     deadline = time.monotonic() + _OVER
     channel.settimeout(_LOOK)
     pending = b""

@@ -1,4 +1,4 @@
-"""A gate that failed, as errors that name host, NIC and port. Pure."""
+"""Convert a failed gate's report to errors that name host, NIC and port. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterctl.network.nccl_log import peers, warnings
 from clusterctl.node.fabric_documents import Crossing, FabricReport, RankReport, SeenNode
 from clusterctl.ray_cluster.topology import Topology
 
-# Linux's own range (ip_local_port_range): Gloo, NCCL and vLLM's queues listen there
+# Linux's default ip_local_port_range: Gloo, NCCL and vLLM's queues listen there
 EPHEMERAL = "32768-60999"
 
 _VARIABLE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME", "control": "VLLM_HOST_IP"}
@@ -22,8 +22,8 @@ _BEFORE_COLLECTIVES = {
 
 
 def failures(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
-    """One error for each culprit; none if the gate ran to its end. `file`: the inventory's, for
-    commands in hints."""
+    """Return one error for each culprit; none if the gate ran to its end. `file`: path of the
+    inventory, for commands in hints."""
     head = topology.head.host
     match report.failed:
         case "":
@@ -44,7 +44,7 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
         case "crossings":
             return _of_crossings(report.crossings, file)
         case "time":
-            # One for each host that was waited for; for the head where that is not known.
+            # One for each host that had not reported; for the head if those are not known.
             awaited = report.awaited or {head: []}
             return [_late(host, ranks, report, file) for host, ranks in awaited.items()]
         case "arrive" | "gate":
@@ -58,9 +58,9 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
                 )
             ]
         case _:  # import, store, or a backend
-            # The hosts of the ranks that failed: those that failed with every partner if some pair
-            # without them went well, else by what a rank reported, else those that did not get as
-            # far as the others.
+            # The hosts of the ranks that failed: hosts whose pairs all failed, if some other pair
+            # succeeded; else hosts with a rank that reported an error; else those of the ranks that
+            # made the least progress.
             tried = {host for pair in report.pairs for host in (pair.first, pair.second)}
             sound = {host for p in report.pairs if p.ok for host in (p.first, p.second)}
             hosts = (tried - sound if sound else set()) or _behind(report)
@@ -75,7 +75,7 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
 
 
 def backend_name(backend: str) -> str:
-    """As people write it."""
+    """The backend's name as users know it: `Gloo`, `NCCL`."""
     return "Gloo" if backend == "gloo" else backend.upper()
 
 
@@ -96,7 +96,7 @@ def _load(host: str) -> str:
 
 
 def _of_places(node: SeenNode, file: str) -> Iterator[ClusterctlError]:
-    """Interfaces that the environment names on that host, and that cannot be used."""
+    """Yield an error for each interface that the host's environment names but that is unusable."""
     usable = ", ".join(name for name, addresses in node.interfaces.items() if addresses)
     for place in node.places:
         if not place.problem:
@@ -120,10 +120,10 @@ def _rename(host: str, purposes: Sequence[str], file: str) -> str:
 
 
 def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlError]:
-    """One error for each address that is not reached; a host that reaches nobody while others do
-    is the culprit itself."""
+    """Return one error for each address that cannot be reached; if a host reaches no other host
+    while others do, return an error for that host instead."""
     broken = [one for one in crossings if one.error]
-    # Hosts that reach none of at least two others which somebody else reaches
+    # Hosts that reach no address, although other hosts reach those of at least two of its peers
     reached = {(one.target, one.ip) for one in crossings if not one.error}
     cut_off = set()
     for source in {one.source for one in crossings if one.source}:
@@ -153,7 +153,7 @@ def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlEr
 
 
 def _not_reached(tried: Sequence[Crossing], file: str) -> ClusterctlError:
-    """One address that at least one other host does not reach."""
+    """Return the error for one address that at least one other host cannot reach."""
     one = tried[0]
     users = " and ".join(_VARIABLE[purpose] for purpose in one.purpose.split(", "))
     if not one.source:
@@ -169,7 +169,7 @@ def _not_reached(tried: Sequence[Crossing], file: str) -> ClusterctlError:
 
 
 def _way_in(one: Crossing, file: str) -> str:
-    """What to do about an address that is not reached, by how it failed."""
+    """Return the hint for an address that cannot be reached, chosen by the kind of failure."""
     rename = _rename(one.target, one.purpose.split(", "), file)
     if ip_address(one.ip).is_loopback:
         return f"{one.nic} is the host's loopback: {rename}"
@@ -190,7 +190,7 @@ def _way_in(one: Crossing, file: str) -> str:
 
 
 def _behind(report: FabricReport) -> set[str]:
-    """Hosts of ranks with an error of their own, or else of the ranks that are least far."""
+    """Hosts of ranks that reported an error, else of the ranks that made the least progress."""
     wrong = {rank.host for rank in report.ranks if rank.error}
     if wrong:
         return wrong
@@ -200,7 +200,7 @@ def _behind(report: FabricReport) -> set[str]:
 
 
 def _progress(rank: RankReport, step: str) -> int:
-    """How far it came in that step; a phase of an earlier step counts as nothing."""
+    """Index of the last phase that the rank reached in `step`; 0 while it is in an earlier one."""
     return _PHASES.index(rank.phase) if rank.backend == step or step in _BEFORE_COLLECTIVES else 0
 
 
@@ -208,7 +208,7 @@ def _failed_ranks(
     report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology, file: str
 ) -> ClusterctlError:
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
-    # Whose address a library could not reach
+    # The host and NIC that hold the address which a library could not reach
     owners = {p.ip: (node.host, p.nic) for node in report.seen for p in node.places}
     named = (peer for text in complaints for peer in peers(text))
     ip, port = next((peer for peer in named if peer[0] in owners), ("", 0))

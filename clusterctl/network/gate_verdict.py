@@ -1,4 +1,4 @@
-"""What the gate's report proves, in words and figures, or what it names as broken. Pure."""
+"""Convert the gate's report to sentences and figures, or to errors. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NOTHING = "one rank in all: nothing crosses a fabric"
 
 @dataclass(frozen=True)
 class FabricVerdict:
-    """No `errors`: all ranks reached each other as serving will."""
+    """The judged report. Without `errors`, all ranks reached each other as in serving."""
 
     errors: tuple[ClusterctlError, ...]
-    lines: tuple[str, ...] = ()  # what was proven, a sentence each
-    notes: tuple[str, ...] = ()  # what works and could be better
-    # Between hosts, over what carries tensors; None on a single host
+    lines: tuple[str, ...] = ()  # results, one sentence each
+    notes: tuple[str, ...] = ()  # what works but could be better
+    # The collective between hosts, over the transport of tensors; None on a single host
     network: Collective | None = None
 
 
@@ -38,8 +38,8 @@ def judge(
     facts: Mapping[str, HostFacts],
     file: str,
 ) -> FabricVerdict:
-    """`environments`: what each node's container was given; `facts` for the links' speeds;
-    `file`: the inventory's, for commands in hints."""
+    """Judge the gate's report. `environments`: the environment given to each node's container;
+    `facts`: for the links' speeds; `file`: path of the inventory, for commands in hints."""
     errors = [*_wrong_environment(report, environments, file), *failures(report, topology, file)]
     if errors:
         return FabricVerdict(tuple(errors))
@@ -73,8 +73,8 @@ def judge(
 
 
 def line_rate(topology: Topology, facts: Mapping[str, HostFacts], *, rdma: bool) -> float | None:
-    """Bits/s of the slowest host's links for tensors; None where a driver does not report it, as
-    for virtual NICs."""
+    """Bits/s of the slowest host's links for tensors; None if a driver does not report it, as for
+    virtual NICs."""
     rates = []
     for node in topology.nodes:
         of_host = facts.get(node.host)
@@ -91,7 +91,7 @@ def line_rate(topology: Topology, facts: Mapping[str, HostFacts], *, rdma: bool)
 
 
 def in_words(bits: float) -> str:
-    """`9.3 Gbit/s`, `478 Mbit/s`."""
+    """Format bits/s: `9.3 Gbit/s`, `478 Mbit/s`."""
     if bits < 1e9:
         return f"{bits / 1e6:.0f} Mbit/s"
     return f"{bits / 1e9:.3g} Gbit/s" if bits < 1e12 else f"{bits / 1e9:.0f} Gbit/s"
@@ -100,7 +100,7 @@ def in_words(bits: float) -> str:
 def _wrong_environment(
     report: FabricReport, environments: Mapping[str, Mapping[str, str]], file: str
 ) -> list[ClusterctlError]:
-    """Variables of processes that Ray starts which differ from the node container's."""
+    """Return an error for each variable that differs between Ray's processes and `environments`."""
     found: list[ClusterctlError] = []
     for node in report.seen:
         wanted = environments.get(node.host, {})
@@ -120,7 +120,7 @@ def _wrong_environment(
 
 
 def _nics(report: FabricReport, purpose: str) -> dict[str, tuple[str, ...]]:
-    """By host: the interfaces that its environment names for that purpose."""
+    """Return by host the interfaces that its environment names for `purpose`."""
     return {
         node.host: tuple(p.nic for p in node.places if purpose in p.purpose.split(", "))
         for node in report.seen
@@ -166,7 +166,7 @@ def _nccl_way(carried: Mapping[str, Carried], hosts: int) -> str:
 
 
 def _on_each(by_host: Mapping[str, str]) -> str:
-    """One name where all hosts have the same, else each with its host."""
+    """Return the name if all hosts have the same one, else each name with its host."""
     names = set(by_host.values())
     if len(names) == 1:
         return names.pop()
@@ -174,7 +174,7 @@ def _on_each(by_host: Mapping[str, str]) -> str:
 
 
 def _detours(report: FabricReport) -> list[str]:
-    """Connections that leave by another interface than the one meant for them."""
+    """Return a note for each connection that leaves by another interface than the intended one."""
     own = {
         (node.host, purpose): place
         for node in report.seen

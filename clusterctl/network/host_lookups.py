@@ -1,9 +1,9 @@
-"""Looks names up as programs there do, and asks each name server by itself: sent to hosts and into
-their node containers. Writes nothing.
+"""Look names up as the host's own programs do, and query each name server separately. Runs on hosts
+and in their node containers; writes nothing.
 
 Its argument: {"names": [...], "addresses": [...], "made_up": NAME, "foreign": NAME, "within":
-SECONDS}. It prints for each name and address what it is and after how many seconds (None for one
-that was not done in time), and for each name server when it answered, or why it cannot.
+SECONDS}. It prints for each name and address the result and the seconds it took (None if it was not
+finished in time), and for each name server when it answered, or the error.
 """
 
 import json
@@ -20,7 +20,7 @@ Timed = Optional[Tuple[Any, float]]
 RESOLV_CONF = "/etc/resolv.conf"
 PORT = 53
 _KINDS = ("names", "addresses", "servers")
-_MOST = 3  # of name servers: the resolver passes over the others
+_MOST = 3  # name servers: the resolver ignores the others
 
 
 def main(order: Dict[str, Any]) -> None:
@@ -39,11 +39,11 @@ def main(order: Dict[str, Any]) -> None:
     for kind in _KINDS:
         answer[kind] = {what: outcome for (of, what), outcome in found.items() if of == kind}
     print(json.dumps(answer), flush=True)
-    os._exit(0)  # a look-up that hangs holds its thread
+    os._exit(0)  # without waiting for threads whose look-up hangs
 
 
 def configured(path: str) -> Tuple[List[str], List[str]]:
-    """Name servers and search domains, as the resolver reads them."""
+    """Return name servers and search domains, parsed as the resolver does."""
     servers: List[str] = []
     search: List[str] = []
     try:
@@ -60,7 +60,7 @@ def configured(path: str) -> Tuple[List[str], List[str]]:
 
 
 def all_at_once(work: Dict[Key, Callable[[], Any]], within: float) -> Dict[Key, Timed]:
-    """Key: what the call gives and its seconds, or None where it was not done in time."""
+    """Run all calls in parallel. Return each one's value and seconds; None if it took too long."""
     found: Dict[Key, Timed] = dict.fromkeys(work)
 
     def one(key: Key, call: Callable[[], Any]) -> None:
@@ -78,7 +78,7 @@ def all_at_once(work: Dict[Key, Callable[[], Any]], within: float) -> Dict[Key, 
 
 
 def addresses_of(name: str) -> List[str]:
-    """Addresses, none where nobody knows the name."""
+    """Return the sorted addresses of `name`; an empty list if it cannot be resolved."""
     try:
         found = socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM)
     except OSError:
@@ -87,8 +87,8 @@ def addresses_of(name: str) -> List[str]:
 
 
 def name_of(ip: str) -> str:
-    """The name of an address; empty where nobody knows one. Not by getnameinfo: while that
-    waits, Python 3.11 lets no other thread run."""
+    """Return the name of an address, "" if there is none. Does not use getnameinfo: in Python 3.11
+    that blocks all other threads while it waits."""
     try:
         return socket.gethostbyaddr(ip)[0]
     except OSError:
@@ -96,7 +96,7 @@ def name_of(ip: str) -> str:
 
 
 def asked(server: str, name: str, port: int = PORT) -> str:
-    """Empty once the server has answered, whatever it said; else why it cannot."""
+    """Query `server` for `name`: return "" once it answered anything, else the error."""
     labels = b"".join(bytes([len(label)]) + label for label in name.encode().split(b"."))
     mark = os.urandom(2)
     question = mark + b"\1\0\0\1\0\0\0\0\0\0" + labels + b"\0\0\1\0\1"

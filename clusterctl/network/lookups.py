@@ -1,7 +1,7 @@
-"""How long name look-ups take on hosts and in their node containers.
+"""Measure how long name look-ups take on hosts and in their node containers.
 
-Nothing in a cluster waits for a name server, since its names are in the containers' hosts file.
-Users do wait, and so do downloads from hubs, registries and package sources.
+No part of a cluster waits for a name server, since its names are in the containers' hosts file. But
+users do, and so do downloads from hubs, registries and package sources.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from clusterctl.transport import python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 
-FOREIGN = "huggingface.co"  # A name that hosts are to know from a name server, if they know any
+FOREIGN = "huggingface.co"  # A name that hosts can resolve if they have a working name server
 
-# Seconds that look-ups are given, all at once: a server that takes 5 is told from a dead one
+# Seconds for all look-ups, which run in parallel: a server that takes 5 s is not taken for dead
 WITHIN = 6.0
 
-SLOW = 1.0  # Seconds. A hosts file takes under a millisecond, a name server near by under 50.
+SLOW = 1.0  # Seconds. A hosts file takes under 1 ms, a name server near by under 50 ms.
 
 PROGRAM = python.Program("clusterctl.network", ("host_lookups",))
 
 _INSIDE = ", in its container"
 
-# What was found and after how many seconds; None for what was not done in time
+# The result and the seconds it took; None if it did not finish in time
 Timed: TypeAlias = tuple[Any, float] | None
 
 
@@ -43,8 +43,8 @@ def lookup_notes(
     transports: Mapping[str, Transport],
     running: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Ask every host of `facts`, and the node containers of `running`, in one round trip each.
-    Hosts without Python, and those that do not answer in time, are skipped."""
+    """Query every host of `facts`, and the node containers of `running`, in one round trip each;
+    return a note per problem. Hosts without Python or without an answer in time are skipped."""
     cluster = addresses(topology, facts) if topology else {}
     order = {
         "names": list(cluster.values()),
@@ -83,7 +83,7 @@ def lookup_notes(
 
 @dataclass(frozen=True)
 class LookupAnswer:
-    """What a host or a container found; `made_up` is a name that nobody has."""
+    """The answer of one host or container; `made_up` is a name that does not exist."""
 
     own: str
     search: Sequence[str]
@@ -94,12 +94,12 @@ class LookupAnswer:
 
     @property
     def needs(self) -> str:
-        """How long looking up a foreign name takes here, in words."""
+        """Time that looking up FOREIGN takes there, for the user."""
         return _seconds(self.names[FOREIGN])
 
 
 def read_answer(said: Any, order: Mapping[str, Any]) -> LookupAnswer | None:
-    """The program's answer to `order`; None if its output is no such answer."""
+    """Parse the program's answer to `order`; None if its output is malformed."""
     try:
         own = str(said["own"])
         names = (own, order["foreign"], order["made_up"], *order["names"])
@@ -129,7 +129,7 @@ def notes(
     containers: Mapping[str, LookupAnswer],
     cluster: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """A sentence for each problem of each host. `cluster`: address and name of every node."""
+    """Return a sentence for each problem of each host. `cluster`: address to name of every node."""
     return tuple(
         f"{host}: {text}"
         for host in dict.fromkeys((*hosts, *containers))
@@ -142,7 +142,7 @@ def _of_host(
 ) -> Iterator[str]:
     outside = list(_name_servers(host)) if host else []
     inside = list(_name_servers(container)) if container else []
-    # The container mostly has a copy of the host's resolv.conf: then it is one problem.
+    # The container usually has a copy of the host's resolv.conf: report a common problem once.
     known = {problem.about for problem in outside}
     yield from (problem.text.format(where="") for problem in outside)
     yield from (problem.text.format(where="in its container, ")
@@ -189,7 +189,7 @@ def _name_servers(answer: LookupAnswer) -> Iterator[_ServerProblem]:
 
 
 def _cluster_names(answer: LookupAnswer, cluster: Mapping[str, str]) -> Iterator[str]:
-    """Look-ups that the container's hosts file should answer."""
+    """Yield problems of look-ups that the container's hosts file should answer."""
     found = {**answer.addresses, **answer.names}
     asked = ((what, found[what]) for what in (*cluster.values(), *cluster))
     slow = [what for what, told in asked if told is None or told[1] > SLOW]

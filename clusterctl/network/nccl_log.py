@@ -1,8 +1,8 @@
-"""What NCCL's log says about the transports it uses. Pure.
+"""Read from NCCL's log which transports it uses. Pure.
 
 The lines are those of NCCL 2.2x with NCCL_DEBUG=INFO and the subsystems INIT, NET and GRAPH; the
-ones from a machine with two H200 are in tests/unit/network/test_fabric_log.py. Nothing
-promises their form, so each of them may be missing.
+ones from a machine with two H200 are in tests/unit/network/test_fabric_log.py. Their form is not
+documented, so each of them may be missing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _GPU = re.compile(r"GPU/(\S+) \([^)]*/(\w+)\)")
 _WARNING = re.compile(r"NCCL WARN (.*)$")
 _PEER = re.compile(r"(\d{1,3}(?:\.\d{1,3}){3})<(\d{1,5})>")
 
-_NVLINK = {"NVL", "NVB"}  # Names of paths between GPUs; the others (PIX, PXB, PHB, SYS) cross PCIe
+_NVLINK = {"NVL", "NVB"}  # Kinds of paths between GPUs; the others (PIX, PXB, PHB, SYS) cross PCIe
 
 
 @dataclass(frozen=True)
 class Carried:
-    """How one rank's data travels."""
+    """The transports that one rank's data uses."""
 
-    between: str  # To other hosts: `Socket`, `IB`, or a plugin's name; empty when none of it does
-    # NICs or RDMA devices that NCCL found for that, such as eth1 or mlx5_0
+    between: str  # To other hosts: `Socket`, `IB`, or a plugin's name; "" without such traffic
+    # NICs or RDMA devices that NCCL uses to other hosts, such as eth1 or mlx5_0
     devices: tuple[str, ...]
-    gpudirect: bool  # NICs read the GPU's memory by themselves
-    inside: str  # To GPUs of the same host: `NVLink`, `PCIe`, `shared memory`, or empty
+    gpudirect: bool  # NICs read the GPU's memory directly
+    inside: str  # To GPUs of the same host: `NVLink`, `PCIe`, `shared memory`, or ""
 
 
 def read_log(lines: Sequence[str]) -> Carried:
@@ -47,13 +47,13 @@ def read_log(lines: Sequence[str]) -> Carried:
 
 
 def warnings(lines: Sequence[str]) -> list[str]:
-    """NCCL's warnings without their prefix, each once."""
+    """Return NCCL's warnings without their prefix and without duplicates."""
     found = [match[1].strip() for line in lines if (match := _WARNING.search(line))]
     return list(dict.fromkeys(found))
 
 
 def peers(text: str) -> list[tuple[str, int]]:
-    """Addresses and ports that NCCL or Gloo name in an error."""
+    """Return addresses and ports that NCCL or Gloo name in an error."""
     found = [(match[1], int(match[2])) for match in _PEER.finditer(text)]
     return [*found, *((match[1], int(match[2])) for match in _GLOO_PEER.finditer(text))]
 
@@ -62,7 +62,7 @@ _GLOO_PEER = re.compile(r"remote=\[([0-9a-fA-F.:]+)\]:(\d{1,5})")
 
 
 def _devices(lines: Sequence[str], network: str) -> Iterator[str]:
-    """`Using [0]eth1:10.0.0.1<0>` or `Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ...`."""
+    """Parse `Using [0]eth1:10.0.0.1<0>` or `Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ...`."""
     for line in lines:
         match = _USING.search(line)
         if match and match[1] == network:

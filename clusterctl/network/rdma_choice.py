@@ -1,4 +1,4 @@
-"""Which RDMA devices NCCL is given: on every host or on none. Pure; untried on such hardware."""
+"""Choose the RDMA devices for NCCL: on every host or on none. Pure; not tested on such hardware."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from clusterctl.inventory.model import Inventory
 
 @dataclass(frozen=True)
 class RdmaChoice:
-    """What each host uses, as NCCL_IB_HCA names it: `mlx5_0:1` is port 1 of mlx5_0. Empty for
-    all hosts when RDMA is off: NCCL cannot join InfiniBand to sockets."""
+    """RDMA ports of each host, as NCCL_IB_HCA names them: `mlx5_0:1` is port 1 of mlx5_0. Empty for
+    all hosts if RDMA is off: NCCL cannot connect InfiniBand to sockets."""
 
     ports: Mapping[str, tuple[str, ...]]
     reasons: Mapping[str, str]
@@ -27,8 +27,8 @@ class _Port:
 
 
 def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaChoice:
-    """The devices that the inventory names, else the fastest active ports of the one link layer,
-    InfiniBand or Ethernet, that every host has: the two cannot talk to each other."""
+    """Choose the devices that the inventory names, else the fastest active ports of the link layer
+    that all hosts have: InfiniBand or Ethernet, which cannot talk to each other."""
     if not inventory.network.rdma:
         return _off(facts, "network.rdma is false in the inventory")
     usable = {name: _usable(inventory, name, of_host) for name, of_host in facts.items()}
@@ -51,7 +51,7 @@ def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaCho
     for name, ports in usable.items():
         of_layer = [port for port in ports if port.link_layer == layer]
         named = inventory.host(name).nics.rdma is not None
-        # Slower ports beside faster ones are for storage or management on most hosts.
+        # Slower ports beside faster ones usually serve storage or management.
         fastest = max(port.rate for port in of_layer)
         chosen[name] = tuple(port.name for port in of_layer if named or port.rate == fastest)
         left = [port.name for port in ports if port.name not in chosen[name]]
@@ -63,7 +63,7 @@ def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaCho
 
 
 def usable_ports(device: RdmaDevice) -> tuple[RdmaPort, ...]:
-    """Active ports that have an address: a port whose GIDs are all zero kills its rank after a
+    """Active ports that have an address: NCCL ranks on a port whose GIDs are all zero die after a
     minute."""
     return tuple(port for port in device.ports if port.active and port.gids)
 

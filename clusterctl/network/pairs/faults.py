@@ -1,4 +1,4 @@
-"""What is wrong with one direction of a pair of hosts: the first cause only. Pure."""
+"""Find the first cause of what is wrong with one direction of a pair of hosts. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterctl.network.pairs.sizes import SMALL
 
 RED = 0.5  # of the link's speed; one TCP connection fills 94 % of an Ethernet link that works
 
-# Mbit/s that one TCP connection of one process certainly fills: faster links are judged by this
+# Mbit/s that one TCP connection of one process always reaches: faster links are judged by this
 CERTAIN = 20_000
 
 CARRIES = {"control": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
@@ -18,19 +18,19 @@ CARRIES = {"control": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
 
 @dataclass(frozen=True)
 class PairFault:
-    """Slots in `summary` and `hint`: {nic} and {network} of the host that is named, {others} for
-    all its peers with the same fault, and of the first of them {other} (its name), {other_nic},
-    {other_network} and {address}."""
+    """A fault of one direction. Slots in `summary` and `hint`: {nic} and {network} of the host that
+    is named, {others} for all its peers with the same fault, and of the first of them {other} (its
+    name), {other_nic}, {other_network} and {address}."""
 
     kind: str
-    culprit: str  # the host whose fault it is; "" where only all pairs together can tell
+    culprit: str  # the host at fault; "" if that depends on the other pairs
     way: Way
     summary: str
     hint: str
 
 
 def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
-    """The first cause. `ports` has Ray's, by number; others are ephemeral ones."""
+    """Return the first cause, or None. `ports`: Ray's, by number; others are ephemeral ones."""
     sender, receiver = way.sender, way.receiver
     known = [speed for speed in (sender.speed, receiver.speed) if speed]
     if way.route is not None and way.route != sender.nic:
@@ -54,7 +54,7 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
         )  # fmt: skip
     if fault := _firewall(way, ports) or _lost_packets(way):
         return fault
-    # Where echo requests tell nothing, a transfer does: small packets made the connection.
+    # Without echo replies, judge by the transfer: connecting takes small packets only.
     answered = way.echo and way.round_trip is not None
     if way.rated and way.rate is None and not answered:
         return PairFault(
@@ -74,12 +74,12 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
 
 
 def carried(lane: Lane) -> str:
-    """`NCCL and Gloo`."""
+    """Traffic that the lane carries: `NCCL and Gloo`."""
     return " and ".join(CARRIES.get(purpose, purpose) for purpose in lane.purposes)
 
 
 def apart(way: Way) -> bool:
-    """The ends are in different networks: fine with a router between them, else a mistake."""
+    """Whether the ends are in different networks: a mistake unless a router connects them."""
     return network(way.sender) != network(way.receiver)
 
 
@@ -110,7 +110,8 @@ def _different_networks(way: Way) -> PairFault:
 
 
 def _taken_address(way: Way) -> PairFault | None:
-    """Another MAC than the host's own answers for its address: beside its own, or in its place."""
+    """Return the fault if another MAC answers for the receiver's address, beside or without its
+    own."""
     strange = [mac for mac in way.neighbours if mac not in way.receiver.macs]
     beside = len(strange) < len(way.neighbours)
     if not strange or not (beside or way.broken):

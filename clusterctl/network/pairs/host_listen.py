@@ -1,4 +1,4 @@
-"""Listening to the other hosts. Runs on hosts: see host_main."""
+"""Listen for connections of the other hosts. Runs on hosts: see host_main."""
 
 import select
 import socket
@@ -24,9 +24,8 @@ def listen(ip: str, port: int) -> socket.socket:
 
 
 class Listeners:
-    """Greets whoever connects, with words that no other program says; counts what is sent.
-
-    `window`: seconds that are not counted, for TCP to find its speed, and seconds that are.
+    """Accepts connections: sends each a greeting that is unique to this run, or counts the bytes
+    received. `window`: seconds of TCP ramp-up to ignore, then seconds to measure.
     """
 
     def __init__(self, greeting: str, ips: List[str], window: Tuple[float, float]) -> None:
@@ -43,7 +42,7 @@ class Listeners:
         begin(self._welcome)
 
     def greet(self, ip: str, port: int) -> int:
-        """Listen on one more port; 0 takes a free one of the ephemeral range. Raises OSError."""
+        """Listen on one more port and return it; 0 takes a free ephemeral one. Raises OSError."""
         found = listen(ip, port)
         self._sockets[found.fileno()] = found
         self._poll.register(found.fileno(), select.POLLIN)
@@ -51,7 +50,7 @@ class Listeners:
 
     def _welcome(self) -> None:
         while True:
-            # A port that is added while this waits is seen by the next call.
+            # A port that is added during this call is polled by the next one.
             for fd, _ in self._poll.poll(50):
                 try:
                     peer, _ = self._sockets[fd].accept()
@@ -79,7 +78,7 @@ class Listeners:
 
 
 def _bits_per_second(peer: socket.socket, warm_up: float, window: float) -> float:
-    """What comes in during the window that follows the warm-up."""
+    """Return the rate received, in bit/s, during the window that follows the warm-up."""
     buffer = bytearray(1 << 20)
     total = 0
     begun = now = time.monotonic() + warm_up

@@ -1,14 +1,14 @@
-"""What a host can tell of its way to the others: this module and its two neighbours run there.
+"""Test a host's paths to the other hosts. Runs on hosts, with its two neighbour modules.
 
-A line on stdin is JSON, [command, argument], and is answered by one on stdout; the end of stdin is
-the end. A mapping whose keys are tuples travels as rows of a key and a value.
+Each line on stdin is JSON, [command, argument], and is answered by one line on stdout; it exits
+when stdin ends. A mapping whose keys are tuples is sent as a list of [key, value].
 
     open    listen on Ray's ports and on two ephemeral ones of every address
-    clock   [Unix seconds, monotonic seconds], now
-    reach   to every peer: the route, who answers for its address, TCP connections, packets of
-            given sizes; the last two need root, and are None or less without
-    echo    packets of other sizes
-    rates   send to one peer after the other, at the given moments, and count what comes in
+    clock   return [Unix seconds, monotonic seconds]
+    reach   try every peer: the route, MACs that answer for its address, TCP connections, packets of
+            given sizes. Without root, MACs and packets are null
+    echo    try packets of other sizes
+    rates   send to one peer after the other, at the given times, and count the bytes received
 """
 
 import json
@@ -22,20 +22,20 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from clusterctl.network.pairs.host_listen import Listeners, family
 from clusterctl.network.pairs.host_ways import connections, echoes, neighbours, routes
 
-LIFETIME = 120  # seconds after which it ends, whatever it waits for
+LIFETIME = 120  # seconds after which the process is killed, whatever it waits for
 
 CHUNK = b"\0" * (256 * 1024)
 
 
 class Prober:
-    """Obeys one command after the other."""
+    """Executes the commands, one after the other."""
 
     def __init__(self) -> None:
         self._listeners: List[Listeners] = []
 
     def open(self, order: Dict[str, Any]) -> Dict[str, Any]:
-        """Listen on ports taken by the system for every address, and on Ray's: those that others
-        listen on are busy."""
+        """Listen on ports chosen by the system for every address, and on Ray's; return those, with
+        the ports of Ray that another program already uses as `busy`."""
         window = (order["warm_up"], order["window"])
         made = Listeners(order["greeting"], order["ips"], window)
         self._listeners.append(made)
@@ -63,13 +63,13 @@ class Prober:
         return _rows(echoes(_tuples(asked)))
 
     def rates(self, order: Dict[str, Any]) -> Any:
-        """Send in every slot (moment, source, to, port) of this host; (lane, sender) to bit/s of
-        what came in, once the slots of all hosts are over."""
+        """Send in every slot (time, source, to, port) of this host. Return the bit/s received by
+        (lane, sender), once the slots of all hosts are over."""
         for moment, source, to, port in order["slots"]:
             time.sleep(max(0.0, moment - time.monotonic()))
             _send(source, to, port, order["index"], order["seconds"])
         counted = self._listeners[0].counted
-        # A busy host is late with its slot: what it sends is waited for.
+        # A busy host may be late with its slot: wait for its data.
         while len(counted) < order["expected"] and time.monotonic() < order["end"]:
             time.sleep(0.02)
         return _rows(dict(counted))
@@ -90,14 +90,14 @@ def _send(source: str, to: str, port: int, index: int, seconds: float) -> None:
             peer.settimeout(seconds)
             peer.bind((source, 0))
             peer.connect((to, port))
-            # What is still queued at the end must not run into the next slot.
+            # Data still queued at the end must not be sent during the next slot.
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             peer.sendall(b"%-16d" % index)
             while time.monotonic() < end:
                 peer.settimeout(max(0.001, end - time.monotonic()))
                 peer.send(CHUNK)
     except OSError:
-        return  # the receiver has its figure, or none, and says so
+        return  # the receiver reports the rate, or that there is none
 
 
 def main(_: None) -> None:

@@ -1,4 +1,4 @@
-"""The way to the other hosts: routes, connections, packets of all sizes. Runs on hosts: see
+"""Test paths to other hosts: routes, connections, packets of all sizes. Runs on hosts: see
 host_main."""
 
 import os
@@ -11,21 +11,20 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.network.pairs.host_listen import family
 
-CONNECT_WITHIN = 2.2  # Seconds: TCP repeats a lost SYN after one, so that one loss is no verdict
+CONNECT_WITHIN = 2.2  # Seconds. TCP repeats a lost SYN after 1 s: one loss does not count.
 
-# Connections, or echoes, under way together: each may have to find its neighbour by a broadcast
-# to all hosts
+# Connections, or echoes, in flight at once: each may need an ARP broadcast to all hosts
 AT_ONCE = 32
 
 # A packet is sent three times, 0.4 s apart, before it counts as lost
 ECHO_ROUNDS, ECHO_ROUND = 3, 0.4
 
-# Everybody is asked twice, and heard for 0.3 s: one of two machines may be slow, or drop one
+# Each request is sent twice, with 0.3 s for answers: a machine may be slow, or drop a request
 ARP_ROUNDS, ARP_ROUND = 2, 0.3
 
 ARP, ETHERNET = 0x0806, 1  # ETH_P_ARP and ARPHRD_ETHER
 
-# IP_PMTUDISC_PROBE: never fragment, and take no earlier verdict on the path for granted
+# IP_PMTUDISC_PROBE: never fragment, and ignore the path MTU that the kernel has cached
 PROBE_WITH_DF = 3
 
 Connect = Tuple[str, str, int]  # (source, to, port)
@@ -34,8 +33,8 @@ Ask = Tuple[str, str, int]  # (source, to, size of the whole IP packet)
 
 
 def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
-    """(to, source) -> the NIC, or "" without a route, by one `ip` for all: a hundred forks on
-    each of a hundred hosts would be felt. Where there is no such `ip`, nothing."""
+    """Return by (to, source) the NIC, or "" without a route; an empty dict if `ip` cannot do it.
+    Runs one `ip` for all: a hundred forks on each of a hundred hosts would slow them down."""
     text = "".join(f"route get {to} from {source}\n" for to, source in wanted)
     try:
         done = subprocess.run(
@@ -54,15 +53,15 @@ def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
         words = line.split()
         named = {key: words[at + 1] for at, key in enumerate(words[:-1]) if key in ("from", "dev")}
         if "from" in named and "dev" in named:
-            # An address of this very host comes as `local ADDRESS ...`.
+            # For an address of this host, `ip` prints `local ADDRESS ...`.
             to = words[1] if words[0] == "local" else words[0]
             found[to, named["from"]] = named["dev"]
     return found
 
 
 def neighbours(wanted: List[Request]) -> Optional[Dict[Tuple[str, str], List[str]]]:
-    """(source, to) to the MAC of every machine that answers for the address `to`: more than one
-    where two have it. Ethernet and IPv4 only; None where root is needed."""
+    """Return by (source, to) the MAC of every machine that answers for the address `to`: several if
+    machines share it. Ethernet and IPv4 only; None without root."""
     found: Dict[Tuple[str, str], List[str]] = {}
     for nic in sorted({one[0] for one in wanted}):
         try:
@@ -73,14 +72,14 @@ def neighbours(wanted: List[Request]) -> Optional[Dict[Tuple[str, str], List[str
         except PermissionError:
             return None
         except OSError:
-            continue  # no such NIC, or one that is down: told by what else is tried on it
+            continue  # no such NIC, or it is down: the other tests on it report that
     return found
 
 
 def _answered(
     wire: socket.socket, wanted: List[Tuple[str, str]]
 ) -> Dict[Tuple[str, str], List[str]]:
-    """Ask everybody in the network who has the addresses, as ARP does, and hear all that answer."""
+    """Broadcast ARP requests for the addresses, and collect the MACs of all answers."""
     own = wire.getsockname()[4]
     seen: Dict[str, List[str]] = {}
     for _ in range(ARP_ROUNDS):
@@ -95,7 +94,7 @@ def _answered(
                 frame = wire.recv(2048)
             except socket.timeout:
                 break
-            if frame[20:22] == b"\0\2":  # a reply: the MAC and the address of who answers
+            if frame[20:22] == b"\0\2":  # a reply: the MAC and the address of its sender
                 answers = seen.setdefault(socket.inet_ntoa(frame[28:32]), [])
                 mac = ":".join("%02x" % byte for byte in frame[22:28])
                 if mac not in answers:
@@ -104,8 +103,9 @@ def _answered(
 
 
 def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) -> Dict[Connect, str]:
-    """ok, refused, no answer, or the system's words. `greetings`: what is said at (to, port).
-    What gave no answer is tried once more: a hundred hosts that begin together lose some."""
+    """Return `ok`, `refused`, `no answer`, or the system's error text. `greetings`: the text
+    expected from (to, port). Those without an answer are retried: packets are lost when many hosts
+    begin together."""
     found = _Dialling(greetings).all_of(wanted)
     silent = [key for key, word in found.items() if word == "no answer"]
     return {**found, **_Dialling(greetings).all_of(silent)}
@@ -119,7 +119,7 @@ class _Dialling:
         self._found: Dict[Connect, str] = {}
 
     def all_of(self, wanted: List[Connect]) -> Dict[Connect, str]:
-        """At most AT_ONCE at a time, so that neighbours are found before more are asked for."""
+        """Connect to at most AT_ONCE at a time, to limit the ARP broadcasts."""
         left = list(reversed(wanted))
         while left or self._open:
             while left and len(self._open) < AT_ONCE:
@@ -156,7 +156,7 @@ class _Dialling:
         self._poll.register(peer.fileno(), select.POLLOUT)
 
     def _verdict(self, peer: socket.socket, greeting: Optional[str]) -> str:
-        """Of a connection that something happened to; "" while it is open."""
+        """Return the result for a connection that has an event; "" while it is not yet known."""
         broken = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if broken:
             return _words(OSError(broken, os.strerror(broken)))
@@ -185,7 +185,7 @@ def _words(error: OSError) -> str:
 
 
 def echoes(wanted: List[Ask]) -> Optional[Dict[Ask, float]]:
-    """Seconds of a round trip, without those that were lost; None where root is needed."""
+    """Return the round trip in seconds of each packet, without lost ones; None without root."""
     found: Dict[Ask, float] = {}
     for source in sorted({one[0] for one in wanted}):
         try:
@@ -197,14 +197,14 @@ def echoes(wanted: List[Ask]) -> Optional[Dict[Ask, float]]:
 
 
 class _Echo:
-    """ICMP echo by hand: all peers at once, never fragmented."""
+    """Sends ICMP echo requests on a raw socket: to all peers at once, never fragmented."""
 
     def __init__(self, source: str) -> None:
         self._six = ":" in source
         kind = socket.getprotobyname("ipv6-icmp") if self._six else socket.IPPROTO_ICMP
         self._socket = socket.socket(family(source), socket.SOCK_RAW, kind)
         self._socket.bind((source, 0))
-        # IPV6_MTU_DISCOVER and IP_MTU_DISCOVER of the kernel's headers; Python has no names.
+        # IPV6_MTU_DISCOVER and IP_MTU_DISCOVER of the kernel's headers; Python has no constants.
         level, option = (41, 23) if self._six else (0, 10)
         self._socket.setsockopt(level, option, PROBE_WITH_DF)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
@@ -232,18 +232,18 @@ class _Echo:
     def _send(self, key: Ask, number: int) -> None:
         _, to, size = key
         kind = 128 if self._six else 8
-        total = (kind << 8) + self._own + number  # the rest is zeros; over IPv6 the kernel sums
+        total = (kind << 8) + self._own + number  # the rest is zeros; the kernel sums over IPv6
         total = (total & 0xFFFF) + (total >> 16)
         packet = struct.pack("!BBHHH", kind, 0, ~total & 0xFFFF, self._own, number)
         try:
             self._socket.sendto(packet + b"\0" * (size - (48 if self._six else 28)), (to, 0))
         except OSError:
-            return  # longer than the interface may send: as good as lost
+            return  # longer than the interface can send: counts as lost
 
     def _collect(
         self, sent: Dict[int, Tuple[Ask, float]], found: Dict[Ask, float], wanted: int, limit: float
     ) -> None:
-        """Take answers until `wanted` are there, for `limit` seconds at most."""
+        """Receive answers until there are `wanted`, for `limit` seconds at most."""
         deadline = time.monotonic() + limit
         while len(found) < wanted and time.monotonic() < deadline:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))

@@ -1,5 +1,5 @@
-"""Turns what was seen between hosts into problems and notes: one for each cause, however many
-pairs it affects. Pure."""
+"""Convert measurements between hosts to problems and notes: one for each cause, however many pairs
+it affects. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CLOCKS_WITHIN = 1.0  # seconds, beside the measurement's own error
 # hundred of them per token.
 DISTANT = 0.005
 
-NAMED = 3  # peers that are named; the others are only counted
+NAMED = 3  # peers named in a message; the others are only counted
 
 
 def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNotMet]:
-    """Every cause once. `ports`: Ray's, by number."""
+    """Return one problem for each cause. `ports`: Ray's ports with their names."""
     faults = [fault for way in _without_proxies(seen.ways) if (fault := fault_of(way, ports))]
     groups: dict[tuple[str, ...], list[PairFault]] = defaultdict(list)
     for fault in _without_consequences(faults):
@@ -34,8 +34,8 @@ def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNo
 
 
 def _without_proxies(ways: Sequence[Way]) -> list[Way]:
-    """The same, without MACs that answer for several hosts: a router that speaks for all, as in
-    cloud networks."""
+    """Return the same ways without MACs that answer for several hosts: those of a router that
+    answers for all, as in cloud networks."""
     answers: dict[str, set[str]] = defaultdict(set)
     for way in ways:
         for mac in set(way.neighbours) - way.receiver.macs:
@@ -48,8 +48,8 @@ def _without_proxies(ways: Sequence[Way]) -> list[Way]:
 
 
 def _without_consequences(faults: Sequence[PairFault]) -> Iterator[PairFault]:
-    """Silence one way follows from a wrong route the other way; whatever else is wrong with an
-    address that another machine has, follows from that."""
+    """Yield the faults less those that follow from others: silence, from a wrong route in the other
+    direction; any fault of an address, from another machine having it."""
     strayed = {
         (fault.way.receiver, fault.way.sender) for fault in faults if fault.kind.endswith("route")
     }
@@ -64,7 +64,8 @@ def _without_consequences(faults: Sequence[PairFault]) -> Iterator[PairFault]:
 
 
 def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
-    """Name first the host that most of the pairs have in common, and its pairs with it."""
+    """Yield problems, first of the host that most pairs have in common, together with
+    those pairs."""
 
     def blamed(fault: PairFault) -> tuple[str, ...]:
         ends = (fault.way.sender.host, fault.way.receiver.host)
@@ -74,11 +75,11 @@ def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
     while left:
         counted = Counter(host for fault in left for host in blamed(fault))
         most = max(counted.values())
-        # Of hosts with equally many the last: a worker is more likely to be wrong than the head.
+        # Of equals take the last: a worker is more likely to be at fault than the head.
         host = [host for host, number in counted.items() if number == most][-1]
         own = [fault for fault in left if host in blamed(fault)]
         left = [fault for fault in left if fault not in own]
-        # Neighbours were tried on more ports than others: the longest summary has everything.
+        # Ring neighbours were tried on more ports than others: the longest summary is complete.
         first = max(own, key=lambda fault: len(fault.summary))
         end, other = _ends(first.way, host)
         peers = dict.fromkeys(_ends(fault.way, host)[1] for fault in own)
@@ -103,13 +104,13 @@ def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
 
 
 def _ends(way: Way, host: str) -> tuple[End, End]:
-    """The end of `host`, and the other."""
+    """Return the end of `host`, then the other."""
     mine = way.sender.host == host
     return (way.sender, way.receiver) if mine else (way.receiver, way.sender)
 
 
 def notes(seen: PairResults) -> Iterator[str]:
-    """What was measured, and what could not be."""
+    """Yield the measured values, and what could not be measured."""
     for host, why in seen.unproven.items():
         yield f"{host}: not proven: {why}"
     if any(way.echo is None for way in seen.ways):

@@ -1,4 +1,4 @@
-"""Pairs of hosts: the lanes between them, who holds which end, and what was seen. Pure."""
+"""Model of the pairs of hosts: lanes, their ends, and measurements. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ipaddress import ip_interface
 from clusterctl.facts.model import HostFacts
 from clusterctl.ray_cluster.topology import Node, Topology
 
-# Kinds of NICs whose speed is the link's; a veth says 10 Gbit/s whatever is under it
+# Kinds of NICs that report the link's speed; a veth always reports 10 Gbit/s
 _HONEST = ("physical", "bond", "vlan")
 
 
@@ -20,12 +20,12 @@ class End:
     host: str
     nic: str
     ip: str
-    prefix: int  # Of the address: 24
+    prefix: int  # Prefix length of the address: 24
     mtu: int
-    # Mbit/s; None where the NIC does not know, and for virtual ones, which invent it
+    # Mbit/s; None if the NIC does not report it, and for virtual ones, which report a made-up value
     speed: int | None
     mac: str = ""  # Of the NIC: 02:00:00:00:00:01
-    # Of all NICs of the host: any of them may answer for an address of it
+    # Of all NICs of the host: any of them may answer ARP requests for its addresses
     macs: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
@@ -33,59 +33,59 @@ class End:
 
 
 def network(end: End) -> str:
-    """10.78.0.0/24."""
+    """Network of the end's address: `10.78.0.0/24`."""
     return str(ip_interface(f"{end.ip}/{end.prefix}").network)
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The interfaces that carry one kind of traffic, or several, between all hosts."""
+    """The interfaces that carry one or more kinds of traffic between all hosts."""
 
-    purposes: tuple[str, ...]  # Of control (Ray and the API), nccl, gloo
-    ends: Mapping[str, End]  # By host. A host without an address there is left out.
+    purposes: tuple[str, ...]  # Subset of control (Ray and the API), nccl, gloo
+    ends: Mapping[str, End]  # By host. A host without an address on its NIC is left out.
 
 
 @dataclass(frozen=True)
 class Way:
-    """What `sender` measured towards `receiver`: one direction of a pair."""
+    """Measurements of `sender` towards `receiver`: one direction of a pair."""
 
     lane: Lane
     sender: End
     receiver: End
-    # The NIC that packets leave by; "" without a route, None where it could not be asked
+    # The NIC that packets leave by; "" without a route, None if it could not be determined
     route: str | None
-    # MACs that answered for the receiver's address; none where they were not asked
+    # MACs that answered for the receiver's address; empty without answer or ARP request
     neighbours: tuple[str, ...] = ()
-    # Port to `ok`, `no answer`, `refused`, `another program answers`, or the system's words
+    # Port to `ok`, `no answer`, `refused`, `another program answers`, or the system's error text
     tcp: Mapping[int, str] = field(default_factory=dict)
-    # Size of an unfragmented IP packet to its round trip in s, None when lost three times. None for
-    # all where raw sockets are not allowed.
+    # Size of an unfragmented IP packet to its round trip in s, None if lost three times. The
+    # mapping is None if raw sockets are not allowed.
     echo: Mapping[int, float | None] | None = None
     largest: int | None = None  # The largest size that passed, once some were lost
-    rate: float | None = None  # Mbit/s; None where it was not measured
-    rated: bool = False  # It was to be measured
+    rate: float | None = None  # Mbit/s; None if not measured
+    rated: bool = False  # A measurement of `rate` was tried
 
     @property
     def round_trip(self) -> float | None:
-        """The shortest measured, in seconds."""
+        """The shortest measured round trip in seconds; None without one."""
         return min((seen for seen in (self.echo or {}).values() if seen is not None), default=None)
 
     @property
     def silent(self) -> bool:
-        """Nothing that was tried got an answer."""
+        """Whether everything that was tried got no answer."""
         tried = bool(self.tcp or self.echo)
         return tried and self.round_trip is None and "ok" not in self.tcp.values()
 
     @property
     def broken(self) -> bool:
-        """Something that was tried got no answer, or one from another machine."""
+        """Whether something that was tried got no answer, or one from another machine."""
         lost = None in (self.echo or {}).values()
         return lost or any(word != "ok" for word in self.tcp.values())
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds ahead of the operator's clock, and how wrong that may be: half a round trip."""
+    """Seconds that a host's clock is ahead of the operator's; error bound: half a round trip."""
 
     offset: float
     error: float
@@ -97,15 +97,15 @@ class PairResults:
 
     ways: tuple[Way, ...]
     clocks: Mapping[str, Clock]
-    unproven: Mapping[str, str]  # Hosts that could not be asked, and why
-    unrated: str = ""  # Why throughput was measured for a part of the pairs, or for none
+    unproven: Mapping[str, str]  # Hosts that could not be queried, and why
+    unrated: str = ""  # Why throughput was measured for some of the pairs only, or for none
 
 
 def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...]:
-    """One lane for each set of interfaces; purposes that share interfaces share a lane. Hosts
-    without facts are left out."""
+    """Return one lane for each set of interfaces; purposes that share interfaces share a lane.
+    Hosts without facts are left out."""
     nodes = [node for node in topology.nodes if node.host in facts]
-    # NCCL may have several NICs; those that every node has are lanes of their own.
+    # NCCL may have several NICs per node: one lane each, up to the smallest number on any node.
     rails = range(min((len(node.nccl_nics) for node in nodes), default=0))
     by_purpose = [
         ("control", [node.control_nic for node in nodes]),
@@ -128,7 +128,7 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
 
 
 def _end(node: Node, facts: HostFacts, name: str) -> End | None:
-    """The node's address on that NIC, of the family that the node IP has."""
+    """Return the node's address on that NIC, of the node IP's family; None if there is none."""
     nic = facts.nic(name)
     if nic is None:
         return None
@@ -143,7 +143,7 @@ def _end(node: Node, facts: HostFacts, name: str) -> End | None:
 
 
 def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Programs without settings use the interface of the default route (vllm#27823)."""
+    """Note hosts whose default route, which programs use by default, is not NCCL's (vllm#27823)."""
     strays = [
         f"{node.host} ({default}, not {' or '.join(node.nccl_nics)})"
         for node in topology.nodes

@@ -1,4 +1,4 @@
-"""What each host is asked to try, and what its answers mean. Pure."""
+"""Build the orders for each host, and interpret its answers. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, TypeAlias
 from clusterctl.network.pairs.model import End, Lane, Way, network
 from clusterctl.network.pairs.sizes import SMALL, near, packet_sizes, rounds, smaller_sizes
 
-# Seconds: not counted, counted, and from one round to the next. TCP fills 10 Gbit/s after some 10
-# ms in a local network; 0.18 s are 22 MB on 1 Gbit/s.
+# Seconds: ramp-up to ignore, time to measure, and from one round to the next. TCP reaches 10 Gbit/s
+# after some 10 ms in a local network; 0.18 s are 22 MB on 1 Gbit/s.
 WARM_UP, WINDOW, SLOT = 0.07, 0.18, 0.3
 
-LATE = 1.5  # Seconds that a figure is waited for after the last round
+LATE = 1.5  # Seconds to wait for results after the last round
 
-ROUNDS_WITHIN = 6.0  # Seconds for throughput; what does not fit is left out, and said
+ROUNDS_WITHIN = 6.0  # Seconds for throughput; pairs that do not fit are left out, with a note
 
 
 @dataclass(frozen=True)
 class Member:
-    """A host that listens."""
+    """A host whose program is listening."""
 
-    ephemeral: Mapping[int, int]  # Lane to the port that greets there
-    counting: Mapping[int, int]  # Lane to the port that counts what comes in
-    busy: frozenset[int]  # Ports that another program of the host listens on
+    ephemeral: Mapping[int, int]  # Lane to the port that sends the greeting
+    counting: Mapping[int, int]  # Lane to the port that counts received bytes
+    busy: frozenset[int]  # Ray's ports that another program on the host listens on
     ports: Mapping[int, str]  # Ray's, with their names
-    ahead: float = 0.0  # Its monotonic clock less the operator's, in seconds
+    ahead: float = 0.0  # Its monotonic clock minus the operator's, in seconds
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ def open_order(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], greet
 
 
 def held(lanes: Sequence[Lane], host: str) -> list[int]:
-    """The lanes that `host` is on; hosts number their listeners in this order."""
+    """Numbers of the lanes that `host` is on; hosts number their listeners in this order."""
     return [number for number, lane in enumerate(lanes) if host in lane.ends]
 
 
 def member(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], answer: Any) -> Member:
-    """A Member from the answer to `open`."""
+    """Build a Member from the answer to `open`."""
     numbers = held(lanes, host)
     return Member(
         dict(zip(numbers, answer["ephemeral"], strict=True)),
@@ -83,8 +83,8 @@ def reach_order(table: Table, host: str) -> Any:
 
 
 def _others(table: Table, host: str) -> Iterator[tuple[int, End, End]]:
-    """(lane, own end, the other's) of every way from `host`, each host's in another order: not all
-    begin with the first."""
+    """Yield (lane, own end, peer's end) for every peer of `host`. The order starts elsewhere for
+    each host, so that they do not all begin with the same peer."""
     at = table.hosts.index(host)
     peers = [*table.hosts[at + 1 :], *table.hosts[:at]]
     for number in held(table.lanes, host):
@@ -93,7 +93,7 @@ def _others(table: Table, host: str) -> Iterator[tuple[int, End, End]]:
 
 
 def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
-    """What to connect to: an ephemeral port on every lane, and Ray's on the first."""
+    """Ports to connect to: an ephemeral port on every lane, and Ray's on the first lane."""
     found = table.members.get(peer)
     if found is None:
         return []
@@ -111,16 +111,16 @@ Echoes: TypeAlias = Mapping[tuple[str, str, int], float]
 
 @dataclass(frozen=True)
 class ReachAnswer:
-    """What a host found out of `reach_order`."""
+    """A host's answer to `reach_order`."""
 
     routes: Mapping[tuple[str, str], str]  # (to, source) to NIC, "" without a route
     neighbours: Mapping[tuple[str, str], Sequence[str]]  # (source, to) to MACs
-    tcp: Mapping[tuple[str, str, int], str]  # (source, to, port) to what came of it
-    echo: Echoes | None  # None where nothing could be tried
+    tcp: Mapping[tuple[str, str, int], str]  # (source, to, port) to the result
+    echo: Echoes | None  # None if raw sockets are not allowed
 
 
 def read_reach(answer: Any) -> ReachAnswer:
-    """This and the next two raise TypeError, ValueError or LookupError for what is no answer."""
+    """Like the next two, raises TypeError, ValueError or LookupError for a malformed answer."""
     return ReachAnswer(
         _keyed(answer["routes"], str),
         _keyed(answer["neighbours"] or (), list),
@@ -134,17 +134,17 @@ def read_echoes(answer: Any) -> Echoes | None:
 
 
 def read_rates(answer: Any) -> Mapping[tuple[int, int], float]:
-    """(position of the lane among the host's, number of the sender) to bit/s."""
+    """Parse to bit/s by (position of the lane among the host's, number of the sender)."""
     return _keyed(answer, float)
 
 
 def _keyed(rows: Any, kind: type) -> dict[Any, Any]:
-    """JSON has no tuples for keys: a mapping travels as rows of a key and a value."""
+    """Build a mapping from [key, value] rows, as JSON has no tuples for keys."""
     return {tuple(key): kind(value) for key, value in rows}
 
 
 def ways(table: Table, host: str, answer: ReachAnswer) -> list[Way]:
-    """What `host` measured, from its answer to `reach`."""
+    """Build the ways that start at `host` from its answer to `reach`."""
     routes, neighbours, tcp, echo = answer.routes, answer.neighbours, answer.tcp, answer.echo
     return [
         Way(
@@ -183,7 +183,7 @@ def _lost(way: Way) -> int | None:
 
 
 def with_limits(found: Sequence[Way], answers: Mapping[str, Echoes | None]) -> list[Way]:
-    """The same ways with the largest size that passed, from the answers to `echo`."""
+    """Return the same ways with the largest size that passed, from the answers to `echo`."""
 
     def largest(way: Way) -> int | None:
         passed = answers.get(way.sender.host) or {}
@@ -195,15 +195,15 @@ def with_limits(found: Sequence[Way], answers: Mapping[str, Echoes | None]) -> l
 
 @dataclass(frozen=True)
 class Rounds:
-    """Who sends to whom, and when, in seconds from the start."""
+    """The throughput rounds: when each way is measured, in seconds from the start."""
 
     slots: Sequence[tuple[float, Way]]
     end: float
-    pairs_each: int  # Peers that every host sends to, on every lane
+    pairs_each: int  # Number of peers that every host sends to on each lane
 
 
 def plan_rounds(table: Table, found: Sequence[Way]) -> Rounds:
-    """All pairs, or as many as fit into ROUNDS_WITHIN."""
+    """Plan all pairs, or as many as fit into ROUNDS_WITHIN."""
     hosts = [host for host in table.hosts if host in table.members]
     shifts = rounds(len(hosts), max(1, int(ROUNDS_WITHIN / SLOT / len(table.lanes))))
     slots = []
@@ -219,7 +219,7 @@ def plan_rounds(table: Table, found: Sequence[Way]) -> Rounds:
 
 
 def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
-    """`start` in the host's own monotonic seconds."""
+    """Build the order for `host`; `start` is in seconds of that host's monotonic clock."""
     slots = sorted(
         (start + moment, way.sender.ip, way.receiver.ip,
          table.members[way.receiver.host].counting[table.lanes.index(way.lane)])
@@ -227,7 +227,7 @@ def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
         if way.sender.host == host
     )  # fmt: skip
     index = table.hosts.index(host)
-    seconds = WARM_UP + WINDOW + 0.03  # the receiver's clock starts when the first bytes come
+    seconds = WARM_UP + WINDOW + 0.03  # the receiver's window starts with the first bytes
     return {
         "slots": slots,
         "index": index,
@@ -243,7 +243,7 @@ def with_rates(
     found: Sequence[Way],
     answers: Mapping[str, Mapping[tuple[int, int], float]],
 ) -> list[Way]:
-    """The same ways with what their receivers counted, from the answers to `rates`."""
+    """Return the same ways with the rates that receivers counted, from the answers to `rates`."""
     tried = {id(way) for _, way in planned.slots}
 
     def rate(way: Way) -> float | None:

@@ -1,8 +1,8 @@
 """Try every pair of hosts: routes, ports, packet sizes, round trips, throughput and clocks.
 
-A few questions go to all hosts at once. Every pair is tried in both directions; throughput in
-rounds, in which each host sends to one and receives from one, at times set beforehand on each
-host's own clock.
+Each question goes to all hosts at once. Every pair is tried in both directions. Throughput is
+measured in rounds, in which each host sends to one and receives from one, at times set beforehand
+on each host's own clock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_PYTHON = (
     "and its clock are tried after that"
 )
 
-LEAD = 0.3  # seconds from the last question to the first round: it reaches 100 hosts by then
+LEAD = 0.3  # seconds from sending the order to the first round: enough to reach 100 hosts
 
 Answered = TypeVar("Answered")
 
@@ -49,7 +49,7 @@ def prove(
     *,
     unrated: str = "",
 ) -> PairResults:
-    """Try every pair of the hosts in `facts`. `unrated`: why throughput is not measured.
+    """Try every pair of the hosts in `facts`. `unrated`: if set, why throughput is not measured.
 
     Changes nothing on hosts and leaves nothing there. A host that cannot take part is in
     `PairResults.unproven`, with the reason; the others still try to reach it.
@@ -68,12 +68,12 @@ def prove(
 
 
 def ray_ports(inventory: Inventory) -> dict[int, str]:
-    """Ports that are tried, with their keys in the inventory."""
+    """Return the ports of Ray that are tried, with their keys in the inventory."""
     return ray_port_names(inventory.ray_ports, head=True)
 
 
 class _Participants:
-    """The hosts that take part, asked one question after the other."""
+    """The hosts that take part; each method sends one question to all of them."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Participants:
         self.unproven: dict[str, str] = {}
 
     def open(self) -> None:
-        """Start the program on every host that has Python, and have it listen."""
+        """Start the program on every host that has Python, and make it listen."""
         for host in self._table.hosts:
             if not self._facts[host].python3:
                 self.unproven[host] = NO_PYTHON
@@ -117,14 +117,14 @@ class _Participants:
                 for way in orders.ways(self._table, host, answer)]  # fmt: skip
 
     def limits(self, found: list[Way]) -> list[Way]:
-        """Find the largest packets that pass where large ones were lost."""
+        """Find the largest packets that pass on ways where large ones were lost."""
         asked = {host: orders.limits_order(found, host) for host in self._table.members}
         asked = {host: order for host, order in asked.items() if order}
         answers = self._ask("echo", asked, orders.read_echoes)
         return orders.with_limits(found, answers)
 
     def rates(self, found: list[Way]) -> tuple[list[Way], str]:
-        """Measure throughput; also return what was left out."""
+        """Measure throughput; also return why some pairs were left out, or ""."""
         planned = orders.plan_rounds(self._table, found)
         start = time.monotonic() + LEAD
         answers = self._ask(

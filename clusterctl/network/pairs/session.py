@@ -1,4 +1,4 @@
-"""The operator's end of the program that tries, on one host, its ways to the others."""
+"""The operator's side of the program that tests a host's paths to the others."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DOING = "trying its ways to the other hosts"
 
 
 class PairProbeSession:
-    """One host's answers. Raises ConnectionFailed, PythonMissing, CommandFailed and
-    CommandTimedOut."""
+    """A session with the program on one host. Methods raise ConnectionFailed, PythonMissing,
+    CommandFailed and CommandTimedOut."""
 
     def __init__(self, transport: Transport, *, sudo: bool) -> None:
-        """Start the program there; `sudo` for raw sockets."""
+        """Start the program on the host, as root with `sudo`, which raw sockets need."""
         self._host = transport.host.name
         self._channel = python.start(transport, PROGRAM, sudo=sudo)
         self._answers: Iterator[str] = lines(self._channel)
 
     def ask(self, command: str, argument: object = None, *, timeout: float = deadlines.PAIR) -> Any:
-        """The answer to one command, within `timeout` seconds."""
+        """Return the answer to one command. Raises CommandTimedOut after `timeout` seconds."""
         self._channel.settimeout(timeout)
         self._channel.send(json.dumps([command, argument]).encode() + b"\n")
         try:
@@ -47,8 +47,8 @@ class PairProbeSession:
             raise CommandFailed(f"{DOING} failed: it answers no JSON", host=self._host) from error
 
     def clocks(self, times: int = 3) -> tuple[Clock, float]:
-        """How far the host's clock is ahead of ours, and its monotonic clock likewise, in seconds:
-        the quickest of some questions, since half its round trip bounds the error."""
+        """Return the seconds by which the host's clock and its monotonic clock are ahead of ours.
+        Uses the fastest of several measurements: half its round trip bounds the error."""
         found = []
         for _ in range(times):
             asked, started = time.time(), time.monotonic()
