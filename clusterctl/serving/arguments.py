@@ -1,4 +1,4 @@
-"""The command line of `vllm serve`, complete: ours, the catalogue's, and what the user gave."""
+"""The complete command line of `vllm serve`: defaults, the catalogue's flags, the user's flags."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ FIRST_PORT = 8000  # vLLM's own default
 
 _GIB = 1024**3
 
-# Where vLLM's own default of batched tokens goes from 2048 to 8192 (arg_utils.py)
+# GPU memory from which vLLM's default of batched tokens is 8192 instead of 2048 (arg_utils.py)
 _LARGE_GPU = 70 * _GIB
 
 _IMAGE_TOKENS = 4096
 
-# Before, a prompt had to fit into one step: fewer batched tokens than --max-model-len was an error,
-# so vLLM is left its own value there.
+# Before, a prompt had to fit into one step, so fewer batched tokens than --max-model-len were an
+# error; for those releases the flag is left out.
 CHUNKED_PREFILL_SINCE: Version = (0, 8, 0)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that decides the command line of one service."""
+    """All inputs of one service's command line."""
 
     request: ServiceRequest
     model_argument: str  # The path on the hosts, or a Hub id that every host downloads
     served_names: tuple[str, ...]
     layout: Layout
     host: str  # Address that the API listens on
-    port: int | None = None  # As `choose_port` says; None takes the one asked for, else 8000
-    shape: ModelShape | None = None  # Of the config.json found, else the catalogue's
+    port: int | None = None  # From `choose_port`; None means the request's, else 8000
+    shape: ModelShape | None = None  # From the config.json found, else the catalogue's
     entry: CatalogueEntry | None = None
     defaults: EngineDefaults = ON_GPUS
-    # Of vLLM in the image; None when unknown, which counts as the newest
+    # vLLM's version in the image; None means unknown, and counts as the newest
     version: Version | None = None
     smallest_gpu: int | None = None  # Memory of the smallest GPU that gets a rank, in bytes
     random_weights: bool = False
@@ -65,7 +65,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The limits of one scheduler step."""
+    """The limits of one scheduler step: values of --max-num-seqs and --max-num-batched-tokens."""
 
     sequences: int
     tokens: int
@@ -74,14 +74,14 @@ class BatchLimits:
 def batch_limits(
     defaults: EngineDefaults, smallest_gpu: int | None, *, multimodal: bool = False
 ) -> BatchLimits:
-    """Values for --max-num-seqs and --max-num-batched-tokens.
+    """Return values for --max-num-seqs and --max-num-batched-tokens.
 
-    They are always given, because vLLM derives them from the GPU of the host that it starts on:
-    with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes
-    about 3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). 256 sequences is
-    vLLM's default on smaller GPUs; so are 2048 tokens, and 8192 on GPUs of 70 GiB and more,
-    decided here by the smallest one. A multimodal model needs a whole image in one step: 2496
-    tokens for Gemma 4, which does not start with 2048 (vllm#42687).
+    They are always passed, because vLLM derives them from the GPU of the host that it starts on:
+    with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes about
+    3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). 256 sequences is vLLM's
+    default on smaller GPUs; so are 2048 tokens, and 8192 on GPUs of 70 GiB and more, decided here
+    by the smallest GPU. A multimodal model needs a whole image in one step: 2496 tokens for Gemma
+    4, which does not start with 2048 (vllm#42687).
     """
     large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
     tokens = defaults.tokens_on_large if large else defaults.tokens
@@ -89,10 +89,10 @@ def batch_limits(
 
 
 def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
-    """All flags in the order of the command line: what the user gave wins over the catalogue's
-    flags, and these over the defaults.
+    """Return all flags in command-line order. The user's flags override the catalogue's, and these
+    the defaults.
 
-    Raises UsageError for flags that this vLLM is known not to have, all at once.
+    Raises UsageError for all flags that this vLLM is known not to have.
     """
     merged = lay_over(_service_flags(launch), engine_arguments(launch))
     arguments = drop_idle_negations(merged)
@@ -101,7 +101,7 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
 
 
 def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
-    """All flags that do not depend on the layout: what memory is planned for."""
+    """Return all flags that do not depend on the layout, for planning memory."""
     defaults = _batch_flags(launch)
     if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
         defaults.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
@@ -114,7 +114,7 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
 
 
 def serve_argv(launch: Launch) -> list[str]:
-    """`vllm serve MODEL ...`. Raises as `serve_arguments`."""
+    """Return the argv `vllm serve MODEL ...`. Raises as `serve_arguments`."""
     return ["vllm", "serve", launch.model_argument, *render(serve_arguments(launch))]
 
 
@@ -132,20 +132,20 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
         if _knows(launch.version, DATA_PARALLEL_BACKEND_SINCE):
             # The default, mp, hangs with ranks on several hosts (vllm#44878).
             flags.append(Argument("data-parallel-backend", ("ray",)))
-            # Left out, vLLM wants room for every replica on the head.
+            # Without this flag vLLM requires the GPUs of every replica on the head.
             if layout.copies_on_head:
                 local = str(layout.copies_on_head)
                 flags.append(Argument("data-parallel-size-local", (local,)))
-    # Left to itself vLLM stays on one host whenever that has GPUs enough, and says so in one line
-    # of its log only. A single rank goes through Ray too (vLLM takes `uni` for it only where no
-    # backend is named, config/parallel.py): else Ray counts its GPU as free and gives it away.
+    # Without this flag vLLM stays on one host whenever that has enough GPUs, and only logs a line
+    # about it. A single rank goes through Ray too (vLLM takes `uni` for it only where no backend is
+    # named, config/parallel.py): otherwise Ray counts its GPU as free and assigns it again.
     flags.append(Argument("distributed-executor-backend", ("ray",)))
     return tuple(flags)
 
 
 def _batch_flags(launch: Launch) -> list[Argument]:
-    """Our two limits, adapted if the user gave one of them: vLLM requires at least as many batched
-    tokens as sequences."""
+    """Return the flags of the two batch limits, adapted if the user gave one of them: vLLM requires
+    at least as many batched tokens as sequences."""
     shape = launch.shape
     limits = batch_limits(
         launch.defaults, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
@@ -163,7 +163,7 @@ def _batch_flags(launch: Launch) -> list[Argument]:
 
 
 def _given(launch: Launch, name: str, otherwise: int) -> int:
-    """The user's number; `otherwise` if there is none, or one like 2k that only vLLM reads."""
+    """Return the user's number, or `otherwise` if absent or in a form like 2k, which vLLM reads."""
     text = last_value(launch.request.given, name)
     return int(text) if text is not None and text.isdecimal() else otherwise
 

@@ -1,6 +1,6 @@
 """`--config file.yaml` in vLLM's own format: flags as keys, read on the operator's machine.
 
-The file is passed on as arguments: hosts need no copy of it, its secrets stay out of their file
+The file's content is passed on as arguments: hosts need no copy, its secrets stay out of their file
 systems, and a changed line shows up in the diff of the service.
 """
 
@@ -17,10 +17,10 @@ from clusterctl.serving.vllm_flags import Argument, normal_name
 
 
 def read_config_file(path: Path) -> tuple[Argument, ...]:
-    """The arguments that the file stands for, each with `file:line:column` as its origin.
+    """Return the file's flags as arguments, each with `file:line:column` as its origin.
 
-    Raises UsageError when it cannot be read or is no mapping, and for every value that vLLM
-    could not take, all of them at once.
+    Raises UsageError if the file cannot be read or is not a mapping, or with every value that
+    cannot be passed to vLLM.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def read_config_file(path: Path) -> tuple[Argument, ...]:
 
 
 def parse_config(text: str, name: str) -> tuple[Argument, ...]:
-    """As `read_config_file`, from the text of a file called `name`."""
+    """Parse `text` as `read_config_file` does; `name` is the file's name for messages."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -61,7 +61,7 @@ def parse_config(text: str, name: str) -> tuple[Argument, ...]:
     return tuple(argument for argument in found.values() if argument.values != _EMPTY)
 
 
-_EMPTY = ("",)  # the values of a key without a value, or with an empty list: it says nothing
+_EMPTY = ("",)  # a key without a value or with an empty list: dropped
 
 
 def _place(name: str, node: yaml.Node) -> str:
@@ -82,7 +82,7 @@ def _argument(key: yaml.Node, value: yaml.Node, place: str) -> Argument:
 
 
 def _values(loaded: Any, node: yaml.Node, place: str) -> tuple[str, ...]:
-    """Scalars as written (0.90 stays 0.90), lists item by item, mappings as JSON."""
+    """Return scalars as written (0.90 stays 0.90), lists item by item, mappings as JSON."""
     if loaded is None or loaded == []:
         return _EMPTY
     if isinstance(loaded, dict):

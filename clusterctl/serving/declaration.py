@@ -1,4 +1,4 @@
-"""The services declared on the head: declare one and follow it until it is ready, or stop it."""
+"""The services declared on the head: declare one and wait until it is ready, or stop it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _READ = 'if [ -e "$1" ]; then cat "$1"; fi'
 
 
 def service_file(cluster: str, name: str) -> str:
-    """The file on the head that declares the service called `name`."""
+    """Return the path on the head of the file that declares the service `name`."""
     return str(NodePaths(cluster).services / f"{name}.json")
 
 
 def require_service(name: str, declared: Mapping[str, ServiceDocument]) -> ServiceDocument:
-    """The service called `name`. Raises UsageError that lists those there are."""
+    """Return the service `name`. Raises UsageError with the names of those declared."""
     if name in declared:
         return declared[name]
     have = ", ".join(sorted(declared)) or "none"
@@ -50,7 +50,7 @@ def require_service(name: str, declared: Mapping[str, ServiceDocument]) -> Servi
 
 @dataclass(frozen=True)
 class HeadServices:
-    """What is declared on the head; progress goes to `sink`."""
+    """The services declared on the head; progress is reported to `sink`."""
 
     inventory: Inventory
     head: Transport
@@ -63,12 +63,12 @@ class HeadServices:
         old: ServiceDocument | None,
         file: bytes | None,
     ) -> None:
-        """Write the document over `file`, the content when this was decided, and follow it; if
-        the service fails, put `old` back. Each is written only while `lock` is held and nobody
-        else wrote meanwhile: a run that was frozen does not bring back what others stopped.
+        """Write the document if the file on the head still holds `file` (compare-and-swap), and
+        wait until the service is ready. If it fails, restore `old`, again only if nobody else has
+        written the file and `lock` is held: a run that was suspended must not undo others' changes.
 
-        Losing contact with the head is no failure of the service: it keeps loading. Raises
-        ContactLost then, else as `await_ready`.
+        Losing contact with the head does not count as a failure: the service keeps loading. Raises
+        ContactLost then, otherwise as `await_ready`.
         """
         path = service_file(self.inventory.cluster, document.name)
         written = to_json(document).encode()
@@ -101,7 +101,7 @@ class HeadServices:
         await_ready(document, PatientReader(look), StageEvents(self.head.host.name, self.sink))
 
     def _ensure_declared(self, document: ServiceDocument) -> None:
-        """Raises ChangedByOthers if the head's file of the service is gone or was changed."""
+        """Raise ChangedByOthers if the head's file of the service was deleted or changed."""
         path = service_file(self.inventory.cluster, document.name)
         text = self.head.run(
             ["sh", "-c", _READ, "read", path], sudo=True, timeout=deadlines.SMALL_FILE
@@ -109,7 +109,7 @@ class HeadServices:
         try:
             same = text and from_json(ServiceDocument, text).fingerprint == document.fingerprint
         except ValueError:
-            return  # unreadable: the supervisor says so, and goes on with what it read before
+            return  # unreadable: the supervisor reports it, and keeps the last good version
         if not same:
             raise ChangedByOthers(
                 f"{document.name} was {'served otherwise' if text else 'stopped'} by someone else "
@@ -119,10 +119,10 @@ class HeadServices:
             )
 
     def stop(self, lock: ClusterLock, document: ServiceDocument, file: bytes | None) -> None:
-        """Withdraw the service, whose file holds `file`, and wait until the supervisor reports
-        that it is gone.
+        """Delete the service's file, which must still hold `file`, and wait until the supervisor
+        reports that the service has stopped.
 
-        Raises StepFailed if it still runs after its own shutdown time and some slack.
+        Raises StepFailed if it still runs `deadlines.STOP_SLACK` s after its shutdown timeout.
         """
         started, host = time.monotonic(), self.head.host.name
         title = f"Stop {document.name}"
@@ -151,7 +151,7 @@ class HeadServices:
 
 
 def read_key(inventory: Inventory, head: Transport) -> str:
-    """The API key, from its file on the head; it travels over SSH only."""
+    """Return the API key from its file on the head, read over SSH."""
     result = head.run(["cat", str(NodePaths(inventory.cluster).api_key)], sudo=True)
     if not result.ok:
         raise StepFailed(

@@ -1,4 +1,4 @@
-"""From the log of a start that failed to its cause and fix."""
+"""Find the cause and fix of a failed start in its log."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from clusterctl.errors import StepFailed
 from clusterctl.serving.failures import SIGNATURES
 
-# Characters of a line that are searched: progress bars and dumps of settings are longer, and some
+# Number of characters searched per line: progress bars and dumps of settings are longer, and some
 # patterns would take long on them.
 _LONGEST_LINE = 4000
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A failure that was recognised."""
+    """A recognised failure."""
 
     id: str
     cause: str
     fix: str
     line: str
     number: int  # of the line in the log, from 1
-    wrapper: bool  # it only says that something failed before
+    wrapper: bool  # it only reports that something failed earlier
 
 
 def diagnose(lines: Iterable[str]) -> Diagnosis | None:
-    """The cause of a failure: the earliest line that names one, else one that says that something
-    failed; None if nothing is recognised. Later failures mostly follow from the first."""
+    """Return the earliest line that names a cause, else the earliest that only reports a failure;
+    None if none is recognised. Later failures mostly follow from the first."""
     found = findings(lines)
     return min(found, key=lambda one: (one.wrapper, one.number), default=None)
 
 
 def findings(lines: Iterable[str]) -> list[Diagnosis]:
-    """Every known failure in the log, each cause once, in order."""
+    """Return every recognised failure in the log, each cause once, in order."""
     seen: dict[tuple[str, str], Diagnosis] = {}
     for number, line in enumerate(lines, start=1):
         text = line[:_LONGEST_LINE]
@@ -49,7 +49,7 @@ def findings(lines: Iterable[str]) -> list[Diagnosis]:
 
 
 def explain(service: str, lines: list[str], *, host: str | None = None) -> StepFailed:
-    """The error for a service that did not start, with the cause if it is recognised."""
+    """Return the error for a service that did not start, with the cause if it is recognised."""
     tail = "\n".join(lines[-20:])
     one = diagnose(lines)
     if one is None:

@@ -1,7 +1,7 @@
-"""The API as a client sees it: one real answer as proof, and a command to paste.
+"""The API from a client's view: one real request as proof, and a command to paste.
 
 `/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only a real
-answer proves a service: a completion, or what else its model serves.
+answer proves a service: a completion, or the task that its model serves.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KEY_VARIABLE = "CLUSTERCTL_API_KEY"
 
 @dataclass(frozen=True)
 class ServiceAnswer:
-    """What came back."""
+    """The answer to one request."""
 
     task: str  # `completions`, `embeddings`, ..
-    # The completion, or a reasoning model's thoughts if it gave nothing else yet; for other tasks a
-    # description: `1024 numbers`
+    # The completion, or a reasoning model's thoughts if it has produced nothing else yet; for other
+    # tasks a summary: `1024 numbers`
     text: str
     tokens: int  # generated; 0 if the model generates none
     seconds: float  # from the request to the last byte
@@ -36,11 +36,11 @@ class ServiceAnswer:
 
 @dataclass(frozen=True)
 class ServiceEndpoint:
-    """Where a service answers, and how it is asked."""
+    """The URL of a service, and the kind of request that it answers."""
 
     url: str  # `http://10.0.0.1:8000`, without /v1
     model: str
-    chat: bool  # the tokenizer has a chat template; else plain completions are asked for
+    chat: bool  # the tokenizer has a chat template; otherwise plain completions are requested
     task: Task = COMPLETIONS  # what the model serves
 
     @property
@@ -48,7 +48,7 @@ class ServiceEndpoint:
         return "/v1/chat/completions" if self._chats else self.task.path
 
     def body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
-        """The JSON of a request."""
+        """Return the JSON body of a request."""
         if not self._chats:
             return {"model": self.model, **self.task.body(prompt, max_tokens)}
         messages = [{"role": "user", "content": prompt}]
@@ -76,8 +76,8 @@ def ask(
 ) -> ServiceAnswer:
     """Send one request and wait for its answer, at most `deadline` seconds.
 
-    Raises ConnectionFailed if nothing answers, and StepFailed if the answer is late, a refusal, or
-    not what was asked for.
+    Raises ConnectionFailed if nothing answers, and StepFailed if the answer is late, an error
+    status, or not a valid answer.
     """
     import httpx2
 
@@ -86,7 +86,7 @@ def ask(
     headers = {"Authorization": f"Bearer {api_key}"}
     url, body = endpoint.url + endpoint.path, endpoint.body(prompt, max_tokens)
     try:
-        # The operator's proxy settings are for the world outside, not for the cluster.
+        # The operator's proxy settings are meant for the Internet, not for the cluster.
         with httpx2.Client(timeout=timeout, trust_env=False) as client:
             response = client.post(url, json=body, headers=headers)
     except httpx2.ConnectError as error:
@@ -139,17 +139,17 @@ def _read(endpoint: ServiceEndpoint, answer: Any, seconds: float) -> ServiceAnsw
 
 
 def key_line(ssh: Sequence[str], key_path: str, *, sudo: bool) -> str:
-    """A shell command that puts the service's key into a variable, without showing it.
+    """Return a shell command that puts the service's key into a variable, without showing it.
 
-    The key stays out of the screen, of the shell's history and of log files; it is fetched over
-    the same SSH that clusterctl uses. `ssh` is the command up to the host, as argv.
+    The key stays out of the screen, of the shell's history and of log files; it is fetched over the
+    same SSH that clusterctl uses. `ssh` is the SSH command including the host, as argv.
     """
     remote = shlex.join([*(["sudo"] if sudo else []), "cat", key_path])
     return f'export {KEY_VARIABLE}="$({shlex.join([*ssh, remote])})"'
 
 
 def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
-    """A request to paste into a shell after `key_line`."""
+    """Return a curl command to paste into a shell after `key_line`."""
     body = json.dumps(endpoint.body(prompt, max_tokens), ensure_ascii=False)
     url = shlex.quote(endpoint.url + endpoint.path)
     return (

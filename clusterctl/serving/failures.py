@@ -1,4 +1,4 @@
-"""Failures that are recognised by their words in a log, with cause and fix.
+"""Failures that are recognised by patterns in a log, with cause and fix.
 
 The wordings come from logs of vLLM 0.7 to 0.19, from the sources of vLLM (0.32) and Ray (2.60),
 from issues, and from runs of the lab. `{name}` in a text is the pattern's group of that name.
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Signature:
-    """One failure by its words."""
+    """One failure, recognised by a pattern in a log line."""
 
     id: str
     pattern: re.Pattern[str]
     cause: str  # one sentence
     fix: str
-    # Only says that something failed earlier; counts if nothing else is found
+    # The line only reports that something failed earlier; used if no other signature matches
     wrapper: bool = False
 
 
@@ -26,7 +26,7 @@ def signature(name: str, pattern: str, cause: str, fix: str, *, wrapper: bool = 
     return Signature(name, re.compile(pattern), cause, fix, wrapper)
 
 
-# The model itself: its memory
+# Memory
 MEMORY = (
     signature(
         "context-too-long",
@@ -112,7 +112,7 @@ MEMORY = (
     ),
 )
 
-# Its files and flags
+# The model's files and flags
 MODEL = (
     signature(
         "heads-not-divisible",
@@ -389,5 +389,5 @@ WRAPPERS = (
     ),
 )
 
-# The first that matches a line names it, so the more specific come first.
+# The first match of a line wins, so the more specific signatures come first.
 SIGNATURES = (*MEMORY, *MODEL, *CLUSTER, *CONTAINER, *WRAPPERS)

@@ -1,5 +1,5 @@
-"""How a service is divided over the cluster's GPUs: what vLLM is told, and what its ranks are
-compared with once they run. `clusterctl.planning` decides it.
+"""How a service is divided over the cluster's GPUs: basis of vLLM's flags, and compared with the
+running ranks. `clusterctl.planning` decides it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ class Layout:
 
     tensor_parallel: int
     pipeline_parallel: int
-    # Hosts whose GPUs are offered to it; at least `least_hosts` of them get ranks
+    # Hosts whose GPUs it may use; at least `least_hosts` of them get ranks
     hosts: tuple[str, ...]
     least_hosts: int
-    keeps_tp_in_host: bool  # Every tensor parallel group surely sits inside one host
+    keeps_tp_in_host: bool  # Every tensor parallel group is certain to sit inside one host
     reason: str
     notes: tuple[str, ...] = ()
     data_parallel: int = 1
-    copies_on_head: int = 0  # Replicas there, of `data_parallel`; 0: not known
+    copies_on_head: int = 0  # Number of the `data_parallel` replicas on the head; 0: not known
 
     @property
     def ranks(self) -> int:
@@ -31,5 +31,5 @@ class Layout:
         return self.least_hosts > 1
 
 
-# In place of a layout where only flags that do not depend on it are asked for
+# Placeholder for callers that need only flags independent of the layout
 UNDECIDED = Layout(1, 1, (), 1, keeps_tp_in_host=True, reason="")
