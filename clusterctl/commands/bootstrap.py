@@ -1,5 +1,5 @@
-"""`bootstrap`: bare hosts become a Ray cluster. `stages` is what happens to hosts, in order, and
-`run` is the command from its first look to its proof. `plan` is the same without changes."""
+"""`bootstrap`: turn bare hosts into a Ray cluster. `stages` lists the changes to hosts in order,
+`run` is the command from survey to proof, and `make_plan` plans without changing anything."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from clusterctl.transport.lock import ClusterLock
 
 
 def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ...]:
-    """The first stages, each of which changes facts that later ones depend on: what proves links
-    between hosts runs on Python, and what a container may ask for depends on the engine.
+    """Return the first stages. Each changes facts that later ones depend on: the proof of links
+    between hosts runs on Python, and container options depend on the engine.
 
-    Raises UsageError when the packages that the inventory names cannot be read.
+    Raises UsageError if the packages named in the inventory cannot be read.
     """
     packages = inventory.packages
     bundles = open_bundles(packages.offline) if packages.offline else ()
@@ -64,7 +64,7 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
 
 
 def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Everything that happens to the hosts of `images`, in order. `first`: their `host_stages`."""
+    """Return all stages for the hosts of `images`, in order. `first`: their `host_stages`."""
     inventory, names, head = cluster.inventory, images.names, cluster.inventory.head.name
     heads = tuple(name for name in names if name == head)
     workers = tuple(name for name in names if name != head)
@@ -80,7 +80,7 @@ def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) ->
     broken_services = [
         document
         for document in cluster.survey.unreadable.get(head, ())
-        if document.file != "node.json"  # `files` writes that one anew
+        if document.file != "node.json"  # `files` writes that one again
     ]
     services = ServiceDocumentsReadable(inventory.cluster, broken_services)
     token, key = (secret_path(inventory.cluster, name) for name in (RAY_TOKEN, API_KEY))
@@ -107,15 +107,15 @@ def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) ->
 
 @dataclass(frozen=True)
 class Bootstrapped:
-    """A cluster that Ray holds."""
+    """A cluster whose hosts have joined Ray."""
 
     changed: int
     formed: Formed
-    fabric: FabricRecord  # what was proven of the links between hosts, now or by an earlier run
+    fabric: FabricRecord  # proof of the links between hosts, of this or an earlier run
 
 
 def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
-    """What bootstrap would change on the hosts called `names`. Changes nothing."""
+    """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
     images = ClusterImages(cluster, names, Engines(driver_for))
     first = host_stages(cluster.inventory, names)
     return plan_stages(stages(cluster, images, first), cluster.views)
@@ -124,7 +124,7 @@ def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
 def make_plan(
     inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, sink: EventSink
 ) -> Plan:
-    """What `run` would change on `hosts`. `sink` is told which interfaces they would use."""
+    """Return the plan of `run` for `hosts`. Reports to `sink` which interfaces they would use."""
     hosts = tuple(hosts)
     with connected(inventory.hosts, credentials) as transports:
         cluster = require_fit(take_survey(inventory, transports), hosts)
@@ -142,13 +142,13 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> Bootstrapped:
-    """Make it so, then prove that Ray holds `hosts` and the head, and that their links carry
-    collectives.
+    """Bootstrap `hosts`, then prove that they and the head have joined Ray, and that collectives
+    work over their links.
 
-    Hosts left out are asked nothing but their place in the cluster, and need not answer.
+    Hosts left out are only asked for their place in the cluster, and need not answer.
 
-    `agree` is shown the plan and raises when the user does not want it. Raises the errors of
-    all hosts together; RayNotFormed when Ray does not come to hold what the inventory promises.
+    `agree` is shown the plan and raises when the user declines. Raises the errors of all hosts
+    together; RayNotFormed when Ray does not reach the nodes and GPUs declared in the inventory.
     """
     hosts = tuple(hosts)
     names, engines = tuple(host.name for host in hosts), Engines(driver_for)
@@ -188,7 +188,7 @@ def run(
 
 
 def _say_who_is_left_out(cluster: Cluster, sink: EventSink) -> None:
-    """What a run with --limit does not vouch for."""
+    """Report the hosts that --limit excludes, since this run does not check them."""
     answered = [name for name in cluster.left_out if name in cluster.views]
     silent = [name for name in cluster.left_out if name not in cluster.views]
     if answered:
@@ -198,7 +198,7 @@ def _say_who_is_left_out(cluster: Cluster, sink: EventSink) -> None:
 
 
 def _require_links(cluster: Cluster, sink: EventSink) -> None:
-    """Every pair of hosts must reach each other before Ray is to be made of them."""
+    """Raise all problems of links between hosts, which must work before Ray is started."""
     if len(cluster.held) < 2:
         return
     sink(StageStarted("Links between hosts", cluster.held))

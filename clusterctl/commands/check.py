@@ -1,5 +1,5 @@
-"""`check`: the inventory against what hosts report, and every pair of hosts tried. Changes
-nothing; all problems at once."""
+"""`check`: compare the inventory with the hosts' facts, and try every pair of hosts. Changes
+nothing; reports all problems together."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NOT_TRIED = "the fabric gate was not run: what is wrong comes first"
 
 @dataclass(frozen=True)
 class Report:
-    """What was found; `errors` empty means that bootstrap may begin."""
+    """Result of `check`; bootstrap may begin if `errors` is empty."""
 
     facts: dict[str, HostFacts]
-    choices: dict[str, tuple[str, ...]]  # Which address and interfaces each host uses, and why
+    choices: dict[str, tuple[str, ...]]  # Address and interfaces of each host, with the reasons
     notes: tuple[str, ...]
     errors: tuple[ClusterctlError, ...]
-    ways: tuple[Way, ...] = ()  # What was seen between hosts, both directions of every pair
-    fabric: FabricRecord | None = None  # What the gate proved, where it was asked for
+    ways: tuple[Way, ...] = ()  # Results of the links between hosts, both directions of every pair
+    fabric: FabricRecord | None = None  # Result of the gate, where requested
 
 
 def run(
@@ -49,8 +49,8 @@ def run(
     *,
     plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> Report:
-    """Look at `hosts`, at how they fit together, and, where the cluster is up, at what differs
-    from what bootstrap made. `plan_for`: what bootstrap would change on hosts."""
+    """Check `hosts`, the links between them, and, where the cluster is up, differences from the
+    state that bootstrap made. `plan_for` returns what bootstrap would change on hosts."""
     with connected(hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
         lacking = requirements(survey)
@@ -88,8 +88,8 @@ def with_fabric(
     credentials: Credentials,
     sink: EventSink,
 ) -> Report:
-    """What `check` found, and the gate's answer on `hosts` and the head, whose cluster is up. Not
-    asked where `check` found something: the gate would fail of the same, in vaguer words."""
+    """Add the result of the fabric gate on `hosts` and the head, whose cluster is up. Skip the gate
+    if `report` has errors: it would fail for the same reasons, with vaguer messages."""
     if report.errors:
         return replace(report, notes=(*report.notes, NOT_TRIED))
     try:
@@ -107,8 +107,8 @@ def with_fabric(
 def _new(
     consequences: Iterable[ClusterctlError], causes: Iterable[ClusterctlError]
 ) -> list[ClusterctlError]:
-    """Those of hosts of which no cause is told: one without a place in the cluster lacks the NIC
-    that is missing, one that left Ray has no container."""
+    """Return the consequences on hosts without an error in `causes`: a host without a place in the
+    cluster lacks the NIC that is missing, one that left Ray has no container."""
     known = {error.host for error in causes}
     return [error for error in consequences if error.host not in known]
 
@@ -116,6 +116,6 @@ def _new(
 def _clocks_once(
     told: Iterable[ClusterctlError], between: Iterable[ClusterctlError]
 ) -> list[ClusterctlError]:
-    """A clock that is minutes off shows in a host's facts, and again between hosts."""
+    """Drop clock errors of links where the host's own facts have shown the wrong clock already."""
     wrong = {error.host for error in told if error.hint == CLOCK_HINT}
     return [error for error in between if error.hint != CLOCK_HINT or error.host not in wrong]
