@@ -1,7 +1,7 @@
-"""The proof that a service works: an answer came back, and the ranks run where the plan says.
+"""The proof that a service works: it answers a request, and its ranks run where the plan says.
 
-A model that answers proves nothing about where it runs: vLLM stays on one host whenever that has
-GPUs enough, and answers just as well.
+An answer does not show where the model runs: vLLM stays on one host whenever that has enough GPUs,
+and answers just as well.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from clusterctl.transport.tcp import Tunnel
 
 @dataclass(frozen=True)
 class Proof:
-    """What was seen."""
+    """The answer and the placement of a proven service."""
 
     answer: ServiceAnswer
     task: Task
     ranks: tuple[Rank, ...]
-    placement: str  # where the ranks run, in words
-    # From the start of vLLM to its own first answer, as the supervisor measured it
+    placement: str  # the hosts of the ranks, for display
+    # From the start of vLLM to its first answer, as the supervisor measured it
     ready_seconds: float
 
 
@@ -44,10 +44,10 @@ def prove(
     read: Callable[[], NodeState | None],
     sink: EventSink,
 ) -> Proof:
-    """Send a request as a client would, of the kind that the supervisor found it to serve, and
-    compare the ranks with the plan. `read` gives the head's current state.
+    """Send a request as a client would, for the task that the supervisor found, and compare the
+    ranks with the plan. `read` returns the head's current state.
 
-    Raises StepFailed if no answer comes, or the ranks are not where they should be.
+    Raises StepFailed if there is no valid answer, or if ranks are not where the plan puts them.
     """
     document, host = service.document, head.host.name
     title = "prove it: one request, and where the ranks run"
@@ -75,7 +75,7 @@ def prove(
 def _with_ranks(
     document: ServiceDocument, read: Callable[[], NodeState | None]
 ) -> tuple[NodeState, ServiceState]:
-    """Wait until the head reports all ranks of the service."""
+    """Wait until the head reports all ranks of the service. Raises StepFailed on a timeout."""
     deadline = time.monotonic() + deadlines.RANKS
     while True:
         state = read()
@@ -96,10 +96,10 @@ def _with_ranks(
 
 @dataclass(frozen=True)
 class PlacementProof:
-    """What the ranks show."""
+    """Placement of the ranks, and its differences from the plan."""
 
     sentence: str  # `rank 0 gpu1 (10.78.0.11), rank 1 gpu2 (10.78.0.12)`
-    problems: tuple[str, ...]  # what differs from the plan, a sentence each
+    problems: tuple[str, ...]  # differences from the plan, a sentence each
 
     @property
     def proven(self) -> bool:
@@ -129,7 +129,7 @@ def check_placement(
 
 
 def describe(ranks: Sequence[Rank]) -> str:
-    """The ranks in words, consecutive ranks on one host together."""
+    """Return the ranks as text, with consecutive ranks on one host as a range."""
     runs: list[list[Rank]] = []
     for rank in ranks:
         if runs and (runs[-1][-1].host, runs[-1][-1].rank + 1) == (rank.host, rank.rank):
@@ -180,7 +180,7 @@ def _address_problems(addresses: Mapping[str, str], ranks: Sequence[Rank]) -> li
 
 
 def _group_problems(layout: Layout, ranks: Sequence[Rank]) -> list[str]:
-    """Tensor parallel groups that were planned inside one host and are not.
+    """Return an error per tensor parallel group that the plan keeps in one host but spans several.
 
     A group is a run of TP ranks: vLLM counts TP fastest, then PP, then DP.
     """

@@ -1,9 +1,9 @@
-"""Flags that come and go between vLLM releases, so that a start that must fail is refused
+"""Flags that were added or removed between vLLM releases, so that a start that must fail is refused
 before anything is stopped for it.
 
 Found by reading the argument definitions of 0.7.2, 0.8.5.post1, 0.9.2, 0.10.2, 0.11.2, 0.12.0,
 0.15.1, 0.17.1, 0.18.0, 0.20.0, 0.25.1, 0.29.0 and 0.33.0. `absent_from` is the first of these
-without the flag: a release in between may lack it already, and then vLLM says so itself.
+without the flag: a release in between may lack it already, and then vLLM itself refuses it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHUTDOWN_TIMEOUT_SINCE: Version = (0, 18, 0)  # --shutdown-timeout (vllm#34730)
 
 DATA_PARALLEL_BACKEND_SINCE: Version = (0, 9, 2)
 
-# Neither the quantisation nor its loader is in the package of 0.28.0; 0.27.1 has both
+# The package of 0.28.0 has neither the quantisation nor its loader; 0.27.1 has both
 BITSANDBYTES_ABSENT_FROM: Version = (0, 28, 0)
 
 
@@ -29,7 +29,7 @@ class Removed:
 
     name: str
     absent_from: Version
-    instead: str  # What to do, in words
+    instead: str  # Hint for the user
     value: str | None = None
 
     def matches(self, argument: Argument, version: Version) -> bool:
@@ -71,7 +71,7 @@ REMOVED: tuple[Removed, ...] = (
 
 
 def removed_flags(arguments: Iterable[Argument], version: Version | None) -> list[UsageError]:
-    """One error for each argument that this vLLM is known to refuse; none if its version is
+    """Return an error for each argument that this vLLM is known to refuse; none if its version is
     unknown."""
     if version is None:
         return []

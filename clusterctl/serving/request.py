@@ -1,5 +1,5 @@
-"""What the user asked for, read from clusterctl's own options, a vLLM config file and what follows
-`--`: the later wins, and what cannot work is refused before any host is contacted."""
+"""The user's request, merged from clusterctl's options, a vLLM config file and the flags after `--`
+(the later wins). Invalid requests are refused before any host is contacted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
 
 _KEY = re.compile(r"^[!-~]+\Z")
 
-# Names of logs (`ray.log`), of files of the node and of targets of `tunnel`
+# Names of logs (`ray.log`), of files on the node and of targets of `tunnel`
 RESERVED_NAMES = frozenset({"ray", "journal", "supervisor", "state", "dashboard"})
 
-# Flags that clusterctl writes itself, from the request
+# Flags that clusterctl derives from the request
 _SERVICE_FLAGS = (
     "model",
     "tensor-parallel-size",
@@ -53,7 +53,7 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Options:
-    """clusterctl's own options of `serve`; None where the user gave none."""
+    """clusterctl's own options of `serve`; None means not given."""
 
     model: str | None = None
     tensor_parallel: int | None = None
@@ -65,7 +65,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ServiceRequest:
-    """A service as asked for; no host was asked about it yet."""
+    """A service as the user requested it, before any host is contacted."""
 
     model: str
     name: str | None = None
@@ -76,23 +76,23 @@ class ServiceRequest:
     host: str | None = None
     port: int | None = None
     given: tuple[Argument, ...] = ()  # All other flags, from the config file and the command line
-    # From a config file only, never in `given`: to be the cluster's own, in a file on the head
+    # From a config file only, never in `given`; becomes the cluster's key, in a file on the head
     api_key: str | None = field(default=None, repr=False)
     stall_timeout: float | None = None  # Seconds, as in ServiceDocument; None: the default
 
     @property
     def random_weights(self) -> bool:
-        """The user asked for --load-format dummy."""
+        """Whether the user passed --load-format dummy."""
         return last_value(self.given, "load-format") == "dummy"
 
 
 def read_request(
     options: Options, config: Sequence[Argument] = (), extra: Sequence[Argument] = ()
 ) -> ServiceRequest:
-    """One request out of the three sources: `extra` (what follows --) wins over `config`.
+    """Merge the three sources into one request: `extra` (the flags after --) overrides `config`.
 
-    Raises UsageError for a model that is missing, a number that is none, an option and a flag
-    that contradict each other, and flags that clusterctl must own: all at once.
+    Raises UsageError with all problems: a missing model, invalid numbers, options and flags that
+    contradict each other, and flags that only clusterctl may set.
     """
     reader = _RequestReader(config, extra)
     for argument in (*config, *extra):
@@ -103,7 +103,7 @@ def read_request(
 
 
 class _RequestReader:
-    """Collects the problems while it reads."""
+    """Reads a request and collects its problems."""
 
     def __init__(self, config: Sequence[Argument], extra: Sequence[Argument]) -> None:
         self.config = tuple(config)
@@ -127,7 +127,7 @@ class _RequestReader:
         )
 
     def check(self, argument: Argument) -> None:
-        """Note arguments that clusterctl does not pass on."""
+        """Record a problem if clusterctl does not pass `argument` on."""
         reason = _REFUSED.get(argument.key)
         if reason is not None:
             self.refuse(argument, reason)
@@ -170,7 +170,7 @@ class _RequestReader:
         return next((a.values for a in reversed(self.merged) if a.name == flag), ())
 
     def api_key(self) -> str | None:
-        """Of the config file alone. The key itself is in no message."""
+        """Return the config file's key. Messages must not contain the key itself."""
         keys = next((a.values for a in self.config if a.name == "api-key"), ())
         if len(keys) > 1:
             self.fail(f"api-key in the config file: {len(keys)} keys, and a cluster has one")
@@ -182,7 +182,7 @@ class _RequestReader:
         return keys[-1] if keys else None
 
     def count(self, option: int | None, short: str, flag: str) -> int | None:
-        """A number of 1 or more, from clusterctl's option or vLLM's flag of the same meaning."""
+        """Return a number of 1 or more, from the option or vLLM's flag of the same meaning."""
         number = self.number(flag)
         typed = last_value(self.extra, flag)
         if option is not None and typed is not None and number != option:
@@ -214,12 +214,12 @@ class _RequestReader:
 
 
 def is_service_name(name: str) -> bool:
-    """Whether this can be a service's name, which names files on the head too."""
+    """Return whether `name` can be a service's name, which is also a file name on the head."""
     return bool(_NAME.match(name)) and ".." not in name
 
 
 def service_name(served_name: str) -> str:
-    """A service's name derived from what it serves: `Qwen/Qwen3-8B` becomes `qwen3-8b`."""
+    """Derive a service's name from its served name: `Qwen/Qwen3-8B` becomes `qwen3-8b`."""
     last = served_name.rstrip("/").rpartition("/")[2].lower()
     cleaned = re.sub(r"[^a-z0-9._-]+|\.{2,}", "-", last).strip("._-")[:63].rstrip("._-")
     if cleaned in RESERVED_NAMES:

@@ -21,30 +21,30 @@ from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, pa
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedService:
-    """A service, ready to be declared."""
+    """A service that is ready to be declared."""
 
     document: ServiceDocument
-    layout: Layout  # where the ranks are to run
-    head_address: str = ""  # where clients reach the head
-    chat: bool = True  # its tokenizer has a chat template, as far as is known
+    layout: Layout  # where the ranks must run
+    head_address: str = ""  # address of the head for clients
+    chat: bool = True  # whether its tokenizer has a chat template; True if not known
 
     @property
     def endpoint(self) -> ServiceEndpoint:
-        """Where clients find it."""
+        """The service's API, as clients reach it."""
         address = reached_at(self.document.host, self.head_address)
         url = base_url(address, self.document.port)
         return ServiceEndpoint(url, self.document.served_name, self.chat)
 
 
 def served_names(request: ServiceRequest, model: Model) -> tuple[str, ...]:
-    """The names that API requests may use: --served-model-name, else --name, else the model's."""
+    """Return the names for API requests: --served-model-name, else --name, else the model's."""
     if request.served_names:
         return request.served_names
     return (request.name or model.served_name,)
 
 
 def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
-    """The service's name: --name, else one derived from what it serves."""
+    """Return the service's name: --name, else one derived from its served name."""
     return request.name or service_name(names[0])
 
 
@@ -54,11 +54,11 @@ def choose_port(
     services: Iterable[ServiceDocument],
     listening: Collection[int] = (),
 ) -> int:
-    """The port asked for; else the one that the service of this name has already, so that
-    serving it again changes nothing; else the first free one from 8000 on.
+    """Return the port asked for; else the port that the service `name` has already, so that serving
+    it again changes nothing; else the first free one from 8000 on.
 
-    `listening`: ports that something on the head listens on, the service itself included.
-    Raises UsageError when the port asked for is taken, naming by whom and a free one.
+    `listening`: ports that programs on the head listen on, the service itself included. Raises
+    UsageError when the port asked for is taken, with the owner and a free port.
     """
     known = {service.name: service.port for service in services}
     own = known.pop(name, None)
@@ -76,12 +76,12 @@ def choose_port(
 def build_service(
     launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = deadlines.READY
 ) -> ServiceDocument:
-    """The document for one launch. `env` is job-wide: vLLM copies it to every rank, so nothing that
-    differs between hosts belongs there. Raises UsageError as `serve_argv`."""
+    """Return the document of one launch. `env` is job-wide: vLLM copies it to every rank, so
+    variables that differ between hosts must not be in it. Raises UsageError as `serve_argv`."""
     argv = serve_argv(launch)
     environment = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{ready_timeout:.0f}"}
     if launch.model_argument.startswith("/"):
-        # With the weights on disk nothing must be asked of the Hub, by any rank.
+        # With the weights on disk, no rank must contact the Hub.
         environment["HF_HUB_OFFLINE"] = "1"
     environment |= env or {}
     try:
@@ -109,9 +109,9 @@ def build_service(
 
 
 def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
-    """sha256 of what the process is started with: an equal one needs no restart.
+    """Return the sha256 of the process's command and environment: if equal, no restart is needed.
 
-    The order of flags does not count, nor do values that a later flag overrides.
+    It ignores the order of flags, and values that a later flag overrides.
     """
     flags = {name: [(one.values, one.negated) for one in given] for name, given in _flags(argv)}
     canonical = json.dumps([argv[:3], flags, dict(env)], sort_keys=True, separators=(",", ":"))
@@ -119,7 +119,7 @@ def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
 
 
 def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
-    """What changes from `old` to `new`, a line each."""
+    """Return the changes from `old` to `new`, one per line."""
     lines = _changed("model", *("".join(one.argv[2:3]) or None for one in (old, new)))
     before, after = dict(_flags(old.argv)), dict(_flags(new.argv))
     for name in dict.fromkeys((*after, *before)):
@@ -135,7 +135,7 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
 
 
 def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
-    """Whether the running process must be replaced to follow `new`.
+    """Return whether the running process must be replaced to follow `new`.
 
     Computed from both: the fingerprint in a document may come from another release.
     """
@@ -143,7 +143,7 @@ def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
 
 
 def _flags(argv: list[str]) -> Iterator[tuple[str, tuple[Argument, ...]]]:
-    """Each flag with the arguments that count: the last, or all where vLLM collects them."""
+    """Yield each flag with its effective arguments: the last, or all where vLLM collects them."""
     given: dict[str, tuple[Argument, ...]] = {}
     for argument in parse_arguments(argv[3:]):
         earlier = given.get(argument.name, ()) if is_collected(argument.name) else ()

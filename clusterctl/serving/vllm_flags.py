@@ -1,9 +1,9 @@
-"""Arguments of `vllm serve` as data: read from a command line, laid over each other, written.
+"""Arguments of `vllm serve` as data: parsed from a command line, merged, and rendered.
 
-vLLM takes `--flag value`, `--flag=value`, underscores for dashes, `--no-flag`, dotted parts of
-a JSON flag (`--hf-overrides.rope_theta 1e6`) and short flags (`-tp 2`). Without the list of its
-flags (which differs between releases) one cannot say whether `--x y` is one flag with a value
-or a switch and a stray word; vLLM has no stray words after the model, so the former holds.
+vLLM takes `--flag value`, `--flag=value`, underscores for dashes, `--no-flag`, dotted parts of a
+JSON flag (`--hf-overrides.rope_theta 1e6`) and short flags (`-tp 2`). Without the list of its flags
+(which differs between releases) `--x y` may be one flag with a value, or a switch and a positional
+argument; vLLM has no positional arguments after the model, so it is the former.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHORT_FLAGS = {
     "-sc": "speculative-config",
 }
 
-# Switches that are on unless turned off (defaults of vLLM 0.32)
+# Switches whose default is on (vLLM 0.32)
 ON_BY_DEFAULT = frozenset(
     {
         "async-scheduling",
@@ -62,17 +62,17 @@ _OPTION = re.compile(r"^--?[A-Za-z]")
 
 @dataclass(frozen=True)
 class Argument:
-    """One flag with its values; none for a switch."""
+    """One flag with its values; a switch has none."""
 
-    name: str  # Without leading dashes, dashes for underscores, `no-` taken off; dotted parts kept
+    name: str  # No leading dashes or `no-`, dashes for underscores; dotted parts kept
     values: tuple[str, ...] = ()
     negated: bool = False
-    # Who asked for it, for messages: `command line`, or `file:line:column`
+    # Source, for messages: `command line`, or `file:line:column`
     origin: str = "clusterctl"
 
     @property
     def key(self) -> str:
-        """The flag that a dotted one is a part of; else its own name."""
+        """The name up to the first dot: of a dotted part, the flag that it belongs to."""
         return self.name.partition(".")[0]
 
     @property
@@ -82,20 +82,20 @@ class Argument:
         return f"--no-{self.name}" if self.negated else f"--{self.name}"
 
     def tokens(self) -> tuple[str, ...]:
-        """As vLLM reads it. A value that looks like a flag must be joined to it by `=`."""
+        """Return the tokens. A value that looks like a flag must be joined to its flag by `=`."""
         if len(self.values) == 1 and self.values[0].startswith("-"):
             return (f"{self.flag}={self.values[0]}",)
         return (self.flag, *self.values)
 
     def shown(self) -> str:
-        """The value as shown to users: `on` and `off` for switches."""
+        """Return the value as shown to users: `on` and `off` for switches."""
         if self.values:
             return " ".join(self.values)
         return "off" if self.negated else "on"
 
 
 def parse_arguments(tokens: Sequence[str], origin: str = COMMAND_LINE) -> tuple[Argument, ...]:
-    """The flags in `tokens`, in their order.
+    """Parse the flags in `tokens`, in their order.
 
     Raises UsageError for a word before the first flag: the model is clusterctl's own argument.
     """
@@ -126,20 +126,20 @@ def _open(token: str, origin: str) -> Argument:
 
 
 def normal_name(name: str) -> str:
-    """Dashes for underscores, up to the first dot: behind it are keys of JSON."""
+    """Replace underscores by dashes up to the first dot; after the dot are keys of JSON."""
     key, dot, rest = name.partition(".")
     return key.replace("_", "-") + dot + rest
 
 
 def is_collected(name: str) -> bool:
-    """Whether a flag given several times counts each time: `--middleware` appends, and so does
-    a dotted part that ends in `+` (vllm/utils/argparse_utils.py). Of all others the last counts."""
+    """Return whether a flag accumulates: `--middleware` does, and a dotted part that ends in `+`
+    (vllm/utils/argparse_utils.py). Of all other flags the last one counts."""
     return name == "middleware" or name.endswith("+")
 
 
 def lay_over(*layers: Iterable[Argument]) -> tuple[Argument, ...]:
-    """Merge layers, the weakest first: a later layer replaces all that earlier ones say about a
-    flag, at the position where the flag first stood."""
+    """Merge layers, the weakest first: a later layer replaces all arguments of a flag in earlier
+    ones, at the position of the flag's first occurrence."""
     chosen: dict[str, tuple[Argument, ...]] = {}
     for layer in layers:
         of_layer: dict[str, tuple[Argument, ...]] = {}
@@ -150,9 +150,9 @@ def lay_over(*layers: Iterable[Argument]) -> tuple[Argument, ...]:
 
 
 def drop_idle_negations(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """Drop each `false` of a config file where off is the default anyway: some releases have no
-    `--no-` form of such a switch (store_true in the frontend flags before 0.12). What the user
-    typed as `--no-...` stays."""
+    """Drop each `false` of a config file for a switch that is off by default: some releases have no
+    `--no-` form of such a switch (store_true in the frontend flags before 0.12). A `--no-...` on
+    the command line is kept."""
     return tuple(
         argument
         for argument in arguments
@@ -161,12 +161,12 @@ def drop_idle_negations(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 
 
 def render(arguments: Iterable[Argument]) -> list[str]:
-    """The command-line tokens of all arguments."""
+    """Return the command-line tokens of all arguments."""
     return [token for argument in arguments for token in argument.tokens()]
 
 
 def last_value(arguments: Iterable[Argument], name: str) -> str | None:
-    """The value that counts for `name`: the last one given, as argparse has it."""
+    """Return the effective value of `name`: the last one given, as in argparse."""
     values = [a.values[-1] for a in arguments if a.name == name and a.values]
     return values[-1] if values else None
 

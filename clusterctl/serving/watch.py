@@ -22,8 +22,8 @@ from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.ray_cluster.contract import Wait
 from clusterctl.serving.diagnose import explain
 
-POLL = 0.3  # seconds between two looks at the head's state
-RETRY = 2.0  # seconds until the next look after one that failed on the way
+POLL = 0.3  # seconds between two reads of the head's state
+RETRY = 2.0  # seconds until the next read after one that failed
 
 _STAGES = {
     "waiting": "wait for Ray",
@@ -40,14 +40,14 @@ _STAGES = {
 
 
 def stage_title(state: ServiceState) -> str:
-    """The stage of a service as users read it."""
+    """Return the title of a service's stage, as shown to users."""
     key = state.stage if state.state == "loading" and state.stage else state.state
     return _STAGES.get(key, "start vLLM" if state.state == "loading" else key)
 
 
 @dataclass
 class StageEvents:
-    """Turns a sequence of states into started and finished stages."""
+    """Turns a sequence of states into started and finished steps."""
 
     host: str
     sink: EventSink
@@ -77,7 +77,7 @@ class ContactLost(ConnectionFailed):
 
 
 class ChangedByOthers(StepFailed):
-    """Someone else stopped or redeclared the service while it was watched."""
+    """Another run stopped or redeclared the service while it was watched."""
 
 
 @dataclass
@@ -85,8 +85,8 @@ class PatientReader:
     """Reads the head's state and tolerates short failures of the connection.
 
     Returns None while reads fail. Raises ContactLost after `deadlines.OUT_OF_SIGHT` seconds of
-    failures, or at once if another try cannot help (a refused key, sudo): the service goes on
-    without us.
+    failures, or at once if another try cannot help (a refused key, sudo): the service continues
+    without this run.
     """
 
     read: Callable[[], NodeState | None]
@@ -126,9 +126,9 @@ def await_ready(
 ) -> ServiceState:
     """Return the state of the service once it is ready.
 
-    `read` gives the head's current state; what it raises is passed on. Raises StepFailed with what
-    the log says when an attempt fails or time runs out, RayNotFormed when Ray does not come to
-    hold what the service needs.
+    `read` returns the head's current state; its errors propagate. Raises StepFailed with the cause
+    found in the log when an attempt fails or time runs out, and RayNotFormed if the service waits
+    for Ray's nodes or GPUs for more than `deadlines.WAIT_FOR_RAY` seconds.
     """
     wait = wait or Wait()
     seen = wait.clock()
@@ -177,7 +177,7 @@ def await_ready(
 
 
 def followed(node: NodeState, document: ServiceDocument) -> ServiceState | None:
-    """The service's state, once the supervisor follows this very document."""
+    """Return the service's state, or None until the supervisor follows exactly this document."""
     for state in node.services:
         if state.name == document.name and state.fingerprint == document.fingerprint:
             return state
