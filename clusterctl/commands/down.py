@@ -1,4 +1,4 @@
-"""`down`: take the cluster down, and leave hosts as they were found."""
+"""`down`: take the cluster down; with purge, restore hosts to the state before bootstrap."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class Taken:
-    """A cluster that is down."""
+    """The result of `down`."""
 
     changed: int
 
 
 def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tuple[Stage, ...]:
-    """What goes, in order. The head comes first: with its container go the services and what
-    starts them anew, and workers without a head start nothing."""
+    """Return the stages of removal, in order. The head comes first: its container includes the
+    services and the supervisor that restarts them, and workers without a head start nothing."""
     head = inventory.head.name
     engines = Engines(driver_for)
     containers = (ContainersAbsent(inventory.cluster, engines),)
@@ -57,7 +57,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     logs = PathsAbsent("logs", (log_dir(inventory.cluster),))
     shared = PathsAbsent("caches and programs", (CACHE_DIR, KEPT, ROOT), last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
-    # Of all accelerators: the inventory may have named another one before.
+    # The modules of all accelerators: an earlier inventory may have named another one.
     brought = (step for name in MODULES for step in accelerator_named(name).purge_steps())
     return (
         *common,
@@ -70,7 +70,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
 def make_plan(
     inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, purge: bool
 ) -> Planned:
-    """What `run` would change, and what keeps hosts from being looked at. Changes nothing."""
+    """Return the plan of `run`, and the errors of hosts without one. Changes nothing."""
     hosts = tuple(hosts)
     with connected(hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
@@ -88,9 +88,9 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> Taken:
-    """Take it down on `hosts`; hosts that do not answer do not keep the others up.
+    """Take the cluster down on `hosts`; hosts that do not answer do not prevent the others.
 
-    The head is reached in any case, for the cluster's lock. Raises the errors of all hosts
+    The head is contacted in any case, for the cluster's lock. Raises the errors of all hosts
     together, after the others are done.
     """
     limited = {host.name for host in hosts}
@@ -116,8 +116,8 @@ def run(
 def _locked(
     inventory: Inventory, ready: Mapping[str, HostView], sink: EventSink
 ) -> Iterator[Callable[[], None]]:
-    """Hold the cluster's lock; yields what raises once it is lost. There is none to be had, and
-    that is said, where the head does not answer: what is left must come down all the same."""
+    """Hold the cluster's lock; yield a function that raises once it is lost. If the head does not
+    answer, report that and continue without a lock: the other hosts must come down all the same."""
     head = ready.get(inventory.head.name)
     if head is None:
         sink(Note("does not answer: going on without the cluster's lock", inventory.head.name))

@@ -1,4 +1,4 @@
-"""`exec`: one command on many hosts at once."""
+"""`exec`: run one command on many hosts at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(
     node: bool,
     timeout: float,
 ) -> dict[str, Outcome[CommandResult]]:
-    """What `command` did on each host, or why it could not run there to its end.
+    """Return each host's result of `command`, or the error that prevented it from finishing.
 
     `node` runs it inside the node container. `timeout` in seconds.
     """

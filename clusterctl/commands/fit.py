@@ -1,4 +1,4 @@
-"""`fit` on a cluster: does it fit, how many requests at once, on which of the free GPUs."""
+"""`fit` on a cluster: whether a model fits, on which free GPUs, and for how many requests."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from clusterctl.transport.credentials import Credentials
 
 @dataclass(frozen=True)
 class Fitted:
-    """A report, and what the image's own vLLM said if it was asked."""
+    """A report, and the result of vLLM's own calculation in the image, if requested."""
 
     report: FitReport
     probed: ProbeResult | None = None
 
 
 def run(inventory: Inventory, asked: FitArguments, credentials: Credentials) -> Fitted:
-    """The report for the inventory's hosts. Raises UsageError, DoesNotFit, what connections raise,
-    and with `asked.probe` what `ask_images` raises."""
-    asked.request()  # a bad request is refused before any host is asked
+    """Return the report for the inventory's hosts. Raises UsageError, DoesNotFit, connection
+    errors, and with `asked.probe` the errors of `ask_images`."""
+    asked.request()  # refuse a bad request before contacting any host
     with connected(inventory.hosts, credentials) as transports:
         files = measurements(inventory.cluster)
         survey = take_survey(inventory, transports, files=files).require_answers()

@@ -1,4 +1,4 @@
-"""`image bundle`: images from wherever they are into one file, for sites without a registry."""
+"""`image bundle`: write images from any source into one file, for sites without a registry."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from clusterctl.transport.credentials import Credentials
 PLATFORM = r"^[a-z0-9]+/[a-z0-9]+(/[a-z0-9.]+)?$"
 USUAL_PLATFORM = "linux/amd64"
 
-Opener = Callable[[str], ImageSource]  # Gives the image of a reference
+Opener = Callable[[str], ImageSource]  # Returns the image of a reference
 
 
 @dataclass(frozen=True)
 class BundledImages:
-    """A file that holds images."""
+    """The file that was written, and the images in it."""
 
     path: Path
     size: int  # Bytes
@@ -42,12 +42,12 @@ class BundledImages:
 
 @dataclass(frozen=True)
 class ImageBundle:
-    """What is asked for."""
+    """Arguments of `image bundle`."""
 
     references: tuple[str, ...]
     path: Path
     chosen: str = "registry"  # --from: registry, docker, host:NAME, or the path of an archive
-    # None: linux/amd64 from a registry, what there is from elsewhere.
+    # None: linux/amd64 from a registry, any available platform from other sources.
     platform: str | None = None
 
 
@@ -61,7 +61,7 @@ def run(
 ) -> BundledImages:
     """Find every image, then write the file. Raises the errors of all images together.
 
-    `inventory` is asked for only where a host has the images.
+    `inventory` is called only if `chosen` names a host.
     """
     _require_valid(bundle)
     with ExitStack() as stack:
@@ -83,7 +83,7 @@ def run(
 
 
 def _require_valid(bundle: ImageBundle) -> None:
-    """Raises UsageError for every name that is none."""
+    """Raise UsageError for every invalid image name and an invalid platform."""
     errors = [
         UsageError(f"{name!r} is no image name: it {PATTERN_MEANS[IMAGE]}")
         for name in bundle.references
@@ -151,7 +151,7 @@ def _host_engine(
 
 
 class _HostImageSource:
-    """An image of a host, read over SSH."""
+    """An image on a host, read over SSH."""
 
     def __init__(self, driver: ContainerDriver, image: Image, reference: str, say: Say) -> None:
         saved = save_on_host(driver, image, reference, SAVED, say=say)

@@ -1,4 +1,4 @@
-"""`image push`: an image comes to every host, once over the operator's link."""
+"""`image push`: deliver an image to every host, sending it once over the operator's link."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class PushedImage:
-    """An image that is where it should be."""
+    """The result of `image push`."""
 
     reference: str
-    origin: str  # Where it came from, or would have
+    origin: str  # Source of the image, also if nothing was sent
     hosts: tuple[str, ...]
-    changed: int  # Hosts that it was brought to, or that only lacked its name
+    changed: int  # Hosts that received it, or only lacked its name
     sent: int  # Bytes that left this machine, for all hosts together
     received: Mapping[str, int]  # Bytes by host
     seconds: float
@@ -41,19 +41,19 @@ class PushedImage:
 
 @dataclass(frozen=True)
 class ImagePush:
-    """What is asked for."""
+    """Arguments of `image push`."""
 
     inventory: Inventory
     hosts: tuple[Host, ...]
     reference: str
-    # --from: registry, docker, host:NAME, or a path; None for the nearest place.
+    # --from: registry, docker, host:NAME, or a path; None for the nearest source.
     chosen: str | None = None
-    limit_rate: int | None = None  # Bytes a second that leave the source
-    compress: bool | None = None  # Plain layers; None: where `limit_rate` says that it pays
+    limit_rate: int | None = None  # Bytes/s that leave the source
+    compress: bool | None = None  # Compress plain layers; None: if worthwhile at `limit_rate`
 
     @property
     def involved(self) -> tuple[Host, ...]:
-        """The hosts, the one that --from names, and the head."""
+        """The target hosts, the host named by --from, and the head."""
         names = {host.name for host in self.hosts}
         if self.chosen and self.chosen.startswith(HOST):
             names.add(self.chosen.removeprefix(HOST))
@@ -61,7 +61,7 @@ class ImagePush:
 
 
 def make_plan(push: ImagePush, credentials: Credentials) -> Plan:
-    """What would be brought where. Changes nothing."""
+    """Return the plan of `run`. Changes nothing."""
     with connected(push.involved, credentials) as transports:
         images, transfer, _ = _transfer(push, transports, credentials, lambda _: None)
         return plan_stages(_stages(push, images, transfer), _survey(push, transports).views)
@@ -70,10 +70,10 @@ def make_plan(push: ImagePush, credentials: Credentials) -> Plan:
 def run(
     push: ImagePush, credentials: Credentials, *, agree: Callable[[Plan], None], sink: EventSink
 ) -> PushedImage:
-    """Bring the image to the hosts. A second run moves nothing.
+    """Deliver the image to the hosts. A second run transfers nothing.
 
-    `agree` is shown the plan and raises when the user does not want it. Raises the errors of
-    all hosts together; one that fails does not keep the others from being served.
+    `agree` is shown the plan and raises when the user declines. Raises the errors of all hosts
+    together; a failed host does not stop delivery to the others.
     """
     sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
     cluster, head = push.inventory.cluster, push.inventory.head.name
@@ -103,7 +103,7 @@ def run(
 def _transfer(
     push: ImagePush, transports: Mapping[str, Transport], credentials: Credentials, sink: EventSink
 ) -> tuple[ImageReceiver, Transfer, dict[str, Node]]:
-    """The transfer, and the nodes by host that it goes by, to be filled in before it begins."""
+    """Return receiver, transfer, and its nodes by host, to be filled in before it begins."""
     drivers = {name: driver_for(transport) for name, transport in transports.items()}
     finder = ImageFinder(
         push.reference,
@@ -131,7 +131,7 @@ def _transfer(
 
 
 def _survey(push: ImagePush, transports: Mapping[str, Transport]) -> Survey:
-    """A look at the hosts involved. Raises StepFailed for those without an engine."""
+    """Survey the hosts involved. Raises StepFailed for those without a container engine."""
     involved = push.inventory.model_copy(update={"hosts": push.involved})
     survey = take_survey(involved, transports).require_answers()
     raise_all(
@@ -147,12 +147,12 @@ def _survey(push: ImagePush, transports: Mapping[str, Transport]) -> Survey:
 
 
 def _stages(push: ImagePush, images: ImageReceiver, transfer: Transfer) -> tuple[Stage, ...]:
-    """A host that fails keeps no other from its image."""
+    """Return the stages of delivery; a host that fails does not stop the others."""
     names = tuple(host.name for host in push.hosts)
     bring = Stage("Image", names, (transfer,), OnFailure.SET_HOST_ASIDE)
     origin = images.origin()
     if not isinstance(origin, Unknown):
         return (bring,)
-    # Only a host reaches the registry: it pulls the image, and the others get it from there.
+    # Only hosts reach the registry: one of them pulls the image, and serves it to the others.
     first = ImagePulled(push.reference, Engines(driver_for), origin.reason, marked=False)
     return (Stage("Image from its registry", names[:1], (first,)), bring)

@@ -1,4 +1,4 @@
-"""`init`: from addresses to an inventory. One probe per host, then the rules that bootstrap has."""
+"""`init`: make an inventory from addresses. One probe per host, then bootstrap's rules."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values
 from clusterctl.transport.known_hosts import OfferedKey, UnknownHostKey
 
-# Shows the keys of hosts never seen, by host; whether a person found them right
+# Shows the keys of unknown hosts, by host; returns whether the user accepts them
 AcceptKeys = Callable[[Mapping[str, OfferedKey]], bool]
 
-Decide = Callable[[Undecided], Option | None]  # Asks a person; None when there is nobody to ask
+Decide = Callable[[Undecided], Option | None]  # Asks the user; None if that is not possible
 
 _NO_SUBNET = "without --subnet, init chooses"
 
@@ -48,10 +48,10 @@ def run(
     accept_keys: AcceptKeys,
     decide: Decide,
 ) -> Found:
-    """Look at `hosts` and choose. Changes nothing but known_hosts, when `accept_keys` says so.
+    """Probe `hosts` and choose. Changes only known_hosts, if `accept_keys` returns True.
 
-    Raises ConnectionFailed of all hosts together, UsageError for wishes that no inventory may
-    hold, RequirementsNotMet when no network is shared, or a tie that nobody decides.
+    Raises ConnectionFailed of all hosts together, UsageError for wishes that are invalid in an
+    inventory, RequirementsNotMet if no network is shared, or a tie that the user does not decide.
     """
     _inventory(wishes, (Host(name="any", address="any", role="head"),))  # before hosts are asked
     answers = _ask(hosts, wishes, credentials, accept_keys)
@@ -98,8 +98,8 @@ def _inventory(wishes: Wishes, hosts: Sequence[Host]) -> Inventory:
 
 
 def ssh_of(**values: str | int | Path | None) -> Ssh:
-    """How to reach all hosts, as far as it was given. Paths become absolute: those in an
-    inventory start at its file. Raises UsageError."""
+    """Return the SSH options that were given. Relative paths become absolute: in an inventory they
+    would be relative to its file. Raises UsageError."""
     given = {
         key: value.expanduser().absolute() if isinstance(value, Path) else value
         for key, value in values.items()
@@ -122,7 +122,7 @@ def _refused(error: Mapping[str, Any]) -> UsageError:
 def _ask(
     hosts: Sequence[Host], wishes: Wishes, credentials: Credentials, accept_keys: AcceptKeys
 ) -> dict[str, Probe]:
-    """Probe the hosts, by the word that named them. One whose key is accepted is asked again."""
+    """Probe the hosts, by the word that named them; again those whose key was accepted."""
 
     def look(names: Sequence[str]) -> dict[str, Outcome[Probe]]:
         asked = {host.name: connections.to(host) for host in hosts if host.name in names}
@@ -165,7 +165,7 @@ def _told_for_init(error: ClusterctlError) -> ClusterctlError:
 def settle(
     inventory: Inventory, facts: Mapping[str, HostFacts], decide: Decide
 ) -> tuple[Inventory, Topology]:
-    """The topology, ties put to a person; each answer settles at least one host."""
+    """Return the topology, asking the user about ties; each answer settles at least one host."""
     for _ in facts:
         try:
             return inventory, resolve(inventory, facts)
@@ -178,7 +178,7 @@ def settle(
 def _with_other_subnets(
     inventory: Inventory, error: ClusterctlError, facts: Mapping[str, HostFacts]
 ) -> ClusterctlError:
-    """Says what --subnet could be where the one that was given does not do."""
+    """Set the hint of OutsideSubnet errors to the values of --subnet that all hosts share."""
     for problem in error.errors if isinstance(error, Problems) else (error,):
         if isinstance(problem, OutsideSubnet):
             shared = shared_subnets({name: candidates(host) for name, host in facts.items()})
@@ -189,7 +189,7 @@ def _with_other_subnets(
 
 
 def _with_answers(inventory: Inventory, error: ClusterctlError, decide: Decide) -> Inventory:
-    """Raises `error` when it is no tie, or nobody decides it."""
+    """Add the user's answers. Raises `error` if it is not a tie, or remains undecided."""
     found = error.errors if isinstance(error, Problems) else (error,)
     nics: dict[str, str] = {}
     for problem in found:

@@ -1,4 +1,4 @@
-"""`bootstrap --install-driver`: the driver first, since nothing else can be judged without it."""
+"""`bootstrap --install-driver`: install the driver first, which all later checks need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clusterctl.transport.lock import ClusterLock
 def make_plan(
     inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, source: DriverSource
 ) -> Plan:
-    """What `run` would change. Changes nothing."""
+    """Return the plan of `run`. Changes nothing."""
     limited = tuple(hosts)
     with _seen(inventory, limited, credentials) as found:
         return plan_stages(_stages(limited, source), found)
@@ -35,7 +35,7 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> int:
-    """Install it on `hosts` where it is not; how many hosts changed. Raises the errors of all."""
+    """Install the driver where it is missing; return how many hosts changed. Raises all errors."""
     limited = tuple(hosts)
     with _seen(inventory, limited, credentials) as found:
         head = found[inventory.head.name].transport
@@ -55,7 +55,7 @@ def _stages(hosts: Iterable[Host], source: DriverSource) -> tuple[Stage, ...]:
 def _seen(
     inventory: Inventory, hosts: tuple[Host, ...], credentials: Credentials
 ) -> Iterator[dict[str, HostView]]:
-    """Views of `hosts` and the head, which holds the cluster's lock."""
+    """Yield views of `hosts` and the head, which holds the cluster's lock."""
     names = {host.name for host in hosts} | {inventory.head.name}
     involved = tuple(host for host in inventory.hosts if host.name in names)
     with connected(involved, credentials) as transports:

@@ -1,4 +1,4 @@
-"""`logs`: files that supervisors write on hosts, merged as they come."""
+"""`logs`: files that supervisors write on hosts, merged in order of arrival."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clusterctl.transport.base import Channel, Transport
 from clusterctl.transport.base import lines as lines_of
 from clusterctl.transport.credentials import Credentials
 
-# The name of the log is data: it reaches the script as a parameter only.
+# The log's name is passed as a parameter only, never as part of the script.
 _TAIL = """\
 [ ! -e "$2" ] || exec tail -n "$1" $3 "$2"
 cd "$4" 2>/dev/null && for log in *.log; do [ ! -e "$log" ] || echo "${log%.log}" >&2; done
@@ -38,7 +38,7 @@ Tell: TypeAlias = Callable[[ClusterctlError], None]
 
 
 class _NoSuchLog(RequirementsNotMet):
-    """One host has no such log; `there` names those it has."""
+    """A host has no such log; `there` lists the logs that it has."""
 
     def __init__(self, log: str, host: str, there: tuple[str, ...]) -> None:
         super().__init__(f"there is no {log} there", host=host, hint="clusterctl status")
@@ -46,7 +46,7 @@ class _NoSuchLog(RequirementsNotMet):
 
 
 def log_file(inventory: Inventory, name: str | None) -> str:
-    """Where the log called `name` is on a host. Raises UsageError for a name that is a path."""
+    """Return the path of the log `name` on a host. Raises UsageError for a name that is a path."""
     paths = NodePaths(inventory.cluster)
     if name is None:
         return str(paths.journal)
@@ -65,11 +65,11 @@ def read(
     follow: bool,
     tell: Tell,
 ) -> Iterator[tuple[str, str]]:
-    """(host, line) pairs: each host's last `lines`, then, with `follow`, what comes.
+    """Yield (host, line): each host's last `lines`, then, with `follow`, new lines as they arrive.
 
-    A service's log is on the head alone. `tell` gets a host's error when it happens: with
-    `follow` the end may never come. Raises the errors of all hosts at the end, and UsageError
-    that lists the logs there are when no host has this one.
+    A service's log is on the head only. `tell` is called with a host's error when it occurs, since
+    with `follow` the end may never come. Raises the errors of all hosts at the end, or UsageError
+    with the names of existing logs if no host has this one.
     """
     file = log_file(inventory, name)
     if name not in {None, "ray"}:
@@ -98,7 +98,7 @@ def _raise(name: str | None, failed: list[ClusterctlError], *, asked: int) -> No
 def _merged(
     transports: dict[str, Transport], argv: list[str], name: str | None
 ) -> Iterator[tuple[str, _Item]]:
-    """Lines and errors of all hosts as they arrive, until each has ended."""
+    """Yield lines and errors of all hosts as they arrive, until each has ended."""
     arriving: _Arriving = queue.SimpleQueue()
     for host, transport in transports.items():
         arguments = (host, transport, argv, name, arriving)
@@ -127,7 +127,7 @@ def _pump(
 
 
 def _error(host: str, channel: Channel, name: str | None) -> ClusterctlError | None:
-    """What the end of `tail` means; None when it read all there was."""
+    """Return the error for the exit status of `tail`; None if it read the whole log."""
     status = -1
     with contextlib.suppress(TimeoutError):
         status = channel.wait(deadlines.LOGS_STATUS)

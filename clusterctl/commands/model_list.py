@@ -1,4 +1,4 @@
-"""`model ls`: which host has which model, in one round trip each; no weights are read."""
+"""`model ls`: which host has which model, in one round trip each; reads no weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 @dataclass(frozen=True)
 class ModelList:
-    """What hosts have, and the errors of hosts that could not be asked."""
+    """The hosts' models, and the errors of hosts that did not answer."""
 
     directory: str
     holdings: tuple[Holding, ...]
@@ -23,7 +23,7 @@ class ModelList:
 
 
 def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> ModelList:
-    """Ask every host at once. One that does not answer does not hold up the others."""
+    """Ask all hosts in parallel. A host that does not answer does not delay the others."""
     with connected(hosts, credentials) as transports:
         found = fan_out(transports, lambda each: look_at_models(each, inventory.models))
     return ModelList(inventory.models, tuple(holdings(values(found))), tuple(failures(found)))

@@ -1,7 +1,7 @@
-"""`model pull`: a model comes from a hub to every host, through this machine or through a host.
+"""`model pull`: deliver a model from a hub to every host, through this machine or through a host.
 
 Through this machine: list, lock, plan, ask the user, then download and deliver at the same time,
-and clean up. Through a host (`--on`): that host lists and downloads, and then heads the chain.
+and clean up. Through a host (`--on`): that host lists and downloads, then heads the chain.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of a hub, as the user asked for it."""
+    """A model of a hub, as the user requested it."""
 
     hub: HubName
     model_id: str
@@ -62,8 +62,8 @@ class HubModel:
 def hub_model(
     asked: str, models: str, hub: str, revision: str | None, name: str | None
 ) -> HubModel:
-    """Resolve a name of the catalogue, or ORGANIZATION/NAME. On hosts the model gets the hub's
-    own name, by which `serve` finds it. Raises UsageError."""
+    """Resolve a name of the catalogue, or ORGANIZATION/NAME. The default `name` on hosts is the
+    hub's, by which `serve` finds it. Raises UsageError."""
     if name is not None:
         require_name(name)
     if hub not in ("hf", "modelscope"):
@@ -79,12 +79,12 @@ def hub_model(
 
 
 def unset(_views: Mapping[str, HostView]) -> Supply:
-    """Stands in a ModelPush until the hub was asked."""
+    """Placeholder for `ModelPush.supplying` until the hub has been asked. Raises UsageError."""
     raise UsageError("a model of a hub is brought by model_pull")
 
 
 def make_plan(pull: HubModel, push: ModelPush, credentials: Credentials) -> Plan:
-    """Return what would be downloaded, and brought where. Asks the hub for a list, through the
+    """Return what would be downloaded and delivered. Asks the hub for a list of files, through the
     holder of `push` if there is one, and changes nothing."""
 
     def supplying(views: Mapping[str, HostView]) -> Supply:
@@ -105,11 +105,11 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> PushedModel:
-    """Get the model and bring it to the hosts of `push`. What a host has of that commit already
-    is not downloaded.
+    """Download the model and deliver it to the hosts of `push`, without files of that commit which
+    a host has already.
 
-    Raises what the hub, the disks and the hosts say; what arrived until then is kept for the next
-    run. LockHeld while another run on this machine downloads the same model.
+    Errors of the hub, disks and hosts propagate; downloaded data is kept for the next run. Raises
+    LockHeld while another run on this machine downloads the same model.
     """
     through = _run_on_host if push.holder else _run_here
     return through(pull, push, credentials, agree, sink)
@@ -160,8 +160,8 @@ def _run_on_host(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> PushedModel:
-    """Let the holder download, then bring the model to the other hosts from there. Whether all
-    have room is checked before the first byte."""
+    """Let the holder download, then deliver the model from there to the other hosts. Checks before
+    the download that all hosts have room."""
     holder = str(push.holder)
     models = push.inventory.models
 
@@ -200,17 +200,17 @@ def _run_on_host(
 
 
 def _hub(pull: HubModel) -> Hub:
-    """The hub, with the user's access to it."""
+    """Return the client of the hub, with the user's credentials."""
     return HuggingFace() if pull.hub == "hf" else ModelScope()
 
 
 def _listed(pull: HubModel, hub: Hub) -> Listing:
-    """The files to download. Raises what the hub says."""
+    """Return the files to download. Raises the hub's errors."""
     return needed(hub.listing(pull.model_id, pull.revision), pull.include)
 
 
 def _note_unhashed(listing: Listing, sink: EventSink) -> None:
-    """Name the files that cannot be checked."""
+    """Report the files without a published hash, of which only the size can be checked."""
     for file in listing.files:
         if not file.sha256 and not file.git_sha1:
             sink(Note(f"{file.path}: the hub publishes no hash of it, only its size is checked"))
@@ -219,7 +219,7 @@ def _note_unhashed(listing: Listing, sink: EventSink) -> None:
 def _held(
     listing: Listing, name: str, push: ModelPush, views: Mapping[str, HostView]
 ) -> Supply | None:
-    """The model of this very commit, when a host has it whole: nothing need be downloaded."""
+    """Return a supply from a host that has all of this commit, or None if none has it."""
     found = values(
         fan_out(views, lambda view: look_at_models(view.transport, push.inventory.models))
     )
@@ -227,7 +227,7 @@ def _held(
         tree = models.tree(name)
         if tree is None or tree.manifest is None or not tree.intact:
             continue
-        # The same by where it came from, or by all its hashes, where the hub publishes those.
+        # The same commit by its origin, or by all hashes if the hub publishes them.
         paths = {file.path for file in tree.manifest.files} == {f.path for f in listing.files}
         known = tree.manifest.origin == listing.origin and paths
         if known or tree.manifest.identity == expected_manifest(listing, "").identity:
@@ -238,7 +238,7 @@ def _held(
 
 
 def _require_room_on_hosts(manifest: Manifest, models: str, views: Mapping[str, HostView]) -> None:
-    """Raises RequirementsNotMet for every host without room."""
+    """Raise RequirementsNotMet for every host without room."""
 
     def problem(view: HostView) -> ClusterctlError | None:
         host = look_at_models(view.transport, models)
@@ -252,8 +252,8 @@ def _require_room_on_hosts(manifest: Manifest, models: str, views: Mapping[str, 
 
 
 class DownloadProgress:
-    """One line for what comes from the hub, at most twice a second. Takes bytes, of all files
-    together; for several threads."""
+    """Reports a download as one progress line, at most twice a second. Counts bytes of all files
+    together; thread-safe enough for several downloads."""
 
     def __init__(self, listing: Listing, who: str, sink: EventSink) -> None:
         self._total, self._who, self._sink = listing.size, who, sink
@@ -261,12 +261,12 @@ class DownloadProgress:
         self._done = self._checked = 0
 
     def came(self, done: int) -> None:
-        """So many are here."""
+        """Set the number of bytes downloaded."""
         self._done = done
         self._say()
 
     def hashed(self, done: int) -> None:
-        """So many of them were read once more, to check their hashes."""
+        """Set the number of those bytes that were read again to check their hashes."""
         self._checked = done
         self._say()
 

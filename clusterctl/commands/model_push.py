@@ -1,4 +1,4 @@
-"""`model push`: a model's directory comes to every host, and is proven there file by file."""
+"""`model push`: deliver a model's directory to every host, and verify it there file by file."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from clusterctl.transport.credentials import Credentials
 
 @dataclass(frozen=True)
 class DirectoryPush:
-    """What is asked for: a directory of this machine, or with `source` one of a host."""
+    """Arguments of `model push`: a directory of this machine, or with `source` of a host."""
 
     inventory: Inventory
     hosts: tuple[Host, ...]
     directory: str
-    sink: EventSink  # Is told how far hashing is
-    name: str | None = None  # What hosts are to call it
+    sink: EventSink  # Receives the progress of hashing
+    name: str | None = None  # Name of the model on hosts
     source: str | None = None  # --from host:NAME
-    limit_rate: int | None = None  # Bytes a second that leave this machine
+    limit_rate: int | None = None  # Bytes/s that leave this machine
 
     @cached_property
     def push(self) -> ModelPush:
-        """A directory of this machine is read and hashed here, so that what is wrong with it is
-        said before any host is asked."""
+        """The push. A directory of this machine is read and hashed here, so that its errors are
+        reported before any host is contacted."""
         holder = holder_named(self.source, self.inventory)
         find = supplying(self.directory, self.name, holder, self.inventory.models, self.sink)
         return ModelPush(self.inventory, self.hosts, find, holder, self.limit_rate)
 
 
 def make_plan(asked: DirectoryPush, credentials: Credentials) -> Plan:
-    """What would be brought where. Changes nothing."""
+    """Return the plan of `run`. Changes nothing."""
     return delivery.make_plan(asked.push, credentials)
 
 
@@ -48,5 +48,5 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> PushedModel:
-    """Bring the model to the hosts. A second run moves nothing. Raises the errors of all hosts."""
+    """Deliver the model to the hosts. A second run transfers nothing. Raises all hosts' errors."""
     return delivery.deliver(asked.push, credentials, agree=agree, sink=sink)

@@ -1,7 +1,7 @@
-"""`serve`: plan a service, declare it on the head, follow it until it has proved itself.
+"""`serve`: plan a service, declare it on the head, and wait until it is proven.
 
-Nothing is launched from here: the head's supervisor follows the document that this run writes, and
-goes on following it when this run is long gone.
+This run starts no process on a host: it writes a document that the head's supervisor follows, also
+after this run has ended.
 """
 
 from __future__ import annotations
@@ -45,62 +45,62 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user typed: clusterctl's own options, a config file, and what follows `--`."""
+    """The command line: clusterctl's own options, a config file, and the flags after `--`."""
 
     options: Options
     config: Path | None = None
     extra: tuple[str, ...] = ()
 
     def request(self) -> ServiceRequest:
-        """Raises UsageError with every problem of the three at once."""
+        """Return the request. Raises UsageError with all problems of the three sources."""
         config = read_config_file(self.config) if self.config else ()
         return read_request(self.options, config, parse_arguments(self.extra))
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What serving would change, in words; no lines if it is served so already."""
+    """The changes that serving would make; no lines if the service already runs like this."""
 
     lines: tuple[str, ...]
-    restarts: bool  # a running service is stopped and started anew
+    restarts: bool  # a running service is stopped and started again
     notes: tuple[str, ...] = ()
     fit: FitReport | None = None  # predicted memory and speed
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What one look at the hosts leads to."""
+    """The result of one survey and its planning."""
 
     survey: Survey
     plan: ServicePlan
-    old: ServiceDocument | None  # the service of that name as it is declared now
+    old: ServiceDocument | None  # the current declaration of that service
     changes: Changes
-    # The cluster's API key from now on; None if it stays what it is
+    # The cluster's new API key; None if it does not change
     new_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Served:
-    """A service that answered."""
+    """A service that has answered."""
 
     plan: ServicePlan
     proof: Proof
     changed: bool
     head: str  # the host that the API runs on
-    key_file: str  # path of the API key there
-    sudo: bool  # root alone reads the key file, and the SSH user is not root
-    # What vLLM reported beside the prediction; None if one of the two is missing
+    key_file: str  # path of the API key on that host
+    sudo: bool  # whether reading the key file needs sudo
+    # vLLM's reported memory compared with the prediction; None if one of them is missing
     outcome: StartOutcome | None = None
 
 
-# Shows changes and returns, or raises if the user does not want them
+# Shows the changes and returns, or raises if the user declines
 Agree = Callable[[Changes], None]
 
 
 def run(
     inventory: Inventory, asked: Asked, credentials: Credentials, *, agree: Agree, sink: EventSink
 ) -> Served:
-    """Serve, and prove it. Serving the same thing twice changes nothing.
+    """Serve the model and prove the service. Running it twice changes nothing.
 
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
     """
@@ -146,11 +146,11 @@ def _decide(survey: Survey, request: ServiceRequest, model: Model) -> Decision:
 def new_key(
     inventory: Inventory, head: Transport, request: ServiceRequest, declared: Collection[str]
 ) -> str | None:
-    """The config file's key, if it is not the cluster's yet; else None.
+    """Return the config file's key if it differs from the cluster's; else None.
 
-    One key protects all services, and vLLM reads it at its start. So a new one is accepted only
-    while nothing is served: else clients of other services would lose theirs at some later
-    restart, when nobody thinks of it. Raises UsageError then.
+    One key protects all services, and vLLM reads it when it starts. So a new key is accepted only
+    while no service is declared: otherwise clients of other services would be locked out at some
+    later restart, unexpectedly. Raises UsageError then.
     """
     key = request.api_key
     if key is None or key == read_key(inventory, head):
@@ -176,8 +176,7 @@ def settle(first: Decision, decide: Callable[[], Decision], agree: Agree) -> Dec
 
 
 def _compare_weights(decision: Decision, model: Model, sink: EventSink) -> ComparedWeights | None:
-    """Compare the model's files on the hosts that ranks span; None if there is nothing to
-    compare."""
+    """Compare the model's files on the hosts of the layout; None if there is nothing to compare."""
     survey, plan = decision.survey, decision.plan
     location, layout = plan.location, plan.layout
     if not decision.changes.lines or not layout.spans_hosts:
@@ -194,8 +193,8 @@ def _compare_weights(decision: Decision, model: Model, sink: EventSink) -> Compa
 
 
 def _prove_links(decision: Decision, sink: EventSink) -> None:
-    """Run the fabric gate if ranks will talk over links that nothing has proven since the hosts'
-    containers started."""
+    """Run the fabric gate if ranks use links that were not proven since the hosts' containers
+    started."""
     survey, layout = decision.survey, decision.plan.layout
     if decision.changes.lines and layout.spans_hosts:
         scope = GateScope(survey.inventory, survey.topology, survey.transports, survey.facts)
@@ -203,7 +202,7 @@ def _prove_links(decision: Decision, sink: EventSink) -> None:
 
 
 def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> Served:
-    """Declare the service if anything changes (then there is a `lock`), follow it, prove it."""
+    """Declare the service if anything changes (then `lock` is set), wait for it, and prove it."""
     survey, plan, started = decision.survey, decision.plan, time.monotonic()
     inventory, document = survey.inventory, plan.document
     head = survey.transports[inventory.head.name]
@@ -213,7 +212,7 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
     for note in plan.notes:
         sink(Note(note))
     if decision.new_key and lock:
-        # Not `lock.replace`: the digest of a key that people chose has no place in arguments.
+        # Not `lock.replace`: that would put the digest of a user-chosen key into arguments.
         lock.ensure_held()
         head.put(decision.new_key.encode(), key_file, mode=0o600, sudo=True)
     services = HeadServices(inventory, head, sink)
@@ -226,7 +225,7 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
     proof = prove(plan, key, head, lambda: read_head_state(inventory, head), sink)
     outcome = None
     if plan.fit:
-        # What the log reports beside the prediction; what it teaches is kept on the head.
+        # Compare the log with the prediction; corrections learned from it are kept on the head.
         outcome = outcome_of(head, inventory.cluster, document.name, plan.fit.plan)
     if plan.fit and outcome:
         kept = measured_file(inventory.cluster)

@@ -1,4 +1,4 @@
-"""`status`: ask every host once, in parallel, and put the answers together. Changes nothing."""
+"""`status`: ask every host once, in parallel, and combine the answers. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clusterctl.transport.fanout import fan_out, values
 
 @contextmanager
 def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[], ClusterStatus]]:
-    """A function that looks at the cluster; its connections stay open between looks."""
+    """Yield a function that reads the cluster's status; connections stay open between calls."""
     with connected(
         inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
     ) as transports:
@@ -39,8 +39,8 @@ def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[]
 
 
 def weights_apart(survey: Survey) -> dict[str, tuple[str, ...]]:
-    """Hosts whose files of a served model are not those of the other ranks' hosts, where hashing
-    them is over: asked only where hosts keep hashes of that model."""
+    """Return, by host, how its files of a served model differ from those of the other ranks' hosts.
+    Compares only models whose hashes are kept on hosts, since hashing was completed there."""
     head = survey.inventory.head.name
     state = survey.states.get(head)
     states = {service.name: service for service in (state.services if state else ())}

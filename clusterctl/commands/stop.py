@@ -14,8 +14,8 @@ from clusterctl.transport.lock import ClusterLock
 def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
     """Stop the service called `name` and wait until it has ended.
 
-    Raises UsageError if there is none of that name, RequirementsNotMet if no supervisor works on
-    the head, StepFailed if it does not end.
+    Raises UsageError if it does not exist, RequirementsNotMet if no supervisor runs on the head,
+    StepFailed if it does not end.
     """
     with connected((inventory.head,), credentials) as transports:
         head = transports[inventory.head.name]
@@ -26,7 +26,7 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
             document = require_service(name, survey.services)
             return document, survey.head_file(service_file(inventory.cluster, name))
 
-        look()  # an unknown name is refused without waiting for the lock
+        look()  # refuse an unknown name without waiting for the lock
         with ClusterLock(head, inventory.cluster, "stop") as lock:
             document, file = look()
             HeadServices(inventory, head, sink).stop(lock, document, file)

@@ -1,4 +1,4 @@
-"""`tunnel`: a port of this machine that leads to the dashboard or a service on the head."""
+"""`tunnel`: forward a port of this machine to the dashboard or a service on the head."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from clusterctl.transport.tcp import Tunnel
 
 DASHBOARD = "dashboard"
 
-LOOK_EVERY = 1.0  # seconds between two looks at whether connections are carried
+LOOK_EVERY = 1.0  # seconds between two checks for connection errors
 
 
 @contextmanager
 def opened_tunnel(
     inventory: Inventory, credentials: Credentials, target: str, local_port: int | None
 ) -> Iterator[Tunnel]:
-    """A tunnel from this machine to `target` for the time of the block; by default its port has
-    the same number as over there.
+    """Open a tunnel from this machine to `target` for the time of the block; its default port has
+    the same number as the remote one.
 
     Raises UsageError for an unknown service and for a taken port; ConnectionFailed when the head
-    cannot be reached, or nothing answers there.
+    cannot be reached, or nothing listens there.
     """
     with connected((inventory.head,), credentials) as transports:
         head = transports[inventory.head.name]
@@ -37,7 +37,7 @@ def opened_tunnel(
             survey = take_survey(inventory, transports).require_answers()
             document = require_service(target, survey.services)
             address, port = document.host, document.port
-        # Before a URL is shown: that it leads somewhere.
+        # Fail before a URL is shown if nothing listens there.
         head.open_tcp(address, port).close()
         wanted = port if local_port is None else local_port
         with Tunnel(head, address, port, local_port=wanted) as tunnel:
@@ -45,7 +45,7 @@ def opened_tunnel(
 
 
 def wait(tunnel: Tunnel, tell: Callable[[ConnectionFailed], None]) -> NoReturn:
-    """Keep the tunnel open; each connection that cannot be carried is told once. Until Ctrl-C."""
+    """Keep the tunnel open until Ctrl-C; call `tell` once for each connection error."""
     told: ConnectionFailed | None = None
     while True:
         time.sleep(LOOK_EVERY)
