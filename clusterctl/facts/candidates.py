@@ -1,6 +1,6 @@
-"""Which interfaces of a host could carry a cluster's traffic, and why the others could not. Pure.
+"""Select a host's interfaces that can carry a cluster's traffic; explain the others. Pure.
 
-NCCL's own choice would take any interface that runs, bridges of containers and VPNs too; a host
+NCCL's own choice would take any running interface, including container bridges and VPNs; a host
 that reaches its peers through Wi-Fi works until the Wi-Fi drops.
 """
 
@@ -12,8 +12,8 @@ from ipaddress import IPv4Interface, ip_address
 
 from clusterctl.facts.model import HostFacts, NicFacts
 
-# Name prefixes of interfaces that programs make: they have addresses, and no other host of the
-# cluster is reached through them at full speed
+# Name prefixes of interfaces that programs create: they have addresses, but reach no other host of
+# the cluster at full speed
 _MADE_BY = {
     "Docker": ("docker", "br-"),
     "a container engine": ("veth", "podman", "lxc", "lxd"),
@@ -25,14 +25,14 @@ _MADE_BY = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """An interface with all that a choice looks at."""
+    """An interface with the properties that a choice depends on."""
 
     nic: str
     addresses: tuple[IPv4Interface, ...]
-    speed: int | None  # Mbit/s; None where nobody knows, as of virtual interfaces
+    speed: int | None  # Mbit/s; None if unknown, as for virtual interfaces
     rdma: tuple[str, ...]  # Active RDMA devices behind it
     numa_node: int | None
-    near_gpus: bool  # On the NUMA node of a GPU, where the host has several nodes
+    near_gpus: bool  # On a GPU's NUMA node, if the host has several nodes
     default_route: bool
     mtu: int
 
@@ -56,19 +56,19 @@ class Rejected:
 
 
 def speed_text(speed: int | None) -> str:
-    """From Mbit/s: `100 Gbit/s`, `2.5 Gbit/s`, `100 Mbit/s`, `speed not known`."""
+    """Format Mbit/s: `100 Gbit/s`, `2.5 Gbit/s`, `100 Mbit/s`, `speed not known`."""
     if speed is None:
         return "speed not known"
     return f"{speed / 1000:g} Gbit/s" if speed >= 1000 else f"{speed} Mbit/s"
 
 
 def candidates(facts: HostFacts) -> tuple[Candidate, ...]:
-    """In the order in which the host lists them."""
+    """Return the usable interfaces, in the order in which the host lists them."""
     return tuple(as_candidate(facts, nic) for nic in facts.nics if _objection(facts, nic) is None)
 
 
 def rejected(facts: HostFacts) -> tuple[Rejected, ...]:
-    """All others, less the loopback."""
+    """Return all other interfaces but the loopback, with the reason."""
     objections = ((nic, _objection(facts, nic)) for nic in facts.nics if nic.kind != "loopback")
     return tuple(Rejected(nic.name, reason) for nic, reason in objections if reason)
 
@@ -80,14 +80,14 @@ def _objection(facts: HostFacts, nic: NicFacts) -> str | None:
         return None
     if nic.kind == "bridge" and not nic.lower:
         return "a bridge without members"
-    # A namespace or container has no physical interface at all: its virtual ones are what it has.
+    # A network namespace or container has no physical interface: use its virtual ones.
     if any(_serves_physically(facts, other) for other in facts.nics):
         return "virtual, and there are physical ones"
     return None
 
 
 def _own_objection(facts: HostFacts, nic: NicFacts) -> str | None:
-    """What speaks against it whatever else the host has."""
+    """Return the reason against an interface that does not depend on the others, or None."""
     if nic.kind == "loopback":
         return "the loopback"
     for maker, prefixes in _MADE_BY.items():
@@ -115,7 +115,7 @@ def _serves_physically(facts: HostFacts, nic: NicFacts) -> bool:
 
 
 def _over_physical(facts: HostFacts, nic: NicFacts) -> bool:
-    """A bond, VLAN or bridge with hardware at its bottom."""
+    """Whether this is a bond, VLAN or bridge with a physical interface at its bottom."""
     return nic.kind in ("bond", "vlan", "bridge") and any(
         lower.kind == "physical" or _over_physical(facts, lower) for lower in _lowers(facts, nic)
     )
@@ -126,7 +126,7 @@ def _lowers(facts: HostFacts, nic: NicFacts) -> Iterator[NicFacts]:
 
 
 def _ipv4(nic: NicFacts) -> tuple[IPv4Interface, ...]:
-    """Global ones; 169.254.0.0/16 is given out by nobody, whatever scope it has."""
+    """Global addresses, without link-local ones (169.254.0.0/16), whatever their scope."""
     found = (
         IPv4Interface(f"{address.ip}/{address.prefix}")
         for address in nic.addresses
@@ -136,7 +136,7 @@ def _ipv4(nic: NicFacts) -> tuple[IPv4Interface, ...]:
 
 
 def ipv6_addresses(nic: NicFacts) -> tuple[str, ...]:
-    """Global ones of this interface."""
+    """Global IPv6 addresses of the interface."""
     return tuple(
         address.ip
         for address in nic.addresses
@@ -145,7 +145,7 @@ def ipv6_addresses(nic: NicFacts) -> tuple[str, ...]:
 
 
 def as_candidate(facts: HostFacts, nic: NicFacts) -> Candidate:
-    """Whatever may be said against it: the inventory may name any."""
+    """Build a Candidate, even from an unusable interface: the inventory may name any."""
     numa = _numa_node(facts, nic)
     return Candidate(
         nic=nic.name,
@@ -160,14 +160,14 @@ def as_candidate(facts: HostFacts, nic: NicFacts) -> Candidate:
 
 
 def speed_of(facts: HostFacts, name: str) -> int | None:
-    """Mbit/s of an interface; None where it is not known."""
+    """Mbit/s of an interface; None if unknown."""
     nic = facts.nic(name)
     return None if nic is None else _speed(facts, nic)
 
 
 def _speed(facts: HostFacts, nic: NicFacts) -> int | None:
-    """Its own word; a bridge is as fast as its hardware; IPoIB as its RDMA port. Virtual
-    drivers make their speed up: veth says 10 Gbit/s."""
+    """Mbit/s: of a bridge, its members' fastest; of IPoIB, its RDMA port's; of others, what they
+    report. None for virtual ones, whose drivers report a made-up speed (veth: 10 Gbit/s)."""
     if nic.kind == "virtual":
         return None
     if nic.speed is not None and nic.kind != "bridge":
@@ -190,7 +190,7 @@ def _rdma(facts: HostFacts, nic: NicFacts) -> tuple[str, ...]:
 
 
 def _numa_node(facts: HostFacts, nic: NicFacts) -> int | None:
-    """Of a bond or VLAN: where all that is below it lies, if that is one node."""
+    """The interface's NUMA node; for a bond or VLAN, the one that all interfaces below it share."""
     if nic.numa_node is not None:
         return nic.numa_node
     below = {_numa_node(facts, lower) for lower in _lowers(facts, nic)}

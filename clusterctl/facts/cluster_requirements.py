@@ -1,4 +1,4 @@
-"""What can be wrong between hosts, each of which is fine by itself. Pure."""
+"""Check for problems between hosts that are fine individually. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
 
-# Seconds off the median. Tokens, certificates and the age of a supervisor's state are judged by
-# clocks; any NTP holds a hundredth of this.
+# Seconds off the median. Tokens, certificates and the age of a supervisor's state depend on clocks;
+# any NTP client is a hundred times as exact.
 CLOCK_TOLERANCE = 5.0
 
 CLOCK_HINT = "sudo timedatectl set-ntp true; timedatectl timesync-status"
@@ -41,7 +41,7 @@ def _mixed_architectures(facts: Mapping[str, HostFacts]) -> Iterator[Requirement
 
 
 def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
-    """Two names for one machine, or one name for two machines."""
+    """Yield problems for two hosts that are one machine, or have one host name."""
     machines: dict[tuple[str, str], str] = {}
     names: dict[str, str] = {}
     for name, host in facts.items():
@@ -71,13 +71,13 @@ def _clocks(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
 def clocks_apart(
     offsets: Mapping[str, float], tolerances: Mapping[str, float]
 ) -> Iterator[RequirementsNotMet]:
-    """Hosts whose clocks are further from the middle one than they may. Both in seconds, the
-    offset from the operator's clock."""
+    """Yield a problem for each host whose offset differs from the median by more than its
+    tolerance. Both in seconds; offsets are from the operator's clock."""
     if not offsets:
         return
     votes = list(offsets.values())
     if len(votes) % 2 == 0:
-        # Of two hosts that disagree neither is the middle one: the operator's clock decides.
+        # An even number has no middle one: the operator's clock decides.
         votes.append(0.0)
     middle = median(votes)
     for name, offset in offsets.items():
@@ -97,7 +97,7 @@ def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Itera
 
 
 def _copies(facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Machines copied from one disk: nothing here goes by machine IDs alone, DHCP servers do."""
+    """Note machines cloned from one disk: DHCP servers, unlike us, go by machine IDs alone."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, host in facts.items():
         if host.machine_id:
@@ -111,8 +111,8 @@ def _copies(facts: Mapping[str, HostFacts]) -> Iterator[str]:
 
 
 def _different_mtus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Different MTUs on one network drop large packets and let small ones pass, so that
-    everything seems fine until tensors travel."""
+    """Note different MTUs on one network: large packets are lost while small ones pass, so that
+    everything seems fine until tensors are sent."""
     mtus: dict[int, list[str]] = defaultdict(list)
     for host in inventory.hosts:
         nic = _fabric_nic(inventory, host, facts[host.name]) if host.name in facts else None
@@ -124,7 +124,7 @@ def _different_mtus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
 
 
 def _fabric_nic(inventory: Inventory, host: Host, facts: HostFacts) -> NicFacts | None:
-    """The NIC that is known, before any choice, to carry NCCL's traffic."""
+    """The NIC that will carry NCCL's traffic, as far as the inventory determines it, else None."""
     if host.nics.nccl:
         return facts.nic(host.nics.nccl)
     subnet = inventory.network.subnet

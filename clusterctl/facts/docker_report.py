@@ -1,4 +1,4 @@
-"""The container engine, our containers and the image, out of what `docker` said."""
+"""Parse the output of `docker`: the engine, our containers and the image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
 
 
 def parse_engine(section: Section | None, api: Section | None) -> EngineFacts:
-    """What `docker info` and `docker version` say. Raises ValueError where it is something else."""
+    """Parse `docker info` and `docker version`. Raises ValueError if the output is malformed."""
     if section is None:
         return ABSENT
     client, *lines = section.lines
@@ -73,13 +73,13 @@ def _running(client: str, info: dict[str, Any], api: Section | None) -> EngineFa
 
 
 def _why(info: dict[str, Any], lines: list[str]) -> str:
-    """The daemon's absence in docker's words: in JSON from new clients, as text from old."""
+    """Docker's message that the daemon does not run: JSON from new clients, text from old ones."""
     words = info.get("ServerErrors") or [line for line in lines if not line.startswith("{")]
     return " ".join(str(word).strip() for word in words) or "the Docker daemon did not answer"
 
 
 def _first_object(lines: list[str]) -> dict[str, Any]:
-    """The line that is a JSON object: warnings may stand before it. {} when none is."""
+    """Parse the first line that holds a JSON object; warnings may precede it. {} without one."""
     for line in lines:
         if line.startswith("{"):
             value = json.loads(line)
@@ -88,7 +88,7 @@ def _first_object(lines: list[str]) -> dict[str, Any]:
 
 
 def parse_containers(section: Section | None) -> tuple[ContainerFacts, ...]:
-    """Our containers, running or not. Raises ValueError when docker would not list them."""
+    """Return our containers, running or not. Raises ValueError if `docker ps` failed."""
     if section is None:
         return ()
     if section.status != 0:
@@ -114,7 +114,7 @@ def _container(value: dict[str, Any]) -> ContainerFacts:
 
 
 def parse_image(section: Section | None) -> ImageFacts | None:
-    """The image; None when the host does not have it. Raises ValueError when docker failed."""
+    """Return the image; None if the host does not have it. Raises ValueError if docker failed."""
     if section is None:
         return None
     value = _first_object(section.lines)

@@ -1,4 +1,4 @@
-"""The container engine and room for the image. Pure."""
+"""Check the container engine, Python, and free space for the image. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from clusterctl.transport.python import MISSING
 
 _GIB = 2**30
 
-# The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB for 25 GB
-# of vLLM's
+# The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB for
+# vLLM's 25 GB
 STORE_FACTOR = 1.5
 
-# Default runtimes that can start a node; gVisor and Kata keep the host's devices away
+# Default runtimes that can start a node; gVisor and Kata hide the host's devices
 USUAL_RUNTIMES = frozenset({"", "runc", "crun", "nvidia"})
 
 SLACK = 1 * _GIB  # For the engine's own files and the container's
@@ -24,10 +24,10 @@ SLACK = 1 * _GIB  # For the engine's own files and the container's
 def engine_problems(
     host: Host, facts: HostFacts, *, brought: bool = False
 ) -> Iterator[RequirementsNotMet]:
-    """Engines that are there and cannot be used, and hosts where none can be installed.
+    """Yield a problem for an unusable engine, and for a host where none can be installed.
 
-    brought  the inventory names packages that are brought along: Docker's static archive may be
-             among them, which needs no package manager
+    brought  the inventory names a package bundle, which may have Docker's static archive: that
+             needs no package manager
     """
     reason = _unusable(facts, brought=brought) or _no_control_groups(facts)
     if reason:
@@ -36,7 +36,7 @@ def engine_problems(
 
 
 def _unusable(facts: HostFacts, *, brought: bool) -> tuple[str, str] | None:
-    """Cause and fix."""
+    """Return cause and fix, or None if the engine can be used or installed."""
     engine = facts.engine
     if not engine.installed:
         return None if brought or _is_known(facts) else _no_engine(facts)
@@ -89,7 +89,7 @@ def _no_control_groups(facts: HostFacts) -> tuple[str, str] | None:
 def python_problems(
     host: Host, facts: HostFacts, *, brought: bool = False
 ) -> Iterator[RequirementsNotMet]:
-    """A host that lacks Python, where bootstrap knows no way to install it."""
+    """Yield a problem if the host lacks Python and bootstrap cannot install it there."""
     if not facts.python3 and not (brought or _is_known(facts)):
         yield RequirementsNotMet(
             f"has {MISSING} ({facts.python_words}), and clusterctl installs one only where there "
@@ -109,8 +109,8 @@ def _is_debian(facts: HostFacts) -> bool:
 
 
 def _is_known(facts: HostFacts) -> bool:
-    """Debian, RHEL and what is made from them; an unknown system is given the benefit of the
-    doubt."""
+    """Whether this is Debian, RHEL or a derivative; true for a system that could not be
+    identified."""
     names = {facts.os.id, *facts.os.like}
     return not facts.os.id or _is_debian(facts) or bool(names & {"rhel", "centos", "fedora"})
 
@@ -127,7 +127,7 @@ def _no_engine(facts: HostFacts) -> tuple[str, str]:
 def room_problems(
     host: Host, facts: HostFacts, image_size: int | None, usual_image: int
 ) -> Iterator[RequirementsNotMet]:
-    """Too little disk where the engine keeps images, for a host that is to get one."""
+    """Yield a problem if the disk of the engine's images is too small for the image."""
     root = facts.engine.data_root or ENGINE_ROOT
     disk = facts.disk(root)
     needed, source = needed_room(facts, image_size, usual_image)
@@ -141,7 +141,7 @@ def room_problems(
 
 
 def needed_room(facts: HostFacts, image_size: int | None, usual_image: int) -> tuple[int, str]:
-    """Bytes, and where the number is from."""
+    """Return the bytes needed, and how they were determined."""
     if image_size is None:
         return usual_image, "its size is not known; this is the usual one"
     if facts.engine.containerd_store:

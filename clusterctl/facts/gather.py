@@ -1,4 +1,4 @@
-"""Ask a host for all its facts, in one round trip."""
+"""Probe a host: gather all its facts in one round trip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clusterctl.transport.base import CommandResult, Transport
 
 @cache
 def probe_script(gpu_probe: GpuProbe = NVIDIA) -> bytes:
-    """Both parts; only the last line of the second one runs anything."""
+    """Return both parts of the script; only the last line of the second part runs anything."""
     return gpu_probe.script + resource_files("clusterctl.facts").joinpath("probe.sh").read_bytes()
 
 
@@ -36,21 +36,21 @@ def probe(
     limit: int = deadlines.FACTS_COMMAND,
     timeout: float = deadlines.FACTS,
 ) -> Probe:
-    """Facts of `transport.host`, and what else the caller wants of it in the same round trip.
+    """Return facts of `transport.host`, and what else the caller wants in the same round trip.
 
-    disks    absolute paths whose file systems are measured; one that does not exist stands for
-             the nearest directory above it that does. The engine's image store is always added
-    files    absolute paths, or shell patterns such as `/etc/clusterctl/demo/services/*.json`,
-             whose content comes back
-    gpu_probe  which vendor's GPUs to ask for
+    disks    absolute paths whose file systems are measured; a missing path stands for its nearest
+             existing parent. The engine's image store is always added
+    files    absolute paths, or shell patterns such as `/etc/clusterctl/demo/services/*.json`, whose
+             content is returned
+    gpu_probe  which vendor's GPUs to look for
     image    a reference or ID to look up in the engine
-    sudo     run as root where the user may: other users cannot ask the engine or read our files.
-             A host that refuses is asked again without (a second round trip), and says why
-    limit    whole seconds that one command on the host may take; docker and nvidia-smi run
-             beside the rest, so a hung one costs the limit and not more
+    sudo     run as root if the user may: other users can neither use the engine nor read our files.
+             If sudo is refused, the probe runs again without it, and records the reason
+    limit    whole seconds per command on the host; docker and nvidia-smi run in parallel to the
+             rest, so that a hung one costs no more than the limit
     timeout  seconds for the whole
 
-    Raises ConnectionFailed (a wrong sudo password too: it is the user's to correct),
+    Raises ConnectionFailed (also for a wrong sudo password, which the user must correct),
     CommandTimedOut, and CommandFailed when the host has no POSIX shell.
     """
     arguments = [f"disk={path}" for path in dict.fromkeys((ENGINE_ROOT, *disks))]
@@ -72,7 +72,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def _checked(arguments: Sequence[str]) -> Sequence[str]:
-    """A newline in a path would break the sections apart."""
+    """Raise ValueError for control characters: a newline in a path would break sections."""
     for argument in arguments:
         if _CONTROL.search(argument):
             raise ValueError(f"control character in {argument!r}")
@@ -88,7 +88,7 @@ class _Question:
     gpu_probe: GpuProbe
 
     def ask(self, *, sudo: bool) -> Probe:
-        """Under sudo when asked and allowed, else as the user."""
+        """Probe as root if `sudo` is set and allowed, else as the user."""
         refusal = None
         if sudo:
             try:

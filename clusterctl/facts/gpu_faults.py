@@ -1,7 +1,7 @@
-"""What is wrong with a host's GPUs, each fault by its name and with its fix. Pure.
+"""Find faults of a host's GPUs, each with its name and fix. Pure.
 
-A fault of the driver's state is told from what the driver says now; Xid errors in the kernel's
-log tell of faults that it does not show, and of older drivers.
+What the driver reports now takes precedence; Xid errors in the kernel's log cover faults that it
+does not report, and older drivers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOADED = "NVRM: loading"
 @dataclass(frozen=True)
 class Meaning:
     what: str
-    reboot: bool = False  # A reset of the GPU does not help
-    waits: bool = False  # The GPU goes on; a reset can wait until it is idle
+    reboot: bool = False  # Only a reboot helps, not a reset of the GPU
+    waits: bool = False  # The GPU keeps working; a reset can wait until it is idle
 
 
 CATALOG = {
@@ -47,23 +47,23 @@ CATALOG = {
 
 
 def parse_xids(lines: Sequence[str]) -> tuple[Xid, ...]:
-    """Those since the driver was last loaded, which clears what a GPU had."""
+    """Xid errors since the driver was last loaded, which clears earlier faults."""
     loaded = max((n for n, line in enumerate(lines) if _LOADED in line), default=-1)
     found = (_LINE.search(line) for line in lines[loaded + 1 :])
     return tuple(Xid(int(m["code"]), m["bus"].lower(), m["text"].strip()) for m in found if m)
 
 
 def same_bus(log: str, smi: str) -> bool:
-    """`0000:3b:00` of the log and `00000000:3B:00.0` of nvidia-smi are one device."""
+    """Whether both name one device: the log's `0000:3b:00` is nvidia-smi's `00000000:3B:00.0`."""
     return _numbers(log)[-3:] == _numbers(smi)[-3:]
 
 
 def _numbers(bus: str) -> list[int]:
-    """Domain, bus and device. The function after the dot is 0 for every GPU."""
+    """Domain, bus and device; the function after the dot is dropped, as it is 0 for every GPU."""
     return [int(word, 16) for word in bus.partition(".")[0].split(":") if word]
 
 
-# Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) is no obstacle.
+# Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) does no harm.
 FOREIGN_MEMORY = 1 * 2**30
 
 RESET = "end what runs on it, then: sudo nvidia-smi --gpu-reset -i {bus}; or sudo reboot"
@@ -74,7 +74,7 @@ _GIB = 2**30
 
 
 def gpu_faults(host: Host, report: GpuReport) -> Iterator[RequirementsNotMet]:
-    """Faults of GPUs that answer, for a host that promises some."""
+    """Yield a problem for each fault of the GPUs that nvidia-smi lists."""
     for summary, hint, detail in _faults(report):
         yield RequirementsNotMet(summary, host=host.name, hint=hint, detail=detail)
 
@@ -89,7 +89,7 @@ def _faults(report: GpuReport) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _recovery(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
-    """nvidia-smi's `GPU Recovery Action`, since driver 565."""
+    """Check nvidia-smi's `GPU Recovery Action`, reported since driver 565."""
     for gpu in gpus:
         if gpu.recovery not in ("", NO_RECOVERY):
             hint = "sudo reboot" if gpu.recovery == "Reboot" else RESET.format(bus=gpu.pci_bus)
@@ -97,12 +97,12 @@ def _recovery(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
 
 
 def _xid_errors(report: GpuReport) -> Iterator[tuple[str, str, str]]:
-    """The last serious one of each GPU that the driver does not call healthy."""
+    """Yield the last serious Xid error of each GPU that has no recovery state of the driver."""
     serious = (xid for xid in report.xids if xid.code in CATALOG and not CATALOG[xid.code].waits)
     for bus, xid in {xid.bus: xid for xid in serious}.items():
         gpu = next((gpu for gpu in report.gpus if same_bus(bus, gpu.pci_bus)), None)
         if gpu and gpu.recovery:
-            continue  # the driver knows better than an old line of the log; see `_recovery`
+            continue  # its state is more reliable than an old line of the log: see `_recovery`
         meaning = CATALOG[xid.code]
         fix = "sudo reboot" if meaning.reboot else RESET.format(bus=bus) + AFTER_HEALING
         yield (
@@ -148,7 +148,7 @@ def _mig(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
 
 
 def _fabric(report: GpuReport) -> Iterator[tuple[str, str, None]]:
-    """A machine with NVSwitches; without its manager CUDA fails with error 802."""
+    """Check the fabric manager of an NVSwitch machine: without it CUDA fails with error 802."""
     waiting = [g for g in report.gpus if g.fabric_state in ("Not Started", "In Progress")]
     if report.fabric_manager in (None, "active") and not waiting:
         return
@@ -173,7 +173,7 @@ def _foreign(report: GpuReport) -> Iterator[tuple[str, str, None]]:
 
 
 def foreign(report: GpuReport) -> tuple[GpuProcess, ...]:
-    """Those of no cluster of ours."""
+    """Processes that belong to none of our clusters."""
     return tuple(process for process in report.processes if not process.cluster)
 
 

@@ -1,4 +1,4 @@
-"""How hosts are asked for GPUs: the part of the probe that differs between vendors."""
+"""Probe of a host's GPUs: the part that differs between vendors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NOUVEAU = "/sys/module/nouveau"
 
 
 def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuReport:
-    """All that the probe says of GPUs; a part that cannot be read is noted in `answer` and left
-    out."""
+    """Parse all that the probe found out about GPUs; a part that cannot be parsed is noted in
+    `answer` and left empty."""
     garbled = GpuReport((), "what nvidia-smi said could not be read")
     report = answer.read("GPUs", garbled, gpus.parse_gpus, answer.find("gpus"), files)
     found = report.gpus
@@ -46,15 +46,15 @@ ReadReport = Callable[[Answer, Files, Sequence[str]], GpuReport]
 
 @dataclass(frozen=True)
 class GpuProbe:
-    """What a host runs, and what its words mean."""
+    """A vendor's part of the probe: its script, and the parser of the output."""
 
-    # Two functions in the words of probe.sh, before which it is sent. `with_gpus COMMAND...` runs
-    # the command, and prints sections of what the vendor's program says, where there is one.
-    # `gpu_kernel_log` prints what can be told without that program.
+    # Two shell functions, sent before probe.sh, which calls them. `with_gpus COMMAND...` runs the
+    # command, and prints sections with the output of the vendor's program, if there is one.
+    # `gpu_kernel_log` prints what can be found out without that program.
     script: bytes
-    program: str  # The vendor's, by its name: it may hang, and is then said not to answer
-    # The answer's sections, the files and the paths of probe.sh, as a report. What cannot be read
-    # is noted in the answer, and nothing is raised.
+    program: str  # Name of the vendor's program, for the error if it hangs
+    # Parses the answer's sections, the files and the paths of probe.sh. Raises nothing: parts that
+    # cannot be parsed are noted in the answer.
     read: ReadReport
 
 

@@ -1,4 +1,4 @@
-"""GPUs that the inventory promises, against those that are there. Pure."""
+"""Compare the GPUs that the inventory declares with those present. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.network_requirements import usable_devices
 from clusterctl.inventory.model import Gpu, Host, Inventory
 
-# Driver branch to the newest CUDA it was made for: `CUDA Version` in nvidia-smi's heading, and the
+# Driver branch to the newest CUDA that it supports: `CUDA Version` in nvidia-smi's heading, and the
 # table of drivers in the CUDA toolkit's release notes
 NEWEST_CUDA = {
     450: (11, 0), 455: (11, 1), 460: (11, 2), 465: (11, 3), 470: (11, 4), 495: (11, 5),
@@ -29,8 +29,8 @@ _CONDITION = re.compile(r"(cuda|driver)\s*(>=|<=|=|<|>)\s*([0-9.]+)")
 
 
 def too_old(driver: str, env: Mapping[str, str]) -> str | None:
-    """What the image wants, in words, when `driver` cannot run it; None when it can, or when
-    image or driver are unknown here. `env`: the image's environment."""
+    """Return what the image requires, for the user, if `driver` cannot run it; None if it can, or
+    if either is unknown. `env`: the image's environment."""
     ours = _numbers(driver)
     if not ours:
         return None
@@ -47,7 +47,7 @@ def too_old(driver: str, env: Mapping[str, str]) -> str | None:
 
 
 def needed_driver(env: Mapping[str, str]) -> str | None:
-    """The oldest branch made for the image's CUDA, such as `570`; None where it is not known."""
+    """The oldest branch that supports the image's CUDA, such as `570`; None if unknown."""
     words = re.search(r"cuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
     version = _numbers(words[1] if words else env.get("CUDA_VERSION", ""))[:2]
     if not version:
@@ -58,7 +58,7 @@ def needed_driver(env: Mapping[str, str]) -> str | None:
 
 
 def _newest_cuda(driver: Sequence[int]) -> tuple[int, ...] | None:
-    """None for a driver newer than this table: it is taken to be good enough."""
+    """None for a driver that the table does not have, which is assumed to be good enough."""
     branches = [branch for branch in NEWEST_CUDA if branch <= driver[0]]
     if driver[0] >= max(NEWEST_CUDA) + 5 or not branches:
         return None
@@ -68,7 +68,7 @@ def _newest_cuda(driver: Sequence[int]) -> tuple[int, ...] | None:
 def _holds(
     conditions: Sequence[tuple[str, str, str]], driver: Sequence[int], cuda: Sequence[int]
 ) -> bool:
-    """Whether all hold. A brand is not looked at: images list the same drivers for each."""
+    """Whether all conditions hold. Brands are ignored: images list the same drivers for each."""
     return all(
         _compare(driver if what == "driver" else cuda, operator, _numbers(value))
         for what, operator, value in conditions
@@ -76,7 +76,7 @@ def _holds(
 
 
 def _compare(ours: Sequence[int], operator: str, wanted: Sequence[int]) -> bool:
-    """As many numbers as are wanted: 535.161 equals 535."""
+    """Compare as many numbers as `wanted` has: 535.161 equals 535."""
     left, right = tuple(ours[: len(wanted)]), tuple(wanted)
     return {
         ">=": left >= right,
@@ -99,11 +99,11 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"\d+", version))
 
 
-# Part by which memory may differ from the promise: names are in round numbers, the driver keeps
-# some. An L4 of "24 GiB" shows 23034 MiB (6 % less), an H200 of "141 GB" 143771 MiB.
+# Fraction by which memory may differ from the declared: names are rounded, the driver keeps some.
+# An L4 of "24 GiB" shows 23034 MiB (6 % less), an H200 of "141 GB" 143771 MiB.
 MEMORY_TOLERANCE = 0.10
 
-# Words that make another GPU of the same name: an RTX 3090 is no RTX 3090 Ti
+# Words that distinguish models: an RTX 3090 is not an RTX 3090 Ti
 TELLING_WORDS = frozenset({"ti", "super", "laptop", "max", "mobile", "ada", "d"})
 
 _GIB = 2**30
@@ -121,7 +121,7 @@ def gpu_problems(
     facts: HostFacts,
     image_env: Mapping[str, str] | None = None,
 ) -> Iterator[RequirementsNotMet]:
-    """Nothing for a host that promises no GPU. `image_env`: the image's environment, where a
+    """Yield nothing for a host with no declared GPU. `image_env`: the image's environment, if some
     host has the image."""
     if not host.gpus:
         return
@@ -181,7 +181,7 @@ def _driver_problems(
 
 
 def driver_notes(facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Drivers that differ between hosts: NCCL and CUDA take it, and each behaves in its own way."""
+    """Note drivers that differ between hosts: NCCL and CUDA work, but behave differently."""
     found: dict[str, list[str]] = {}
     for name, of in facts.items():
         for driver in {gpu.driver for gpu in of.gpus.gpus}:
@@ -240,7 +240,7 @@ def describe(gpus: Sequence[GpuFacts]) -> str:
 
 
 def _unfulfilled(promised: Sequence[Gpu], found: Sequence[GpuFacts]) -> list[Gpu]:
-    """Promises that no GPU keeps, each GPU keeping one; the choosiest promises come first."""
+    """Return declared GPUs without a GPU of their own; the most specific ones are matched first."""
     free = list(found)
     broken = []
     for promise in sorted(promised, key=lambda gpu: (gpu.model is None) + (gpu.memory is None)):
@@ -258,7 +258,7 @@ def _unfulfilled(promised: Sequence[Gpu], found: Sequence[GpuFacts]) -> list[Gpu
 
 
 def _is_model(promise: str | None, found: str) -> bool:
-    """`H800` is kept by `NVIDIA H800 PCIe`: all its words are there, and no telling one more."""
+    """`H800` matches `NVIDIA H800 PCIe`, which has all its words and no further telling one."""
     if promise is None:
         return True
     wanted, there = _words(promise), _words(found)
@@ -288,7 +288,7 @@ def _count(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-# What nvidia-smi says, in small letters, and what helps
+# Part of nvidia-smi's message, in lower case, and the fix
 _COMPLAINTS = (
     ("version mismatch", "the driver was upgraded under the running kernel module: sudo reboot"),
     ("does not answer", "a GPU hangs: sudo dmesg | grep -i xid; then sudo reboot"),
@@ -325,7 +325,7 @@ def _install_driver(facts: HostFacts) -> str:
 
 
 def without_nouveau(facts: HostFacts) -> str:
-    """The commands that keep nouveau from loading."""
+    """Commands that keep nouveau from loading."""
     debian = {"debian", "ubuntu"} & {facts.os.id, *facts.os.like}
     rebuild = "sudo update-initramfs -u" if debian else "sudo dracut --force"
     return NOUVEAU_GONE.format(rebuild=rebuild)

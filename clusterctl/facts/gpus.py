@@ -1,4 +1,4 @@
-"""GPUs, out of what nvidia-smi and the PCI bus said."""
+"""Parse the output of nvidia-smi and the files of the PCI bus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport
 from clusterctl.facts.sections import Section
 from clusterctl.facts.system import Files
 
-# In the order of probe_gpus.sh; older drivers give the first nine or five
+# In the order of probe_gpus.sh; older drivers print only the first nine or five
 FIELDS = (
     "index", "uuid", "name", "memory.total", "driver_version",
     "memory.used", "mig.mode.current", "compute_cap", "pci.bus_id",
@@ -19,19 +19,19 @@ FIELDS = (
 )  # fmt: skip
 
 NOT_FOUND = "nvidia-smi is not installed"
-# GPUs that use the CPU's memory, for which nvidia-smi says [N/A] (skypilot #10177)
+# GPUs that use the CPU's memory, for which nvidia-smi prints [N/A] (skypilot #10177)
 SHARING_MODELS = frozenset({"gb10", "orin", "thor"})
 
 _GPU_LINE = re.compile(r"\d+, *GPU-")
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
-# That CUDA needs besides; the last two appear when it is first used
+# Further nodes that CUDA needs; the last two appear when it is first used
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _NVIDIA_VENDOR = "0x10de"
 _TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
 
 
 def parse_gpus(section: Section | None, files: Files) -> GpuReport:
-    """The GPUs, and nvidia-smi's complaints. Raises ValueError or LookupError when a GPU's line
+    """Return the GPUs and nvidia-smi's messages. Raises ValueError or LookupError if a GPU's line
     has too few fields."""
     on_bus = _pci_devices(files)
     if section is None:
@@ -39,7 +39,7 @@ def parse_gpus(section: Section | None, files: Files) -> GpuReport:
     if section.status == _TIMED_OUT:
         return GpuReport((), "nvidia-smi does not answer", on_bus)
     gpus = tuple(_gpu(line) for line in section.lines if _GPU_LINE.match(line))
-    # A GPU that fell off the bus, or a corrupt infoROM, is a sentence among the lines of GPUs.
+    # A GPU that fell off the bus, or a corrupt infoROM, is reported as text among the GPUs' lines.
     words = " ".join(line.strip() for line in section.lines if not _GPU_LINE.match(line))
     if not gpus and not words:
         words = f"nvidia-smi ended with {section.status} and said nothing"
@@ -67,7 +67,7 @@ def _gpu(line: str) -> GpuFacts:
 
 
 def _mebibytes(word: str) -> int | None:
-    """[N/A] and [Not Supported] are None."""
+    """Bytes, from a number in MiB; None for [N/A] and [Not Supported]."""
     number = _count(word)
     return number * 2**20 if number is not None else None
 
@@ -82,7 +82,7 @@ def _known(word: str) -> str:
 
 
 def _pci_devices(files: Files) -> int:
-    """Devices of NVIDIA whose class is VGA (0300) or 3D (0302) controller."""
+    """Count NVIDIA's devices whose class is VGA (0300) or 3D (0302) controller."""
     return sum(
         lines[0].strip() == _NVIDIA_VENDOR and bool(files.get(path.replace("vendor", "class")))
         for path, lines in files.items()
@@ -91,7 +91,7 @@ def _pci_devices(files: Files) -> int:
 
 
 def with_rows(gpus: Sequence[GpuFacts], section: Section) -> tuple[GpuFacts, ...]:
-    """With what nvidia-smi says of bad rows of memory: `bus, pending, failure` lines."""
+    """Add the state of bad memory rows from nvidia-smi's `bus, pending, failure` lines."""
     told = {}
     for line in section.lines:
         words = [word.strip() for word in line.split(",")]
@@ -106,7 +106,7 @@ def with_rows(gpus: Sequence[GpuFacts], section: Section) -> tuple[GpuFacts, ...
 
 
 def with_shared_memory(gpus: Sequence[GpuFacts], memory: int) -> tuple[GpuFacts, ...]:
-    """A GPU without memory of its own has the host's, `memory` bytes."""
+    """Set the memory of GPUs that share the host's to `memory`, in bytes."""
     return tuple(
         replace(gpu, memory=memory, unified=True)
         if gpu.memory is None and memory and set(gpu.model.lower().split()) & SHARING_MODELS
@@ -116,7 +116,7 @@ def with_shared_memory(gpus: Sequence[GpuFacts], memory: int) -> tuple[GpuFacts,
 
 
 def parse_processes(section: Section) -> tuple[GpuProcess, ...]:
-    """`container TAB uuid, pid, name, MiB` lines; a name may have commas."""
+    """Parse `container TAB uuid, pid, name, MiB` lines; a name may contain commas."""
     rows = (line.partition("\t") for line in section.lines if "\tGPU-" in line)
     return tuple(_process(container, line.split(", ")) for container, _, line in rows)
 
@@ -127,13 +127,13 @@ def _process(container: str, words: Sequence[str]) -> GpuProcess:
 
 
 def with_clusters(report: GpuReport, clusters: Mapping[str, str]) -> GpuReport:
-    """`clusters`: IDs of our containers to the names of their clusters."""
+    """Add each process's cluster. `clusters`: IDs of our containers to names of clusters."""
     owned = (replace(p, cluster=clusters.get(p.container, "")) for p in report.processes)
     return replace(report, processes=tuple(owned))
 
 
 def device_nodes(paths: Sequence[str]) -> tuple[str, ...]:
-    """The nodes that a container needs on a host whose GPUs' nodes are among `paths`, whether
-    those of CUDA are there yet or not; none on a host without GPUs."""
+    """Nodes that a container needs, if `paths` has nodes of GPUs: those, and CUDA's control nodes,
+    even if they do not exist yet. Empty for a host without GPUs."""
     gpus = sorted(path for path in paths if _GPU_NODE.fullmatch(path))
     return (*gpus, *CONTROL_NODES) if gpus else ()

@@ -1,4 +1,4 @@
-"""What a host says of itself, as read in one round trip. Plain data, no judgement."""
+"""Facts that a host reports in one round trip. Plain data, without judgement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class GpuFacts:
     index: int
     uuid: str
     model: str
-    # Bytes; None where nvidia-smi says [N/A]. Of a GPU that shares the CPU's memory: all of it.
+    # Bytes; None if nvidia-smi prints [N/A]. For a GPU that shares the CPU's memory: all of it.
     memory: int | None
     driver: str
     memory_used: int | None = None
@@ -22,13 +22,13 @@ class GpuFacts:
     persistence: bool | None = None
     # Of an NVSwitch machine's GPU: `Completed`, `In Progress`, `Not Started`; empty elsewhere
     fabric_state: str = ""
-    # What the driver says the GPU needs: `None`, `Reset`, `Reboot`, `Drain and Reset`, ...; empty
-    # where the driver is too old to say
+    # Action that the driver recommends: `None`, `Reset`, `Reboot`, `Drain and Reset`, ...; empty if
+    # the driver is too old to report it
     recovery: str = ""
-    # A row of its memory is bad and is swapped for a spare one at the next reset
+    # A bad row of its memory will be replaced by a spare one at the next reset
     remap_pending: bool = False
-    remap_failed: bool = False  # A row of its memory is bad and there was no spare one
-    unified: bool = False  # It has no memory of its own: `memory` is the host's
+    remap_failed: bool = False  # It has a bad row of memory, and no spare one
+    unified: bool = False  # It shares the host's memory: `memory` is the host's
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Xid:
 
     code: int
     bus: str  # As in the log: `0000:3b:00`
-    text: str  # What follows the code there
+    text: str  # The log line's text after the code
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class GpuProcess:
     pid: int
     name: str
     memory: int | None  # Bytes
-    container: str  # ID of the container it runs in, empty where none shows
-    cluster: str = ""  # The cluster whose container that is
+    container: str  # ID of the container it runs in; empty if none is known
+    cluster: str = ""  # The cluster that the container belongs to
 
 
 @dataclass(frozen=True)
 class GpuReport:
     gpus: tuple[GpuFacts, ...]
-    # Why nvidia-smi gave none: not found, or its own words. With GPUs, what it says besides.
+    # Why nvidia-smi lists none: not found, or its message. With GPUs: further messages.
     error: str | None
     pci_devices: int = 0  # NVIDIA GPUs that the PCI bus shows, with or without a driver
     xids: tuple[Xid, ...] = ()  # Since the driver was loaded, oldest first
@@ -64,12 +64,11 @@ class GpuReport:
     module: str = ""  # Version of the kernel module that is loaded
     # Device nodes that a container needs: /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm,
     nodes: tuple[str, ...] = ()
-    # What systemd says of nvidia-fabricmanager; None on a host without NVSwitches
+    # State of nvidia-fabricmanager in systemd; None on a host without NVSwitches
     fabric_manager: str | None = None
 
 
-# Where Docker keeps images unless told otherwise: always measured, since the host may have no
-# engine yet to ask
+# Docker's default data root: always measured, since the host may not have an engine yet
 ENGINE_ROOT = "/var/lib/docker"
 
 
@@ -80,7 +79,7 @@ class Os:
     version: str
     codename: str
     pretty: str
-    architecture: str  # As `uname -m` says: x86_64, aarch64
+    architecture: str  # As `uname -m` prints it: x86_64, aarch64
     kernel: str
 
 
@@ -97,22 +96,22 @@ class NicFacts:
     mac: str
     mtu: int
     state: str  # operstate: `up`, `down`, `unknown`
-    speed: int | None  # Mbit/s; None where the driver does not know (virtual NICs)
+    speed: int | None  # Mbit/s; None if the driver does not report it (virtual NICs)
     kind: str  # `physical`, `wlan`, `virtual`, `bridge`, `bond`, `vlan`, `loopback`
     numa_node: int | None
     addresses: tuple[Address, ...]
-    # NICs under this one: the members of a bond or bridge, the parent of a VLAN
+    # NICs below this one: the members of a bond or bridge, the parent of a VLAN
     lower: tuple[str, ...] = ()
     upper: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Gid:
-    """An entry of a port's table of addresses that is not all zero."""
+    """A non-zero entry of a port's GID table, which holds its addresses."""
 
     index: int
     gid: str
-    type: str  # `RoCE v2`, `IB/RoCE v1`; empty where the kernel does not tell
+    type: str  # `RoCE v2`, `IB/RoCE v1`; empty if the kernel does not report it
     nic: str
 
 
@@ -132,14 +131,14 @@ class RdmaDevice:
     name: str
     nics: tuple[str, ...]
     link_layer: str  # `InfiniBand`, `Ethernet`
-    active: bool  # A port of it is up
-    rate: str  # In the kernel's words: `200 Gb/sec (4X HDR)`
+    active: bool  # One of its ports is up
+    rate: str  # As the kernel prints it: `200 Gb/sec (4X HDR)`
     ports: tuple[RdmaPort, ...] = ()  # By number; `link_layer` and `rate` are those of the first
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """The Docker engine; `error` is set when the client is there and the daemon is not."""
+    """The Docker engine; `error` is set if the client is installed but the daemon does not run."""
 
     installed: bool
     running: bool
@@ -156,8 +155,8 @@ class EngineFacts:
     client: str = ""  # Path of the `docker` command
     # Images live in containerd, compressed layers beside unpacked ones
     containerd_store: bool = False
-    hung: bool = False  # The daemon was asked and did not answer
-    podman: bool = False  # `docker` is Podman under that name
+    hung: bool = False  # The daemon does not answer
+    podman: bool = False  # The `docker` command is Podman
     live_restore: bool = False  # Containers keep running while the engine restarts
     default_runtime: str = ""  # `runc`, `nvidia`,
     remapped: bool = False  # userns-remap: root in a container is another user outside
@@ -165,13 +164,13 @@ class EngineFacts:
 
     @property
     def snap(self) -> bool:
-        """Docker from a snap: it sees only part of the file system."""
+        """Whether Docker is a snap, which sees only part of the file system."""
         return "/snap/" in f"{self.client}/" or self.data_root.startswith("/var/snap/")
 
 
 @dataclass(frozen=True)
 class ContainerFacts:
-    """A container of ours, found by its label."""
+    """One of our containers, found by its label."""
 
     id: str
     name: str
@@ -180,14 +179,14 @@ class ContainerFacts:
     state: str  # `created`, `running`, `paused`, `restarting`, `exited`, `dead`
     exit_code: int
     started_at: str  # RFC 3339; of the last start
-    restarts: int  # By the restart policy, since the container was made
+    restarts: int  # By the restart policy, since the container was created
     oom_killed: bool = False
     error: str = ""  # Why the engine could not start it
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """The image that the probe was asked for."""
+    """The image whose reference the probe was given."""
 
     id: str
     tags: tuple[str, ...]
@@ -198,23 +197,23 @@ class ImageFacts:
     size: int  # Bytes, as the image store counts them
     architecture: str
     labels: Mapping[str, str]
-    # CUDA_VERSION and NVIDIA_REQUIRE_CUDA of its environment, where they are set
+    # CUDA_VERSION and NVIDIA_REQUIRE_CUDA of its environment, if set
     cuda: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Disk:
-    path: str  # The path asked for; the file system may be mounted above it
+    path: str  # The requested path; the file system may be mounted above it
     total: int
     free: int  # Bytes
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """All of it, at one moment."""
+    """All facts of one host, at one moment."""
 
     hostname: str
-    hostname_addresses: tuple[str, ...]  # What the host resolves its own name to
+    hostname_addresses: tuple[str, ...]  # Addresses that the host's own name resolves to
     machine_id: str
     boot_id: str
     os: Os
@@ -228,51 +227,51 @@ class HostFacts:
     gpus: GpuReport
     engine: EngineFacts
     cgroup_version: int  # 1 (or hybrid) or 2
-    nofile_hard: int  # Open files: the engine's hard limit where it runs, else that of the session
+    nofile_hard: int  # Open files: the engine's hard limit if it runs, else the session's
     clock: float  # Unix seconds when the probe ended
-    # Seconds ahead of the operator's clock; too low by the time of the answer's way back
+    # Seconds ahead of the operator's clock; too low by the time that the answer took to arrive
     clock_offset: float
     user: str
-    root: bool  # The user is root, or may become root by sudo
+    root: bool  # The user is root, or can become root by sudo
     sudo_error: str | None
     python3: str | None  # Path of a Python that runs what clusterctl sends (transport/python.py)
     listening_ports: tuple[int, ...]  # TCP ports in use, from /proc/net/tcp and tcp6
-    uid: int = -1  # Of the user whom the probe ran as: 0 under sudo
-    memory_available: int | None = None  # Bytes, in the kernel's estimate
-    python3_version: str = ""  # `3.11`, of the one that was found, whether it is good enough or not
-    # What was found lacks a part of its standard library, as Debian's python3-minimal does
+    uid: int = -1  # Of the user that the probe ran as: 0 under sudo
+    memory_available: int | None = None  # Bytes, as estimated by the kernel
+    python3_version: str = ""  # `3.11`: of the Python found, usable or not
+    # That Python lacks a part of its standard library, as Debian's python3-minimal does
     python3_minimal: bool = False
     rdma: tuple[RdmaDevice, ...] = ()
     # Such as /dev/infiniband/uverbs0. Some kernels have /dev/infiniband/rdma_cm without any device:
-    # ask `rdma` whether there is one.
+    # use `rdma` to find out whether there is one.
     rdma_nodes: tuple[str, ...] = ()
-    # Bytes that a process may lock in memory; None where the shell does not tell
+    # Bytes that a process may lock in memory; None if the shell does not report it
     memlock_hard: int | None = None
-    # The module nvidia_peermem is loaded: RDMA devices reach GPU memory by themselves
+    # The module nvidia_peermem is loaded: RDMA devices access GPU memory directly
     peer_memory: bool = False
-    # Where the GPUs are; empty on a host with one NUMA node, or without NVIDIA's driver
+    # NUMA nodes of the GPUs; empty on a host with one NUMA node, or without NVIDIA's driver
     gpu_numa_nodes: tuple[int, ...] = ()
     cdi_specs: tuple[str, ...] = ()  # Files in /etc/cdi and /var/run/cdi
     nvidia_ctk: str | None = None  # Path of the NVIDIA container toolkit's command
-    # The kernel can keep devices from containers: control groups are there and mounted
+    # The kernel can restrict the devices of containers: the control groups for it are mounted
     device_cgroup: bool = True
-    runtimes: tuple[str, ...] = ()  # Other container runtimes that are installed: `podman`, `k3s`,
-    # The address of this host that SSH came in by; empty under sudo, which hides it
+    runtimes: tuple[str, ...] = ()  # Other installed container runtimes: `podman`, `k3s`,
+    # The address of this host that SSH connected to; empty under sudo, which hides it
     ssh_ip: str = ""
-    # What could not be read, a sentence each. The field it would fill holds its empty value: 0, "",
-    # () or None.
+    # One sentence for each fact that could not be read; its field has the empty value: 0, "", () or
+    # None.
     unknown: tuple[str, ...] = ()
 
     @property
     def python_words(self) -> str:
-        """What Python was found, for people."""
+        """Description of the Python found, for the user."""
         if not self.python3_version:
             return "no python3"
         lack = " without its standard library" if self.python3_minimal else ""
         return f"Python {self.python3_version}{lack}"
 
     def disk(self, path: str) -> Disk | None:
-        """The measured disk of `path`, or of the longest measured directory above it."""
+        """Return the measured disk of `path`, or of the nearest measured directory above it."""
         above = [d for d in self.disks if f"{path}/".startswith(f"{d.path.rstrip('/')}/")]
         return max(above, key=lambda disk: len(disk.path), default=None)
 
@@ -280,7 +279,7 @@ class HostFacts:
         return next((nic for nic in self.nics if nic.name == name), None)
 
     def nic_with(self, ip: str) -> NicFacts | None:
-        """The NIC that holds `ip`."""
+        """Return the NIC that holds `ip`, or None."""
         return next(
             (nic for nic in self.nics if any(a.ip == ip for a in nic.addresses)),
             None,

@@ -1,4 +1,4 @@
-"""NICs, addresses, RDMA devices and ports that the inventory promises. Pure."""
+"""Check NICs, addresses, RDMA devices and ports that the inventory names. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERBS_NODES = "/dev/infiniband/uverbs"
 
 
 def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
-    """A sentence each, about the active devices; none where the inventory switches RDMA off."""
+    """Yield notes about the active devices; none if the inventory switches RDMA off."""
     devices = usable_devices(inventory, host, facts)
     if not devices:
         return
@@ -30,13 +30,13 @@ def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[s
 
 
 def usable_devices(inventory: Inventory, host: Host, facts: HostFacts) -> list[RdmaDevice]:
-    """The active ones; none where the inventory switches RDMA off."""
+    """Return the active devices; none if the inventory switches RDMA off."""
     wanted = inventory.network.rdma and host.nics.rdma != ()
     return [device for device in facts.rdma if device.active] if wanted else []
 
 
 def has_verbs(facts: HostFacts) -> bool:
-    """Whether there is a device node for programs: the kernel's devices alone are not enough."""
+    """Whether there is a device node for programs, which need one besides the kernel's devices."""
     return any(path.startswith(VERBS_NODES) for path in facts.rdma_nodes)
 
 
@@ -59,7 +59,7 @@ def _nic(device: RdmaDevice) -> str:
 
 
 def _has_v2(port: RdmaPort) -> bool:
-    """True also where the kernel does not tell types."""
+    """Whether the port has a RoCE v2 GID; also true if the kernel does not report types."""
     return any(gid.type in ("RoCE v2", "") for gid in port.gids)
 
 
@@ -73,7 +73,7 @@ HEAD_ONLY = ("gcs", "dashboard", "ray_client")
 def network_problems(
     inventory: Inventory, host: Host, facts: HostFacts
 ) -> Iterator[RequirementsNotMet]:
-    # Without any NIC the probe failed to read them, and says so in a note.
+    # If there is no NIC, the probe could not read them, which a note reports.
     if not facts.nics:
         return
     for name, purposes in _named_nics(host).items():
@@ -84,7 +84,7 @@ def network_problems(
 
 
 def _named_nics(host: Host) -> dict[str, list[str]]:
-    """NIC to the purposes that the inventory gives it."""
+    """NIC to the purposes for which the inventory names it."""
     named: dict[str, list[str]] = {}
     for purpose in ("control", "nccl", "gloo"):
         if name := getattr(host.nics, purpose):
@@ -124,7 +124,7 @@ def _nic_problems(
 
 
 def _offer(facts: HostFacts) -> str:
-    """Interfaces worth naming: those with an address, `eth0 (10.0.0.1)`, else all."""
+    """Interfaces for the user to choose: those with an address, `eth0 (10.0.0.1)`, else all."""
     usable = [nic for nic in facts.nics if nic.kind != "loopback"]
     addressed = [nic for nic in usable if _ips(nic)]
     return ", ".join(_with_address(nic) for nic in addressed or usable) or "none"
@@ -159,7 +159,7 @@ def _node_ip_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotM
 
 
 def _holds(nic: NicFacts, ip: str) -> bool:
-    """Compared as addresses: IPv6 has several spellings."""
+    """Whether the NIC has `ip`. Compared as addresses, as IPv6 has several spellings."""
     try:
         wanted = ip_address(ip)
     except ValueError:
@@ -170,7 +170,7 @@ def _holds(nic: NicFacts, ip: str) -> bool:
 def _subnet_problems(
     inventory: Inventory, host: Host, facts: HostFacts
 ) -> Iterator[RequirementsNotMet]:
-    """The subnet matters where the host's own words do not say which NIC to use."""
+    """Check network.subnet, which matters only if the host has neither node_ip nor nics.control."""
     subnet = inventory.network.subnet
     if subnet is None or host.node_ip or host.nics.control:
         return
@@ -202,7 +202,7 @@ def _rdma_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]
 def port_problems(
     inventory: Inventory, host: Host, facts: HostFacts
 ) -> Iterator[RequirementsNotMet]:
-    """Ports of Ray that something on the host listens on already."""
+    """Yield an error if a program on the host already listens on ports that Ray needs."""
     taken = {
         port: purpose
         for port, purpose in _ray_ports(inventory.ray_ports, host)
@@ -213,7 +213,7 @@ def port_problems(
 
 
 class PortsTaken(RequirementsNotMet):
-    """Ports of Ray, with what they are for, that something else on the host listens on."""
+    """Ports that Ray needs are used by another program on the host; `taken`: port to purpose."""
 
     def __init__(self, host: str, taken: Mapping[int, str]) -> None:
         self.ports = tuple(taken)
@@ -235,8 +235,8 @@ def _ray_ports(ports: RayPorts, host: Host) -> Iterator[tuple[int, str]]:
 
 
 def name_notes(facts: HostFacts) -> Iterator[str]:
-    """No problem for our own containers: Gloo is told its interface (GLOO_SOCKET_IFNAME) and
-    Ray its address. Other programs on the host ask the name (vllm #7074, ray #37461)."""
+    """Note a name that resolves to a loopback address. Our containers do not depend on it: Gloo has
+    GLOO_SOCKET_IFNAME, Ray its address. Other programs look it up (vllm #7074, ray #37461)."""
     if any(ip.startswith("127.") or ip == "::1" for ip in facts.hostname_addresses):
         yield (
             f"its name {facts.hostname} resolves to {facts.hostname_addresses[0]}: harmless "

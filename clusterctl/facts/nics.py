@@ -1,4 +1,4 @@
-"""Network interfaces, routes and ports, out of a probe's text."""
+"""Parse network interfaces, routes and ports from a probe's output."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ROUTE_REJECT = 0x0200
 
 
 def parse_nics(files: Files, said: Section | None, paths: Sequence[str]) -> tuple[NicFacts, ...]:
-    """All NICs: their names and addresses from `ip`, or from /proc where there is no `ip`;
-    the rest from /sys/class/net."""
+    """Return all NICs: names and addresses from `ip`, or from /proc if the host has no `ip`; the
+    rest from /sys/class/net."""
     text = said.body.strip() if said else ""
     if text.startswith("["):
         links = {link["ifname"]: link for link in json.loads(text) if "ifname" in link}
@@ -69,7 +69,7 @@ def _linked(paths: Sequence[str], prefix: str) -> tuple[str, ...]:
 
 
 def _positive(word: str) -> int | None:
-    """Drivers that do not know their speed say -1, or 2**32 - 1 when the link is down."""
+    """Parse a speed. Drivers without one report -1, or 2**32 - 1 when the link is down: None."""
     number = int(word) if re.fullmatch(r"\d+", word) else 0
     return number if 0 < number < 2**32 - 1 else None
 
@@ -87,18 +87,18 @@ def _json_addresses(link: dict[str, Any]) -> list[Address]:
 
 
 def _address(ip: str, prefix: int, scope: str) -> Address:
-    """In the usual spelling. Raises ValueError for what is no address."""
+    """Build an Address in canonical spelling. Raises ValueError if `ip` is malformed."""
     return Address(str(ip_address(ip)), prefix, scope)
 
 
 def _text_addresses(text: str) -> list[tuple[str, Address]]:
-    """From `ip -o addr`, for a busybox `ip`, which has no JSON."""
+    """Parse `ip -o addr`, for a busybox `ip`, which cannot print JSON."""
     matches = (_ADDRESS.match(line) for line in text.splitlines())
     return [(m[1], _address(m[2], int(m[3]), m[4])) for m in matches if m]
 
 
 def _device_names(files: Files) -> list[str]:
-    """From /proc/net/dev; its first two lines are headings, and have a `|`."""
+    """Parse /proc/net/dev; its first two lines are headings, which contain a `|`."""
     lines = (line for line in files.get("/proc/net/dev", ()) if "|" not in line)
     return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
@@ -118,7 +118,7 @@ def _proc_addresses(files: Files) -> list[tuple[str, Address]]:
 
 
 def _local_ipv4(lines: Sequence[str]) -> list[IPv4Address]:
-    """Addresses of this host in fib_trie: a leaf `|-- IP` and below it `/32 host LOCAL`."""
+    """Parse this host's addresses from fib_trie: a leaf `|-- IP` and below it `/32 host LOCAL`."""
     found: dict[IPv4Address, None] = {}
     leaf = None
     for line in lines:
@@ -130,7 +130,7 @@ def _local_ipv4(lines: Sequence[str]) -> list[IPv4Address]:
 
 
 def _proc_ipv6(lines: Sequence[str]) -> list[tuple[str, Address]]:
-    """From if_inet6: address, index, prefix length, scope, flags, name."""
+    """Parse if_inet6: address, index, prefix length, scope, flags, name."""
     found = []
     for line in lines:
         digits, _, prefix, scope, _, name = line.split()
@@ -140,7 +140,7 @@ def _proc_ipv6(lines: Sequence[str]) -> list[tuple[str, Address]]:
 
 
 def _routes(files: Files) -> list[tuple[str, IPv4Network, int, bool]]:
-    """/proc/net/route as (NIC, network, metric, direct); its numbers are little-endian hex."""
+    """Parse /proc/net/route (little-endian hex) to (NIC, network, metric, direct)."""
     found = []
     for line in files.get("/proc/net/route", ()):
         fields = line.split()
@@ -162,7 +162,7 @@ def parse_default_nic(files: Files) -> str | None:
 
 
 def _ipv6_defaults(files: Files) -> list[tuple[int, str]]:
-    """Fields of ipv6_route: ..., [5] metric, [8] flags, [9] NIC; the probe sends defaults only."""
+    """Parse ipv6_route: ..., [5] metric, [8] flags, [9] NIC; the probe sends defaults only."""
     lines = (line.split() for line in files.get("/proc/net/ipv6_route", ()))
     return [
         (int(fields[5], 16), fields[9])
@@ -172,13 +172,13 @@ def _ipv6_defaults(files: Files) -> list[tuple[int, str]]:
 
 
 def parse_listening(files: Files) -> tuple[int, ...]:
-    """Ports of listening sockets: second field `ADDRESS:PORT` in hex."""
+    """Return the ports of listening sockets: second field `ADDRESS:PORT` in hex."""
     lines = (*files.get("/proc/net/tcp", ()), *files.get("/proc/net/tcp6", ()))
     return tuple(sorted({int(line.split()[1].rpartition(":")[2], 16) for line in lines}))
 
 
 def parse_names(lines: Sequence[str]) -> tuple[str, ...]:
-    """Addresses, each once, from `getent ahosts`."""
+    """Return the addresses printed by `getent ahosts`, without duplicates."""
     found: dict[str, None] = {}
     for line in lines:
         ip = line.split()[0]
@@ -194,7 +194,7 @@ def parse_ssh_ip(connection: str) -> str:
 
 
 def parse_gpu_numa_nodes(files: Files) -> tuple[int, ...]:
-    """NUMA nodes of the devices that NVIDIA's driver holds, each once; -1 means there is one."""
+    """NUMA nodes of the devices bound to NVIDIA's driver, without -1, which means a single node."""
     prefix, suffix = "/sys/bus/pci/drivers/nvidia/", "/numa_node"
     words = (
         first_line(files, path)

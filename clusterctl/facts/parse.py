@@ -1,4 +1,4 @@
-"""A probe's text becomes facts. Pure; what cannot be read is named in `HostFacts.unknown`."""
+"""Convert a probe's output to facts. Pure; what cannot be read is named in `HostFacts.unknown`."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from clusterctl.facts.model import (
 from clusterctl.facts.sections import Answer, Section, read_files
 from clusterctl.transport.python import OLDEST
 
-# This file stands at the root of a unified hierarchy only
+# Only a unified hierarchy (cgroup v2) has this file at its root
 CGROUP_V2 = "/sys/fs/cgroup/cgroup.controllers"
 
-_PATTERN = frozenset("*[")  # In a path that the shell would have replaced, had anything matched it
+_PATTERN = frozenset("*[")  # Characters of a shell pattern that matched nothing
 
 _SHM = "/dev/shm"  # noqa: S108  (measured on the host, not used here)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Everything one round trip brought."""
+    """Everything that one round trip returned."""
 
     facts: HostFacts
-    # Content by path; None where there is no such file, under the pattern that was asked for. A
-    # file that is there and may not be read is in `unreadable` instead.
+    # Content by path (by the pattern, if nothing matched it); None if there is no such file.
+    # Existing files that cannot be read are in `unreadable` instead.
     files: Mapping[str, bytes | None]
     unreadable: tuple[str, ...]
-    # Those with the label `clusterctl.cluster`, of any cluster and in any state
+    # Containers with the label `clusterctl.cluster`, of any cluster and in any state
     containers: tuple[ContainerFacts, ...]
-    # The image asked for; None when the host has not got it, or has no engine to ask
+    # The requested image; None if the host does not have it, or has no engine
     image: ImageFacts | None
 
 
 def parse_probe(
     answer: Answer, *, sudo_error: str | None, received: float, gpu_probe: GpuProbe = NVIDIA
 ) -> Probe:
-    """`answer` as models.
+    """Parse `answer`.
 
-    `sudo_error` says why the probe did not run under sudo, where that was tried; `received`
-    is the operator's clock, in Unix seconds, when the answer had come.
+    `sudo_error`: why the probe could not run under sudo, if that was tried; `received`: Unix
+    seconds on the operator's clock when the answer arrived.
     """
     containers = answer.read(
         "our containers", (), docker_report.parse_containers, answer.find("containers")
@@ -63,7 +63,7 @@ def parse_probe(
 
 
 class _FactsReader:
-    """Reads each field of HostFacts from its section; a failure is that field's alone."""
+    """Parses each field of HostFacts from its section; a failure affects that field only."""
 
     def __init__(self, answer: Answer, sudo_error: str | None, gpu_probe: GpuProbe) -> None:
         self._answer = answer
@@ -124,8 +124,8 @@ class _FactsReader:
         )
 
     def _python(self) -> tuple[str | None, str, bool]:
-        """Path of a Python that runs what we send, the version that was found, and whether that
-        one lacks a part of its standard library."""
+        """Return the path of a usable Python (or None), the version of the Python found, and
+        whether that one lacks a part of its standard library."""
         path, version, minimal, *_ = [*self._shell.get("python3", "").split(), "", "", ""]
         major, _, minor = version.partition(".")
         new_enough = minor.isdecimal() and (int(major), int(minor)) >= OLDEST
@@ -149,7 +149,7 @@ class _FactsReader:
         return system.parse_clock(start, end)
 
     def _nofile(self) -> int:
-        """The engine's own limit counts, where it runs and its limits may be read."""
+        """Return the engine's limit if it runs and its limits can be read, else the session's."""
         return system.parse_nofile(self._shell.get("engine-nofile") or self._shell["nofile"])
 
     def _os(self) -> Os:
@@ -172,7 +172,7 @@ class _FactsReader:
         )
 
     def _disks(self) -> dict[str, Disk]:
-        """By path: those asked for, and where the engine keeps its images."""
+        """Return the requested disks and that of the engine's image store, by path."""
         found: dict[str, Disk] = {}
         for section in self._answer.all("disks"):
             found.update(self._answer.read("disks", {}, system.parse_disks, section))
@@ -192,7 +192,7 @@ def _asked_files(answer: Answer) -> tuple[dict[str, bytes | None], tuple[str, ..
 
 
 def _content(section: Section) -> bytes | None:
-    """None when there is no such file. Raises ValueError when it could not be read."""
+    """Return the content, None if there is no such file. Raises ValueError if unreadable."""
     if "!missing" in section.lines:
         return None
     return base64.b64decode("".join(section.lines), validate=True)

@@ -1,4 +1,4 @@
-"""RDMA devices, out of what /sys/class/infiniband says.
+"""Parse RDMA devices from the content of /sys/class/infiniband.
 
 Formats: Documentation/ABI/stable/sysfs-class-infiniband of the Linux kernel.
 """
@@ -16,7 +16,7 @@ _RATE = re.compile(r"([\d.]+) Gb/sec")
 
 
 def parse_rdma(files: Files, paths: Sequence[str]) -> tuple[RdmaDevice, ...]:
-    """Every device. Raises ValueError for a rate or number that is none."""
+    """Return every device. Raises ValueError for a malformed rate or number."""
     names = [path.removeprefix(_CLASS) for path in paths if path.startswith(_CLASS)]
     return tuple(_device(name, files, paths) for name in names if "/" not in name)
 
@@ -53,8 +53,8 @@ def _port(directory: str, number: int, files: Files) -> RdmaPort:
 
 
 def _gids(directory: str, files: Files) -> list[Gid]:
-    """In the order of the table. The kernel shows unused entries as zeros, which the probe
-    leaves out."""
+    """Return the entries in the order of the table, without unused ones, which the probe leaves
+    out."""
     prefix = f"{directory}/gids/"
     indices = sorted(int(path.removeprefix(prefix)) for path in files if path.startswith(prefix))
     return [

@@ -1,7 +1,7 @@
-"""What stands in the way of the cluster that the inventory promises. Pure.
+"""Check whether hosts meet the requirements of the cluster that the inventory declares. Pure.
 
-`problems` stop a bootstrap; `notes` are told and passed over. Both look at every host and give
-all there is, so that one round of repairs is enough.
+`problems` stop a bootstrap; `notes` are only printed. Both check every host and report everything,
+so that one round of repairs is enough.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from clusterctl.transport.credentials import SUDO_PASSWORD
 _GIB = 2**30
 
 # Bytes. Ray's object store takes 1 GB of /dev/shm, NCCL and vLLM's queues some more: containers
-# share the host's (`--ipc host`). Docker's 64 MB end in a bus error (vllm #1710, nccl #290).
+# share the host's (`--ipc host`). Docker's 64 MB cause a bus error (vllm #1710, nccl #290).
 SHM_NEEDED = 3 * _GIB // 2
 
-# Open files. Ray opens some per worker and per peer and dies when it may not (ray #13045); a
-# container's limit cannot pass the hard one of the engine.
+# Open files. Ray opens some per worker and per peer and dies if it cannot (ray #13045); a
+# container's limit cannot exceed the engine's hard limit.
 NOFILE_WANTED = 65536
 
 # Ray itself warns below 8192; with 1024 the raylet ends by SIGABRT (ray #13045)
 NOFILE_NEEDED = 4096
 
-# Bytes that must be free for logs, caches and node files: a full disk ends Ray (it spills and
+# Bytes that must be free for logs, caches and node files: a full disk stops Ray (it spills and
 # logs), and the engine
 DISK_NEEDED = _GIB
 
@@ -76,7 +76,7 @@ def limit_notes(facts: HostFacts) -> Iterator[str]:
 
 
 def full_disks(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
-    """One problem for each file system, whichever of the paths lie on it."""
+    """Yield one problem for each full file system, however many of the paths are on it."""
     told: set[tuple[int, int]] = set()
     for path in ("/", facts.engine.data_root or ENGINE_ROOT, inventory.models):
         disk = facts.disk(path)
@@ -91,15 +91,15 @@ def full_disks(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[R
         )
 
 
-SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")  # Those that vLLM's images are made for
+SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")  # Architectures of vLLM's images
 
 
 class DeviceRequirements(Protocol):
-    """What an accelerator asks of hosts: it stands above, and knows its own devices."""
+    """Requirements of an accelerator, implemented by a layer above, which knows its devices."""
 
     @property
     def usual_image(self) -> int:
-        """Bytes of room for an image that could not be measured."""
+        """Bytes to assume for an image of unknown size."""
 
     def problems(
         self,
@@ -108,13 +108,13 @@ class DeviceRequirements(Protocol):
         facts: HostFacts,
         image_env: Mapping[str, str] | None,
     ) -> Iterator[RequirementsNotMet]:
-        """What keeps `host` from giving the devices that it promises."""
+        """Yield the reasons why `host` cannot provide the devices declared for it."""
 
     def notes(self, inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
-        """What a user should know of the devices of one host."""
+        """Yield notes for the user about the devices of one host."""
 
     def notes_between(self, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-        """How hosts differ."""
+        """Yield notes about differences between hosts."""
 
 
 def problems(
@@ -127,14 +127,13 @@ def problems(
     image_size: int | None = None,
     image_env: Mapping[str, str] | None = None,
 ) -> tuple[RequirementsNotMet, ...]:
-    """Every problem of every host, in the inventory's order, then those between hosts.
+    """Return every problem of every host, in the inventory's order, then those between hosts.
 
-    facts       by the inventory's names; a host without any, such as one that does not answer,
-                is passed over
-    ours        hosts that run our node container: Ray's ports are our own Ray's there
-    with_image  hosts that have the image: it needs no room there. Those in `ours` count too
-    image_size  bytes, where the image could be measured
-    image_env   what the image says of the CUDA it needs, where a host has it
+    facts       by host name; hosts without facts, such as those that do not answer, are skipped
+    ours        hosts that run our node container, where Ray's ports are used by our own Ray
+    with_image  hosts that have the image and need no room for it, besides those in `ours`
+    image_size  bytes of the image, if known
+    image_env   the image's environment variables about CUDA, if a host has the image
     """
     of_hosts = (
         problem
@@ -159,7 +158,7 @@ def problems(
 def notes(
     inventory: Inventory, facts: Mapping[str, HostFacts], devices: DeviceRequirements
 ) -> tuple[str, ...]:
-    """What a user should know and nothing depends on: a sentence each, hosts named."""
+    """Return one sentence per note for the user, with the host's name. Nothing depends on notes."""
     of_hosts = (
         f"{host.name}: {text}"
         for host in inventory.hosts
@@ -195,7 +194,7 @@ def _disk_problems(
     *,
     has_image: bool,
 ) -> Iterator[RequirementsNotMet]:
-    """A disk that is full has no room for an image either."""
+    """Yield full disks, else missing room for the image: a full disk has none either."""
     full = tuple(full_disks(inventory, host, facts))
     yield from full
     if not full and not has_image:

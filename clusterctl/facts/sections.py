@@ -1,4 +1,4 @@
-"""A probe's answer, cut into its marked sections. Pure text."""
+"""Split a probe's answer into its sections. Pure."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Answer:
-    """All sections of one probe, in their order, and what could not be made out of them."""
+    """All sections of one probe, in order, and what could not be parsed."""
 
     sections: tuple[Section, ...]
     unknown: list[str] = field(default_factory=list)
 
     @property
     def begun(self) -> bool:
-        """The script ran at all."""
+        """Whether the script ran at all."""
         return bool(self.sections)
 
     @property
@@ -59,13 +59,13 @@ class Answer:
         return next(iter(self.all(name)), None)
 
     def lines(self, name: str) -> list[str]:
-        """Lines of the section, none where it is missing."""
+        """Lines of the section; an empty list if it is missing."""
         section = self.find(name)
         return section.lines if section else []
 
     def read(self, what: str, default: T, parse: Callable[P, T], *a: P.args, **k: P.kwargs) -> T:
-        """What `parse` makes of the rest; `default`, with a stated unknown, where it cannot
-        make sense of it."""
+        """Return the result of `parse(*a, **k)`. If it fails to parse, note that in `unknown` and
+        return `default`."""
         try:
             return parse(*a, **k)
         except _UNPARSABLE as error:
@@ -74,8 +74,8 @@ class Answer:
 
 
 def split_sections(text: str, marker: str) -> Answer:
-    """Cut `text` at the lines that start with `marker`; what comes before the first, such as
-    the chatter of a shell's start-up files, is dropped."""
+    """Split `text` at the lines that start with `marker`; text before the first, such as output of
+    the shell's start-up files, is dropped."""
     sections = []
     for part in f"\n{text}".split(f"\n{marker} ")[1:]:
         head, _, body = part.partition("\n")
@@ -84,12 +84,12 @@ def split_sections(text: str, marker: str) -> Answer:
     return Answer(tuple(sections))
 
 
-# grep's `path:line`; of all paths asked for, only those of PCI devices have colons inside
+# grep's `path:line`; of the requested paths, only those of PCI devices contain colons
 _NAMED_LINE = re.compile(r"(/sys/bus/pci/(?:devices|drivers/nvidia)/[^/]*/[a-z_]+|/[^:]*):(.*)")
 
 
 def read_files(answer: Answer) -> dict[str, list[str]]:
-    """Path to lines."""
+    """Return each file's lines by path."""
     files: dict[str, list[str]] = {}
     for line in (*answer.lines("files"), *answer.lines("lines")):
         if match := _NAMED_LINE.fullmatch(line):

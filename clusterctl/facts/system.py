@@ -1,4 +1,4 @@
-"""Operating system, identity, memory, disks, clock and users, out of a probe's text."""
+"""Parse operating system, identity, memory, disks, clock and users from a probe's output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DF_LINE = re.compile(r"^.*?\s+(\d+)\s+-?\d+\s+(-?\d+)\s+(?:\d+%|-)\s+/")
 
 
 def first_line(files: Files, *paths: str) -> str:
-    """The first line of the first of `paths` that has one, else ""."""
+    """Return the first line of the first of `paths` that has one, else ""."""
     return next((files[path][0].strip() for path in paths if files.get(path)), "")
 
 
@@ -34,7 +34,7 @@ def parse_os(files: Files, machine: str) -> Os:
 
 
 def _os_release(lines: Sequence[str]) -> dict[str, str]:
-    """Shell assignments, as os-release(5) has them."""
+    """Parse shell assignments, as specified by os-release(5)."""
     pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     return {key.strip(): _unquote(value) for key, value in pairs}
 
@@ -47,7 +47,7 @@ def _unquote(value: str) -> str:
 
 
 def parse_cpus(files: Files) -> int:
-    """Processors that a process may use: `0-3,8` is five. Raises ValueError."""
+    """Count the processors that a process may use: 5 for `0-3,8`. Raises ValueError."""
     allowed = _after(files["/proc/self/status"], "Cpus_allowed_list:")
     ranges = [part.split("-") for part in allowed.split(",")]
     return sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)
@@ -58,12 +58,12 @@ def parse_uid(files: Files) -> int:
 
 
 def parse_memory(files: Files, key: str) -> int:
-    """Bytes of a key of /proc/meminfo, which counts in KiB."""
+    """Return the bytes of a key of /proc/meminfo, which is in KiB."""
     return int(_after(files["/proc/meminfo"], f"{key}:").split()[0]) * 1024
 
 
 def _after(lines: Sequence[str], key: str) -> str:
-    """What follows `key` on its line. Raises LookupError."""
+    """Return the text after `key` on its line. Raises LookupError."""
     for line in lines:
         if line.startswith(key):
             return line[len(key) :].strip()
@@ -75,7 +75,7 @@ def parse_nofile(word: str) -> int:
 
 
 def parse_memlock(shell: Mapping[str, str]) -> int | None:
-    """Bytes, from `ulimit -Hl`, which counts in KiB; None where the probe did not ask."""
+    """Return bytes, from `ulimit -Hl`, which prints KiB; None if the probe has no such output."""
     word = shell.get("memlock", "")
     if not word:
         return None
@@ -83,10 +83,10 @@ def parse_memlock(shell: Mapping[str, str]) -> int | None:
 
 
 def parse_disks(section: Section) -> dict[str, Disk]:
-    """Disks by the path asked for, less those that `df` complains about. Raises ValueError when
-    it is not clear which answer belongs to which path.
+    """Return disks by requested path, without those that `df` reports errors for. Raises ValueError
+    if answers cannot be matched to paths.
 
-    First come lines of `asked TAB existing`; then df's, in the same order.
+    The section has lines of `requested TAB existing`, then df's, in the same order.
     """
     pairs = [line.split("\t") for line in section.lines if "\t" in line]
     complaints = df_complaints(section)
@@ -106,25 +106,25 @@ def df_complaints(section: Section) -> list[str]:
 
 
 def _blamed(path: str, complaints: Sequence[str]) -> bool:
-    """`df: /data: Stale file handle`; GNU quotes the path when it must."""
+    """Match `df: /data: Stale file handle`; GNU quotes the path if necessary."""
     starts = (f"df: {path}: ", f"df: '{path}': ")
     return any(line.startswith(starts) for line in complaints)
 
 
 def parse_clock(section: Section, end: Section) -> float:
-    """Unix seconds at the probe's end: what `date` said, and the uptime that went by since."""
+    """Return Unix seconds at the probe's end: the output of `date`, plus the uptime since then."""
     uptime, now = section.lines[0].split()
-    # A busybox without nanoseconds leaves the letters in.
+    # A busybox without nanoseconds prints the format's letters.
     seconds = float(now if re.fullmatch(r"\d+\.\d+", now) else now.partition(".")[0])
     return seconds + float(end.lines[0]) - float(uptime)
 
 
 def parse_sudo(section: Section) -> str | None:
-    """None when `sudo -n` works, else its words."""
+    """Return None if `sudo -n` works, else its message."""
     *words, status = section.lines
     return None if status == "status 0" else " ".join(words) or f"sudo ended with {status}"
 
 
 def parse_shell(lines: Sequence[str]) -> dict[str, str]:
-    """`word value` lines."""
+    """Parse `word value` lines."""
     return {word: value.strip() for word, _, value in (line.partition(" ") for line in lines)}
