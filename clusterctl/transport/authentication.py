@@ -1,4 +1,4 @@
-"""Logging in: keys first, asking a person last, and a record of what was tried."""
+"""Log in over SSH: keys first, a password last, with a record of what was tried."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from paramiko.auth_strategy import (
 
 from clusterctl.transport.credentials import SSH_PASSPHRASE, SSH_PASSWORD, Credentials
 
-# Looked for in ~/.ssh when no identity file is named.
+# Tried in ~/.ssh when no identity file is named.
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
 @dataclass
 class KeyRing:
-    """Private keys by file, each read and unlocked once: its key derivation is slow on purpose,
-    and a hundred hosts share one key."""
+    """Private keys by file, each read and unlocked once: key derivation is slow by design, and a
+    hundred hosts share one key."""
 
     credentials: Credentials
     _keys: dict[Path, paramiko.PKey | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_locked(self, path: Path) -> bool:
-        """True when the file wants a passphrase. Raises OSError, ValueError for a broken file."""
+        """Whether the file needs a passphrase. Raises OSError, ValueError for a broken file."""
         with self._lock:
             if path not in self._keys:
                 self._keys[path] = _unlocked(path)
             return self._keys[path] is None
 
     def key(self, path: Path) -> paramiko.PKey:
-        """Raises OSError, and ValueError when the file or the passphrase is no good."""
+        """Return the key of a file. Raises OSError, and ValueError for a bad file or passphrase."""
         if self.is_locked(path):
             passphrase = self.credentials.passphrase(path)
             if passphrase is None:
@@ -57,20 +57,20 @@ class KeyRing:
 def _unlocked(path: Path) -> paramiko.PKey | None:
     try:
         return paramiko.PKey.from_path(path)
-    except TypeError:  # what cryptography raises for an encrypted key without a passphrase
+    except TypeError:  # raised by cryptography for an encrypted key without a passphrase
         return None
 
 
 def _load(path: Path, passphrase: str) -> paramiko.PKey:
     try:
-        # Paramiko 5.1 hands this on to cryptography, which takes bytes only.
+        # Paramiko 5.1 passes this to cryptography, which takes only bytes.
         return paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
     except ValueError as error:
         raise ValueError("the passphrase is wrong") from error
 
 
 class _PasswordLogin(AuthSource):
-    """A password, asked for when all keys were refused."""
+    """A password, requested only after all keys were refused."""
 
     def __init__(self, username: str, host: str, credentials: Credentials) -> None:
         super().__init__(username)
@@ -96,7 +96,7 @@ class _KeyLogin(InMemoryPrivateKey):
 
 
 class _Unusable(AuthSource):
-    """A key file that cannot be used, kept so that the reader of the error learns of it."""
+    """A key file that cannot be used: it always fails, so that the error lists it."""
 
     def __init__(self, username: str, path: Path, problem: Exception) -> None:
         super().__init__(username)
@@ -111,8 +111,8 @@ class _Unusable(AuthSource):
 
 
 class SshLogin(AuthStrategy):
-    """Tries, in this order: named key files, the agent, named files that want a passphrase,
-    default files likewise, a password."""
+    """Tries, in this order: named key files, the agent, named files that need a passphrase, default
+    files in the same way, a password."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class SshLogin(AuthStrategy):
         self._only_identities = only_identities
 
     def authenticate(self, transport: paramiko.Transport) -> list[SourceResult]:
-        """The sources tried. Raises AuthFailure with all of them, or when the server hung up."""
+        """Return the sources tried. Raises AuthFailure with all of them if none was accepted."""
         tried = AuthResult(self)
         for source in self.get_sources():
             try:
@@ -176,7 +176,7 @@ class SshLogin(AuthStrategy):
 
 
 class _Locked(AuthSource):
-    """An encrypted key file: its passphrase is asked for when its turn comes."""
+    """An encrypted key file; its passphrase is requested only when the file is tried."""
 
     def __init__(self, username: str, path: Path, keys: KeyRing) -> None:
         super().__init__(username)

@@ -1,4 +1,4 @@
-"""What the rest of clusterctl may ask of a host: run, put, open a channel. Nothing about SSH.
+"""Interface to a host: run a command, put a file, open a channel. Independent of SSH.
 
 A transport is bound to one host and keeps one connection. It is safe to use from several
 threads. At most four commands run at once, the fifth waits: sshd allows ten sessions on a
@@ -18,13 +18,13 @@ from clusterctl import deadlines
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
 
-# In place of the sha256 of a file: that there is none.
+# In place of a file's sha256: the file must not exist.
 ABSENT = "absent"
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command did. A status other than 0 is a result, not an exception."""
+    """Result of a command. A status other than 0 is a result, not an exception."""
 
     argv: tuple[str, ...]
     status: int
@@ -36,20 +36,20 @@ class CommandResult:
         return self.status == 0
 
     def last_lines(self, count: int = 20) -> str:
-        """The end of stderr, or of stdout when stderr is empty."""
+        """The last lines of stderr, or of stdout when stderr is empty."""
         text = self.stderr.strip() or self.stdout.strip()
         return "\n".join(text.splitlines()[-count:])
 
 
 class Channel(Protocol):
-    """A running remote command: bytes both ways until either side closes."""
+    """A running remote command: bytes in both directions until either side closes."""
 
     def send(self, data: bytes) -> None:
-        """Write all of `data` to the command's stdin; raises ConnectionFailed when it is gone."""
+        """Write all of `data` to the command's stdin. Raises ConnectionFailed when it is closed."""
 
     def recv(self, size: int) -> bytes:
-        """At most `size` bytes of its stdout, b"" at its end; raises TimeoutError after
-        the time set by `settimeout`."""
+        """Read at most `size` bytes of stdout, b"" at its end. Raises TimeoutError after the time
+        set by `settimeout`."""
 
     def settimeout(self, seconds: float | None) -> None: ...
 
@@ -57,13 +57,13 @@ class Channel(Protocol):
         """Send end of file; stdout stays open."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, once the command ended; -1 when the connection was lost."""
+        """Wait for the end of the command and return its exit status; -1 for a lost connection."""
 
     def stderr_tail(self) -> str:
-        """The last 64 KiB of what the command wrote to stderr so far."""
+        """The last 64 KiB that the command wrote to stderr so far."""
 
     def close(self) -> None:
-        """Hang up; the remote command sees end of file on stdin and SIGHUP or SIGPIPE."""
+        """Hang up: the remote command gets end of file on stdin, and SIGHUP or SIGPIPE."""
 
     def __enter__(self) -> Self: ...
 
@@ -76,8 +76,8 @@ class Channel(Protocol):
 
 
 def last_words(channel: Channel) -> str:
-    """The end of stderr of a command whose output has ended; it comes another way than that, and
-    may come later."""
+    """Return the end of stderr of a command whose stdout has ended. Waits for its exit, since
+    stderr may arrive later than stdout."""
     with suppress(TimeoutError):
         channel.wait(deadlines.COMMAND_END)
     return channel.stderr_tail().strip()
@@ -87,8 +87,8 @@ LONGEST_LINE = 64 * 2**20  # bytes
 
 
 def lines(channel: Channel) -> Iterator[str]:
-    """The channel's stdout line by line, without the newline, until its end. Raises CommandFailed
-    for a line that does not end."""
+    """Yield the channel's stdout line by line, without newlines. Raises CommandFailed for a line
+    longer than LONGEST_LINE."""
     pending = b""
     while chunk := channel.recv(65536):
         *complete, pending = (pending + chunk).split(b"\n")
@@ -101,13 +101,13 @@ def lines(channel: Channel) -> Iterator[str]:
 
 
 class Transport(Protocol):
-    """One host, as seen by the rest of the program."""
+    """One host: run commands, write files, open channels."""
 
     @property
     def host(self) -> Host: ...
 
     def connect(self) -> None:
-        """Connect now rather than at the first use. Raises ConnectionFailed."""
+        """Connect now instead of at the first use. Raises ConnectionFailed."""
 
     def run(
         self,
@@ -117,16 +117,16 @@ class Transport(Protocol):
         sudo: bool = False,
         timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
-        """Run `argv` there and wait for its end.
+        """Run `argv` on the host and wait for its end.
 
-        The time limit is enforced on the host too. `sudo` asks for root: a no-op for the
-        root user, `sudo -n`, or `sudo -S` with the password the user gave.
+        The host enforces `timeout` (seconds), too. `sudo` runs as root: directly for the root user,
+        else through `sudo -n`, or `sudo -S` with the user's password.
 
-        What the command leaves in the background does not hold `run` up. Output that start-up
-        files of the login shell print is not part of the result.
+        Background processes of the command do not delay the result. Output of the login shell's
+        start-up files is not included.
 
-        Raises ConnectionFailed (or a subclass), CommandTimedOut, and for `sudo`
-        RequirementsNotMet or AuthenticationRejected.
+        Raises ConnectionFailed (or a subclass), CommandTimedOut, and for `sudo` RequirementsNotMet
+        or AuthenticationRejected.
         """
 
     def put(
@@ -138,23 +138,23 @@ class Transport(Protocol):
         sudo: bool = False,
         before: str | None = None,
     ) -> None:
-        """Make `path` hold `data` with `mode`, atomically; its directory must exist.
+        """Write `data` to `path` with `mode`, atomically; its directory must exist.
 
-        `before`: sha256 (hex) of what the file must hold now, or ABSENT; nothing is written where
-        it holds anything else. Raises CommandFailed when the host refuses.
+        `before` (compare-and-swap): sha256 (hex) that the file must have now, or ABSENT; otherwise
+        nothing is written. Raises CommandFailed when the file cannot be written.
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
-        """Start `argv` there and talk to it, without a time limit. Raises what `run` does."""
+        """Start `argv` on the host and return its channel. No time limit. Raises as `run`."""
 
     def open_tcp(self, address: str, port: int) -> Channel:
-        """A TCP connection made from the host to `address:port`, carried by this connection."""
+        """Open a TCP connection from the host to `address:port`, through this connection."""
 
     def close(self) -> None: ...
 
 
 class Closing(ABC):
-    """A thing with a `close`."""
+    """A context manager that calls `close` on exit."""
 
     @abstractmethod
     def close(self) -> None: ...

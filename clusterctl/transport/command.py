@@ -1,4 +1,4 @@
-"""A framed command on a wire: the start, the noise before it, the password of sudo."""
+"""Run a command framed by a mark: detect its start, skip output before it, answer sudo's prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
 from clusterctl.transport.base import Closing
 
-# Seconds for the end of stderr to arrive, once a command has ended.
+# Seconds to wait for the end of stderr after a command has ended.
 LAST_WORDS = 0.5
 
 # Seconds to start that even a command with a shorter time limit gets.
@@ -27,7 +27,7 @@ STDERR_TAIL = 64 * 1024
 
 
 class NotStarted(Exception):
-    """The process ended, or the time did, before the command began. `status` is None then."""
+    """The process ended, or the time limit passed (`status` None), before the command began."""
 
     def __init__(self, status: int | None, output: str, *, prompts: int) -> None:
         super().__init__(output)
@@ -37,10 +37,10 @@ class NotStarted(Exception):
 
 
 class ErrorOutput:
-    """What arrives on stderr, drained by a thread so that the process never blocks on it.
+    """Reads stderr in a thread, so that the process never blocks on it.
 
-    Text before the mark is kept apart as noise. Each sight of sudo's prompt calls `answer`.
-    `keep` bounds what is held, in bytes; None holds everything.
+    Text before the mark is kept apart as noise. `answer` is called for each prompt of sudo. `keep`
+    is the number of bytes kept; None keeps all.
     """
 
     def __init__(self, wire: Wire, frame: Framed, keep: int | None, answer: Callable[[int], None]):
@@ -57,7 +57,7 @@ class ErrorOutput:
             return self._data.decode(errors="replace")
 
     def noise(self) -> str:
-        """What came before the mark; all of it while there is no mark."""
+        """Text before the mark; all text while there is no mark."""
         with self._lock:
             found = self._data if self._noise is None else self._noise
             text = bytes(found).decode(errors="replace")
@@ -91,7 +91,7 @@ class ErrorOutput:
             return b""
 
     def _sort(self) -> int:
-        """Split noise from output once the mark is there; the number of prompts seen."""
+        """Split noise from output at the mark, if present; return the number of prompts seen."""
         before, mark, after = bytes(self._data).partition(self._frame.mark)
         if mark:
             self._noise, self._data = before, bytearray(after)
@@ -99,8 +99,8 @@ class ErrorOutput:
 
 
 def start_limit(seconds: float | None) -> float:
-    """How long a command may take to begin: who gives it little time, as `status` does, does not
-    wait ten times as long for a login shell that hangs."""
+    """Seconds within which a command must begin. Short time limits, such as those of `status`, also
+    shorten the wait for a login shell that hangs."""
     return (
         deadlines.COMMAND_START
         if seconds is None
@@ -109,7 +109,7 @@ def start_limit(seconds: float | None) -> float:
 
 
 class RunningCommand(Closing):
-    """A running command as a Channel. Making one waits until it has started.
+    """A running command as a Channel. The constructor waits until the command has started.
 
     Raises NotStarted, and ConnectionFailed when the wire breaks first.
     """
@@ -136,7 +136,7 @@ class RunningCommand(Closing):
             raise
 
     def _answer_sudo(self, times_asked: int) -> None:
-        """The first prompt gets the password; a second means that it was wrong: hang up."""
+        """Send the password at the first prompt; hang up at a second one, since it was wrong."""
         if times_asked > 1 or self._password is None:
             self._wire.close()
             return
@@ -144,7 +144,7 @@ class RunningCommand(Closing):
             self._wire.send(self._password.encode() + b"\n")
 
     def _wait_for_mark(self) -> bytes:
-        """Read past the mark; what follows it in the same packet is the command's own."""
+        """Read past the mark; return the rest of its packet, which is the command's own output."""
         seen, deadline = b"", time.monotonic() + start_limit(self._frame.seconds)
         while self._frame.mark not in seen:
             chunk = self._receive_before(deadline)
@@ -155,7 +155,7 @@ class RunningCommand(Closing):
         return seen.partition(self._frame.mark)[2]
 
     def _receive_before(self, deadline: float) -> bytes | None:
-        """Some bytes, b"" at the end, None when the time is over."""
+        """Read some bytes; b"" at the end, None at the deadline."""
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             return None
@@ -176,7 +176,7 @@ class RunningCommand(Closing):
         return NotStarted(status, "\n".join(filter(None, noise)), prompts=self._errors.prompts)
 
     def lost(self) -> ConnectionFailed:
-        """The error to raise when `wait` gave -1."""
+        """Return the error to raise when `wait` returned -1."""
         return ConnectionFailed(
             f"the connection was lost while `{self._frame.argv[0]}` ran",
             host=self._host,
@@ -204,16 +204,16 @@ class RunningCommand(Closing):
         self._wire.close_stdin()
 
     def poll(self, seconds: float) -> int | None:
-        """The exit status, None when the command still runs after `seconds`."""
+        """Return the exit status; None when the command still runs after `seconds`."""
         return self._wire.wait(seconds)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status; -1 when the connection was lost. Raises TimeoutError."""
+        """Return the exit status; -1 when the connection was lost. Raises TimeoutError."""
         status = self._wire.wait(timeout)
         if status is None:
             raise TimeoutError(f"`{self._frame.argv[0]}` still runs after {timeout} s")
-        # Its last words may still be on their way through the reading thread; a child that it
-        # left behind may hold stderr open for ever.
+        # The reading thread may still process the end of stderr; a background child of the command
+        # may hold it open for ever.
         self._errors.join(LAST_WORDS)
         return status
 
@@ -221,7 +221,7 @@ class RunningCommand(Closing):
         return self._errors.text()
 
     def whole_stderr(self, quiet: float) -> str:
-        """stderr to its end, or until nothing more came for `quiet` seconds."""
+        """Return stderr up to its end, or until no byte came for `quiet` seconds."""
         return self._errors.to_end(quiet)
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class RunningCommand(Closing):
         self._on_close()
 
 
-# Seconds between SIGTERM and SIGKILL for a command that runs past its time.
+# Seconds between SIGTERM and SIGKILL for a command that exceeds its time limit.
 KILL_AFTER = 5
 
 _START = """\
@@ -260,8 +260,8 @@ def _token() -> str:
 class Framed:
     """`argv` with its mark and, for sudo, the prompt to look for.
 
-    `seconds` is the time limit enforced on the host, None for none. The mark's halves travel
-    apart, so that a shell that echoes what it runs (`set -x`) does not write the mark.
+    `seconds`: time limit that the host enforces; None: no limit. The mark is sent in two halves, so
+    that a shell that echoes its commands (`set -x`) does not print the mark.
     """
 
     argv: tuple[str, ...]
@@ -277,21 +277,21 @@ class Framed:
         return f"[{self.halves[0]} sudo]".encode()
 
     def plain(self) -> tuple[str, ...]:
-        """The argv that starts it as the user who logged in."""
+        """The argv to run it as the login user."""
         limit = 0 if self.seconds is None else math.ceil(self.seconds)
         return ("sh", "-c", _START, "clusterctl", *self.halves, str(limit), *self.argv)
 
     def as_root(self, *, password: bool) -> tuple[str, ...]:
-        """The argv that starts it through sudo, which asks on stderr with `prompt`, or never."""
+        """The argv to run it through sudo, which prompts on stderr with `prompt`, or never."""
         asking = "-S" if password else "-n"
         return ("sudo", asking, "-p", self.prompt.decode(), "--", *self.plain())
 
 
 def login_shell_line(argv: Sequence[str]) -> str:
-    """One line that any login shell (POSIX, fish, csh) turns into exactly `argv`.
+    """Return one line that any login shell (POSIX, fish, csh) turns into exactly `argv`.
 
-    Single quotes protect everything but the backslash in fish and `!` and newlines in csh, so
-    all but plain characters travel as octal escapes for `printf %b`.
+    Single quotes protect everything but the backslash in fish and `!` and newlines in csh, so all
+    but plain characters are sent as octal escapes for `printf %b`.
     """
     command = f"exec {shlex.join(argv)}"
     escaped = "".join(map(_ESCAPED.__getitem__, command.encode()))
@@ -299,22 +299,22 @@ def login_shell_line(argv: Sequence[str]) -> str:
 
 
 class Wire(Protocol):
-    """Raw ends of one process. Readers get b"" at the end, OSError means that it is gone."""
+    """Raw streams of one process. Reads return b"" at the end; OSError means that it is gone."""
 
     def send(self, data: bytes) -> None:
-        """Write all of `data`; raises OSError when nobody reads any more."""
+        """Write all of `data`. Raises OSError when the reading side is closed."""
 
     def recv(self, size: int) -> bytes:
-        """stdout; raises TimeoutError after the time set by `settimeout`."""
+        """Read stdout. Raises TimeoutError after the time set by `settimeout`."""
 
     def recv_stderr(self, size: int) -> bytes:
-        """stderr; waits without limit, until the end or `close`."""
+        """Read stderr; blocks without a time limit, until its end or `close`."""
 
     def settimeout(self, seconds: float | None) -> None: ...
 
     def close_stdin(self) -> None: ...
 
     def wait(self, seconds: float | None) -> int | None:
-        """The exit status; None when the time is over, -1 when the connection was lost."""
+        """Return the exit status; None after `seconds`, -1 when the connection was lost."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""From hosts of the inventory to transports."""
+"""Create transports for hosts of the inventory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clusterctl.transport.credentials import Credentials
 if TYPE_CHECKING:
     from clusterctl.transport.dialer import Dialer
 
-# Addresses that mean the machine clusterctl runs on. 127.0.0.1 does not: it may be a forwarded
+# Addresses of the machine that clusterctl runs on. 127.0.0.1 is not one: it may be a forwarded
 # port, or an sshd in a test.
 LOCAL_ADDRESSES = ("local", "localhost")
 
 
 class Connections(Closing):
-    """The transports of one run of clusterctl: one per host, made when first asked for.
+    """The transports of one run of clusterctl: one per host, created at its first use.
 
     They share the user's answers, ~/.ssh/config, and one connection to each jump host.
     """
@@ -31,7 +31,7 @@ class Connections(Closing):
         connect_timeout: float | None = None,
         ssh_config: Path = Path("~/.ssh/config"),
     ) -> None:
-        """`connect_timeout` in seconds wins over the inventory's: `status` cannot wait long."""
+        """`connect_timeout`, in seconds, overrides the inventory's: `status` cannot wait long."""
         self._credentials = credentials or Credentials()
         self._connect_timeout = connect_timeout
         self._ssh_config = ssh_config
@@ -40,7 +40,7 @@ class Connections(Closing):
         self._lock = threading.Lock()
 
     def to(self, host: Host) -> Transport:
-        """The transport to `host`, not connected yet; connecting is left to its first use."""
+        """Return the transport to `host`, which connects at its first use."""
         with self._lock:
             if host.name not in self._transports:
                 self._transports[host.name] = self._make(host)
@@ -60,7 +60,7 @@ class Connections(Closing):
             from clusterctl.transport.local import LocalTransport
 
             return LocalTransport(host, self._credentials)
-        # Fabric takes 0.2 s to import: not before a host needs it.
+        # Fabric takes 0.2 s to import: only if a host needs it.
         from clusterctl.transport.dialer import Dialer
         from clusterctl.transport.ssh import SshTransport
 

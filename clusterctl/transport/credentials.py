@@ -1,4 +1,4 @@
-"""Secrets the user can be asked for: each is asked for once, and remembered for all hosts."""
+"""Passwords and passphrases: the user is asked once for each, for all hosts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ SSH_PASSWORD = "CLUSTERCTL_SSH_PASSWORD"  # noqa: S105 - the name of a variable
 SSH_PASSPHRASE = "CLUSTERCTL_SSH_PASSPHRASE"  # noqa: S105
 SUDO_PASSWORD = "CLUSTERCTL_SUDO_PASSWORD"  # noqa: S105
 
-# Shows a question, returns the answer unseen; None when nobody can be asked.
+# Shows a question and reads the answer without echo; None when there is no user to ask.
 Ask = Callable[[str], str | None]
 
 
 def nobody(question: str) -> None:
-    """Ask no one: for runs without a terminal."""
+    """Return None without asking: for runs without a terminal."""
     _ = question
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Passwords from the environment, or from a person through `ask`.
+    """Passwords from the environment, or from the user through `ask`.
 
-    `environment` is read at every use. Threads that need the same answer wait for the one
-    question.
+    `environment` is read at every use. Threads that need the same answer wait for one question.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
@@ -35,7 +34,7 @@ class Credentials:
     _asking: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def password(self, user: str, host: str) -> str | None:
-        """For logging in. One password serves every host that `user` logs in to."""
+        """Return the login password. One password is used for every host that `user` logs in to."""
         return self.environment.get(SSH_PASSWORD) or self._answer(
             f"ssh {user}", f"SSH password of {user} (first asked for by {host}): "
         )
@@ -46,7 +45,7 @@ class Credentials:
         )
 
     def known_sudo_password(self) -> str | None:
-        """What is known without asking."""
+        """Return the password if it is known, without asking."""
         with self._asking:
             return self.environment.get(SUDO_PASSWORD) or self._answers.get("sudo")
 

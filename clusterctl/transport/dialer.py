@@ -1,4 +1,4 @@
-"""Making authenticated SSH connections: resolving, dialing, host keys, login, jump hosts."""
+"""Open authenticated SSH connections: ~/.ssh/config, jump hosts, host keys, login."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from clusterctl.transport.target import SshTarget, jump_target
 TRIES = 3
 SYSTEM_SSH_CONFIG = Path("/etc/ssh/ssh_config")
 
-# Without a handler, Python prints Paramiko's tracebacks to the terminal; what they say is in
-# the errors raised here.
+# Without a handler, Python prints Paramiko's tracebacks to the terminal; the errors raised here
+# contain their text.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Dialer:
-    """Connects to targets. What many hosts share is kept here: ~/.ssh/config, unlocked keys,
-    answers of the user, and one connection to each jump host."""
+    """Connects to targets. Holds what hosts share: ~/.ssh/config, unlocked keys, the user's
+    answers, and one connection to each jump host."""
 
     def __init__(
         self, credentials: Credentials | None = None, ssh_config: Path = Path("~/.ssh/config")
@@ -55,13 +55,13 @@ class Dialer:
         self._lock = threading.Lock()
 
     def resolve(self, target: SshTarget) -> SshEndpoint:
-        """Raises UsageError when ~/.ssh/config cannot be parsed."""
+        """Apply ~/.ssh/config to `target`. Raises UsageError when the file cannot be parsed."""
         connection = fabric.Connection(
             host=target.address,
             user=target.ssh.user,
             port=target.ssh.port,
-            # Lazy, so that neither /etc/fabric.yml nor FABRIC_* variables have a say; one for
-            # each, since Fabric 3.2 writes to it, and leaves it empty meanwhile.
+            # Lazy, so that /etc/fabric.yml and FABRIC_* variables are ignored; one per target,
+            # since Fabric 3.2 writes to it, and leaves it empty meanwhile.
             config=fabric.Config(ssh_config=self._ssh_config(), lazy=True),
             gateway=False,
             forward_agent=False,
@@ -70,7 +70,7 @@ class Dialer:
         return SshEndpoint(target, connection)
 
     def connect(self, target: SshTarget) -> fabric.Connection:
-        """An authenticated connection. Raises ConnectionFailed."""
+        """Return an authenticated connection. Raises ConnectionFailed."""
         deadline = time.monotonic() + target.connect_timeout
         for attempt in range(1, TRIES + 1):
             endpoint = self.resolve(target)
@@ -99,7 +99,7 @@ class Dialer:
                 future.result().close()
 
     def _ssh_config(self) -> paramiko.SSHConfig:
-        """The user's file, then the system's: the first value found counts, as in OpenSSH."""
+        """Parse the user's file, then the system's: the first value found counts, as in OpenSSH."""
         with self._lock:
             if self._parsed is None:
                 parsed = paramiko.SSHConfig()
@@ -163,10 +163,10 @@ class Dialer:
             ) from error
 
     def _gateway(self, jump: str, behind: SshTarget) -> fabric.Connection:
-        """The one connection to `jump`: whoever comes first makes it, the others wait for it.
+        """Return the one connection to `jump`: the first thread opens it, the others wait for it.
 
-        A failure is told to all who wait, and forgotten. sshd drops connections beyond ten
-        unauthenticated ones (MaxStartups), which one per host would run into.
+        A failure is raised in all waiting threads, and the next call tries again. sshd drops
+        connections beyond ten unauthenticated ones (MaxStartups): one per host would exceed that.
         """
         key = (jump, str(behind.ssh.identity_file))
         with self._lock:
@@ -203,7 +203,7 @@ class Dialer:
 
 
 def _of_jump_host(error: ConnectionFailed, behind: SshTarget) -> ConnectionFailed:
-    """The same, told of the host behind it."""
+    """Return the error with the host behind the jump host as its host."""
     summary = f"{error.host}: {error.summary}"
     told = type(error)(summary, host=behind.name, hint=error.hint, detail=error.detail)
     if isinstance(error, UnknownHostKey) and isinstance(told, UnknownHostKey):
@@ -228,14 +228,14 @@ def _parse_into(config: paramiko.SSHConfig, file: Path) -> None:
 
 
 def is_passing(error: Exception) -> bool:
-    """True for what a busy sshd does (MaxStartups closes or resets); worth another try."""
+    """Whether a busy sshd may cause the error (MaxStartups closes or resets): worth a retry."""
     if isinstance(error, paramiko.AuthenticationException | ConnectionFailed):
         return False
     return isinstance(error, ConnectionError | EOFError | paramiko.SSHException)
 
 
 def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed:
-    """The error for `target`, whose resolved address is `place` (host:port)."""
+    """Return the error for `target`, whose resolved address is `place` (host:port)."""
     if isinstance(error, ConnectionFailed):
         return error
     if isinstance(error, paramiko.AuthenticationException):
@@ -286,9 +286,9 @@ def bad_ssh_config(file: Path, error: Exception) -> UsageError:
 
 
 def open_proxy(command: str) -> socket.socket:
-    """A socket whose other end is stdin and stdout of `command`, the user's own shell text.
+    """Return a socket connected to stdin and stdout of `command`, the user's own shell text.
 
-    Paramiko's ProxyCommand spins for ever on a program that ended, and never reaps it.
+    Paramiko's ProxyCommand loops for ever when the program has ended, and never reaps it.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,5 +1,5 @@
-"""Where an SSH connection goes once ~/.ssh/config is applied, and whether who answers there is the
-host, in Fabric's and Paramiko's terms."""
+"""An SSH target after ~/.ssh/config is applied, and the check of its host key, in terms of Fabric
+and Paramiko."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ GLOBAL_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 
 class SshEndpoint:
-    """What the inventory leaves open, ~/.ssh/config says; `connection` is not open yet."""
+    """A target with values of ~/.ssh/config for fields that the inventory leaves unset.
+    `connection` is not open yet."""
 
     def __init__(self, target: SshTarget, connection: fabric.Connection) -> None:
         self.target = target
@@ -55,7 +56,7 @@ class SshEndpoint:
         return [Path(file) for file in self.connection.ssh_config.get("identityfile", [])]
 
     def known_hosts_files(self) -> list[Path]:
-        """The first one is where a new key would be added."""
+        """The known_hosts files; a new key is added to the first one."""
         if self.target.ssh.known_hosts:
             return [self.target.ssh.known_hosts.expanduser()]
         users = (self.option("userknownhostsfile") or "~/.ssh/known_hosts").split()
@@ -66,8 +67,8 @@ class SshEndpoint:
 
 
 class VerifyHostKey(paramiko.MissingHostKeyPolicy):
-    """Judges every host key. Paramiko is given no known hosts of its own, so each key is
-    "missing" to it; Fabric's default would accept any."""
+    """Checks every host key. Paramiko is given no known hosts, so that every key is "missing" and
+    checked here; Fabric's default would accept any."""
 
     def __init__(self, endpoint: SshEndpoint, entries: Sequence[known_hosts.Entry]) -> None:
         self._endpoint, self._entries = endpoint, entries
@@ -92,13 +93,12 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
 
 
 # It needs no separate hash: 1.7 s of CPU per GB sent, instead of 2.8 s for AES-CTR with HMAC-
-# SHA2-256, which Paramiko 5.1 would ask for first. OpenSSH has had it since 6.2 (2013).
+# SHA2-256, which Paramiko 5.1 prefers. OpenSSH has had it since 6.2 (2013).
 CHEAPEST_CIPHER = "aes128-gcm@openssh.com"
 
 
 def preferring(types: Sequence[str]) -> Any:
-    """A transport factory that asks the host for a key of a known type first, and for the
-    cheapest cipher."""
+    """Return a transport factory that prefers host keys of `types` and the cheapest cipher."""
 
     def make(sock: Any, **options: Any) -> paramiko.Transport:
         transport = paramiko.Transport(sock, packetizer_class=GatheringPacketizer, **options)
@@ -114,13 +114,12 @@ def preferring(types: Sequence[str]) -> Any:
 
 
 def _key_type(algorithm: str) -> str:
-    """RSA keys are ssh-rsa in known_hosts and sign as rsa-sha2-*."""
+    """Type of a key in known_hosts: RSA keys are ssh-rsa there and sign as rsa-sha2-*."""
     return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
 
 
 def host_key_problem(verdict: Verdict, target: SshTarget, offered: OfferedKey) -> HostKeyProblem:
-    """What is wrong with the key that the host offered; UnknownHostKey when nothing but that
-    nobody knows it."""
+    """Return the error for the host's key; UnknownHostKey if the key is merely not known."""
     if verdict.kind == "unknown" or verdict.entry is None:
         unknown = UnknownHostKey(
             f"its host key is not in {offered.file}",

@@ -1,4 +1,4 @@
-"""The same work on many hosts at once, a thread each; every outcome is kept."""
+"""Run the same work on many hosts at once, one thread each, and collect every outcome."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from clusterctl.errors import ClusterctlError, Interrupted
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Hosts at once. A connect costs about 2 ms of CPU and a host three threads, so that 100 are no
-# load; beyond about 500 in one process the threads themselves would be.
+# Hosts at once. A connect costs about 2 ms of CPU and a host three threads, so 100 are a small
+# load; beyond about 500 in one process the threads themselves would be a large one.
 LIMIT = 100
 
 
@@ -36,7 +36,7 @@ Outcome: TypeAlias = Done[R] | Failed
 
 
 class FanOutInterrupted(Interrupted, Generic[R]):
-    """Ctrl-C: `outcomes` has what was finished; the rest was not started."""
+    """Ctrl-C: `outcomes` holds the finished items; the others were not started."""
 
     def __init__(self, outcomes: dict[str, Outcome[R]], total: int) -> None:
         super().__init__(f"interrupted after {len(outcomes)} of {total} hosts")
@@ -46,12 +46,12 @@ class FanOutInterrupted(Interrupted, Generic[R]):
 def fan_out(
     items: Mapping[str, T], work: Callable[[T], R], *, limit: int = LIMIT
 ) -> dict[str, Outcome[R]]:
-    """`work(item)` for every item, at most `limit` at once; outcomes in the order of `items`.
+    """Run `work(item)` for every item, at most `limit` at once; outcomes in the order of `items`.
 
-    A ClusterctlError becomes Failed, and is given the item's name as its host when it names
-    none. Any other exception is a bug: nothing new is started, and it is raised with the
-    host's name as a note. On Ctrl-C nothing new is started, what runs finishes, and
-    FanOutInterrupted is raised; a second Ctrl-C leaves at once.
+    A ClusterctlError becomes Failed, with the item's name as its host if it has none. Any other
+    exception is a bug: no further item is started, and it is raised with the host's name as a note.
+    On Ctrl-C no further item is started, running ones finish, and FanOutInterrupted is raised; a
+    second Ctrl-C returns at once.
     """
     crew = _Crew(items, work)
     interrupted = _run(crew, min(limit, len(items)))
@@ -64,17 +64,17 @@ def fan_out(
 
 
 def values(outcomes: Mapping[str, Outcome[R]]) -> dict[str, R]:
-    """What was returned, by host, without those that failed."""
+    """Return the values by host, without the hosts that failed."""
     return {name: found.value for name, found in outcomes.items() if isinstance(found, Done)}
 
 
 def failures(outcomes: Mapping[str, Outcome[R]]) -> list[ClusterctlError]:
-    """The errors, in the order of the hosts; for `errors.raise_all`."""
+    """Return the errors, in the order of the hosts; for `errors.raise_all`."""
     return [found.error for found in outcomes.values() if isinstance(found, Failed)]
 
 
 class _Crew(Generic[T, R]):
-    """Threads that take one item after the other until none is left or all must stop."""
+    """Threads that process one item after the other until none is left or `stop` is called."""
 
     def __init__(self, items: Mapping[str, T], work: Callable[[T], R]) -> None:
         self._work = work
@@ -92,12 +92,12 @@ class _Crew(Generic[T, R]):
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Start nothing more."""
+        """Start no further item."""
         with self._changed:
             self._waiting.clear()
 
     def wait(self) -> None:
-        """Until nothing waits and nothing runs."""
+        """Wait until no item is waiting or running."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
 
@@ -121,9 +121,9 @@ class _Crew(Generic[T, R]):
 
 
 def _run(crew: _Crew[T, R], threads: int) -> bool:
-    """Work it off; True when Ctrl-C came meanwhile. A second KeyboardInterrupt passes.
+    """Process all items; return True after Ctrl-C. A second KeyboardInterrupt propagates.
 
-    Daemon threads, so that a second Ctrl-C need not wait for them to end.
+    The threads are daemons, so that a second Ctrl-C need not wait for them to end.
     """
     try:
         for number in range(threads):

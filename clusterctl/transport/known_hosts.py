@@ -1,8 +1,8 @@
-"""known_hosts files as OpenSSH writes them: which keys a host may show, and where that stands.
+"""known_hosts files in OpenSSH's format: check a host's key, and find the line that decides.
 
-Paramiko's own reader knows no wildcards, negations, @revoked, or line numbers, stops at one
-broken line, and forgets the second key type of a host: facts that decide between "unknown"
-and "changed". Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
+Paramiko's own reader ignores wildcards, negations, @revoked, and line numbers, stops at one broken
+line, and forgets the second key type of a host: facts that decide between "unknown" and "changed".
+Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _APPENDING = threading.Lock()
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: `patterns` as written, key type and base64 key, and where it stands."""
+    """One line: `patterns` as written, key type, base64 key, and its file and line number."""
 
     patterns: tuple[str, ...]
     key_type: str
@@ -38,11 +38,11 @@ class Entry:
 
     @cached_property
     def _is_plain(self) -> bool:
-        """Its patterns are names: neither hashed nor negated, and without wildcards."""
+        """Whether its patterns are plain names: not hashed or negated, and without wildcards."""
         return not any(character in pattern for pattern in self.patterns for character in "|!*?")
 
     def names(self, name: str) -> bool:
-        """True when a pattern covers `name`, and no negated one does."""
+        """Whether a pattern matches `name`, and no negated one does."""
         if self._is_plain:
             return name in self.patterns
         covered = False
@@ -55,29 +55,29 @@ class Entry:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the files say of a key. `entry` is the line that spoke against it."""
+    """Result for a key. `entry`: the line that revokes it or has another key."""
 
     kind: Literal["known", "unknown", "changed", "revoked"]
     entry: Entry | None = None
 
 
 def host_name(address: str, port: int) -> str:
-    """The name a host has in known_hosts: bare for port 22, else `[address]:port`."""
+    """The name of a host in known_hosts: bare for port 22, else `[address]:port`."""
     name = address.lower()
     return name if port == 22 else f"[{name}]:{port}"
 
 
 def read(files: Iterable[Path]) -> list[Entry]:
-    """The entries of all files that exist and can be read. @cert-authority is left out."""
+    """Return the entries of all readable files, without @cert-authority lines."""
     return [entry for file in files for entry in _read_file(file)]
 
 
 def judge(entries: Sequence[Entry], name: str, key_type: str, key: str) -> Verdict:
-    """What `entries` say of a host called `name` that shows this key.
+    """Return the verdict on a host called `name` that shows this key.
 
-    A key of a type that no line has for the host, while lines have another type, counts as
-    changed: a machine in the middle could otherwise pick a type at will. A key known under
-    the bare address is known on any port too, as in OpenSSH.
+    A key of a new type for a host with lines of another type counts as changed: a machine in the
+    middle could otherwise pick a type at will. A key known under the bare address is known on any
+    port too, as in OpenSSH.
     """
     mine = [entry for entry in entries if entry.names(name)]
     same = [entry for entry in mine if (entry.key_type, entry.key) == (key_type, key)]
@@ -96,14 +96,14 @@ def judge(entries: Sequence[Entry], name: str, key_type: str, key: str) -> Verdi
 
 
 def key_types(entries: Sequence[Entry], name: str) -> list[str]:
-    """The types of key known for the host, to ask it for one of these."""
+    """Return the key types known for the host, to request one of them."""
     names = {name, name[1 : name.rindex("]")] if name.startswith("[") else name}
     found = (e.key_type for e in entries if not e.revoked and any(e.names(n) for n in names))
     return list(dict.fromkeys(found))
 
 
 def append(file: Path, name: str, key_type: str, key: str, *, hashed: bool = False) -> None:
-    """Add a line for a host never seen. Raises OSError."""
+    """Add a line for an unknown host. Raises OSError."""
     written = _hashed(name) if hashed else name
     with _APPENDING:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def append(file: Path, name: str, key_type: str, key: str, *, hashed: bool = Fal
 
 
 def fingerprint(key: str) -> str:
-    """SHA256 of a base64 key, as `ssh-keygen -l` prints it."""
+    """Return the SHA256 of a base64 key, as `ssh-keygen -l` prints it."""
     digest = hashlib.sha256(base64.b64decode(key)).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
@@ -130,7 +130,7 @@ def _read_file(file: Path) -> tuple[Entry, ...]:
 
 @lru_cache(maxsize=16)
 def _entries(file: Path, version: tuple[int, int, int]) -> tuple[Entry, ...]:
-    """The entries of one version of a file: a hundred hosts ask for the same hundred lines."""
+    """Parse one version of a file, cached: a hundred hosts need the same hundred lines."""
     del version
     lines = file.expanduser().read_text(errors="replace").splitlines()
     found = (_parse(line, file, number) for number, line in enumerate(lines, start=1))
@@ -165,12 +165,12 @@ def _covers(pattern: str, name: str) -> bool:
 
 
 def _escaped(pattern: str) -> str:
-    """Only * and ? are wild in known_hosts; brackets are part of `[address]:port`."""
+    """Escape brackets, part of `[address]:port`: only * and ? are wildcards in known_hosts."""
     return pattern.replace("[", "[[]")
 
 
 def _hashed(name: str, salt: bytes | None = None) -> str:
-    """The form that `HashKnownHosts yes` writes: |1|salt|HMAC-SHA1(salt, name)."""
+    """Return the form that `HashKnownHosts yes` writes: |1|salt|HMAC-SHA1(salt, name)."""
     salt = salt or os.urandom(20)
     digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
@@ -178,7 +178,7 @@ def _hashed(name: str, salt: bytes | None = None) -> str:
 
 @dataclass(frozen=True)
 class OfferedKey:
-    """What a host showed. `name` is what known_hosts calls it, `file` where it would be added."""
+    """A key that a host offered. `name`: the host in known_hosts; `file`: where to add the key."""
 
     file: Path
     name: str
@@ -191,11 +191,11 @@ class OfferedKey:
         return f"{self.key_type} {fingerprint(self.key)}"
 
     def remember(self) -> None:
-        """Add exactly this key to known_hosts: the host must show it again. Raises OSError."""
+        """Add this key to known_hosts; the host must show the same key again. Raises OSError."""
         append(self.file, self.name, self.key_type, self.key, hashed=self.hashed)
 
 
 class UnknownHostKey(HostKeyProblem):
-    """No known_hosts file has a key of this host; `offered` is the one that it showed."""
+    """No known_hosts file has a key of this host; `offered` is the key that it showed."""
 
     offered: OfferedKey | None = None

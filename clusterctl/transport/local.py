@@ -1,4 +1,4 @@
-"""This machine as a host: the same contract by subprocesses, for inventories with `localhost`."""
+"""This machine as a host: a transport over subprocesses, for inventories with `localhost`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from clusterctl.transport.shell import ShellTransport
 from clusterctl.transport.tcp import SocketChannel
 
 _HANG_UP_GRACE = 1.0
-# How often a reader of stderr looks whether the wire was closed under it.
+# Milliseconds between checks whether another thread closed the wire.
 _CLOSED_CHECK_MS = 200
 
 
 class LocalTransport(ShellTransport):
-    """Commands on the machine that clusterctl runs on."""
+    """Runs commands on the machine that clusterctl runs on."""
 
     def __init__(self, host: Host, credentials: Credentials | None = None) -> None:
         super().__init__(host, credentials or Credentials())
@@ -37,7 +37,7 @@ class LocalTransport(ShellTransport):
         return "root" if os.geteuid() == 0 else account()
 
     def connect(self) -> None:
-        """Nothing to do: it is here."""
+        """Do nothing: there is no connection."""
 
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
         return LocalWire(argv), lambda: None
@@ -53,11 +53,11 @@ class LocalTransport(ShellTransport):
         return SocketChannel(connection, self._host.name)
 
     def close(self) -> None:
-        """Nothing is kept between commands."""
+        """Do nothing: no state is kept between commands."""
 
 
 class LocalWire:
-    """A child process in its own session, so that hanging up reaches what it started."""
+    """A child process in its own session, so that hanging up also reaches its children."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -84,7 +84,7 @@ class LocalWire:
             rest = rest[self._write(rest) :]
 
     def _write(self, data: memoryview) -> int:
-        """How many bytes the pipe took; it never blocks, so that `close` is noticed."""
+        """Write without blocking, so that `close` is noticed; return the number of bytes."""
         try:
             poller = select.poll()
             poller.register(self._stdin, select.POLLOUT)
@@ -105,7 +105,7 @@ class LocalWire:
             return b""
 
     def recv_stderr(self, size: int) -> bytes:
-        """Closes its end itself, since only the reading thread knows when it is done."""
+        """Read stderr. Closes it here, since only the reading thread knows when it is done."""
         while not self._closed:
             with contextlib.suppress(TimeoutError):
                 _readable(self._stderr.fileno(), _CLOSED_CHECK_MS / 1000)
@@ -133,7 +133,7 @@ class LocalWire:
         self._stdout.close()
 
     def _hang_up(self) -> None:
-        """SIGHUP, then SIGKILL; a child of root (sudo) may be out of reach and ends by EOF."""
+        """Send SIGHUP, then SIGKILL. A root child (sudo) may not be killable and ends by EOF."""
         for number in (signal.SIGHUP, signal.SIGKILL):
             if self._process.poll() is not None:
                 return
@@ -149,7 +149,7 @@ def _present(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _readable(descriptor: int, seconds: float | None) -> None:
-    """Returns once there is something to read; raises TimeoutError."""
+    """Wait until there is something to read. Raises TimeoutError after `seconds`."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     if not poller.poll(None if seconds is None else max(0, int(seconds * 1000))):
@@ -157,12 +157,12 @@ def _readable(descriptor: int, seconds: float | None) -> None:
 
 
 def _exit_code(returncode: int) -> int:
-    """Death by signal n as 128 + n, as shells and `timeout` tell it."""
+    """Return death by signal n as 128 + n, as shells and `timeout` do."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def account() -> str:
-    """The user's name; `uid N` for one without an entry in passwd, as containers have."""
+    """The user's name; `uid N` without an entry in passwd, as in containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on

@@ -1,8 +1,8 @@
-"""One clusterctl at a time per cluster: a flock on the head, held by an open channel.
+"""Lock of a cluster, one clusterctl at a time: a flock on the head, held by an open channel.
 
-The kernel frees the lock with the process that holds it, and that process ends with the
-channel, so that there are no stale locks: not after SIGKILL (free within a second), not after
-a silent network cut (free after SILENCE).
+The kernel releases the lock when the process that holds it ends, and that process ends with the
+channel. So there are no stale locks: not after SIGKILL (free within a second), nor after a silent
+network cut (free after SILENCE).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from clusterctl.transport.base import Channel, Closing, Transport, lines
 from clusterctl.transport.local import account
 
 DIRECTORY = "/run/lock"
-# Seconds between signs of life to the head.
+# Seconds between bytes sent to the head, to keep the lock.
 BEAT = 15.0
-# Seconds without one after which the head frees the lock.
+# Seconds without such a byte after which the head releases the lock.
 SILENCE = 60
-# Seconds for which the head's word that the lock is held counts: silence loses it after SILENCE
-# only, and bootstraps of many hosts ask before each of thousands of changes.
+# Seconds for which the head's confirmation is cached: the lock is lost only after SILENCE, and
+# bootstraps of many hosts check it before each of thousands of changes.
 _TRUSTED = 10.0
 _NO_FLOCK = 3
 _HELD_BY_ANOTHER = 4
@@ -49,8 +49,8 @@ beat() {
 while [ -n "$(beat "$3")" ]; do :; done
 : >"$1"
 """
-# `read -t` is not POSIX, and dash has none: `timeout dd` reads one byte or gives up. What reads
-# must not have descriptor 9 open, or it would go on holding the lock when this shell is killed.
+# `read -t` is not POSIX, and dash lacks it: `timeout dd` reads one byte or gives up. The reader
+# must not have descriptor 9 open, or it would still hold the lock when this shell is killed.
 
 _NOT_MINE, _NOT_BEFORE = 3, 4
 _IF_MINE = """\
@@ -71,13 +71,13 @@ now=none
 [ "$now" = "$before" ] || exit 4
 if [ "$size" = gone ]; then rm -f "$file"; else mv -f "$new" "$file"; fi
 """
-# What is sent arrives first and is looked at last: between that and the change no client can
-# fall asleep.
+# The data arrives first and the checks run last: no client can be suspended between the checks
+# and the change.
 
 
 @dataclass(frozen=True)
 class LockHolder:
-    """Who holds a lock. `since` is ISO 8601 with its zone."""
+    """Holder of a lock. `since` is ISO 8601 with its zone."""
 
     user: str
     machine: str
@@ -93,13 +93,13 @@ class LockHolder:
 
 
 def this_process(command: str) -> LockHolder:
-    """This process as a holder. `command` is shown to others: no secrets in it."""
+    """Describe this process as a holder. `command` is shown to others: no secrets in it."""
     now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
     return LockHolder(account(), socket.gethostname(), os.getpid(), now, command)
 
 
 def _holder(answer: str) -> LockHolder | None:
-    """The holder that a lock's file names."""
+    """Parse the holder from a lock's file; None if it is not valid."""
     try:
         return LockHolder(**json.loads(answer))
     except (ValueError, TypeError):
@@ -109,8 +109,8 @@ def _holder(answer: str) -> LockHolder | None:
 class ClusterLock(Closing):
     """A context manager that holds the lock of a cluster.
 
-    Entering raises LockHeld, naming the holder; RequirementsNotMet when the head has no
-    flock(1); ConnectionFailed.
+    Entering raises LockHeld, naming the holder; RequirementsNotMet when the head has no flock(1);
+    ConnectionFailed.
     """
 
     def __init__(
@@ -129,14 +129,14 @@ class ClusterLock(Closing):
         self._mine = this_process(command).to_json()
         self._channel: Channel | None = None
         self._gone: ConnectionFailed | None = None
-        """That it was lost: the same error for all who work under it, so that it is told once."""
+        """Set when the lock was lost: the same error for all threads, so that it is shown once."""
         self._confirmed = 0.0
-        """When the head last said so, by the clock on the wall: that one goes on in a sleep."""
+        """Time of the last confirmation by the wall clock, which continues during a suspend."""
         self._released = threading.Event()
 
     def ensure_held(self) -> None:
-        """Asks the head. Raises ConnectionFailed when the lock was lost, as after a sleep: this
-        side learns of that only after it went on."""
+        """Check with the head that the lock is held. Raises ConnectionFailed when it was lost, such
+        as during a suspend, which this process notices only afterwards."""
         if self._channel is None:
             raise ConnectionFailed("the lock was never taken", host=self._head.host.name)
         if self._gone:
@@ -153,11 +153,12 @@ class ClusterLock(Closing):
         self._confirmed = time.time()
 
     def replace(self, path: str, data: bytes | None, *, before: bytes | None) -> None:
-        """Make the file `path` on the head hold `data` with mode 0600, or remove it (None), if it
-        still holds `before` (None: there is no such file) and this run still holds the lock.
+        """Write `data` to `path` on the head with mode 0600, or remove the file (None):
+        compare-and-swap, only if it still holds `before` (None: it does not exist) and this run
+        still holds the lock.
 
-        One round trip, atomic. Raises ConnectionFailed when the lock was lost, StepFailed when
-        the file is another by now or cannot be written.
+        One round trip, atomic. Raises ConnectionFailed when the lock was lost, StepFailed when the
+        file has changed or cannot be written.
         """
         size = "gone" if data is None else str(len(data))
         known = "none" if before is None else hashlib.sha256(before).hexdigest()
@@ -218,7 +219,7 @@ class ClusterLock(Closing):
         raise self._failed(f"{self._path} could not be opened", channel)
 
     def _held(self, answer: str) -> LockHeld:
-        # One without a name is about to write it, or is another program.
+        # A holder without a record is about to write it, or is another program.
         holder = _holder(answer) or "someone who has not given a name yet"
         return LockHeld(
             f"cluster {self._cluster} is being worked on by {holder}",
@@ -227,7 +228,7 @@ class ClusterLock(Closing):
         )
 
     def _lost(self, answer: str) -> ConnectionFailed:
-        """`answer`: what the lock's file says now."""
+        """Record and return the error. `answer`: the current content of the lock's file."""
         other = _holder(answer)
         self._gone = ConnectionFailed(
             f"the lock of cluster {self._cluster} was lost: the connection to the head broke, "

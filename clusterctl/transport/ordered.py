@@ -1,7 +1,7 @@
-"""What is sent on a Paramiko channel never follows the channel's end.
+"""Send on a Paramiko channel in order: nothing may follow the channel's CLOSE.
 
-Paramiko makes a message and sends it in two steps. When the other side closes the channel in
-between, its thread answers with CLOSE, and our EOF or data goes out behind it. sshd takes that
+Paramiko composes a message and sends it in two steps. If the other side closes the channel in
+between, Paramiko's thread answers with CLOSE, and our EOF or data is sent after it. sshd takes that
 for an attack on its protocol ("ieof packet referred to nonexistent channel") and ends the whole
 connection, with every command on it. A short command whose stdin is closed is enough: with both
 cores of a machine busy one connection in six was lost. paramiko#1115, open since 2017.
@@ -22,8 +22,8 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_DATA
 from paramiko.packet import Packetizer
 
-# Bytes handed over at once: packets as sshd takes them, so many that a piece of an image and its
-# head are among them. The peer's window may allow less.
+# Bytes sent at once: nine packets of sshd's size, enough for a piece of an image and its header.
+# The peer's window may allow less.
 AT_ONCE = 9 * 32704
 
 
@@ -31,16 +31,16 @@ _DATA_HEAD = struct.Struct(">BII")
 
 
 class OrderedChannel:
-    """The sending side of a channel: one step, under the lock that closing takes too.
+    """The sending side of a channel: composes and sends under the lock that closing also takes.
 
-    There is no public way to it: Paramiko's own parts are put together anew.
+    There is no public API for it, so private parts of Paramiko are combined here.
     """
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel: Any = channel
 
     def send(self, data: bytes | memoryview) -> int:
-        """How many bytes of `data` were sent: at least one, as the peer's window allows.
+        """Send bytes of `data`, at least one, and return how many the peer's window allowed.
 
         Raises OSError when the channel is closed, TimeoutError after `settimeout`'s time.
         """
@@ -62,8 +62,8 @@ class OrderedChannel:
         return sum(sizes)
 
     def _allowed(self, count: int) -> Iterator[int]:
-        """Sizes of the packets that the peer's window has room for, `count` bytes in all at most;
-        nothing on a closed channel. Waits for room for one packet."""
+        """Yield sizes of packets that fit into the peer's window, `count` bytes in total at most;
+        none on a closed channel. Waits for room for one packet."""
         while size := self._channel._wait_for_send_window(count):  # noqa: SLF001
             yield size
             count -= size
@@ -71,21 +71,21 @@ class OrderedChannel:
                 return
 
     def sendall(self, data: bytes) -> None:
-        """All of `data`. Raises OSError when the channel is closed."""
+        """Send all of `data`. Raises OSError when the channel is closed."""
         rest = memoryview(data)
         while rest:
             try:
                 rest = rest[self.send(rest) :]
-            except TimeoutError:  # `settimeout` is for readers; who receives is slow
+            except TimeoutError:  # `settimeout` is for readers; the receiver is slow
                 continue
 
     def send_eof(self) -> None:
-        """Say that no more follows; nothing when that was said or the channel is closed."""
+        """Send EOF; do nothing if it was sent before or the channel is closed."""
         self._send(lambda: filter(None, (self._channel._send_eof(),)))  # noqa: SLF001
 
     def _send(self, compose: Callable[[], Iterator[paramiko.Message]]) -> None:
-        """Compose and send while the channel cannot be closed. During a key exchange nothing may
-        be sent, and no lock be held: the exchange needs the thread that closes channels."""
+        """Compose and send while the channel cannot be closed. During a key exchange nothing may be
+        sent, and no lock held: the exchange needs the thread that closes channels."""
         transport = self._channel.get_transport()
         deadline = time.monotonic() + transport.clear_to_send_timeout
         while transport.is_active():
@@ -102,8 +102,8 @@ class OrderedChannel:
 
 
 def _data_message(channel: Any, data: memoryview) -> paramiko.Message:
-    """RFC 4254, 5.2: type, recipient, length, bytes. Put together in one copy, which counts where
-    gigabytes pass."""
+    """Build a data message (RFC 4254, 5.2: type, recipient, length, bytes) with a single copy,
+    which matters for gigabytes."""
     head = _DATA_HEAD.pack(MSG_CHANNEL_DATA, channel.remote_chanid, len(data))
     return paramiko.Message(b"".join((head, data)))
 
@@ -113,12 +113,12 @@ def _in_one_write(transport: Any) -> Iterator[None]:
     try:
         with transport.packetizer.gathered():
             yield
-    except EOFError as error:  # Paramiko's word for a connection that broke
+    except EOFError as error:  # raised by Paramiko for a broken connection
         raise OSError("the connection broke") from error
 
 
 class OrderedStream:
-    """A channel in a socket's clothes."""
+    """A channel with the interface of a socket."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -145,8 +145,8 @@ class OrderedStream:
 
 
 class GatheringPacketizer(Packetizer):
-    """Packets leave in the order in which they were made, whoever writes them. A connection that
-    breaks is told to that one; the others notice with their next packet."""
+    """Sends packets in the order of their creation, whichever thread writes them. A broken
+    connection raises in that thread; the others notice with their next packet."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -155,15 +155,15 @@ class GatheringPacketizer(Packetizer):
         self._gathering = threading.local()
 
     def write_all(self, out: Any) -> None:
-        """Paramiko gives it each packet, one at a time."""
+        """Queue one packet from Paramiko, and write it unless this thread is gathering."""
         self._made.append(out)
         if not getattr(self._gathering, "now", False):
             self._write()
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
-        """What this thread makes meanwhile is written at the end. Raises EOFError when the
-        connection breaks."""
+        """Buffer the packets that this thread creates inside the block, and write them in one call
+        when it exits. Raises EOFError when the connection breaks."""
         self._gathering.now = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Noticing that the other end is gone when no packet says so."""
+"""Detect a dead peer on a connection that is silent."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ INTERVAL = 10.0
 
 
 class Pulse:
-    """Asks for a sign of life every INTERVAL seconds, and closes a connection that gives none.
+    """Requests a reply every INTERVAL seconds, and closes a connection that does not reply.
 
-    Paramiko's own keepalive asks for no answer: with it, a host that vanished is noticed after
-    the kernel's retransmissions, 15 minutes later. Every reader of a closed connection wakes.
+    Paramiko's own keepalive requests no reply: with it, a vanished host is noticed only after the
+    kernel's retransmissions, 15 minutes later. Closing wakes every reader of the connection.
     """
 
     def __init__(

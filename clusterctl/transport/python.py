@@ -1,8 +1,8 @@
-"""The one way to run our own Python on a host: modules of clusterctl, sent over a command's stdin.
+"""Run modules of clusterctl on a host's Python, sent over a command's stdin. The only way to do so.
 
-Nothing is written to the host. Its Python makes modules of the sources and calls `main(argument)`
-of the last one, which then has stdin and stdout to itself; it ends with the SSH session. What is
-sent may use the whole standard library of Python 3.9, and nothing else.
+Nothing is written to the host. Its Python loads the sources as modules and calls `main(argument)`
+of the last one, which then owns stdin and stdout; it ends with the SSH session. The modules may
+use the whole standard library of Python 3.9, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clusterctl.transport.base import Channel, Transport, last_words
 
 OLDEST = (3, 9)
 MISSING = "no Python 3.9 or newer with its standard library"
-NOT_FOUND = 127  # what a shell, Docker and `_FIND` end with when there is no such program
+NOT_FOUND = 127  # exit status of a shell, Docker and `_FIND` for a missing program
 
 # RHEL 8 and Ubuntu 20.04 keep an older `python3` beside the newer one; Red Hat's own Python, which
 # every RHEL has, is not on PATH.
@@ -42,7 +42,7 @@ LARGEST_ANSWER = 16 * 2**20  # bytes
 # Debian's python3-minimal lacks most of the standard library: json up to Debian 12, http in all.
 IS_USABLE = f"import sys, json, http; sys.exit(sys.version_info < {OLDEST})"
 
-# -I: nothing in the user's directories or environment takes part. -u: what is said arrives at once.
+# -I: ignore the user's directories and environment. -u: unbuffered output.
 _FIND = f"""\
 for python in {" ".join(CANDIDATES)}; do
   command -v "$python" >/dev/null || continue
@@ -76,7 +76,7 @@ module.main(argument)
 
 
 class PythonMissing(RequirementsNotMet):
-    """The host has no Python that can run what clusterctl sends."""
+    """The host has no Python that can run clusterctl's programs."""
 
     def __init__(self, host: str, detail: str | None = None) -> None:
         super().__init__(
@@ -90,19 +90,19 @@ class PythonMissing(RequirementsNotMet):
 
 @dataclass(frozen=True)
 class Program:
-    """Modules of `package`, each of which imports only the standard library and those before it."""
+    """Modules of `package`, each of which imports only the standard library and earlier modules."""
 
     package: str
     modules: tuple[str, ...]
 
     def sent(self, argument: object = None) -> bytes:
-        """What the program's stdin begins with. `argument`: anything that JSON can hold."""
+        """Bytes to send first on the program's stdin. `argument`: any JSON value."""
         return _packed(self) + json.dumps(argument).encode() + b"\n"
 
 
 @functools.cache
 def _packed(program: Program) -> bytes:
-    """The sources, compressed: a hundred hosts behind a slow uplink would wait for them."""
+    """Compress the sources, since a hundred hosts may be behind a slow uplink."""
     parents = program.package.split(".")
     sources: list[tuple[str, str | None]] = [
         (".".join(parents[: count + 1]), None) for count in range(len(parents))
@@ -116,16 +116,16 @@ def _packed(program: Program) -> bytes:
 
 
 def argv(interpreter: Sequence[str] = ()) -> list[str]:
-    """The command that takes a program on its stdin. `interpreter`: an argv that starts a Python,
-    such as one in a container; by default the first one of the host that is good enough."""
+    """Return the command that runs a program from its stdin. `interpreter`: argv of a Python, such
+    as one in a container; default: the host's first suitable one."""
     if interpreter:
         return [*interpreter, "-I", "-u", "-c", _LOADER]
     return ["sh", "-c", _FIND, "clusterctl", _LOADER]
 
 
 def begin(channel: Channel, program: Program, argument: object = None) -> None:
-    """Send the program to `argv()`, which runs at the other end of `channel`. Raises nothing when
-    that has ended already: what it said last tells why (see `failure`)."""
+    """Send the program to `argv()`, which runs at the other end of `channel`. Raises nothing if
+    that has already ended: `failure` reads the reason from its stderr."""
     with suppress(ConnectionFailed):
         channel.send(program.sent(argument))
 
@@ -133,7 +133,7 @@ def begin(channel: Channel, program: Program, argument: object = None) -> None:
 def start(
     transport: Transport, program: Program, argument: object = None, *, sudo: bool = False
 ) -> Channel:
-    """The program, running on the host. Raises what `Transport.open_channel` does."""
+    """Start the program on the host and return its channel. Raises the errors of `open_channel`."""
     channel = transport.open_channel(argv(), sudo=sudo)
     begin(channel, program, argument)
     return channel
@@ -149,9 +149,9 @@ def ask(
     sudo: bool = False,
     interpreter: Sequence[str] = (),
 ) -> Any:
-    """The JSON document that the program prints. `doing`: the work, for errors.
+    """Run the program and return the JSON document that it prints. `doing`: the work, for errors.
 
-    Raises PythonMissing, CommandFailed and what `Transport.run` does.
+    Raises PythonMissing, CommandFailed and the errors of `Transport.run`.
     """
     host = transport.host.name
     result = transport.run(
@@ -172,7 +172,7 @@ def ask(
 
 
 def failure(channel: Channel, doing: str, host: str) -> ClusterctlError:
-    """Why a program whose output has ended did not do its work: PythonMissing or CommandFailed."""
+    """Return why a program whose output has ended failed: PythonMissing or CommandFailed."""
     said = last_words(channel)
     try:
         status: int | None = channel.wait(deadlines.COMMAND_END)

@@ -1,4 +1,4 @@
-"""What every transport does alike: run, put and open_channel over a way to start a process."""
+"""Common part of transports: run, put and open_channel over a way to start a process."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from clusterctl.transport.command import (
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
 from clusterctl.transport.target import target_of
 
-# What coreutils' `timeout` ends with: after SIGTERM, after SIGKILL.
+# Exit statuses of coreutils' `timeout`: after SIGTERM, after SIGKILL.
 _TIMEOUT_STATUSES = (124, 137)
 
-# Seconds that a busy machine may take to see that a command has begun: its clock starts then.
+# Seconds that a busy machine may take to notice that a command began, when its clock starts.
 _SEEN_LATE = 0.5
 
 _PUT = """\
@@ -55,14 +55,14 @@ mv -f "$new" "$1"
 # The size is checked because a lost connection looks like the end of the data to `cat`.
 
 
-# Characters of a command line that the log gets; scripts are longer.
+# Characters of a command line that are logged; scripts are longer.
 _LOGGED = 300
 
 _log = logging.getLogger("clusterctl.transport")
 
 
 class ShellTransport(ABC):
-    """The Transport protocol, given a way to start argv on the host as the user who logged in."""
+    """The Transport protocol, given a way to start argv on the host as the login user."""
 
     def __init__(self, host: Host, credentials: Credentials) -> None:
         self._host = host
@@ -75,11 +75,11 @@ class ShellTransport(ABC):
     @property
     @abstractmethod
     def user(self) -> str:
-        """Who commands run as without sudo."""
+        """The user that commands run as without sudo."""
 
     @abstractmethod
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
-        """Start `argv`; the second value is called once the command is closed."""
+        """Start `argv`; return its wire and a function to call once the command is closed."""
 
     @abstractmethod
     def connect(self) -> None: ...
@@ -111,7 +111,7 @@ class ShellTransport(ABC):
                     detail=shlex.join(argv)[:_LOGGED],
                 ) from None
         result = _result(argv, output)
-        # What goes in by stdin, secrets among it, is never logged.
+        # stdin may contain secrets and is never logged.
         words = shlex.join(argv)[:_LOGGED]
         _log.debug("%s: %d after %.2f s: %s", self._host.name, output.status, output.seconds, words)
         if output.status in _TIMEOUT_STATUSES and output.seconds >= timeout - _SEEN_LATE:
@@ -190,7 +190,8 @@ class ShellTransport(ABC):
         )
 
     def _shell_refused(self, failure: NotStarted) -> ConnectionFailed:
-        """The login worked, but no command runs: nologin, a forced command, `exit` in ~/.bashrc."""
+        """The login worked, but it runs no command: nologin, a forced command, `exit` in
+        ~/.bashrc."""
         how = (
             "started no command in time"
             if failure.status is None
@@ -235,15 +236,15 @@ def _result(argv: Sequence[str], output: Output) -> CommandResult:
     return CommandResult(tuple(argv), output.status, text, output.stderr)
 
 
-# Seconds without a byte after which an ended command's output is taken as complete: what it left
-# running in the background may hold its stdout open for ever.
+# Seconds without a byte after which an ended command's output counts as complete: its background
+# processes may hold stdout open for ever.
 QUIET = 1.0
 
 # Seconds on top of the limit that the host enforces before this side hangs up.
 GRACE = KILL_AFTER + 5.0
 
 
-LARGEST_OUTPUT = 256 * 2**20  # bytes of stdout; a host that says more is not listened to
+LARGEST_OUTPUT = 256 * 2**20  # bytes of stdout; more is an error
 
 
 class OutputTooLarge(Exception):
@@ -251,12 +252,12 @@ class OutputTooLarge(Exception):
 
 
 class Overdue(Exception):
-    """The command ran past its time and past the grace that the host had to end it."""
+    """The command exceeded its time limit, and GRACE in which the host should have ended it."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What came out: bytes of stdout, text of stderr, and `seconds` it took."""
+    """Output of a command: bytes of stdout, text of stderr, and the `seconds` it took."""
 
     status: int
     stdout: bytes
@@ -265,7 +266,7 @@ class Output:
 
 
 def exchange(command: RunningCommand, stdin: bytes, limit: float) -> Output:
-    """Send `stdin`, read to the end, wait for the status.
+    """Send `stdin`, read stdout to its end, wait for the exit status.
 
     Raises Overdue, OutputTooLarge, ConnectionFailed.
     """
@@ -283,7 +284,7 @@ def exchange(command: RunningCommand, stdin: bytes, limit: float) -> Output:
 
 
 def _feed(command: RunningCommand, stdin: bytes) -> None:
-    """Write in a thread: a command may well write its answer before it has read everything."""
+    """Write in a thread: a command may write its answer before it has read all of its input."""
     if not stdin:
         command.close_stdin()
         return
@@ -294,7 +295,7 @@ def _write(command: RunningCommand, stdin: bytes) -> None:
     try:
         command.send(stdin)
     except ConnectionFailed:
-        return  # it closed its stdin, as `head` does; its status tells whether that was wrong
+        return  # it closed its stdin, as `head` does; its status shows whether that was wrong
     command.close_stdin()
 
 

@@ -1,7 +1,7 @@
-"""A host over SSH: one connection, at most four commands at once, commands as bytes.
+"""A host over SSH: one connection, at most four commands at once, output as bytes.
 
-Fabric makes the connection (dialer); commands run on Paramiko channels, because Fabric's own
-`run` decodes output as text and quotes for no shell.
+Fabric opens the connection (dialer); commands run on Paramiko channels, because Fabric's own `run`
+decodes output as text and quotes for no shell.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from clusterctl.transport.target import target_of
 from clusterctl.transport.tcp import SocketChannel
 
 # Commands at once on a host. sshd's MaxSessions is 10 by default, and 2 to 4 on hardened hosts,
-# where the rest waits its turn.
+# where further commands wait.
 CHANNELS = 4
 
-# For a login shell that died by a signal: Paramiko drops the message that says which.
+# Status of a login shell that a signal killed: Paramiko drops the message with its number.
 _KILLED = 128 + 9
 
 
 class SshTransport(ShellTransport):
-    """Connects at the first use, again when the connection was lost meanwhile."""
+    """Connects at the first use, and again when the connection was lost meanwhile."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SshTransport(ShellTransport):
 
     @property
     def user(self) -> str:
-        # What the inventory says wins over ~/.ssh/config, and resolving costs as much as a login.
+        # The inventory overrides ~/.ssh/config, and resolving costs as much as a login.
         named = self._target.ssh.user
         return named or cast("str", self._dialer.resolve(self._target).connection.user)
 
@@ -67,7 +67,7 @@ class SshTransport(ShellTransport):
         self._transport()
 
     def open_tcp(self, address: str, port: int) -> Channel:
-        """A `direct-tcpip` channel; these do not count as commands, to sshd either."""
+        """Open a `direct-tcpip` channel; it does not count as a command, for sshd either."""
         try:
             channel = self._transport().open_channel(
                 "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=deadlines.SESSION
@@ -119,7 +119,7 @@ class SshTransport(ShellTransport):
         return SshWire(channel), self._turns.release
 
     def _session(self) -> paramiko.Channel:
-        """Nothing was started yet, so a connection lost while idle is simply made again."""
+        """Open a session; reconnect first if the connection was lost while idle."""
         transport = self._transport()
         try:
             return self._open_session(transport)
@@ -129,9 +129,9 @@ class SshTransport(ShellTransport):
             return self._open_session(self._transport())
 
     def _open_session(self, transport: paramiko.Transport) -> paramiko.Channel:
-        """A refused session means that MaxSessions are open: others will end, so try again.
+        """Open a session, retrying while sshd refuses: MaxSessions are open, and others will end.
 
-        Paramiko keeps the last refusal in one place for all threads: who comes second gets an
+        Paramiko keeps the last refusal in one place for all threads: the second one gets an
         SSHException without a reason.
         """
         deadline = time.monotonic() + deadlines.SESSION
@@ -195,13 +195,14 @@ class SshWire:
         return self._channel.exit_status
 
     def _is_lost(self) -> bool:
-        """Channels are closed a moment before the thread of a lost connection ends."""
+        """Whether the connection was lost: its thread ends a moment after its channels are
+        closed."""
         transport = self._channel.get_transport()
         if transport.is_active():
             transport.join(0.5)
         return not transport.is_active()
 
     def close(self) -> None:
-        # Paramiko tells the other side, and raises this where the connection is broken.
+        # Paramiko sends CLOSE, and raises these if the connection is broken.
         with contextlib.suppress(OSError, EOFError):
             self._channel.close()

@@ -1,4 +1,4 @@
-"""Where a connection goes and how: the inventory's words, then ~/.ssh/config, then defaults."""
+"""SSH target of a connection: the inventory's values, then ~/.ssh/config, then defaults."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clusterctl.inventory.model import Host, Ssh
 
 @dataclass(frozen=True)
 class SshTarget:
-    """One SSH endpoint. Fields left None are for ~/.ssh/config or OpenSSH's defaults to say.
+    """One SSH target. Fields that are None are left to ~/.ssh/config or OpenSSH's defaults.
 
-    `name` is what errors call it: the host's name in the inventory.
+    `name` identifies it in errors: the host's name in the inventory.
     """
 
     name: str
@@ -41,7 +41,7 @@ class SshTarget:
         return ["ssh", *options, login, *command]
 
     def command_line(self, *command: str) -> str:
-        """The same, to paste into a shell."""
+        """The same command line, quoted for a shell."""
         return shlex.join(self.argv(*command))
 
 
@@ -50,7 +50,7 @@ def target_of(host: Host) -> SshTarget:
 
 
 def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> SshTarget:
-    """The jump host `[user@]host[:port]` with the key file and known_hosts of who is behind it.
+    """Return the jump host `[user@]host[:port]`, with key file and known_hosts of `behind`.
 
     `through` names further jump hosts on the way to it.
     """
@@ -69,7 +69,7 @@ def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> SshTar
 
 
 def split_port(place: str) -> tuple[str, int | None]:
-    """host, host:port, [v6], [v6]:port, or a bare IPv6 address."""
+    """Split host, host:port, [v6], [v6]:port, or a bare IPv6 address into (host, port or None)."""
     if place.startswith("["):
         address, _, rest = place[1:].partition("]")
         return address, int(rest[1:]) if rest[1:].isdecimal() else None

@@ -12,7 +12,7 @@ from clusterctl.transport.base import Channel, Closing, Transport
 
 
 class TcpStream(Protocol):
-    """What a socket and a Paramiko channel share."""
+    """The methods that a socket and a Paramiko channel share."""
 
     def sendall(self, data: bytes, /) -> None: ...
     def recv(self, size: int, /) -> bytes: ...
@@ -74,10 +74,10 @@ _CHUNK = 65536
 
 
 class Tunnel(Closing):
-    """Listens on 127.0.0.1 while entered; each connection is carried to `address:port`.
+    """Listens on 127.0.0.1 while entered; forwards each connection to `address:port`.
 
-    `local_port` 0 lets the kernel choose; `port` tells which it is. Raises UsageError when the
-    port is taken.
+    With `local_port` 0 the kernel chooses a port: see `port`. Raises UsageError when the port is
+    taken.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Tunnel(Closing):
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self.last_error: ConnectionFailed | None = None
-        """Why the latest connection could not be carried, if one could not."""
+        """Error of the latest connection that could not be forwarded."""
 
     @property
     def port(self) -> int:
@@ -114,7 +114,7 @@ class Tunnel(Closing):
 
     def close(self) -> None:
         if self._listener is not None:
-            with contextlib.suppress(OSError):  # wakes accept, which close alone does not
+            with contextlib.suppress(OSError):  # close alone does not wake accept
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
         with self._lock:

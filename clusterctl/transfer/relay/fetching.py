@@ -74,9 +74,8 @@ class Fetch:
         return False
 
     def _blame(self) -> None:
-        """Report who sent wrong bytes, and avoid a sole sender. Bytes left on disk by an earlier
-        run are suspected first; of several senders nobody knows which, but the next try may
-        show."""
+        """Report who sent wrong bytes, and avoid a sole sender. Bytes that an earlier run left are
+        suspected first; of several senders, the next try may show which one."""
         if self._resumed:
             self._say("wrong", "an earlier run", self._blob.digest)
             return

@@ -1,5 +1,4 @@
-"""The part file of a blob: resume from an earlier relay's bytes, write, and rename when
-complete."""
+"""Part file of a blob: resume an earlier relay's bytes, write, and rename when complete."""
 
 import contextlib
 import fcntl
@@ -71,8 +70,7 @@ class PartFile:
                 self._noted[segment.index] = segment.have
 
     def forget(self, segment: Segment, wait: Wait) -> None:
-        """Discard the segment's bytes. Without a journal, the file is replaced; readers keep
-        theirs."""
+        """Discard the segment's bytes. Without a journal, replace the file; readers keep theirs."""
         if self._journal is not None:
             self.note(segment)
             return

@@ -38,8 +38,7 @@ class Roster:
             return list(self._upstreams)
 
     def choose(self, without: Collection[str]) -> Optional[Upstream]:
-        """Return the first upstream that is not in `without` and not resting. None: wait, then
-        retry.
+        """Return the first upstream that is not in `without` nor resting. None: wait, then retry.
 
         The source is used in place of a host only after that host has been gone for a stall time: a
         killed relay is back sooner, and bytes that leave the source twice cost more than the wait.
