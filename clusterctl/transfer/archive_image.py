@@ -1,4 +1,4 @@
-"""An image in a file or directory: OCI layout, or docker archive, as `docker save` writes it."""
+"""Images in files and directories: OCI layouts and docker archives (`docker save`)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from clusterctl.transfer.manifests import NotAnImage
 
 HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
 
-# First bytes, and the program that unpacks what begins so.
+# Magic bytes of unsupported compressions, and the program that decompresses each.
 OTHER_CODECS = {b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
 
 
 def archive_image(
     path: Path, store: BlobStore, *, reference: str | None, platform: str | None, say: Say
 ) -> LocalImage:
-    """The image `reference` of what `path` holds; its only one where that is None, or where the
-    archive says no names. `platform` (linux/amd64) chooses among several; None takes the only.
+    """Open the image `reference` in the file or directory `path`; its only image if that is None or
+    the archive has no names. `platform` (linux/amd64) chooses among several; None: the only one.
 
-    Layers are read where they lie; a compressed tar is unpacked into `store` once. A blob's
-    bytes are checked when they are read from the start. Raises RequirementsNotMet for what is
-    no image, StepFailed naming the blob that is truncated, corrupt, or changed meanwhile.
+    Layers are read in place; a compressed tar is unpacked into `store` once. A blob's digest is
+    checked when it is read from the start. Raises RequirementsNotMet unless `path` holds that
+    image, StepFailed naming a blob that is truncated or corrupt, or a file that changed meanwhile.
     """
     with _named(path):
         records = _Records(store)
@@ -47,7 +47,7 @@ def archive_image(
 
 
 class ArchivedImage:
-    """An image whose blobs lie in files of this machine."""
+    """An image whose blobs are byte ranges of local files."""
 
     def __init__(
         self, path: Path, found: ArchiveContents, members: Members, records: _Records
@@ -75,7 +75,7 @@ class ArchivedImage:
             yield from self._checked(blob, place, record)
 
     def _checked(self, blob: Blob, place: Location, record: FileRecord) -> Iterator[bytes]:
-        """Its bytes, the last of them only when all are the blob's."""
+        """Yield the blob's bytes, the last chunk only after the digest has matched."""
         hashed, held = hashlib.sha256(), b""
         for chunk in record.read(place, 0):
             if held:
@@ -97,7 +97,7 @@ class ArchivedImage:
 
 
 class _Records:
-    """One record for each file that is read."""
+    """The FileRecord of each file that is read, created on first use."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -135,7 +135,7 @@ def _members(path: Path, store: BlobStore, records: _Records, say: Say) -> Membe
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Make errors of reading an archive name `path`."""
+    """Turn errors of reading an archive into RequirementsNotMet that names `path`."""
     try:
         yield
     except OSError as error:

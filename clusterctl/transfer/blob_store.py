@@ -1,11 +1,11 @@
 """Blobs on the operator's machine, each in a file named by its digest.
 
-    blobs/sha256/<64 digits>         complete, and its digest was checked
+    blobs/sha256/<64 digits>         complete, digest verified
     blobs/sha256/<64 digits>.part    incomplete; locked by the process that writes it
-    refs/<name>.json                 what is known of an image, so that it is not looked up twice
-    in-use                           its lock is shared by all who use the store
+    refs/<name>.json                 cached facts about an image or a file, such as digests
+    in-use                           lock file, held shared by every user of the store
 
-Several processes may share a store: one writes a blob, the others wait for it or resume where it
+Several processes may share a store: one writes a blob, the others wait for it, or resume where it
 stopped.
 """
 
@@ -31,43 +31,43 @@ from clusterctl.transfer.content import CHUNK, Blob, ImageContent, Location
 from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_space
 from clusterctl.transfer.manifests import digest_of
 
-Fetch = Callable[[int], Iterator[bytes]]  # The blob's bytes from an offset on
+Fetch = Callable[[int], Iterator[bytes]]  # Yields a blob's bytes from a byte offset on
 
-# Told how many bytes of the blob are there, each time that there are more.
+# Called with the number of the blob's bytes in the store, whenever it grows.
 Arrived = Callable[[int], None]
 
-# Seconds after which another process that writes a blob, and makes no progress, is given up.
+# Seconds without progress after which a writer in another process is given up.
 WRITER_SILENCE = 120.0
 
-LOOK_EVERY = 0.1  # Seconds
+LOOK_EVERY = 0.1  # Seconds between checks for another writer's progress
 
 
 class WrongBytes(StepFailed):
-    """A source delivered bytes that are not the blob's."""
+    """A source delivered bytes whose digest is not the blob's."""
 
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """Sizes in bytes."""
+    """Disk usage of a store, in bytes."""
 
     directory: Path
-    size: int  # Of its layers, incomplete ones included
-    free: int  # Left on its disk
+    size: int  # Of all blobs, incomplete ones included
+    free: int  # Free on its disk
 
 
 class BlobStore:
-    """A directory of blobs. Raises RequirementsNotMet when its disk is full or not ours."""
+    """A directory of blobs. Writing to a full or read-only disk raises RequirementsNotMet."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or cache_directory()
         self._in_use = False
-        # Small blobs that the directory did not take, by digest: files in `_fallback`.
+        # By digest: files in `_fallback`, for small blobs of a store that is not writable.
         self._fallback: Path | None = None
         self._in_fallback: dict[str, Path] = {}
 
     @property
     def use(self) -> Path:
-        """The file that whoever uses the store holds locked."""
+        """The lock file that every user of the store holds (shared)."""
         return self.directory / "in-use"
 
     @property
@@ -75,11 +75,11 @@ class BlobStore:
         return self.directory / "blobs" / "sha256"
 
     def path(self, digest: str) -> Path:
-        """Where the blob is, once it is complete."""
+        """Path of the blob's file once it is complete."""
         return self._in_fallback.get(digest) or self.blobs / digest.removeprefix("sha256:")
 
     def part(self, digest: str) -> Path:
-        """Where it is until then."""
+        """Path of the blob's file until it is complete."""
         return self.path(digest).with_suffix(".part")
 
     def holds(self, blob: Blob) -> bool:
@@ -87,12 +87,12 @@ class BlobStore:
         return _size(self.path(blob.digest), default=-1) == blob.size
 
     def usage(self) -> StoreUsage:
-        """What is there. Changes nothing."""
+        """Return how much disk the store uses. Changes nothing."""
         size = sum(map(_size, self.blobs.glob("*")))
         return StoreUsage(self.directory, size, free_space(self.directory))
 
     def clear(self) -> None:
-        """Remove all of it. Raises LockHeld while somebody uses it, and StepFailed."""
+        """Remove all blobs and records. Raises LockHeld while the store is in use, StepFailed."""
         if not self.directory.exists():
             return
         try:
@@ -112,7 +112,7 @@ class BlobStore:
             ) from error
 
     def require_room(self, needed: int) -> None:
-        """Raises RequirementsNotMet when so many further bytes do not fit on its disk."""
+        """Raise RequirementsNotMet unless `needed` more bytes fit on the store's disk."""
         if not self.has_room(needed):
             free = free_space(self.directory)
             raise RequirementsNotMet(
@@ -125,7 +125,7 @@ class BlobStore:
         return not needed or needed + SPARE <= free_space(self.directory)
 
     def missing(self, blobs: Iterable[Blob]) -> int:
-        """Bytes of them that are not here yet."""
+        """Return how many bytes of `blobs` the store lacks."""
         once = {blob.digest: blob for blob in blobs}.values()
         return sum(
             blob.size - min(_size(self.part(blob.digest)), blob.size)
@@ -137,7 +137,7 @@ class BlobStore:
         return Location(self.path(blob.digest), 0, blob.size) if self.holds(blob) else None
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """A complete blob's bytes. Raises StepFailed when it is not there."""
+        """Yield the bytes of a complete blob. Raises StepFailed if the store does not hold it."""
         try:
             with self.path(blob.digest).open("rb") as file:
                 file.seek(offset)
@@ -154,7 +154,7 @@ class BlobStore:
         try:
             return self.fill(blob, lambda offset: iter((data[offset:],)))
         except RequirementsNotMet:
-            # A store that cannot be written to can still be read, as in a dry run.
+            # A store that is not writable (in a dry run, say) can be read: keep the blob elsewhere.
             if self._fallback is None:
                 self._fallback = Path(mkdtemp(prefix="clusterctl-"))
                 weakref.finalize(self, shutil.rmtree, self._fallback, ignore_errors=True)
@@ -164,10 +164,10 @@ class BlobStore:
             return file
 
     def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived = lambda _: None) -> Path:
-        """Get the blob by `fetch`, from where an earlier attempt stopped; return its file.
+        """Download the blob with `fetch`, resuming an earlier attempt; return its file.
 
-        Raises WrongBytes when they are not the blob's: nothing is kept of them. Whatever
-        `fetch` raises passes, and what arrived until then is kept.
+        Raises WrongBytes and discards the data if the digest does not match. Errors of `fetch`
+        propagate; the part file is kept so that the next attempt resumes.
         """
         path = self.path(blob.digest)
         with disk_errors(self.directory), self._writing(blob, arrived) as file:
@@ -175,7 +175,7 @@ class BlobStore:
                 had = os.fstat(file.fileno()).st_size
                 is_right = _complete(blob, file, fetch, arrived)
                 if not is_right and had:
-                    # What an earlier attempt left may be what is wrong: fetch all of it again.
+                    # The earlier attempt may have left the wrong bytes: fetch the whole blob.
                     file.truncate(0)
                     is_right = _complete(blob, file, fetch, arrived)
                 if not is_right:
@@ -188,7 +188,7 @@ class BlobStore:
 
     @contextmanager
     def _writing(self, blob: Blob, arrived: Arrived) -> Iterator[BinaryIO | None]:
-        """Yield the part file, locked; None once the blob is there, whoever wrote it."""
+        """Yield the locked part file, or None once another process has completed the blob."""
         self._begin_use()
         part = self.part(blob.digest)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -211,8 +211,8 @@ class BlobStore:
         yield None
 
     def remember(self, name: str, document: Any) -> None:
-        """Keep a JSON document under `name`: letters, digits, and `-`. It saves work later, and is
-        not kept where it cannot be written."""
+        """Save a JSON document as `name` (letters, digits, `-`). The document is only a cache:
+        write errors are ignored."""
         path = self.directory / "refs" / f"{name}.json"
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ class BlobStore:
             fresh.rename(path)
 
     def recall(self, name: str) -> Any:
-        """What was kept under `name`; None when nothing was, or it cannot be read."""
+        """Return the document saved as `name`; None if there is none or it cannot be read."""
         self._begin_use()
         try:
             return json.loads((self.directory / "refs" / f"{name}.json").read_text())
@@ -229,8 +229,8 @@ class BlobStore:
             return None
 
     def _begin_use(self) -> None:
-        """Until this object is gone nobody clears the store. A store that cannot be written to
-        can be read."""
+        """Hold the shared lock until this object is gone, so that no process clears the store.
+        Errors are ignored: a store that is not writable can be read."""
         if self._in_use:
             return
         with suppress(OSError):
@@ -256,7 +256,7 @@ class StoredImage:
 
 
 def locked(file: BinaryIO) -> bool:
-    """Lock the file, unless another process has; return whether it is ours now."""
+    """Lock the file without waiting; return False if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -265,7 +265,7 @@ def locked(file: BinaryIO) -> bool:
 
 
 def same_file(file: BinaryIO, path: Path) -> bool:
-    """Whether `path` is still the file that was opened: its writer may have just renamed it."""
+    """Return whether `path` is still the opened file; its writer may just have renamed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -274,7 +274,7 @@ def same_file(file: BinaryIO, path: Path) -> bool:
 
 @contextmanager
 def disk_errors(directory: Path) -> Iterator[None]:
-    """Raise what the disk refuses as RequirementsNotMet. Sources map their own errors before."""
+    """Raise OSErrors of the disk as RequirementsNotMet. Sources map their own errors first."""
     try:
         yield
     except OSError as error:
@@ -285,7 +285,7 @@ def disk_errors(directory: Path) -> Iterator[None]:
 
 
 def _complete(blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> bool:
-    """Append to `file` what is missing; return whether it is the blob then."""
+    """Append the missing bytes to `file`; return whether its digest matches then."""
     hashed, count = hashlib.sha256(), 0
     file.seek(0)
     while chunk := file.read(CHUNK):
@@ -308,7 +308,7 @@ def _complete(blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> boo
 
 
 def _size(path: Path, default: int = 0) -> int:
-    """The size of a file; `default` where there is none (any more)."""
+    """Return the size of a file in bytes; `default` if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Images in one file, for sites without a registry: an OCI layout and a docker archive in one.
+"""Bundles for sites without a registry: one file that is an OCI layout and a docker archive.
 
-`clusterctl image push --from`, skopeo (`oci-archive:`) and `docker load` read it. The same
-images make the same bytes.
+`clusterctl image push --from`, skopeo (`oci-archive:`) and `docker load` read it. The same images
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from clusterctl.transfer.local_disk import free_space
 from clusterctl.transfer.manifests import descriptor
 
 _END = bytes(1024)
-_HEADER = 1024  # Bytes of a header and of padding behind a file, at most
+_HEADER = 1024  # Upper bound of a member's tar header and padding, in bytes
 
 
 def write_bundle(images: Sequence[ImageSource], path: Path, *, say: Say) -> int:
-    """Write `images` to `path`, which is there only once it is complete; return its size in bytes.
+    """Write `images` to `path`, renamed into place once complete; return its size in bytes.
 
-    Raises RequirementsNotMet (room, permission), StepFailed naming a blob whose bytes are
-    wrong, and what the sources raise.
+    Raises RequirementsNotMet (no space, no permission), StepFailed naming a blob whose digest does
+    not match, and what the sources raise.
     """
     blobs = {blob.digest: blob for image in images for blob in image.content.blobs}.values()
     total = sum(blob.size + _HEADER for blob in blobs)
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("ab") as file:
-            # Whoever was faster may also have finished, and renamed the file, by now.
+            # Another process may hold the lock, or may have finished and renamed the file by now.
             if not locked(file) or not same_file(file, part):
                 raise StepFailed(
                     f"another process writes {part}", hint=f"see which one: fuser -v {part}"
@@ -87,7 +87,7 @@ def _tar(images: Sequence[ImageSource]) -> Iterator[bytes]:
 
 
 def _documents(contents: Sequence[ImageContent]) -> dict[str, bytes]:
-    """Everything but configs and layers: path in the archive to bytes."""
+    """Return all members but configs and layers: path in the archive to content."""
     entries, docker_entries, manifests = [], [], {}
     for content in contents:
         name = parse(content.reference)
@@ -97,7 +97,7 @@ def _documents(contents: Sequence[ImageContent]) -> dict[str, bytes]:
             {
                 **descriptor(manifest),
                 "platform": dict(zip(keys, content.platform.split("/"), strict=False)),
-                # The names that containerd and skopeo look for.
+                # Annotations in which containerd and skopeo look up the name.
                 "annotations": dict(zip(NAMES, (name.name, name.tag), strict=True)),
             }
         )

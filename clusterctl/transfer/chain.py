@@ -1,14 +1,14 @@
 """A chain of relays: every byte leaves its source once, however many hosts want it.
 
-On each host a relay, sent over the SSH session and gone with it, is a registry for the host's
-own engine and a cache for the next host, which gets bytes as they arrive. The first hop goes
-through the SSH connection, the others go from host to host. A relay takes what it needs from
-the host before it, from those further up when that one fails, and from the source as the last
-resort; so a host that is lost costs the others a moment.
+Each host runs a relay, which is sent over the SSH session and ends with it: a registry for the
+host's own engine, and a cache for the next host, which receives bytes as they arrive. The first
+hop goes through the SSH connection, the others go from host to host. A relay fetches from the host
+before it, from hosts further up if that one fails, and from the source as the last resort; so
+losing a host delays the others only briefly.
 
     with Chain(links, blobs, source=source, image=image, report=show) as chain:
         docker pull chain.pull_reference("gpu1")      # on gpu1, and on all others at once
-        chain.fetch("gpu2", digests, timeout=3600)    # where no engine asks for them
+        chain.fetch("gpu2", digests, timeout=3600)    # for blobs that no engine pulls
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from clusterctl.transfer.relay_supervisor import BACKOFF, RelaySupervisor
 from clusterctl.transfer.source_multiplexer import SharedSource, Throttle
 from clusterctl.transport.fanout import fan_out
 
-# Seconds without a byte from one upstream, in any stream, after which the next one is asked.
-# 3 s are too few: over a saturated uplink bytes are sent twice then.
+# Seconds without a byte from an upstream, in any stream, after which the next one is asked. With 3
+# s, bytes are sent twice over a saturated uplink.
 STALL = 15.0
 
 REPORT_EVERY = 1.0  # Seconds
 
 
 class Chain:
-    """Relays on the hosts of `links`, in this order, while entered.
+    """Relays on the hosts of `links`, in this order, running while the context is entered.
 
-    `blobs` are what they may be asked for; those of `image` are added. `limit_rate` in bytes a
-    second bounds what the source sends in all. `report` is called about once a second for each
-    host, from threads of the chain; `say` gets a sentence (host, text) for what a user should
-    know: an upstream that sent wrong bytes, a relay that was restarted, a host that was lost.
+    `blobs`, and those of `image`, are what hosts may request. `limit_rate` bounds the bytes per
+    second that the source sends in all. `report` is called about once a second for each host, from
+    threads of the chain; `say` gets (host, sentence) about events that a user should know: an
+    upstream sent wrong bytes, a relay was restarted, a host was lost.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Chain:
         return self
 
     def start(self) -> None:
-        """Start all relays at once. A host where none starts is lost from the beginning
-        (`lost` has why); raises the errors of all hosts when none starts at all."""
+        """Start all relays at once. A host whose relay does not start is lost (`lost` has the
+        error); if none starts, raises the errors of all hosts."""
         supervisors = self._supervisors.values()
         for supervisor in supervisors:
             supervisor.start()
@@ -110,12 +110,12 @@ class Chain:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the relays. After an error their caches stay, so that a second run resumes."""
+        """Stop the relays. After an error their caches are kept, so that the next run resumes."""
         self.close(keep=exc is not None)
 
     def close(self, *, keep: bool = False, done: Collection[str] = ()) -> None:
-        """End the relays; remove what is in their caches of these blobs. With `keep` only on
-        the hosts of `done`, which will not need it again."""
+        """Stop the relays and remove these blobs from their caches; with `keep`, only on the hosts
+        of `done`, which will not need them again."""
         self._ended.set()
         with self._changed:
             self._changed.notify_all()
@@ -125,10 +125,10 @@ class Chain:
         )
 
     def pull_reference(self, host: str) -> str:
-        """What the engine on `host` can pull the image as: 127.0.0.1:PORT/RANDOM/name:tag.
+        """Return the name under which the engine on `host` pulls: 127.0.0.1:PORT/RANDOM/name:tag.
 
-        To be tagged with the real name and untagged afterwards. A relay that is restarted has
-        the same port, unless somebody took it meanwhile. Raises the error of a lost host.
+        The caller tags the pulled image with its real name and removes this one. A restarted relay
+        keeps its port unless another process took it. Raises the error of a lost host.
         """
         supervisor = self._supervisors[host]
         if supervisor.lost is not None:
@@ -138,12 +138,12 @@ class Chain:
         return f"127.0.0.1:{supervisor.ports.engine}/{self._pull_name}"
 
     def fetch(self, host: str, digests: Collection[str], timeout: float) -> dict[str, str]:
-        """Have these blobs complete and verified on `host`'s disk, in this order; return their
-        paths by digest.
+        """Wait until these blobs, fetched in this order, are complete and verified on `host`'s
+        disk; return {digest: path}.
 
-        Raises StepFailed (no space, no permission there; a source that fails again and again),
-        CommandTimedOut with what it waits for after `timeout` seconds, and the error of a host
-        that is lost meanwhile.
+        Raises StepFailed (no space or permission there; a source that fails again and again),
+        CommandTimedOut after `timeout` seconds, with what the host waits for, and the error of a
+        host that is lost meanwhile.
         """
         supervisor, wanted = self._supervisors[host], set(digests)
         supervisor.want(digests)
@@ -168,12 +168,12 @@ class Chain:
         return {digest: supervisor.paths[digest] for digest in digests}
 
     def relocate(self, host: str, paths: Mapping[str, str]) -> None:
-        """Say that what came to `host` is at `paths` now, by digest. Its relay continues with the
-        files it has open; one that is restarted there finds the moved ones."""
+        """Record that blobs received by `host` were moved to `paths` (digest to path). The running
+        relay keeps its open files; a restarted one uses the new paths."""
         self._supervisors[host].relocate(paths)
 
     def problem(self, host: str) -> ClusterctlError | None:
-        """Why nothing more arrives on `host`, when that is known."""
+        """Return the error that stops the transfer to `host`; None if there is none."""
         supervisor = self._supervisors[host]
         if supervisor.lost is not None:
             return supervisor.lost
@@ -186,12 +186,12 @@ class Chain:
         return self._source.problem
 
     def progress(self) -> dict[str, LinkProgress]:
-        """By host, lost ones included."""
+        """Return the progress of every host, lost ones included."""
         return {host: each.progress() for host, each in self._supervisors.items()}
 
     @property
     def lost(self) -> dict[str, ClusterctlError]:
-        """Hosts that the chain continues without, and why."""
+        """The error of each host that the chain continues without."""
         found = {host: each.lost for host, each in self._supervisors.items()}
         return {host: error for host, error in found.items() if error is not None}
 
@@ -201,7 +201,7 @@ class Chain:
         return self._source.sent
 
     def _set_upstreams(self) -> None:
-        """Tell every relay which ones precede it; called again when one moved or was lost."""
+        """Send every relay its upstreams; called again when a relay moved or was lost."""
         with self._ordering:
             before: list[str] = []
             for supervisor in self._supervisors.values():
@@ -211,15 +211,15 @@ class Chain:
 
     def _run_reports(self) -> None:
         while not self._ended.wait(REPORT_EVERY):
-            with self._changed:  # whoever waits in `fetch` hears of a source that fails only so
+            with self._changed:  # wakes `fetch`: a failing source does not notify it
                 self._changed.notify_all()
             for progress in self.progress().values():
                 self._report(progress)
 
 
 def _offered(image: ImageContent) -> tuple[str, str]:
-    """The name (REPOSITORY:TAG) that relays give the image, and the command that tells them. A
-    random word in it keeps other users of a host from pulling the image."""
+    """Return the name (REPOSITORY:TAG) under which relays serve the image, and the command that
+    announces it to them. A random part keeps other users of a host from pulling the image."""
     path, _, _ = image.reference.partition("@")
     name, _, tag = path.rpartition("/")[2].partition(":")
     repository, tag = f"{secrets.token_hex(16)}/{name}", tag or "latest"

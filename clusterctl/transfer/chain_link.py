@@ -1,4 +1,4 @@
-"""What a chain is made of and what it reports: one host as a link, and the progress of a host."""
+"""Links of a chain (one host each), and the progress of a host."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from clusterctl.containers.meter import MIB
 from clusterctl.transfer.relay.upstream import SOURCE
 from clusterctl.transport.base import Transport
 
-# Where blobs wait on a host until its engine has taken them.
+# Directory on a host for blobs that its engine has not loaded yet.
 CACHE = "/var/cache/clusterctl/blobs"
 
-# Bytes of each piece of a placed file that has its own digest; the last one may be shorter.
+# Bytes of a piece: placed files have a digest for each piece; the last one may be shorter.
 PIECE = 64 * 1024**2
 
-SLOWEST = 512 * 1024  # Bytes a second below which a transfer is given up
+SLOWEST = 512 * 1024  # Bytes per second; slower transfers time out
 
 
 def fetch_limit(size: int) -> float:
-    """Seconds that a host may take to get `size` bytes through the chain."""
+    """Timeout in seconds for a host to receive `size` bytes through the chain."""
     return deadlines.FETCH_START + size / SLOWEST
 
 
 @dataclass(frozen=True)
 class FilePlace:
-    """Where a blob becomes a file on a host, at once and without a second copy."""
+    """The file that a host writes a blob to directly, without a copy in the cache."""
 
-    # Absolute; its directory is made if it is missing. `path.part` holds the bytes until all are
-    # there.
+    # Absolute; a missing directory is created. `path.part` holds the bytes until they are complete.
     path: str
-    # sha256, 64 hexadecimal digits each, of every PIECE bytes. With them, pieces are fetched side
-    # by side and a resumed transfer trusts those it has; without, the whole file is hashed again.
+    # SHA-256, 64 hexadecimal digits each, of every PIECE bytes. With them, pieces are fetched in
+    # parallel and a resumed transfer keeps those it has; without, the whole file is hashed again.
     pieces: tuple[str, ...] = ()
     mode: int = 0o644
 
@@ -43,14 +42,14 @@ class Link:
     """One host of a chain."""
 
     transport: Transport
-    address: str  # The IP address at which the hosts after it reach its relay
+    address: str  # IP address at which later hosts of the chain reach its relay
     cache: str = CACHE
-    # By digest: blobs that become files. What has no place goes through the cache.
+    # By digest: the files that blobs become. Other blobs go through the cache.
     places: Mapping[str, FilePlace] = field(default_factory=dict)
-    # By digest: paths of blobs that this host already has and passes on.
+    # By digest: paths of blobs that this host already has and serves.
     origin: Mapping[str, str] = field(default_factory=dict)
     speed: int | None = None  # Mbit/s of the network that `address` is on, if known
-    # argv that starts Python there, such as one inside a container; () looks for the host's.
+    # argv that starts Python there, for example in a container; (): find the host's Python.
     python: tuple[str, ...] = ()
 
     @property
@@ -59,27 +58,27 @@ class Link:
 
 
 def slow_last(links: Iterable[Link]) -> list[Link]:
-    """Order links by falling network speed. A slow link delays all hosts after it, and none
-    before it. An unknown speed counts as fast."""
+    """Sort links by falling network speed: a slow link delays all hosts after it, and none before
+    it. An unknown speed counts as fast."""
     return sorted(links, key=lambda link: -(link.speed or math.inf))
 
 
 @dataclass(frozen=True)
 class LinkProgress:
-    """How far a host is. Sizes in bytes."""
+    """Progress of one host. Sizes in bytes."""
 
     host: str
-    done: int  # Of what was asked for so far, here on disk
-    total: int  # What was asked for so far, by its engine, by `fetch` or by the hosts after it
-    received: int  # From others in this run, what had to be sent twice included
-    rate: float  # Bytes a second, over the last few seconds
-    sources: tuple[str, ...] = ()  # Whom it receives from now: names of hosts, or `source`
-    waiting: str | None = None  # What it waits for, when nothing came for some seconds
+    done: int  # Requested bytes that are on its disk
+    total: int  # Requested so far by its engine, by `fetch` or by the hosts after it
+    received: int  # From its upstreams in this run, bytes that were sent twice included
+    rate: float  # Bytes per second, over the last few seconds
+    sources: tuple[str, ...] = ()  # Upstreams it receives from now: names of hosts, or `source`
+    waiting: str | None = None  # The reason, when nothing has arrived for some seconds
     lost: bool = False  # The chain continues without it
 
     def movement(self, left: int) -> list[str]:
-        """In words: the rate, when the `left` bytes will be there, from whom they come, and what
-        is waited for."""
+        """Return phrases for a progress line: the rate, the time until `left` bytes have arrived,
+        the upstreams, and what the host waits for."""
         parts = []
         if self.rate > 0 and left:
             parts.append(f"{self.rate / MIB:.1f} MiB/s")

@@ -1,5 +1,5 @@
-"""The images of a cluster's hosts: the inventory's image on all of them, and the node image, made
-from it on the head. Both travel by a chain: every byte leaves its source once."""
+"""The images of a cluster's hosts: the inventory's image on all of them, and the node image, built
+from it on the head. Both are sent through a chain: every byte leaves its source once."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _silent(_: object) -> None:
 
 
 class ClusterImages(Closing):
-    """A context manager: when it is left, no transfer is running.
+    """Stages that give the hosts `names` their images. Leaving the context stops transfers.
 
-    `names` are the hosts that are to have the images; `engines` those of the run, each of which
-    keeps a channel of its host; `sink` is told what a user should know.
+    `engines` are those of the run, each with an open channel to its host; `sink` gets notes for the
+    user.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ClusterImages(Closing):
         self._open.close()
 
     def stages(self) -> tuple[Stage, ...]:
-        """In order. Raises when the image exists nowhere."""
+        """Return the stages in order. Raises what `ImageFinder.find` raises."""
         heads = (self._head,) if self._head in self.names else ()
         base, made = self._transfers
         return (
@@ -84,7 +84,7 @@ class ClusterImages(Closing):
         )
 
     def _pulled(self) -> tuple[Stage, ...]:
-        """What goes before, when only a host can get the image."""
+        """Return the stage that pulls the image on one host, if only a host can get it."""
         origin, reference = self._base.origin(), self._cluster.inventory.image
         if not isinstance(origin, Unknown):
             return ()
@@ -113,7 +113,7 @@ class ClusterImages(Closing):
         )
 
     def _find_made(self, stocks: EngineStates) -> Origin | Unknown:
-        """The head's node image, as it is now."""
+        """Return the head's node image as the origin; Unknown until the head has it."""
         try:
             made = self.node.known()
         except EngineUnavailable as error:

@@ -1,7 +1,7 @@
-"""An image whose plain layers are compressed once, before they travel.
+"""An image whose uncompressed layers are compressed once, before they are sent.
 
-With gzip, which every engine unpacks. What is compressed already always travels as it is: to
-unpack and compress it again would change its digest, and take longer than it saves.
+With gzip, which every engine unpacks. Layers that are already compressed are sent unchanged:
+recompressing them would change their digests, and take longer than it saves.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from clusterctl.transfer.manifests import (
     made_manifest,
 )
 
-AT_ONCE = 4  # Layers that are compressed at a time, and no more than there are processors
+AT_ONCE = 4  # Layers compressed in parallel, at most one per processor
 
 GZIP_LAYER = f"{OCI_LAYER}+gzip"
 DOCKER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 
 def plain_size(image: LocalImage, lacking: Collection[str] | None = None) -> int:
-    """Bytes of its plain layers; of those whose diff IDs are in `lacking`, when given."""
+    """Return the bytes of the uncompressed layers; with `lacking`, only of those diff IDs."""
     return sum(layer.size for layer in _plain(image.content, lacking))
 
 
@@ -51,12 +51,12 @@ def compressed_image(
     say: Say,
     lacking: Collection[str] | None = None,
 ) -> LocalImage:
-    """`source` with its plain layers compressed into `store`: same config and diff IDs, another
-    manifest. What was compressed before is taken from there, as engines know it by its digest.
+    """Return `source` with uncompressed layers compressed into `store`: same config and diff IDs,
+    another manifest. Earlier results are reused, as engines know layers by their digests.
 
-    `lacking`: diff IDs of the layers that will travel, None for all; others that were never
-    compressed stay as they are. So do all where there may be no room: how much smaller they get
-    shows only at the end.
+    `lacking`: diff IDs of the layers that will be sent, None for all; other layers are replaced
+    only by earlier results. If the store's disk may be too small, no layer is compressed: the
+    compressed size is known only at the end.
     """
     content = source.content
     packed = {}
@@ -78,7 +78,7 @@ def compressed_image(
 
 
 class CompressedImage:
-    """Compressed layers from the store, the rest from where it was."""
+    """An image with compressed layers from the store and all other blobs from its source."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class CompressedImage:
 
 
 class _Compression:
-    """Compresses several layers at a time; Ctrl-C ends them all within a chunk."""
+    """Compresses several layers in parallel; Ctrl-C stops all of them within one chunk."""
 
     def __init__(self, source: LocalImage, store: BlobStore, say: Say, total: int) -> None:
         self._source, self._store = source, store
@@ -112,7 +112,7 @@ class _Compression:
         self._stopped = threading.Event()
 
     def run(self, layers: Collection[Blob]) -> dict[str, Blob]:
-        """By the digest that a layer had: what it has become."""
+        """Compress `layers`; return the compressed blobs by the digests of the originals."""
         pool = ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress")
         try:
             return dict(pool.map(self._compressed, layers))
@@ -121,7 +121,7 @@ class _Compression:
             pool.shutdown(cancel_futures=True)
 
     def _compressed(self, layer: Blob) -> tuple[str, Blob]:
-        # Level 1, without a time stamp: fast, and the result is always the same.
+        # Level 1 for speed; no time stamp, so that the result is always the same.
         packer, hashed = zlib.compressobj(level=1, wbits=31), hashlib.sha256()
         with disk_errors(self._store.directory), _temporary_file(self._store.blobs) as file:
 
@@ -150,13 +150,13 @@ class _Compression:
 
 
 def _record(layer: Blob) -> str:
-    """The name under which the store remembers what the layer was compressed to."""
+    """Name of the store's record of the layer's compressed form."""
     return f"gzip-{layer.hex}"
 
 
 @contextmanager
 def _temporary_file(directory: Path) -> Iterator[BinaryIO]:
-    """Gone afterwards, unless it was renamed; `clean` removes what a killed run left."""
+    """Create a file, removed on exit unless renamed; `clean` removes those of killed runs."""
     directory.mkdir(parents=True, exist_ok=True)
     clean(str(directory))
     prefix = f"save-{os.getpid()}-"
@@ -179,8 +179,8 @@ def _plain(content: ImageContent, lacking: Collection[str] | None) -> list[Blob]
 
 
 def _with_layers(content: ImageContent, packed: dict[str, Blob]) -> ImageContent:
-    """The image with other layers. Its manifest is of one family: Docker's gzip gets its OCI
-    name."""
+    """Return the image with layers replaced. Its manifest is an OCI one: Docker's media type of
+    gzip layers becomes the OCI type."""
     layers = [packed.get(layer.digest, layer) for layer in content.layers]
     layers = [
         replace(layer, media_type=GZIP_LAYER) if layer.media_type == DOCKER_GZIP else layer

@@ -1,7 +1,7 @@
-"""What hosts are to get: blobs, and the images that consist of them.
+"""Blobs, and the images that consist of them.
 
-A blob is identified by its digest, so it can come from anywhere: whoever receives it checks it.
-Blobs are passed on byte for byte, as their first source had them.
+A blob is identified by its digest, so it may come from any source: the receiver verifies it. Blobs
+are passed on byte for byte, as their first source had them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-CHUNK = 1 << 20  # Bytes that are read, hashed and passed on at a time
+CHUNK = 1 << 20  # Bytes read, hashed and passed on at a time
 
 
 def is_digest(text: str) -> bool:
-    """Whether it is a sha256 as `Blob.hex` has it: 64 hexadecimal digits."""
+    """Return whether `text` has the form of `Blob.hex`: 64 hexadecimal digits."""
     return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
 @dataclass(frozen=True)
 class Blob:
-    """One run of bytes."""
+    """Content that is identified by its digest, such as a layer, a config or a file."""
 
     digest: str  # `sha256:` and 64 hexadecimal digits
     size: int  # Bytes
@@ -34,16 +34,16 @@ class Blob:
 
 @dataclass(frozen=True)
 class ImageContent:
-    """An image for one platform: the manifest, byte for byte, and what it names."""
+    """An image for one platform: its manifest, byte for byte, and the blobs that it lists."""
 
-    reference: str  # What users call it: vllm/vllm-openai:v0.33.0
+    reference: str  # As users write it: vllm/vllm-openai:v0.33.0
     manifest: bytes
     media_type: str  # Of the manifest
     config: Blob
-    layers: tuple[Blob, ...]  # As the manifest lists them, the base first
-    # Digests of the unpacked layers, in the same order: RootFS.Layers on every host.
+    layers: tuple[Blob, ...]  # In the manifest's order, the base first
+    # Digests of the uncompressed layers, in the same order; engines report them as RootFS.Layers.
     diff_ids: tuple[str, ...]
-    platform: str  # As the image config says it: linux/amd64
+    platform: str  # As in the image config: linux/amd64
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
@@ -51,16 +51,16 @@ class ImageContent:
 
     @property
     def size(self) -> int:
-        """Bytes to bring to a host that has nothing of it."""
+        """Bytes to send to a host that has none of the blobs."""
         return sum(blob.size for blob in self.blobs)
 
 
 class BlobSource(Protocol):
-    """Somewhere blobs can be read from: a registry, an archive, a directory, an engine."""
+    """A source of blobs: a registry, an archive, a directory, an engine."""
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """The blob's bytes from `offset` on, in pieces of at most CHUNK. Raises StepFailed
-        when the source fails, with what to do."""
+        """Yield the blob's bytes from `offset` on, at most CHUNK at a time. Raises StepFailed, with
+        a hint, when the source fails."""
 
 
 class ImageSource(BlobSource, Protocol):
@@ -80,7 +80,7 @@ class Location:
 
 
 class LocalImage(ImageSource, Protocol):
-    """An image whose blobs are files of this machine, or become that while they arrive."""
+    """An image whose blobs are local files, or are downloaded to local files."""
 
     def location(self, blob: Blob) -> Location | None:
-        """None while the blob is not all there, and for what this image does not have."""
+        """Return where the blob is; None if it is incomplete or not in this image."""

@@ -1,4 +1,4 @@
-"""An image that a Docker engine has: `docker save`, split into blobs while it streams."""
+"""Images of a Docker engine: `docker save`, split into blobs while it streams."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class HostImage:
     """An image whose blobs are files of a host."""
 
     content: ImageContent
-    # Digest: file on that host. Blobs that were not to be kept are not in it.
+    # Digest to file on that host, without the blobs that were not kept.
     paths: Mapping[str, str]
 
 
 def engine_image(
     driver: ContainerDriver, image: Image, reference: str, store: BlobStore, *, say: Say
 ) -> LocalImage:
-    """`image` of the operator's own engine, saved into `store`; not again while it is there.
+    """Save `image` of the operator's own engine into `store`, unless it is there already.
 
-    Raises StepFailed, with the engine's words, and RequirementsNotMet where there is no room.
+    Raises StepFailed with the engine's message, RequirementsNotMet if there is no room.
     """
     name = f"save-{image.id.removeprefix('sha256:')}"
     meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
@@ -80,9 +80,9 @@ def save_on_host(
     say: Say,
     keep: Collection[str] | None = None,
 ) -> HostImage:
-    """Save `image` on its host into `directory`/<64 digits>; not again while it is there.
+    """Save `image` on its host as files `directory`/<64 digits>, unless it is there already.
 
-    `keep`: diff IDs of the layers to keep, None for all; the others are only measured. Needs
+    `keep`: diff IDs of the layers to keep, None for all; other layers are only measured. Requires
     Python there. Raises RequirementsNotMet (room, Python), StepFailed, CommandTimedOut.
     """
     order = {

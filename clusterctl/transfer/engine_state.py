@@ -1,4 +1,4 @@
-"""What images a host's engine has and what it can take in, asked in one round trip."""
+"""What a host's engine has and can take: images, layers, disk space; asked in one round trip."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.failures import engine_error
 from clusterctl.transfer.chain_link import CACHE
 
-# What `docker info` names in its DriverStatus where images live in containerd.
+# In DriverStatus of `docker info` when Docker uses containerd's image store.
 CONTAINERD = "io.containerd.snapshotter.v1"
 
-# The kernel's word for a processor to that of image configurations.
+# Processors as the kernel names them, to their names in image configs.
 PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
 
-# What containers get from their image: keys of `config` in the image's configuration.
+# Keys of `config` in an image config that containers inherit.
 INHERITED = (
     "Entrypoint", "Cmd", "Env", "WorkingDir", "User", "Labels",
     "ExposedPorts", "Volumes", "StopSignal",
@@ -28,45 +28,45 @@ INHERITED = (
 
 @dataclass(frozen=True)
 class HeldImage:
-    """One image of an engine."""
+    """An image that an engine has."""
 
-    id: str  # The config's digest, or the manifest's where images live in containerd
+    id: str  # Digest of the config; with containerd's image store, of the manifest
     tags: tuple[str, ...]
     layers: tuple[str, ...]  # diff IDs, the base first
     size: int  # Bytes, unpacked
-    settings: str  # What containers inherit, in one form that both stores give alike
+    settings: str  # What containers inherit, from `settings`: the same text with both image stores
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What one host's engine has, and can take."""
+    """What one host's engine has and can take."""
 
     version: str
-    containerd: bool  # Images live in containerd, not in overlay2 (or another graph driver)
-    rootless: bool  # Its 127.0.0.1 is not the host's: it reaches no relay there
+    containerd: bool  # Uses containerd's image store, not overlay2 (or another graph driver)
+    rootless: bool  # Its 127.0.0.1 is not the host's: it cannot reach the relay
     platform: str  # linux/amd64
     root: str
-    python: str | None  # one that runs what we send (transport/python.py); None without
+    python: str | None  # One that runs clusterctl's programs (transport/python.py); None without
     images: tuple[HeldImage, ...]
-    # Compressed layers whose content the engine knows from an earlier pull (overlay2 only): it does
-    # not fetch these again. `sha256:...`.
+    # Digests (`sha256:...`) of compressed layers that the engine knows from an earlier pull and
+    # does not fetch again (overlay2 only).
     digests: frozenset[str]
-    free: int  # Bytes, where the engine keeps images
-    cache_free: int  # Bytes, where blobs wait until the engine has taken them
+    free: int  # Free bytes on the disk of the engine's images
+    cache_free: int  # Free bytes on the disk of the relay's cache
     one_disk: bool  # Both are the same file system
 
     def tagged(self, reference: str) -> HeldImage | None:
-        """The image that goes by that name, with its tag."""
+        """Return the image tagged `reference` (NAME:TAG); None if there is none."""
         return next((image for image in self.images if reference in image.tags), None)
 
     def common(self, layers: Sequence[str]) -> int:
-        """How many of `layers`, from the base on, are here below the same ones."""
+        """Return the length of the longest prefix of `layers` that an image here starts with."""
         return max((_prefix(image.layers, layers) for image in self.images), default=0)
 
 
 def inspect_engine(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineState:
-    """Ask the host. `cache`: the directory where blobs wait there; `reference`: a name that is
-    looked up even if the engine does not list it.
+    """Query the engine's state in one command. `cache`: the relay's cache directory there;
+    `reference`: a name that is looked up even if the engine does not list it.
 
     Raises EngineUnavailable, ConnectionFailed, CommandTimedOut.
     """
@@ -77,7 +77,7 @@ def inspect_engine(driver: ContainerDriver, cache: str = CACHE, reference: str =
 
 
 def parse_engine_state(text: str) -> EngineState:
-    """Read the script's lines: a word, a tab, a value."""
+    """Parse the output of `driver.stock_argv`: lines of a word, a tab, a value."""
     told: dict[str, list[str]] = defaultdict(list)
     for line in text.splitlines():
         word, tab, value = line.partition("\t")
@@ -102,8 +102,8 @@ def parse_engine_state(text: str) -> EngineState:
 
 
 def settings(config: Mapping[str, Any] | None) -> str:
-    """What containers inherit of an image's `config`, canonically: what is empty is left out, as
-    engines differ in whether they say it."""
+    """Return what containers inherit of an image's `config`, as canonical JSON. Empty values are
+    dropped: engines differ in whether they list them."""
     kept = {key: (config or {}).get(key) for key in INHERITED}
     return json.dumps({key: value for key, value in kept.items() if value}, sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""Load an image on a host by `docker load`: the missing layers, and no others."""
+"""Load an image on a host with `docker load`, sending only the missing layers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ tar -xf - -C "$directory" || exit 1
 cd "$directory" || exit 1
 tar -chf - oci-layout index.json manifest.json blobs | "$@"
 """
-# The layers are links to files in the relay's cache: -h sends what they lead to.
+# The layers are symbolic links to files in the relay's cache; `tar -h` follows them.
 
 
 def load_from_cache(
     driver: ContainerDriver, content: ImageContent, config: bytes, paths: Mapping[str, str]
 ) -> None:
-    """Load the missing layers from files on the host: `paths`, by digest. Raises StepFailed with
-    what the engine said, CommandTimedOut."""
+    """Load the missing layers from files on the host (`paths`: digest to path). Raises StepFailed
+    with the engine's message, CommandTimedOut."""
     limit = silence_limit(sum(layer.size for layer in content.layers))
     stdin = skeleton(content, config, paths)
     result = driver.host_run(
@@ -49,7 +49,7 @@ def load_by_stream(
     source: BlobSource,
     say: Say,
 ) -> None:
-    """Send the missing layers over SSH into `docker load`. Raises StepFailed, CommandTimedOut."""
+    """Stream the missing layers over SSH into `docker load`. Raises StepFailed, CommandTimedOut."""
     size = archive_size(layers)
     load(driver, archive(content, layers, source), size, Meter(say, size))
 
@@ -80,7 +80,7 @@ _BLOCK = 512
 
 
 def blob_name(digest: str) -> str:
-    """Where a blob is in the archive."""
+    """Path of a blob in the archive."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
@@ -89,8 +89,8 @@ def manifest_digest(content: ImageContent) -> str:
 
 
 def documents(content: ImageContent, config: bytes) -> dict[str, bytes]:
-    """Everything but the layers: path in the archive to bytes. It names no tag, as what is
-    loaded gets its name once it was looked at."""
+    """Return all members but the layers: path in the archive to content. They contain no tag: a
+    loaded image is tagged only after it was checked."""
     digest = manifest_digest(content)
     described = {"mediaType": content.media_type, "digest": digest, "size": len(content.manifest)}
     layers = [blob_name(layer.digest) for layer in content.layers]
@@ -105,8 +105,8 @@ def documents(content: ImageContent, config: bytes) -> dict[str, bytes]:
 
 
 def skeleton(content: ImageContent, config: bytes, paths: Mapping[str, str]) -> bytes:
-    """A small tar of the documents, with a symbolic link in place of each layer of `paths`
-    (digest to the file on the host): `tar --dereference` there makes the archive of it."""
+    """Return a small tar: the documents, and a symbolic link for each layer of `paths` (digest to
+    file on the host). `tar --dereference` on the host turns it into the archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, data in documents(content, config).items():
@@ -121,7 +121,7 @@ def skeleton(content: ImageContent, config: bytes, paths: Mapping[str, str]) -> 
 
 
 def archive(content: ImageContent, layers: Collection[Blob], source: BlobSource) -> Iterator[bytes]:
-    """The archive's bytes, with these layers of it, read from `source` one after the other."""
+    """Yield the bytes of an archive with `layers`, read from `source` one after the other."""
     config = b"".join(source.open(content.config))
     for name, data in documents(content, config).items():
         yield from member(name, len(data), (data,))
@@ -131,12 +131,12 @@ def archive(content: ImageContent, layers: Collection[Blob], source: BlobSource)
 
 
 def archive_size(layers: Iterable[Blob]) -> int:
-    """About the bytes of an archive with these layers."""
+    """Return the approximate size in bytes of an archive with these layers."""
     return sum(layer.size for layer in layers)
 
 
 def member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """A file of a tar: the same bytes whenever it is written."""
+    """Yield a tar member; the same input gives the same bytes. Raises StepFailed for a wrong `size`."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     yield entry.tobuf(tarfile.GNU_FORMAT)

@@ -1,8 +1,8 @@
-"""How an image reaches one host, decided from what the host has. Pure.
+"""Choose how an image reaches one host, from what the host has. Pure functions.
 
-dockerd fetches only layers that it lacks, but with overlay2 it recognizes a layer that it has
-only when it got it by a pull: after `docker load` it would fetch all of it again (moby #46664).
-Then a partial `docker load`, of the missing layers alone, moves less.
+dockerd fetches only layers that it lacks. But with overlay2 it recognizes a layer only if it pulled
+it: after `docker load` it would fetch the layer again (moby #46664). Then a partial `docker load`,
+of the missing layers alone, moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.engine_state import EngineState, HeldImage
 from clusterctl.transfer.manifests import fits
 
-# Unpacked bytes to a byte of compressed layer. CUDA images come to 2.4 (vllm #22377: 28.6 GB of
+# Unpacked bytes per byte of a compressed layer. CUDA images have 2.4 (vllm #22377: 28.6 GB from
 # 12); text and Python more.
 EXPANSION = 3.0
 
 SLACK = 256 * 1024**2  # Bytes that the engine needs for itself
 
-SMALL = 1024**2  # Bytes for which no other way is gone than the plain one
+SMALL = 1024**2  # Bytes; a smaller saving does not justify `docker load` in place of a pull
 
-# The first Docker whose containerd store loads an archive that lacks layers (moby
+# First Docker whose containerd store loads an archive that lacks layers (moby
 # daemon/containerd/image_exporter.go: WithSkipMissing).
 PARTIAL_SINCE = 25
 
@@ -36,53 +36,53 @@ ZSTD_SINCE = 23  # First Docker whose overlay2 unpacks zstd layers (moby, pkg/ar
 
 @dataclass(frozen=True)
 class WantedImage:
-    """The image that hosts are to have."""
+    """The image that hosts should have."""
 
-    reference: str  # The name it goes by there, with its tag
+    reference: str  # Its name on the hosts, with the tag
     layers: tuple[str, ...]  # diff IDs
-    ids: frozenset[str]  # Digests of its config and manifest, as far as they are known
-    settings: str  # As `engine_state.settings` gives them
+    ids: frozenset[str]  # Known digests of its config and manifest
+    settings: str  # From `engine_state.settings`
 
 
 class Method(StrEnum):
-    """How the image gets to a host."""
+    """How an image is delivered to a host."""
 
     PULL = "docker pull"  # From the relay on the host
     LOAD = "docker load"  # Of the missing layers, which the relay on the host fetches
-    # Of the missing layers, for a host where no relay can run. Each such host takes its bytes from
-    # the operator's link anew.
+    # Of the missing layers, for a host where no relay can run. The bytes are sent over the
+    # operator's link once more for each such host.
     STREAM = "docker load over SSH"
 
 
 @dataclass(frozen=True)
 class ImageDelivery:
-    """What has to be moved to a host, and how."""
+    """Layers to deliver to a host, and the method."""
 
     method: Method
     layers: tuple[Blob, ...]
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes to deliver."""
         return sum(layer.size for layer in self.layers)
 
 
 def is_wanted(image: HeldImage, wanted: WantedImage) -> bool:
-    """Whether containers from `image` are those that they would be from the wanted one. IDs
-    differ between stores for the same image."""
+    """Return whether containers of `image` would be those of the wanted image: same layers, and
+    same ID or settings. IDs of the same image differ between image stores."""
     same_settings = image.id in wanted.ids or image.settings == wanted.settings
     return image.layers == wanted.layers and same_settings
 
 
 def same_image(stock: EngineState, wanted: WantedImage) -> HeldImage | None:
-    """The wanted image, by whatever name it is there."""
+    """Return the engine's image that is the wanted one, under any name; None if it is missing."""
     found = [image for image in stock.images if is_wanted(image, wanted)]
     named = [image for image in found if wanted.reference in image.tags]
     return next(iter(named or found), None)
 
 
 def choose_delivery(stock: EngineState, content: ImageContent) -> ImageDelivery:
-    """The way that moves least, for a host that has not got the image."""
+    """Return the delivery that moves the fewest bytes, for a host without the image."""
     lacking = content.layers[stock.common(content.diff_ids) :]
     if stock.python is None or stock.rootless:
         return ImageDelivery(Method.STREAM, lacking if _takes_partial(stock) else content.layers)
@@ -94,7 +94,7 @@ def choose_delivery(stock: EngineState, content: ImageContent) -> ImageDelivery:
 
 
 def problems(host: str, stock: EngineState, content: ImageContent) -> Iterator[RequirementsNotMet]:
-    """Why the host cannot take the image."""
+    """Yield an error for each reason why the host cannot take the image."""
     if content.platform and not fits(content.platform, stock.platform):
         yield RequirementsNotMet(
             f"{content.reference} is made for {content.platform}, and the host is {stock.platform}",
@@ -137,16 +137,16 @@ def _room_problems(
 
 
 def unpacked(layer: Blob) -> int:
-    """About the bytes that a layer takes once unpacked."""
+    """Return the approximate size in bytes of the unpacked layer."""
     packed = "gzip" in layer.media_type or "zstd" in layer.media_type
     return round(layer.size * EXPANSION) if packed else layer.size
 
 
 def _recognized(stock: EngineState, content: ImageContent) -> int:
-    """How many layers a pull does not fetch (moby distribution/xfer/download.go: up to the first
-    whose compressed digest is unknown, or whose chain is not there)."""
+    """Return how many layers a pull does not fetch: those before the first whose compressed digest
+    is unknown, or whose chain is missing (moby distribution/xfer/download.go)."""
     common = stock.common(content.diff_ids)
-    if stock.containerd:  # it looks for unpacked snapshots by chain ID
+    if stock.containerd:  # containerd looks up unpacked snapshots by chain ID
         return common
     known = [layer.digest in stock.digests for layer in content.layers[:common]]
     return known.index(False) if False in known else common
@@ -157,7 +157,7 @@ def _takes_partial(stock: EngineState) -> bool:
 
 
 def _major(version: str) -> int:
-    """Of an engine (20.10.24+dfsg1); 0 for what is no version: such an engine gets what all
-    understand."""
+    """Return the major version of an engine (20 of 20.10.24+dfsg1); 0 if it cannot be parsed: such
+    an engine gets what every version supports."""
     found = re.match(r"\d+", version)
     return int(found[0]) if found else 0
