@@ -1,4 +1,4 @@
-"""How hosts take in an image: by a pull from the relay beside their engine, or by `docker load`."""
+"""Receiver of images: hosts pull from the relay beside their engine, or use `docker load`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from clusterctl.transfer.relay_pull import is_relay_name, pull
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transport.fanout import fan_out, values
 
-# Image-list cache TTL, in seconds: a plan, its confirmation and its first stage are one look.
-# What is changed here is looked at again at once.
+# Seconds that a host's engine state is cached: a plan, its confirmation and its first stage share
+# one query. After a change the host is queried again at once.
 FRESH = 15.0
 
-# Chooses where the image comes from, by what the hosts that answered have.
+# Chooses the origin of the image from the engine states of the hosts that answered.
 Find = Callable[[EngineStates], Origin | Unknown]
 
 
 class _Prepared(NamedTuple):
-    """What one host is about to take in."""
+    """What `prepare` has decided for one host."""
 
     supply: ImageSupply
     engine: EngineState
@@ -47,9 +47,9 @@ class _Prepared(NamedTuple):
 
 
 class ImageReceiver:
-    """Hosts have the image, by its name, and containers start from it. It goes to the hosts of
-    `targets`; `drivers` are those of all hosts that may have it already. `before` is called
-    before an image is brought to a host that has none of that name."""
+    """Gives the hosts of `targets` an image under its name, and checks that a container starts from
+    it. `drivers` are those of all hosts that may have it already. `before` is called before a host
+    that has no image of that name gets one."""
 
     what = "image"
 
@@ -66,22 +66,22 @@ class ImageReceiver:
         self._route, self._before = route, before
         self._lock = threading.RLock()
         self._origin: Origin | None = None
-        self._seen: dict[str, tuple[float, EngineState]] = {}  # When, and what a host had
+        self._seen: dict[str, tuple[float, EngineState]] = {}  # By host: monotonic seconds, state
         self._prepared: dict[str, _Prepared] = {}
 
     def origin(self) -> Origin | Unknown:
-        """Where it comes from; found once. Raises when it exists nowhere."""
+        """Return the origin, found once; Unknown until a host has it. Raises what `find` raises."""
         with self._lock:
             if self._origin is None:
                 found = self._find(self._look())
                 if isinstance(found, Unknown):
-                    self._seen.clear()  # a host gets it first
+                    self._seen.clear()  # stale once a host has the image
                     return found
                 self._origin = found
             return self._origin
 
     def is_done(self) -> bool:
-        """Whether nothing is to be done on any host; False where one does not answer."""
+        """Return whether no target needs a change; False if one does not answer."""
         engines, origin = self._look(), self.origin()
         if isinstance(origin, Unknown) or not engines.keys() >= set(self._targets):
             return False
@@ -92,8 +92,8 @@ class ImageReceiver:
         return True
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        """Raises RequirementsNotMet for a host that never can take the image, as far as that is
-        known before the image is read."""
+        """See Step. Raises RequirementsNotMet if the host can never take the image, as far as that
+        is known before the image is read."""
         self._look()
         self._engine(view.host.name)
         origin = self.origin()
@@ -112,7 +112,7 @@ class ImageReceiver:
         return Change(f"{verb} {reference}: {size} from {origin.name}, by {delivery.method}")
 
     def settle(self, view: HostView) -> bool:
-        """Give an image that is there its name; remove those of a run that was interrupted."""
+        """Tag the image and remove temporary tags of it; return False if the host lacks it."""
         origin, name = self._require_origin(view.host.name), view.host.name
         engine, reference = self._closely(name, origin), origin.wanted.reference
         if engine.tagged(reference) is None:
@@ -164,7 +164,7 @@ class ImageReceiver:
         )
 
     def receive(self, view: HostView, chain: Chain) -> int:
-        """Bring the image to this host, prove it, and give it its name."""
+        """Deliver the image to this host, verify it, and tag it."""
         name, reference = view.host.name, self._require_origin(view.host.name).wanted.reference
         supply, engine, delivery = self._prepared[name]
         driver, content = self._drivers[name], supply.content
@@ -195,7 +195,7 @@ class ImageReceiver:
 
     @staticmethod
     def describe(progress: LinkProgress, expected: int) -> str:
-        """Such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`."""
+        """Return progress such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`."""
         done = min(progress.done, expected)
         amount = f"{done / MIB:.0f} of {max(expected, 1) / MIB:.0f} MiB"
         if done >= expected:
@@ -213,7 +213,7 @@ class ImageReceiver:
         return origin
 
     def _look(self) -> dict[str, EngineState]:
-        """What the hosts that answer have."""
+        """Return the engine states of the hosts that answer."""
         with self._lock:
             if not self._seen:
                 values(fan_out({name: name for name in self._drivers}, self._engine))
@@ -231,7 +231,7 @@ class ImageReceiver:
         return engine
 
     def _closely(self, name: str, origin: Origin) -> EngineState:
-        """With the name looked up by itself, where engines do not list all that they have."""
+        """Return the host's state, with the wanted name looked up if the engine may not list it."""
         engine = self._engine(name)
         if engine.containerd and engine.tagged(origin.wanted.reference) is None:
             return self._inspect(name)
@@ -239,7 +239,7 @@ class ImageReceiver:
 
 
 def _naming(here: HeldImage, reference: str) -> Change | None:
-    """What an interrupted run left to be done for an image that is there."""
+    """Return the change of tags that an interrupted run left undone; None if there is none."""
     if reference not in here.tags:
         return Change(f"tag the image that is there as {reference}")
     if any(map(is_relay_name, here.tags)):
@@ -247,20 +247,20 @@ def _naming(here: HeldImage, reference: str) -> Change | None:
     return None
 
 
-# The engine's own init, which it mounts into the container: static, so that it starts in any image,
-# one without a shell too; and only from a root that all layers were unpacked into.
+# The engine's own init, which it mounts into the container. It is static, so that it starts in any
+# image, even without a shell, but only if all layers were unpacked.
 START = ("/sbin/docker-init", "--version")
 
 
 def image_id(content: ImageContent, *, containerd: bool) -> str:
-    """The ID that the engine gives the image: the manifest's digest where images live in
-    containerd, else the config's."""
+    """Return the ID that the engine gives the image: the manifest's digest with containerd's image
+    store, else the config's."""
     return manifest_digest(content) if containerd else content.config.digest
 
 
 def prove(driver: ContainerDriver, content: ImageContent, identifier: str) -> None:
-    """Raise StepFailed unless the image `identifier` is there with the layers of `content`, and
-    a container starts from it."""
+    """Raise StepFailed unless the engine has the image `identifier` with the layers of `content`,
+    and a container starts from it."""
     found = driver.image(identifier)
     if found is None:
         raise StepFailed(

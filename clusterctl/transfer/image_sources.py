@@ -1,4 +1,4 @@
-"""Where an image comes from: a host that has it, an archive, Docker here, or its registry."""
+"""Origins of an image: a host that has it, an archive, Docker on this machine, or its registry."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.local import LocalTransport
 
-HOST = "host:"  # Begins what --from says of a host
+HOST = "host:"  # Prefix of --from values that name a host
 
-# Where a host that heads a chain keeps the layers that others lack, for as long as it takes.
+# Directory for the layers that others lack, on a host that heads a chain, during the transfer.
 SAVED = "/var/cache/clusterctl/saved"
 
-# Bytes of plain layers; fewer have arrived before they could be compressed.
+# Bytes of uncompressed layers; fewer have arrived before they could be compressed.
 WORTH_COMPRESSING = 32 * 1024**2
 
-# Bytes a second of a link below which plain layers are compressed: gzip's level 1 packs some 60
-# to 100 MB/s on a core.
+# Bytes per second of a link below which uncompressed layers are compressed: gzip level 1 takes in
+# some 60 to 100 MB/s per core.
 SLOW_LINK = 500_000_000 // 8
 
-EngineStates = Mapping[str, EngineState]  # What engines have, by host
+EngineStates = Mapping[str, EngineState]  # By host
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ImageSupply:
     """An image that is ready to be sent."""
 
     content: ImageContent
-    blobs: BlobSource  # What is missing, to be read here
-    holder: str | None = None  # The host that heads the chain, where this machine does not
+    blobs: BlobSource  # For reading the blobs on this machine
+    holder: str | None = None  # Host that heads the chain; None: this machine
     paths: Mapping[str, str] = field(default_factory=dict)  # By digest: files on the holder
 
 
@@ -59,24 +59,24 @@ class Origin(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: gpu1, bundle.tar, its registry."""
+        """Name shown to users: gpu1, bundle.tar, its registry."""
 
     @property
     def wanted(self) -> WantedImage: ...
 
     @property
     def content(self) -> ImageContent | None:
-        """None when it is known only once the image is read, by `supply`."""
+        """None if it is known only after `supply` has read the image."""
 
     def supply(self, lacking: Collection[str], say: Say) -> ImageSupply:
-        """Make it ready. `lacking`: diff IDs of the layers that hosts lack."""
+        """Make the image ready to send. `lacking`: diff IDs of the layers that hosts lack."""
 
     def clear(self) -> None:
-        """Remove what `supply` left for the time of the sending."""
+        """Remove temporary files of `supply`."""
 
 
-# Gives an image as it travels: with those of its plain layers compressed that hosts lack (by diff
-# ID), where that pays. Raises RequirementsNotMet where this machine has no room.
+# Returns an image as it is sent: uncompressed layers that hosts lack (by diff ID) are compressed
+# where that pays. Raises RequirementsNotMet if this machine has no room.
 AsSent = Callable[[LocalImage, Collection[str], Say], LocalImage]
 
 
@@ -86,7 +86,7 @@ def as_it_is(image: LocalImage, lacking: Collection[str], say: Say) -> LocalImag
 
 
 class LocalOrigin:
-    """An image that this machine can read: from a registry, or out of an archive."""
+    """An image that this machine can read from a registry or an archive."""
 
     def __init__(
         self, name: str, image: LocalImage, reference: str, *, as_sent: AsSent = as_it_is
@@ -107,11 +107,11 @@ class LocalOrigin:
         return ImageSupply(image.content, image)
 
     def clear(self) -> None:
-        """It leaves nothing: the store is a cache."""
+        """Do nothing: the blob store is a cache."""
 
 
 class EngineOrigin:
-    """An image that Docker on this machine has: read out of it when it is to be sent."""
+    """An image of Docker on this machine, saved into the blob store when it is to be sent."""
 
     content = None
 
@@ -132,12 +132,12 @@ class EngineOrigin:
         return ImageSupply(image.content, image)
 
     def clear(self) -> None:
-        """It leaves nothing: the store is a cache."""
+        """Do nothing: the blob store is a cache."""
 
 
 class HostOrigin:
-    """An image that a host has: that host then heads the chain, and no byte of a layer passes
-    through this machine."""
+    """An image that a host has: that host heads the chain, and no byte of a layer passes through
+    this machine."""
 
     content = None
 
@@ -175,32 +175,32 @@ class HostOrigin:
 
 
 def wanted_held(held: HeldImage, reference: str) -> WantedImage:
-    """What hosts are to have, by the image that one of them has."""
+    """Return the image that hosts should have, from one that a host already has."""
     return WantedImage(tagged(reference), held.layers, frozenset({held.id}), held.settings)
 
 
 @dataclass(frozen=True)
 class ImageFinder:
-    """Finds `reference`: where `chosen` says (registry, docker, host:NAME, a path), else at the
-    nearest place. `order`: host names, whose image counts first where hosts differ."""
+    """Finds `reference`: at `chosen` (registry, docker, host:NAME, a path), else at the nearest
+    origin. `order`: host names; where images differ between hosts, the first one's counts."""
 
     reference: str
     drivers: Mapping[str, ContainerDriver]
     order: tuple[str, ...]
     chosen: str | None = None
-    archive: Path | None = None  # The inventory's, for this image
+    archive: Path | None = None  # The inventory's archive of this image
     operator: ContainerDriver | None = None  # Docker on this machine
-    platform: str = "linux/amd64"  # What hosts are, where no engine could be asked
-    limit_rate: int | None = None  # Bytes a second that may leave this machine
-    compress: bool | None = None  # Plain layers; None: where `limit_rate` says that it pays
+    platform: str = "linux/amd64"  # If the hosts' platform is unknown
+    limit_rate: int | None = None  # Bytes per second that this machine may send
+    compress: bool | None = None  # Uncompressed layers; None: if `limit_rate` < SLOW_LINK
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
-    # Why the registry is not asked from here again in this run.
+    # Why this machine could not read the registry; it is asked only once in a run.
     _refused: list[str] = field(default_factory=list)
 
     def find(self, engines: EngineStates) -> Origin | Unknown:
-        """Raises StepFailed, RequirementsNotMet, UsageError when it is not there."""
+        """Return the origin. Raises StepFailed, RequirementsNotMet, UsageError if there is none."""
         if self.chosen is None:
             return self._nearest(engines)
         if self.chosen == "registry":
@@ -212,8 +212,8 @@ class ImageFinder:
         return self._from_archive(Path(self.chosen).expanduser(), engines, self.reference)
 
     def _nearest(self, engines: EngineStates) -> Origin | Unknown:
-        """The archive that the inventory names says which image it is; a host that has that one
-        still comes before it, as it is nearer to the others."""
+        """Return the nearest origin. An archive in the inventory decides which image it is; a host
+        that has the same image still comes first, as it is nearer to the others."""
         archived = self._from_archive(self.archive, engines, None) if self.archive else None
         layers = archived.wanted.layers if archived else None
         for name in self.order:
@@ -246,7 +246,7 @@ class ImageFinder:
         return LocalOrigin(path.name, image, self.reference, as_sent=self._as_sent)
 
     def _from_docker(self) -> Origin | None:
-        """A machine without Docker, or without its daemon, has no image to give."""
+        """Return Docker's image on this machine; None without Docker, its daemon or the image."""
         driver = self.operator
         if driver is None:
             return None
@@ -276,7 +276,7 @@ class ImageFinder:
         return LocalOrigin("its registry", image, self.reference, as_sent=as_it_comes)
 
     def _from_registry_or_host(self, engines: EngineStates) -> Origin | Unknown:
-        """A host may reach a registry that this machine does not, or have a login there."""
+        """Return the registry; Unknown if it fails here, as a host may reach it or have a login."""
         if not self._refused:
             try:
                 return self._from_registry(engines)
@@ -285,8 +285,7 @@ class ImageFinder:
         return Unknown(self._refused[0])
 
     def _as_sent(self, image: LocalImage, lacking: Collection[str], say: Say) -> LocalImage:
-        """Its plain layers are compressed where that is wanted, or where the rate limit says that
-        the link is slow."""
+        """Compress uncompressed layers if requested or if the rate limit implies a slow link."""
         plain = plain_size(image, lacking)
         if plain < WORTH_COMPRESSING or self.compress is False:
             return image
@@ -300,13 +299,13 @@ class ImageFinder:
 
 
 def _platform(engines: EngineStates) -> str | None:
-    """The platform of all hosts; None where they differ or it is unknown."""
+    """Return the platform of all hosts; None if they differ or it is unknown."""
     platforms = {engine.platform for engine in engines.values()}
     return platforms.pop() if len(platforms) == 1 else None
 
 
 def operators_engine() -> ContainerDriver | None:
-    """Docker on this machine, where there is a client; without a daemon it has no image."""
+    """Return the driver of Docker here, running or not; None without a `docker` client."""
     if shutil.which("docker") is None:
         return None
     here = Host(name="operator", address="localhost")
@@ -314,5 +313,5 @@ def operators_engine() -> ContainerDriver | None:
 
 
 def archive_for(inventory: Inventory, reference: str) -> Path | None:
-    """The inventory's archive, when `reference` is the inventory's image."""
+    """Return the inventory's archive if `reference` is the inventory's image."""
     return inventory.image_archive if reference == inventory.image else None

@@ -1,4 +1,4 @@
-"""The disk of the operator's machine: where the cache is, and how much space is free."""
+"""Disk of the operator's machine: cache directory and free space."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-SPARE = 256 << 20  # Bytes to be left free on it
+SPARE = 256 << 20  # Bytes to leave free on the disk
 
-# What to do when it is full.
+# Hint for a full disk.
 ROOM = (
     "make room (clusterctl image cache --clear), or set XDG_CACHE_HOME to a directory on a larger "
     "disk"
@@ -16,13 +16,13 @@ ROOM = (
 
 
 def cache_directory() -> Path:
-    """`$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""
+    """Return `$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "clusterctl"
 
 
 def free_space(directory: Path) -> int:
-    """Bytes that can be written there, also when it is yet to be made."""
+    """Return the bytes free for files in `directory`, which need not exist yet."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

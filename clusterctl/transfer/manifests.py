@@ -1,4 +1,4 @@
-"""Manifests and configs of images: read as registries and archives have them, or made here.
+"""Manifests and configs of images: parsed from registries and archives, or generated.
 
 Media types: OCI image specification 1.1, and Docker's image manifest version 2, schema 2.
 """
@@ -26,20 +26,20 @@ INDEXES = (OCI_INDEX, DOCKER_INDEX)
 MANIFESTS = (OCI_MANIFEST, DOCKER_MANIFEST)
 PLAIN_LAYERS = (OCI_LAYER, DOCKER_LAYER)
 
-# Bytes of a manifest or config that are read; registries refuse manifests over 4 MiB.
+# Largest manifest or config that is read, in bytes; registries refuse manifests over 4 MiB.
 LARGEST_DOCUMENT = 8 << 20
 
 
 class NotAnImage(ValueError):
-    """A document is not what it should be; the text says what is wrong with it."""
+    """A manifest, config or archive is malformed; the message says how."""
 
 
 @dataclass(frozen=True)
 class PlatformManifest:
-    """A manifest that an index names."""
+    """A manifest that an index lists."""
 
     blob: Blob
-    platform: str  # linux/amd64, linux/arm64/v8; empty where the index does not say
+    platform: str  # linux/amd64, linux/arm64/v8; empty if the index has none
 
 
 def digest_of(data: bytes) -> str:
@@ -47,7 +47,7 @@ def digest_of(data: bytes) -> str:
 
 
 def document(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object. Raises NotAnImage, which names `what`."""
+    """Parse a JSON object. Raises NotAnImage naming `what`."""
     try:
         found = json.loads(data)
     except ValueError as error:
@@ -58,7 +58,7 @@ def document(data: bytes, what: str) -> dict[str, Any]:
 
 
 def objects(value: Any, what: str) -> list[dict[str, Any]]:
-    """A list of JSON objects; null is an empty one. Raises NotAnImage, which names `what`."""
+    """Return a list of JSON objects; null counts as empty. Raises NotAnImage naming `what`."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
@@ -67,7 +67,7 @@ def objects(value: Any, what: str) -> list[dict[str, Any]]:
 
 
 def texts(value: Any, what: str) -> tuple[str, ...]:
-    """The same for a list of strings."""
+    """Return a tuple of strings; null counts as empty. Raises NotAnImage naming `what`."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
@@ -76,7 +76,7 @@ def texts(value: Any, what: str) -> tuple[str, ...]:
 
 
 def blob_of(descriptor: Any) -> Blob:
-    """An OCI descriptor as a blob."""
+    """Return an OCI descriptor as a blob. Raises NotAnImage."""
     try:
         digest, size = str(descriptor["digest"]), int(descriptor["size"])
     except (KeyError, TypeError, ValueError) as error:
@@ -88,7 +88,7 @@ def blob_of(descriptor: Any) -> Blob:
 
 
 def _require_digest(text: str) -> str:
-    """Blobs become files of that name, here and on hosts."""
+    """Raise NotAnImage unless `text` is a sha256 digest: digests become file names."""
     algorithm, _, digits = text.partition(":")
     if algorithm != "sha256" or not is_digest(digits):
         raise NotAnImage(f"{text} is no sha256 digest")
@@ -96,7 +96,7 @@ def _require_digest(text: str) -> str:
 
 
 def listed(index: dict[str, Any]) -> tuple[PlatformManifest, ...]:
-    """The images of an index, without attestations and such (platform unknown/unknown)."""
+    """Return the images of an index, without attestations and such (platform unknown/unknown)."""
     found = []
     for descriptor in objects(index.get("manifests"), "manifests of the index"):
         platform = _spelled(descriptor.get("platform"))
@@ -108,9 +108,9 @@ def listed(index: dict[str, Any]) -> tuple[PlatformManifest, ...]:
 def choose(
     manifests: Sequence[PlatformManifest], platform: str | None, reference: str
 ) -> PlatformManifest:
-    """The one for `platform`; the only one where that is None or unsaid.
+    """Return the manifest for `platform`; the only one if `platform` is None or it has none.
 
-    Raises RequirementsNotMet that lists what there is.
+    Raises RequirementsNotMet that lists the platforms there are.
     """
     if len(manifests) == 1 and (platform is None or not manifests[0].platform):
         return manifests[0]
@@ -135,7 +135,7 @@ def wrong_platform(
 
 
 def fits(offered: str, wanted: str) -> bool:
-    """Whether an image for `offered` runs on `wanted`: a variant is compared where both say it."""
+    """Return whether an image for `offered` runs on `wanted`. A missing variant fits any."""
     system, machine, *variant = offered.split("/")
     wanted_system, wanted_machine, *wanted_variant = wanted.split("/")
     same = (system, machine) == (wanted_system, wanted_machine)
@@ -145,7 +145,7 @@ def fits(offered: str, wanted: str) -> bool:
 def image_content(
     reference: str, manifest: bytes, config: bytes, media_type: str = ""
 ) -> ImageContent:
-    """The image of a manifest and its config, both byte for byte. Raises NotAnImage."""
+    """Return the image of a manifest and its config, both byte for byte. Raises NotAnImage."""
     read = document(manifest, "the manifest")
     if "config" not in read:
         raise NotAnImage("the manifest names no config (schema 1 is not supported)")
@@ -161,7 +161,7 @@ def image_content(
 
 
 def config_facts(config: bytes) -> tuple[tuple[str, ...], str]:
-    """Diff IDs and platform, as an image's config says them. Raises NotAnImage."""
+    """Return the diff IDs and the platform in an image's config. Raises NotAnImage."""
     read = document(config, "the config")
     root = read.get("rootfs")
     if not isinstance(root, dict) or root.get("diff_ids") is None:
@@ -171,7 +171,7 @@ def config_facts(config: bytes) -> tuple[tuple[str, ...], str]:
 
 
 def made_manifest(config: Blob, layers: Iterable[Blob]) -> bytes:
-    """An OCI manifest, with the same bytes wherever and whenever it is made."""
+    """Build an OCI manifest; the same input gives the same bytes."""
     read = {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST,
@@ -186,7 +186,7 @@ def descriptor(blob: Blob) -> dict[str, object]:
 
 
 def _spelled(platform: Any) -> str:
-    """os/architecture[/variant], as an index or a config has them."""
+    """Return os/architecture[/variant] of an index entry or a config; empty if there is none."""
     if not isinstance(platform, dict) or not platform.get("architecture"):
         return ""
     parts = [platform.get("os") or "linux", platform["architecture"], platform.get("variant")]

@@ -1,4 +1,4 @@
-"""An image of an overlay2 engine, layer by layer out of the engine's own directories."""
+"""Images of an overlay2 engine, read layer by layer from the engine's own directories."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def overlay_image(
     keep: Collection[str],
     say: Say,
 ) -> HostImage | None:
-    """`held` with the layers of `keep` (diff IDs) in files of its host, below `directory`.
+    """Write the layers of `held` in `keep` (diff IDs) to files on its host, in `directory`.
 
-    None where that cannot be done, and `docker save` is to be asked: another store, no root, a
-    layout that is not known. Raises RequirementsNotMet when there is no room, CommandTimedOut.
+    None if that is not possible and `docker save` must be used: another image store, no root, an
+    unknown layout. Raises RequirementsNotMet if there is no room, CommandTimedOut.
     """
     if stock.containerd or stock.python is None:
         return None
@@ -57,7 +57,7 @@ def overlay_image(
             return None
     try:
         return _image(told, f"{stock.root}/image/overlay2/imagedb/content/sha256", reference)
-    except (ValueError, LookupError, TypeError):  # not what the program tells
+    except (ValueError, LookupError, TypeError):  # not the program's output format
         return None
 
 

@@ -1,16 +1,16 @@
-"""Layers out of overlay2's own directories, byte for byte. A program for hosts.
+"""Read layers from overlay2's own directories, byte for byte. A program for hosts.
 
-Docker 20.10 to 24 save an image only as a whole, through a copy of all of it on disk: minutes and
-tens of GB for one small layer on top. But overlay2 keeps for every layer what a tar needs beside
-the files themselves (tar-split.json.gz: github.com/vbatts/tar-split), and Docker makes its own
-archives from that. So does this; a layer counts only when its SHA-256 is the diff ID.
+Docker 20.10 to 24 save an image only as a whole, through a full copy on disk: minutes and tens of
+GB for one small layer on top. But overlay2 keeps for every layer what a tar needs besides the
+files (tar-split.json.gz: github.com/vbatts/tar-split), and Docker builds its own archives from it.
+So does this program; it accepts a layer only if its SHA-256 is the diff ID.
 
-Tells, one JSON list a line:
+Output, one JSON list per line:
 
     ["config", BASE64]
     ["layer", DIFF_ID, SIZE, PATH]    PATH: null for one that was only measured
     ["at", COUNT]                     bytes written so far, at most once a second
-    ["end"]                           without it, the list is not whole
+    ["end"]                           without it, the output is incomplete
 
 Runs as root.
 """
@@ -27,7 +27,7 @@ import zlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 CHUNK = 1 << 20
-LEFT_FREE = 256 << 20  # bytes of disk that others may need
+LEFT_FREE = 256 << 20  # bytes of disk that stay free for others
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 FILE, BYTES = 1, 2  # kinds of entries in tar-split.json.gz: a file, the bytes between two files
@@ -36,11 +36,11 @@ Tell = Callable[[List[Any]], None]
 
 
 class UnknownLayout(Exception):
-    """This is not overlay2 as it is known here: leave it to `docker save`."""
+    """The directories do not have a known overlay2 layout: use `docker save`."""
 
 
 class Store:
-    """What is below the engine's data root."""
+    """Image configs and layers below Docker's data root, in overlay2's layout."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -51,7 +51,7 @@ class Store:
             return file.read()
 
     def layer(self, chain: str) -> "OverlayLayer":
-        """The layer on top of a chain of layers."""
+        """Return the top layer of the chain of layers that has the chain ID `chain`."""
         place = f"{self._root}/image/overlay2/layerdb/sha256/{digits(chain)}"
         with open(f"{place}/cache-id") as file:
             directory = f"{self._root}/overlay2/{file.read().strip()}/diff"
@@ -59,7 +59,7 @@ class Store:
 
 
 class OverlayLayer:
-    """One layer's tar, from its parts."""
+    """One layer's tar, assembled from its tar-split record and its files."""
 
     def __init__(self, split: str, directory: str) -> None:
         self._split, self._directory = split, directory
@@ -86,7 +86,7 @@ class OverlayLayer:
                 yield chunk
 
     def _entries(self) -> Iterator[Tuple[Optional[bytes], int, bytes]]:
-        """Name and size of a file, or None and the bytes between two files."""
+        """Yield name and size of each file, and None with the bytes between two files."""
         with gzip.open(self._split) as file:
             for line in file:
                 entry = json.loads(line)
@@ -107,7 +107,7 @@ def digits(digest: str) -> str:
 
 
 def chains(layers: List[str]) -> Iterator[str]:
-    """Names of the chains that end in each layer (OCI image spec, ChainID)."""
+    """Yield the chain ID that ends in each layer (OCI image spec, ChainID)."""
     chain = ""
     for layer in layers:
         both = f"{chain} {layer}"
@@ -116,7 +116,7 @@ def chains(layers: List[str]) -> Iterator[str]:
 
 
 class Writer:
-    """Writes layers that are kept into a directory."""
+    """Writes layers to files in a directory and reports progress."""
 
     def __init__(self, directory: str, tell: Tell) -> None:
         self._directory, self._tell = directory, tell
@@ -167,7 +167,7 @@ def insist_on_room(directory: str, needed: int) -> None:
 
 
 def main(order: Dict[str, Any]) -> None:
-    """`order`: the engine's `root`, `image`, `directory` to write to, `keep`: diff IDs."""
+    """Read an image. `order`: Docker's `root`, `image` ID, output `directory`, `keep`: diff IDs."""
 
     def tell(row: List[Any]) -> None:
         sys.stdout.write(json.dumps(row) + "\n")

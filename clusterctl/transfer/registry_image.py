@@ -1,4 +1,4 @@
-"""An image in a registry, as a source: blobs are fetched when someone asks for them."""
+"""An image in a registry as a source: blobs are downloaded when they are first requested."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def registry_image(
     pause: Callable[[float], None] = time.sleep,
     docker: Path = DOCKER,
 ) -> RegistryImage:
-    """The image that `reference` names, for `platform` (linux/amd64); only the manifest and
-    the config are fetched here.
+    """Return the image `reference` for `platform` (linux/amd64); only its manifest and config are
+    fetched here.
 
-    A blob is fetched into the store by the first `open` of it, and read as it arrives; at most
-    4 arrive at a time. `ask` gets user name and password where the registry wants a login that
-    no file has. `insecure` names registries (host:port) that are reached without TLS, beside
-    loopback ones and those that Docker on this machine calls so.
+    The first `open` of a blob downloads it into the store, and yields bytes as they arrive; at most
+    4 blobs download at a time. `ask` gets user name and password if the registry requires a login
+    that no file has. `insecure` names registries (host:port) that may be reached without TLS,
+    besides loopback ones and those in Docker's configuration on this machine.
 
-    The mirrors of Docker Hub that the engine's configuration names (in `docker`) are asked first.
+    Mirrors of Docker Hub in the engine's configuration (in `docker`) are tried first.
 
-    Raises StepFailed and RequirementsNotMet (login, platform), with what to do.
+    Raises StepFailed and RequirementsNotMet (login, platform), with a hint.
     """
     named = parse(reference)
     for mirror in find_mirrors(named.registry, docker):
-        # By its own name, so that it gets its own login and not Docker Hub's.
+        # Under the mirror's name, so that its own login is used and not Docker Hub's.
         there = replace(named, registry=mirror.registry)
         client = RegistryClient(there, mirror, Logins(), say=say, pause=pause)
         try:
@@ -80,7 +80,7 @@ def _image(
 
 
 class RegistryImage:
-    """An image whose blobs come from a registry."""
+    """An image whose blobs are downloaded from a registry."""
 
     def __init__(self, content: ImageContent, client: RegistryClient, store: BlobStore) -> None:
         self._content, self._store = content, store
@@ -97,8 +97,7 @@ class RegistryImage:
         return self._arrivals.open(blob, offset)
 
     def require_room(self, lacking: Collection[str]) -> None:
-        """Raises RequirementsNotMet when the layers of those diff IDs do not fit here on their
-        way."""
+        """Raise RequirementsNotMet unless the layers with these diff IDs fit into the store."""
         content = self.content
         pairs = zip(content.layers, content.diff_ids, strict=True)
         self._store.require_room(
@@ -106,7 +105,7 @@ class RegistryImage:
         )
 
     def fetch_ahead(self) -> None:
-        """Begin with all blobs, for who needs them all anyway. Raises RequirementsNotMet."""
+        """Start the download of all blobs. Raises RequirementsNotMet if they do not fit."""
         self._store.require_room(self._store.missing(self.content.blobs))
         for blob in self.content.blobs:
             if not self._store.holds(blob):
@@ -135,8 +134,8 @@ def _content(
 
 
 def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[bytes, str]:
-    """A manifest, and its media type as it says itself, or as the registry does. What is named
-    by its digest is asked for once."""
+    """Return a manifest and its media type (from itself, else from the registry). A manifest named
+    by digest is requested once."""
     if name.startswith("sha256:"):
         kind = store.recall(f"manifest-{name.removeprefix('sha256:')}")
         if isinstance(kind, str):
@@ -150,13 +149,13 @@ def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[byte
     return data, kind
 
 
-AT_ONCE = 4  # Downloads at a time: one stream seldom fills a fast line, and registries count them
+AT_ONCE = 4  # Parallel downloads: one stream seldom fills a fast link, and registries count them
 
-Fetch = Callable[[Blob, int], Iterator[bytes]]  # A blob's bytes from an offset on
+Fetch = Callable[[Blob, int], Iterator[bytes]]  # Yields a blob's bytes from a byte offset on
 
 
 class Arrival:
-    """One blob that is being downloaded: how much of it is there."""
+    """A blob that is being downloaded, and how many of its bytes are in the store."""
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
@@ -180,8 +179,8 @@ class Arrival:
             self._changed.notify_all()
 
     def beyond(self, offset: int) -> int:
-        """How much is there, once that is more than `offset` or all. Raises what the download
-        raised; it is bounded, and so is the wait for it."""
+        """Wait until more than `offset` bytes are in the store, or all; return how many. Raises the
+        download's error; the download has timeouts, so the wait ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._count > offset or self._ended)
             if self._error is not None:
@@ -189,7 +188,7 @@ class Arrival:
             return self._count
 
     def whole(self) -> None:
-        """Once it was found to be the blob's; raises what the download raised."""
+        """Wait until the blob's digest was verified. Raises the download's error."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended)
             if self._error is not None:
@@ -197,7 +196,7 @@ class Arrival:
 
 
 class Arrivals:
-    """Fetches what is asked for, once, at most AT_ONCE blobs at a time."""
+    """Downloads each requested blob once, at most AT_ONCE at a time."""
 
     def __init__(self, store: BlobStore, fetch: Fetch) -> None:
         self._store, self._fetch = store, fetch
@@ -206,19 +205,18 @@ class Arrivals:
         self._arrivals: dict[str, Arrival] = {}
 
     def start(self, blob: Blob) -> Arrival:
-        """Start a download, also one that failed before; return it if it is running already."""
+        """Return the running download of a blob; start one if there is none or it failed."""
         with self._lock:
             found = self._arrivals.get(blob.digest)
             if found is None or found.failed:
                 found = self._arrivals[blob.digest] = Arrival(blob)
                 name = f"fetch-{blob.hex[:12]}"
-                # A daemon: Ctrl-C does not wait for it, and what came stays for the next run.
+                # A daemon: Ctrl-C does not wait for it, and the next run resumes its part file.
                 threading.Thread(target=self._bring, args=(found,), name=name, daemon=True).start()
             return found
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """The bytes, as they arrive; the last of them only when all were found to be the
-        blob's."""
+        """Yield the bytes as they arrive, the last chunk only after the digest was verified."""
         if self._store.holds(blob):
             yield from self._store.open(blob, offset)
             return
@@ -241,14 +239,14 @@ class Arrivals:
         try:
             with self._free:
                 self._store.fill(blob, lambda at: self._fetch(blob, at), arrival.reached)
-        except BaseException as error:  # raised again in whoever reads
+        except BaseException as error:  # raised again in the reading threads
             arrival.end(error)
         else:
             arrival.reached(blob.size)
             arrival.end(None)
 
     def _file(self, blob: Blob) -> BinaryIO:
-        """Whichever of its two names it has by now."""
+        """Open the blob's file under the part name or, once complete, the final one."""
         for path in (self._store.part(blob.digest), self._store.path(blob.digest)):
             try:
                 return path.open("rb")
@@ -258,7 +256,7 @@ class Arrivals:
 
 
 def _as_ours(error: BaseException) -> BaseException:
-    """A new one for each reader: the same exception in two threads mixes their tracebacks."""
+    """Copy `error` for each reader: one exception raised in two threads mixes their tracebacks."""
     if isinstance(error, WrongBytes):
         return WrongBytes(error.summary, hint=error.hint)
     if isinstance(error, ClusterctlError):

@@ -1,4 +1,4 @@
-"""The process of a relay on a host, as the operator's machine sees it: frames over its channel."""
+"""A relay process on a host, as the operator's machine sees it: frames over its channel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from clusterctl.transfer.relay import frames
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel
 
-# Seconds after which what an interrupted run left in a cache is removed, and not resumed.
+# Age in seconds at which an interrupted run's files in a cache are removed, not resumed.
 LEFT_BEHIND = 7 * 24 * 3600
 
-CLEAN_UP = 15.0  # Seconds for a relay to clean up once it was told to end
+CLEAN_UP = 15.0  # Seconds for a relay to clean up after the command `end`
 
 
 # The relay as it is sent to hosts.
@@ -40,12 +40,12 @@ PROGRAM = python.Program(
 
 
 class RelayNotStarted(StepFailed):
-    """No relay runs on the host; `detail` has what its Python said."""
+    """The relay did not start on the host; `detail` has the error output of its Python."""
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a relay listens."""
+    """Ports on which a relay listens."""
 
     engine: int  # On 127.0.0.1, for the host's own engine
     peer: int  # On the link's address, for the next relays
@@ -55,11 +55,11 @@ NO_PORTS = Ports(0, 0)
 
 
 class EndedEarly(Exception):
-    """A relay ended before it said where it listens."""
+    """A relay ended before it reported its ports."""
 
 
 class RelayProcess:
-    """One process. Made by `start`; `frames` must be read until its end."""
+    """A relay process, created by `start`; its `frames` must be read to the end."""
 
     def __init__(self, channel: Channel, host: str) -> None:
         self._channel = channel
@@ -69,16 +69,16 @@ class RelayProcess:
         self._early: list[frames.Frame] = []
 
     def command(self, *rows: str) -> None:
-        """Each row is made by `frames.fields`. Raises ConnectionFailed."""
+        """Send commands: rows made by `frames.fields`. Raises ConnectionFailed."""
         self.send(frames.COMMAND, 0, frames.lines(rows))
 
     def send(self, kind: bytes, stream: int, payload: bytes) -> None:
-        """Raises ConnectionFailed when the relay is gone."""
+        """Send a frame. Raises ConnectionFailed if the relay is gone."""
         with self._sending:
             self._channel.send(frames.pack(kind, stream, payload))
 
     def receive(self, timeout: float | None = None) -> frames.Frame | None:
-        """The next frame; None at the end. Raises TimeoutError."""
+        """Return the next frame; None at the end of the output. Raises TimeoutError."""
         self._channel.settimeout(timeout)
         header = self._exactly(frames.HEADER.size)
         if header is None:
@@ -93,7 +93,7 @@ class RelayProcess:
             yield frame
 
     def await_ports(self) -> Ports:
-        """Until it listens; what else it says is kept. Raises EndedEarly, TimeoutError."""
+        """Wait for the ports; keep other frames for `frames`. Raises EndedEarly, TimeoutError."""
         while frame := self.receive(deadlines.RELAY_START):
             name, *values = frames.parse(frame[2])[0]
             if (frame[0], name) == (frames.EVENT, "ports"):
@@ -120,10 +120,10 @@ class RelayProcess:
 def start(
     link: Link, rows: Sequence[str], token: str, stall: float, ports: Ports
 ) -> tuple[RelayProcess, Ports]:
-    """Start the relay of `link`, with the `ports` of its predecessor if they are free. It
-    answers nobody before it has obeyed `rows`.
+    """Start the relay of `link`, on its previous `ports` if they are free. It serves no request
+    until it has processed the commands in `rows`.
 
-    Raises PythonMissing, RelayNotStarted, and what `Transport.open_channel` does.
+    Raises PythonMissing, RelayNotStarted, and what `Transport.open_channel` raises.
     """
     channel = link.transport.open_channel(python.argv(link.python), sudo=True)
     relay = RelayProcess(channel, link.host)
@@ -155,7 +155,7 @@ def _not_started(link: Link, channel: Channel) -> ClusterctlError:
 
 
 def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
-    """The commands that tell a relay of all blobs: where each is, or is to be."""
+    """Return the commands that give a relay the path of every blob, present or to be written."""
     sweep = frames.fields("sweep", link.cache, LEFT_BEHIND)
     return [sweep, *(_holding(link, blob) for blob in blobs.values())]
 

@@ -1,4 +1,4 @@
-"""`docker pull` on a host from the relay that runs there, watched for progress."""
+"""`docker pull` on a host from the relay that runs there, with checks of its progress."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clusterctl.containers.in_time import in_time
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
 from clusterctl.transfer.chain_link import LinkProgress
 
-LOOK_EVERY = 2.0  # Seconds between two looks at the chain while the engine says nothing
+LOOK_EVERY = 2.0  # Seconds between checks of the chain while the engine prints nothing
 
-TRIES = 4  # Pulls in a row that fail without a byte between
+TRIES = 4  # Consecutive failed pulls without a byte received
 
 PULL = """\
 exec 3<&0
@@ -26,15 +26,15 @@ wait "$pull"; status=$?
 kill "$watch" 2>/dev/null
 exit "$status"
 """
-# The pull must end with the connection. One that outlived it would ask a relay that is gone, again
-# and again for over a minute, and a new pull of the same layers would only join it.
+# The pull must end with the connection. Otherwise it would retry for over a minute with a relay
+# that is gone, and a new pull of the same layers would only join it.
 
-# What images are pulled as: chain.Chain.pull_reference.
+# Names that images are pulled under: chain.Chain.pull_reference.
 _RELAY_NAME = re.compile(r"127\.0\.0\.1:\d+/[0-9a-f]{32}/")
 
 
 class Carrier(Protocol):
-    """As much of a chain as a pull needs."""
+    """The part of Chain that a pull uses."""
 
     def pull_reference(self, host: str) -> str: ...
 
@@ -50,11 +50,10 @@ def pull(
     *,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Pull the chain's image on the driver's host; return the name it has there now.
+    """Pull the chain's image on the driver's host; return the temporary name that it has there.
 
-    An engine whose relay is restarted loses its connections, and is told to pull again. Raises
-    StepFailed with the engine's words, the chain's own problem where that is the cause,
-    CommandTimedOut.
+    A restarted relay breaks the engine's connections: failed pulls are repeated. Raises StepFailed
+    with the engine's message, the chain's own problem where that is the cause, CommandTimedOut.
     """
     failures, before = 0, -1
     while True:
@@ -74,12 +73,12 @@ def pull(
 
 
 def is_relay_name(tag: str) -> bool:
-    """Whether a tag is one that an image was pulled as, and that was to be removed."""
+    """Return whether `tag` is a temporary name that `pull` gave an image."""
     return bool(_RELAY_NAME.match(tag))
 
 
 class _PullStalled(CommandTimedOut):
-    """To pull again would not help."""
+    """The pull made no progress; pulling again would not help."""
 
 
 def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:

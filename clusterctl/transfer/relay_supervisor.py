@@ -1,4 +1,4 @@
-"""Keeps the relay of one host alive: starts it, tells it what to do, restarts it when it ends."""
+"""Supervises the relay of one host: starts it, sends it commands, restarts it when it ends."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 8.0)
 
 PING_EVERY = 5.0  # Seconds; a relay that hears nothing for longer assumes that we are gone
 
-RATE_WINDOW = 5.0  # Seconds over which a rate is taken
+RATE_WINDOW = 5.0  # Seconds over which a rate is averaged
 
 Say = Callable[[str, str], None]  # Takes host and sentence
 
 
 class RelaySupervisor:
-    """Supervises the relay of `link`, in a thread that runs from `start` to `close` or until the
-    host is lost.
+    """Supervises the relay of `link` in a thread, from `start` to `close` or the loss of its host.
 
-    `changed` is notified whenever something did; `moved` is called when the relay listens
-    somewhere else than before, or not at all any more.
+    `changed` is notified after every change of state; `moved` is called after every start of the
+    relay, and when its host is lost.
     """
 
     def __init__(
@@ -73,26 +72,26 @@ class RelaySupervisor:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it runs, or never will."""
+        """Whether the relay runs or the host is lost."""
         return self._relay is not None or self.lost is not None
 
     @property
     def as_upstream(self) -> tuple[str, ...]:
-        """What the relays after it are told: name, address, port, and the number of its start,
-        so that one that is back counts as new. () while nobody can reach it."""
+        """The relay's entry in a list of upstreams: host, address, port, and the number of its
+        start, so that a restarted relay counts as new. () while it cannot be reached."""
         if self.lost is not None or self.ports == NO_PORTS:
             return ()
         return (self.link.host, self.link.address, str(self.ports.peer), str(self._starts))
 
     def set_upstreams(self, words: Sequence[str]) -> None:
-        """Set whom it asks, in this order: the words of each `as_upstream`; `source` alone."""
+        """Set the relay's upstreams, the preferred one first: fields of `as_upstream`, SOURCE."""
         with self._telling:
             same, self._upstreams = self._upstreams == tuple(words), tuple(words)
             if not same:
                 self._tell(frames.fields("upstreams", *words))
 
     def want(self, digests: Collection[str]) -> None:
-        """Have the relay fetch these blobs."""
+        """Make the relay fetch these blobs."""
         with self._telling:
             new = [each for each in digests if each not in self._wanted]
             self._wanted += new
@@ -100,7 +99,7 @@ class RelaySupervisor:
                 self._tell(self._want_command(new))
 
     def relocate(self, paths: Mapping[str, str]) -> None:
-        """Have the next relay find these blobs at `paths`, by digest, and fetch none of them."""
+        """Make the next relay serve these blobs from `paths` (digest to path), not fetch them."""
         with self._telling:
             self.link = replace(self.link, places={}, origin={**self.link.origin, **paths})
             self._wanted = [digest for digest in self._wanted if digest not in paths]
@@ -109,7 +108,7 @@ class RelaySupervisor:
         return self._figures.progress(lost=self.lost is not None)
 
     def close(self, *, clean: bool) -> None:
-        """End the relay; with `clean`, it removes what it cached."""
+        """Stop the relay; with `clean`, it removes the blobs that it cached."""
         self._closing.set()
         relay = self._relay
         self._tell(*(["clean", "end"] if clean else ["end"]))
@@ -124,7 +123,7 @@ class RelaySupervisor:
             began = time.monotonic()
             try:
                 error = self._run_once()
-            except Exception as failure:  # nobody else would hear of it, and all would wait
+            except Exception as failure:  # else the thread would end unnoticed, and all would wait
                 error = StepFailed("the relay's answers make no sense", detail=repr(failure))
             if self._closing.is_set():
                 return
@@ -160,7 +159,7 @@ class RelaySupervisor:
                         name, first, second = frames.parse(payload)[0]
                         self._take_event(name, first, second)
         except (ConnectionFailed, RelayGone):
-            pass  # what it wrote to stderr tells more
+            pass  # the error below has its stderr
         finally:
             multiplexer.close()
             with self._telling:
@@ -175,7 +174,7 @@ class RelaySupervisor:
         return StepFailed("the relay ended", host=self.link.host, detail=relay.last_words() or None)
 
     def _begin(self, relay: RelayProcess, ports: Ports, multiplexer: SourceMultiplexer) -> None:
-        """Tell a new relay all that its predecessor was told."""
+        """Send a new relay the upstreams and requests of its predecessor."""
         with self._telling:
             self._commands = CommandSender(relay, multiplexer, self.link.host)
             rows = [frames.fields("upstreams", *self._upstreams)]
@@ -209,7 +208,7 @@ class RelaySupervisor:
         return frames.fields("want", *(self._blobs[each].hex for each in digests))
 
     def _tell(self, *rows: str) -> None:
-        """Send rows to the relay if one runs; the next one gets them when it starts."""
+        """Send rows to the relay if one runs; `_begin` sends their content to the next one."""
         commands = self._commands
         if commands is not None:
             commands.send(*rows)
@@ -225,8 +224,8 @@ class RelaySupervisor:
 
 
 class CommandSender:
-    """Sends commands to one relay in order, and pings it in between, until `close`. In a thread
-    of its own, so that nobody waits for a relay that is slow to read."""
+    """Sends commands to one relay in order, and pings in between, until `close`. Uses its own
+    thread, so that no caller waits for a relay that reads slowly."""
 
     def __init__(self, relay: RelayProcess, multiplexer: SourceMultiplexer, host: str) -> None:
         self._relay, self._multiplexer = relay, multiplexer
@@ -235,8 +234,7 @@ class CommandSender:
         threading.Thread(target=self._run, name=f"commands-{host}", daemon=True).start()
 
     def send(self, *rows: str) -> None:
-        """Queue rows made by `frames.fields`, to be sent together; dropped when the relay is
-        gone."""
+        """Queue rows made by `frames.fields`, to be sent together; dropped if the relay is gone."""
         self._rows.put(rows)
 
     def close(self) -> None:
@@ -254,8 +252,8 @@ class CommandSender:
 
 
 class RelayFigures:
-    """What one host's relays reported, as figures over time. A relay that is restarted counts
-    from 0: the sums continue."""
+    """Progress figures from the reports of one host's relays. A restarted relay counts from 0; the
+    totals continue."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host, self._clock = host, clock
@@ -267,7 +265,7 @@ class RelayFigures:
         self._samples: deque[tuple[float, int]] = deque()
 
     def take(self, done: str, total: str, received: str, sources: str, waiting: str) -> None:
-        """Take the fields of a relay's state."""
+        """Record a state report of the relay; the arguments are its fields."""
         with self._lock:
             self._done, self._total, self._received = int(done), int(total), int(received)
             self._sources = tuple(filter(None, sources.split(",")))

@@ -1,9 +1,8 @@
-"""The source of a chain: ranges of its blobs, sent to one relay over one channel, in order.
+"""Sends ranges of the source's blobs to one relay over one channel, in order.
 
-Engines ask for several layers at once and unpack them in order, each when it is complete. If they
-were sent side by side, the base, which is the largest, would be complete last, and all unpacking
-would wait for it. So whatever comes first among the blobs gets the channel, and the rest what it
-leaves.
+Engines request several layers at once and unpack them in order, each when it is complete. Sent side
+by side, the base layer, which is the largest, would be complete last, and all unpacking would wait
+for it. So the blob that comes first in the list gets the channel, and the others what it leaves.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from clusterctl.transfer.content import Blob, BlobSource
 from clusterctl.transfer.relay import frames
 from clusterctl.transfer.relay.upstream import SOURCE
 
-# Bytes sent at a time: what a relay must get within its stall time, on the slowest link.
+# Bytes sent at a time: even the slowest link must deliver them within a relay's stall time.
 PIECE = 256 * 1024
-LIMITED_PIECE = 32 * 1024  # The same under a rate limit, which is to be even
+LIMITED_PIECE = 32 * 1024  # The same under a rate limit, for an even rate
 
-# A source that gave nothing this many times, over at least so many seconds, has failed.
+# A source has failed after TRIES failures without a byte between, over TRYING seconds or more.
 TRIES = 3
 TRYING = 5.0
 
-# Wrong blobs under one digest: the second time it was no accident on the way.
+# Mismatches of one digest: the second one was not caused by the network.
 MAX_WRONG = 2
 
-# Pieces of each stream read before the channel has room for them: a source of several
-# connections is then asked for all of them at once.
+# Pieces read ahead of the channel for each stream, so that a source with several connections is
+# read over all of them at once.
 AHEAD = 4
 
-# Seconds after which a stream gets one piece, whatever precedes it, so that relays and engines
-# that wait for it see progress. Over a slow link every piece takes long, and order counts most:
-# there it happens at most once in IN_ORDER pieces, unless a stream has waited OVERDUE seconds.
+# Seconds after which a waiting stream gets one piece out of order, so that relays and engines see
+# progress. Over a slow link every piece takes long, and order counts most: there this happens at
+# most once in IN_ORDER pieces, unless a stream has waited OVERDUE seconds.
 NEGLECTED = 2.0
 IN_ORDER = 8
 OVERDUE = 15.0
 
 
 class Throttle:
-    """Lets `rate` bytes a second pass, all streams together; None lets all pass."""
+    """Limits all streams together to `rate` bytes per second; None: no limit."""
 
     def __init__(
         self,
@@ -59,11 +58,11 @@ class Throttle:
 
     @property
     def piece(self) -> int:
-        """Bytes to pass at a time."""
+        """Bytes to send at a time."""
         return PIECE if self._rate is None else LIMITED_PIECE
 
     def take(self, count: int) -> None:
-        """Return when `count` bytes may go."""
+        """Wait until `count` bytes may be sent."""
         if self._rate is None:
             return
         with self._lock:
@@ -75,7 +74,7 @@ class Throttle:
 
 
 class SharedSource:
-    """The source, as all relays of a chain read it: how fast, and whether it still works."""
+    """The source that all relays of a chain share: its rate limit, its failures, bytes sent."""
 
     def __init__(
         self,
@@ -89,15 +88,15 @@ class SharedSource:
         self._ranks = {digest: place for place, digest in enumerate(self._blobs)}
         self._lock = threading.Lock()
         self._clock = clock
-        self._failing: tuple[float, int] | None = None  # Since when, and how many times
+        self._failing: tuple[float, int] | None = None  # Time of the first failure, and count
         self._failure: ClusterctlError | None = None
         self._wrong: Counter[str] = Counter()
         self.sent = 0  # Bytes, to all relays together
 
     @property
     def problem(self) -> ClusterctlError | None:
-        """Why the source will not deliver: it failed several times without a byte between, or
-        what it gives is not what it promised."""
+        """Why the source cannot deliver: it failed several times without a byte between, or sent
+        wrong bytes for a digest. None while it works."""
         with self._lock:
             for digest, times in self._wrong.items():
                 if times >= MAX_WRONG:
@@ -112,17 +111,17 @@ class SharedSource:
             return self._failure if final else None
 
     def report_wrong(self, name: str, digest: str) -> None:
-        """A relay found that `name` sent wrong bytes for `digest`."""
+        """Record that upstream `name` sent wrong bytes for `digest`; only the source counts."""
         if name == SOURCE:
             with self._lock:
                 self._wrong[digest] += 1
 
     def rank(self, digest: str, start: int) -> tuple[int, int]:
-        """Where these bytes stand among all: what comes first is sent first."""
+        """Return the sort key of a range: lower ones are sent first."""
         return self._ranks.get(digest, len(self._ranks)), start
 
     def pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
-        """A range of a blob. Raises whatever the source does; call `note_failure` then."""
+        """Yield a range of a blob. Raises what the source raises; pass that to `note_failure`."""
         if self._source is None:
             raise StepFailed("there is no source")
         step = self._throttle.piece
@@ -140,14 +139,14 @@ class SharedSource:
             )
 
     def await_turn(self, count: int) -> None:
-        """Return when the rate limit lets `count` bytes leave; they count as sent."""
+        """Wait until the rate limit lets `count` bytes be sent, and count them as sent."""
         self._throttle.take(count)
         with self._lock:
             self.sent += count
             self._failing = self._failure = None
 
     def note_failure(self, error: Exception) -> str:
-        """Record that a range ended with `error`; return its text for the relay that waits."""
+        """Record that a range failed with `error`; return its text for the relay."""
         if not isinstance(error, ClusterctlError):
             error = StepFailed(
                 f"the source cannot be read: {error}",
@@ -161,7 +160,7 @@ class SharedSource:
 
 
 class Outlet(Protocol):
-    """Where frames for a relay go."""
+    """Destination of frames for a relay."""
 
     def send(self, kind: bytes, stream: int, payload: bytes) -> None: ...
 
@@ -169,23 +168,23 @@ class Outlet(Protocol):
 
 
 class RelayGone(Exception):
-    """The relay that asked does not listen any more."""
+    """The relay that requested a range is gone."""
 
 
 class _Range:
-    """A range that a relay asked for, and as much of it as waits for the channel."""
+    """A range that a relay requested, and the pieces read ahead for it."""
 
     def __init__(self, number: int, rank: tuple[int, int], lock: threading.Lock) -> None:
         self.number, self.rank = number, rank
         self.since = 0.0  # When the first piece in `ready` began to wait
-        # One of its own, so that a piece that is sent wakes only the thread that reads the next.
+        # One per range, so that a sent piece wakes only the thread that reads the next one.
         self.room_for_more = threading.Condition(lock)
-        # Pieces, and how it ended: None when all was read, else why it was not.
+        # Pieces, then the end: None after the last piece, or the exception that stopped the read.
         self.ready: deque[bytes | Exception | None] = deque()
 
 
 class SourceMultiplexer:
-    """Sends one relay the ranges that it asks for, until `close`."""
+    """Sends one relay the ranges that it requests, until `close`."""
 
     def __init__(
         self, source: SharedSource, outlet: Outlet, clock: Callable[[], float] = time.monotonic
@@ -199,7 +198,7 @@ class SourceMultiplexer:
         threading.Thread(target=self._send_all, name="multiplexer", daemon=True).start()
 
     def take(self, kind: bytes, number: int, payload: bytes) -> None:
-        """Take a frame of the relay: it wants a range, or no more of one."""
+        """Handle a frame of the relay: it requests a range, or cancels one."""
         if kind == frames.ENOUGH:
             with self._lock:
                 dropped = self._ranges.pop(number, None)
@@ -216,14 +215,14 @@ class SourceMultiplexer:
         threading.Thread(target=self._read, args=work, name="source", daemon=True).start()
 
     def keep_alive(self) -> None:
-        """Tell the relay that we are here, however slow the source is. Raises RelayGone."""
+        """Send ALIVE for every open range, however slow the source is. Raises RelayGone."""
         with self._lock:
             numbers = tuple(self._ranges)
         for number in numbers:
             self._send(number, frames.ALIVE)
 
     def close(self) -> None:
-        """End all ranges before their next piece."""
+        """Stop all ranges before their next piece."""
         with self._lock:
             self._closed = True
             for each in self._ranges.values():
@@ -237,11 +236,11 @@ class SourceMultiplexer:
                 if not self._put(wanted, piece):
                     return
             self._put(wanted, None)
-        except Exception as error:  # nobody else would hear of it, and the relay would wait
+        except Exception as error:  # else the thread would end unnoticed, and the relay would wait
             self._put(wanted, error)
 
     def _put(self, wanted: _Range, item: bytes | Exception | None) -> bool:
-        """Return False when nobody waits for it any more."""
+        """Queue a piece or the end of a range; return False if the relay has cancelled it."""
         with self._lock:
             wanted.room_for_more.wait_for(
                 lambda: len(wanted.ready) < AHEAD or wanted.number not in self._ranges
@@ -261,18 +260,17 @@ class SourceMultiplexer:
                     elif isinstance(item, Exception):
                         self._send(number, frames.FAILED, self._source.note_failure(item).encode())
                     else:
-                        # Counted before it is sent: a host that has its last byte may be done
-                        # before this thread continues.
+                        # Count first: with its last byte a host may finish before the next line.
                         self._source.await_turn(len(item))
                         self._send(number, frames.DATA, item)
         finally:
             meant = self._closed
             self.close()
-            if not meant:  # the relay's supervisor finds it gone, and restarts it
+            if not meant:  # the supervisor then restarts the relay
                 self._outlet.close()
 
     def _next(self) -> tuple[int, bytes | Exception | None] | None:
-        """What is to be sent now, and in which range; None when the multiplexer was closed."""
+        """Wait for the next item to send; return it and its range, or None after `close`."""
         with self._lock:
             self._something_ready.wait_for(lambda: self._closed or self._chosen() is not None)
             chosen = self._chosen()

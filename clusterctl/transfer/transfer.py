@@ -1,9 +1,9 @@
-"""One transfer: what several hosts lack, brought to all of them at once by one chain of relays.
+"""A step that sends to several hosts at once what they lack, through one chain of relays.
 
-A transfer is a step. The first host that has something to get prepares the sending for all of
-them, so that every problem is reported before the first byte; the last one ends it. A second run
-resumes what was interrupted. How hosts take in images, or weights, is for a `Receiver`; where
-bytes come from is for a `BlobSource`, or for a host that heads the chain.
+The first host that lacks something prepares the transfer for all of them, so that every problem is
+reported before the first byte; the last host ends it. The next run resumes an interrupted one. A
+`Receiver` defines how hosts take in images or weights; the bytes come from a `BlobSource`, or from
+a host that heads the chain.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from clusterctl.transport.base import Closing, Transport
 
 @dataclass(frozen=True)
 class Route:
-    """How hosts are reached, and how fast bytes may leave. Functions take a host's name."""
+    """How to reach hosts, and how fast bytes may leave. Callables take a host's name."""
 
     transports: Mapping[str, Transport]
-    address: Callable[[str], str]  # At which the other hosts reach it
-    limit_rate: int | None = None  # Bytes a second that leave the source, in all
+    address: Callable[[str], str]  # At which other hosts reach it
+    limit_rate: int | None = None  # Bytes per second that the source sends, in all
     speed: Callable[[str], int | None] = lambda _: None  # Mbit/s of that network, if known
-    cache: Callable[[str], str] = lambda _: CACHE  # Where blobs wait there
+    cache: Callable[[str], str] = lambda _: CACHE  # Directory of the relay's cache
     python: Callable[[str], tuple[str, ...]] = lambda _: ()  # See Link.python
-    say: Callable[[str, str], None] = lambda _host, _text: None  # What a user should know
+    say: Callable[[str, str], None] = lambda _host, _text: None  # Gets host and sentence
     chain: Callable[..., Chain] = Chain
 
     def link(
@@ -54,12 +54,12 @@ class Route:
 
 @dataclass(frozen=True)
 class Sending:
-    """What one chain carries, and to whom."""
+    """What one chain carries, and to which hosts."""
 
-    expected: Mapping[str, int]  # By host that takes something in: the bytes it has to receive
-    links: Sequence[Link]  # The hosts that get it by the chain
-    holder: Link | None = None  # A host that has it all and heads the chain
-    source: BlobSource | None = None  # What this machine can give
+    expected: Mapping[str, int]  # Bytes to receive, by receiving host
+    links: Sequence[Link]  # Hosts that receive through the chain
+    holder: Link | None = None  # Host that has all blobs and heads the chain
+    source: BlobSource | None = None  # Blobs that this machine can send
     blobs: Sequence[Blob] = ()
     image: ImageContent | None = None
     # Hosts that could not be prepared, and why.
@@ -71,32 +71,32 @@ class Receiver(Protocol):
 
     @property
     def what(self) -> str:
-        """What it is: image, model."""
+        """Kind of content: image, model."""
 
     def check(self, view: HostView) -> Change | Unknown | None:
         """See Step."""
 
     def settle(self, view: HostView) -> bool:
-        """Do on a host what needs no bytes; return whether nothing is left to be done there."""
+        """Do what needs no bytes on a host; return whether the host is complete then."""
 
     def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
-        """Make all hosts and the source ready. `first` is the host that began; `say_on` gives
-        the progress line of each host. Raises the problems of all hosts together."""
+        """Make all hosts and the source ready. `first` is the host that began; `say_on` returns the
+        progress callback of a host. Raises the problems of all hosts together."""
 
     def receive(self, view: HostView, chain: Chain) -> int:
-        """Have it on this host, complete and proven. Return the bytes that this machine sent to
-        it beside the chain. Raises StepFailed."""
+        """Receive the content on this host, complete and verified. Return the bytes that this
+        machine sent to it outside the chain. Raises StepFailed."""
 
     def describe(self, progress: LinkProgress, expected: int) -> str:
-        """A progress line; `expected` in bytes."""
+        """Return a progress line; `expected` in bytes."""
 
     def clear(self) -> None:
-        """Remove what `prepare` left, after every host has it."""
+        """Remove temporary files of `prepare`; called when every host has the content."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes that were moved."""
+    """Bytes moved by a transfer."""
 
     sent: int = 0  # From this machine, to all hosts together
     received: Mapping[str, int] = field(default_factory=dict)  # By host
@@ -104,18 +104,17 @@ class Moved:
 
 @dataclass
 class _ChainRun:
-    """A chain at work."""
+    """A running chain, and the hosts that use it."""
 
     sending: Sending
     chain: Chain
-    waiting: set[str]  # Hosts that are not done with it
+    waiting: set[str]  # Hosts that have not finished
     arrived: set[str] = field(default_factory=set)
     sent_beside: int = 0
 
 
 class Transfer(Closing):
-    """The step that brings to hosts what `receiver` takes in. A context manager: when it is left,
-    no part of the transfer is running."""
+    """Step that sends hosts what `receiver` takes in. Leaving the context stops the transfer."""
 
     def __init__(self, receiver: Receiver, route: Route) -> None:
         self.title = receiver.what
@@ -123,19 +122,19 @@ class Transfer(Closing):
         self._receiver, self._route = receiver, route
         self._run: _ChainRun | None = None
         self._failure: ClusterctlError | None = None  # Why nothing can be sent
-        self._says: dict[str, Say] = {}  # Of hosts that are receiving
+        self._says: dict[str, Say] = {}  # Progress callbacks of receiving hosts
         self._said: dict[str, str] = {}
         self._lock = threading.RLock()
 
     def close(self) -> None:
-        """End a chain that is still at work; what came so far stays for the next run."""
+        """Stop a running chain; received bytes are kept for the next run."""
         with self._lock:
             run, self._run = self._run, None
         if run:
             self._end(run, complete=False)
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        """See Step. Raises RequirementsNotMet for a host that cannot take it in."""
+        """See Step. Raises RequirementsNotMet for a host that cannot take the content."""
         self._failure = None
         return self._receiver.check(view)
 
@@ -165,7 +164,7 @@ class Transfer(Closing):
             self._leave(run, name, arrived=arrived)
 
     def _begun(self, view: HostView) -> _ChainRun:
-        """The run at work; the first host begins it for all."""
+        """Return the running chain; the first host starts it for all."""
         with self._lock:
             if self._run is None and self._failure is None:
                 try:
@@ -181,7 +180,7 @@ class Transfer(Closing):
 
     def _begin(self, first: HostView) -> _ChainRun:
         def say_on(host: str) -> Say:
-            """The line of that host once it has one, until then the line of `first`."""
+            """Return a progress callback of `host`; that of `first` until `host` has one."""
 
             def say(text: str) -> None:
                 self._says.get(host, first.say)(text)
@@ -215,7 +214,7 @@ class Transfer(Closing):
         self._end(run, complete=run.arrived >= run.sending.expected.keys())
 
     def _end(self, run: _ChainRun, *, complete: bool) -> None:
-        """Caches stay where something is missing: the next run resumes from them."""
+        """Stop the chain. Caches are kept for the next run if a host is incomplete."""
         run.chain.close(keep=not complete, done=run.arrived)
         progress = run.chain.progress()
         received = {
@@ -239,8 +238,8 @@ class Transfer(Closing):
 
 
 def _share_of(error: ClusterctlError | None, host: str, what: str) -> ClusterctlError:
-    """The host's own part of an error that concerns several; without one, that the `what` was not
-    sent, and why."""
+    """Return the part of `error` that belongs to `host` or to no host; without one, a StepFailed
+    that the `what` was not sent, with the first error as the cause."""
     if error is None:
         return StepFailed(f"the {what} was not sent", host=host)
     found = error.errors if isinstance(error, Problems) else (error,)
