@@ -1,4 +1,4 @@
-"""The tree that all hosts have in common: a bare Debian with systemd and sshd, no engine."""
+"""The file tree that all hosts share: a bare Debian with systemd and sshd, without an engine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BASE_PACKAGES = (
     "systemd-sysv",
 )
 OPERATOR = "ops"
-OPERATOR_PASSWORD = "lab-ops"  # noqa: S105  (a lab has no secrets; hosts have no way out)
+OPERATOR_PASSWORD = "lab-ops"  # noqa: S105  (a lab has no secrets; its hosts have no route out)
 # Part of the cache key: raise it when `_prepare` changes.
 _VERSION = "1"
 
-# Timers that would look for updates on a network that is not there, and a console nobody sees.
+# Timers that would look for updates without a network, and a console that is not shown.
 _MASKED = (
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -42,7 +42,7 @@ _MASKED = (
 
 @dataclass(frozen=True)
 class AptSource:
-    """Where this machine gets the packages of its own release from."""
+    """A source of Debian packages for this machine's own release."""
 
     uri: str
     suite: str
@@ -50,7 +50,7 @@ class AptSource:
 
 
 def machine_source() -> AptSource:
-    """This machine's first package source for its own release, as apt is configured."""
+    """Return this machine's first package source for its own release, as apt is configured."""
     suite = read_os_release().get("VERSION_CODENAME", "")
     shown = run(
         ["apt-get", "indextargets", "--format", "$(SUITE) $(CODENAME) $(COMPONENT) $(REPO_URI)",
@@ -60,7 +60,7 @@ def machine_source() -> AptSource:
 
 
 def choose_source(suite: str, targets: str) -> AptSource:
-    """The first source for `suite` among lines `suite codename component uri`."""
+    """Return the first source for `suite` among lines `suite codename component uri`."""
     rows = [row for line in targets.splitlines() if len(row := line.split()) == 4]
     rows = [row for row in rows if suite in row[:2]]
     if not rows:
@@ -77,13 +77,13 @@ def base_key(suite: str) -> str:
 
 
 def build_base(tree: Path, source: AptSource) -> None:
-    """debootstrap into `tree` and prepare it to boot as any of the hosts."""
+    """Run debootstrap into `tree` and prepare it to boot as any of the hosts."""
     debootstrap(tree, source, BASE_PACKAGES)
     _prepare(tree)
 
 
 def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> None:
-    """A minimal Debian or Ubuntu with `packages` in `tree`; its log lies beside it."""
+    """Install a minimal Debian or Ubuntu with `packages` into `tree`; the log is beside it."""
     argv = [
         "debootstrap",
         "--variant=minbase",

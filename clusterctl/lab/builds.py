@@ -1,5 +1,5 @@
-"""Commands that build something: in a control group of their own, so that nothing of a build
-goes on after the one who asked for it, and with a log to look into."""
+"""Run build commands: with a log, and in a control group of their own, so that no process of a
+build outlives the run that started it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from clusterctl.lab.requirements import LabUnavailable
 GROUP = "build"
 # Seconds before a download is tried again.
 PAUSES = (5.0, 30.0)
-# Seconds within which a server that is in reach begins to answer.
+# Seconds within which a reachable server begins to answer.
 ANSWER_LIMIT = 10.0
 
 
 def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-    """Run a build command to its end, or end all of it."""
+    """Run a build command to its end; on an error or interrupt kill all of its processes."""
     end_builds()
     files = cgroups.create(GROUP)
     try:
@@ -36,8 +36,8 @@ def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None =
 
 
 def persistently(build: Callable[[], None], source: str | None = None) -> None:
-    """What downloads much, three times at most: a server that fails once is no reason to stop.
-    Raises LabUnavailable, at once, when `source`, a URL, is out of this machine's reach."""
+    """Call `build`, which downloads much, up to three times: servers fail now and then. Raises
+    LabUnavailable, at once, when this machine cannot reach `source`, a URL."""
     for pause in PAUSES:
         try:
             return build()
@@ -52,7 +52,7 @@ def persistently(build: Callable[[], None], source: str | None = None) -> None:
 
 
 def out_of_reach(url: str) -> str | None:
-    """Why nothing can be had from there; None where a server answers, whatever it says."""
+    """Return why no server answers at `url`; None if one does, with any status."""
     server = urlsplit(url)
     proxy = urlsplit(urllib.request.getproxies().get(server.scheme, ""))
     if urllib.request.proxy_bypass(server.hostname or ""):
@@ -70,7 +70,7 @@ def out_of_reach(url: str) -> str | None:
 
 
 def end_builds() -> None:
-    """End what an interrupted run left building."""
+    """Kill the build of an interrupted run."""
     cgroups.kill_all(GROUP)
     cgroups.remove(GROUP)
 
@@ -83,7 +83,7 @@ def run_in_tree(
     env: Mapping[str, str],
     log: Path,
 ) -> None:
-    """Run a command inside a tree, without a network, `binds` being readable there."""
+    """Run a command inside a tree, without a network, with `binds` mounted read-only."""
     command = [
         "systemd-nspawn",
         "--quiet",

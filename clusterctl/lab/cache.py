@@ -1,7 +1,7 @@
-"""Directories that are built once for their inputs and then reused.
+"""Cached directories: built once for their inputs and then reused.
 
-A directory is built beside its place and renamed when it is complete, so one that exists
-is whole, whatever interrupted its builder.
+A directory is built beside its place and renamed when it is complete, so one that exists is
+complete, even if a build was interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PARTIAL = ".partial"
 
 
 def content_key(*parts: str | bytes) -> str:
-    """Twelve hex digits for these inputs; their borders count."""
+    """Return twelve hex digits for these inputs; the boundaries between parts count."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -25,7 +25,7 @@ def content_key(*parts: str | bytes) -> str:
 
 
 def files_key(root: Path, files: Iterable[Path]) -> str:
-    """A key for files below `root`: their relative names, modes and bytes."""
+    """Return a key for files below `root`: their relative names, modes and bytes."""
     parts: list[str | bytes] = []
     for file in sorted(files):
         executable = bool(file.stat().st_mode & 0o100)
@@ -34,7 +34,7 @@ def files_key(root: Path, files: Iterable[Path]) -> str:
 
 
 def cached_directory(place: Path, build: Callable[[Path], None]) -> bool:
-    """Make sure that `place` exists, built by `build(directory)`; whether it was built now."""
+    """Build `place` by `build(directory)` unless it exists. Return whether it was built."""
     if place.is_dir():
         return False
     partial = place.with_name(place.name + _PARTIAL)
@@ -46,7 +46,7 @@ def cached_directory(place: Path, build: Callable[[Path], None]) -> bool:
 
 
 def prune(parent: Path, keep: str) -> None:
-    """Delete what was built for other inputs than those of `keep`."""
+    """Delete all entries of `parent` except `keep`: they were built for other inputs."""
     if not parent.is_dir():
         return
     for entry in parent.iterdir():

@@ -1,4 +1,4 @@
-"""Where each thing that is built once lies, by what it is built from."""
+"""Paths of the cached directories, by the inputs that they are built from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Caches:
 
 
 def caches(paths: LabPaths, suite: str) -> Caches:
-    """The directories for hosts of a Debian or Ubuntu release."""
+    """Return the directories for hosts of a Debian or Ubuntu release."""
     base = base_key(suite)
     wheels = content_key(suite, *(lock.read_bytes() for lock in lock_files(image_directory())))
     return Caches(
@@ -40,7 +40,7 @@ def caches(paths: LabPaths, suite: str) -> Caches:
 
 
 def prune_caches(current: Caches) -> None:
-    """Delete what older versions built. Only while no host runs: their disks lie on it."""
+    """Delete caches of older versions. Only while no host runs, since host disks overlay them."""
     for field in fields(current):
         place: Path = getattr(current, field.name)
         prune(place.parent, keep=place.name)

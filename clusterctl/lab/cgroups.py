@@ -1,9 +1,9 @@
-"""A control group for each host, so that all its processes are known, and can be ended.
+"""A control group for each host, so that all its processes are known and can be killed.
 
-Ending systemd-nspawn alone is not enough: its container goes on without it. On a machine
-with cgroup v1 (or both versions) each host also gets its own view of the groups, in which
-its group is the root; the groups of two hosts would otherwise be the same ones, and one
-systemd would count, and end, the other's services.
+Killing systemd-nspawn alone is not enough: its container survives it. On a machine with cgroup v1
+(or both versions) each host also gets its own view of the groups, in which its group is the root;
+otherwise two hosts would share the same groups, and one systemd would count, and kill, the other's
+services.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SPLIT_BY_NSPAWN = ("systemd", "unified")
 
 
 def unified_only(mount: Path = MOUNT) -> bool:
-    """Whether this machine has cgroup v2 alone."""
+    """Whether this machine has only cgroup v2."""
     return (mount / "cgroup.controllers").is_file()
 
 
 def hierarchies(mount: Path = MOUNT) -> tuple[Path, ...]:
-    """The mounted hierarchies: the mount itself (v2), or one directory each (v1)."""
+    """Return the mounted hierarchies: the mount itself (v2), or one directory each (v1)."""
     if unified_only(mount):
         return (mount,)
     return tuple(
@@ -46,14 +46,14 @@ def create(host: str) -> tuple[Path, ...]:
         group = hierarchy
         for part in (LAB, host):
             parent, group = group, group / part
-            available = parent / "cgroup.controllers"  # of v2 alone
+            available = parent / "cgroup.controllers"  # only in v2
             for controller in available.read_text().split() if available.is_file() else ():
-                # Let sub-groups use it. Refused where the group has processes itself, as the top
-                # one of a container has: hosts are then without its limits, which are not used.
+                # Enable it for sub-groups. Refused if the group itself has processes, like the top
+                # one of a container: hosts then lack its limits, which are not used.
                 with suppress(OSError):
                     (parent / "cgroup.subtree_control").write_text(f"+{controller}")
             group.mkdir(exist_ok=True)
-            # A new v1 cpuset is empty, and takes no process before it has CPUs and memory.
+            # A new v1 cpuset is empty, and accepts no process until it has CPUs and memory.
             for name in ("cpuset.cpus", "cpuset.mems"):
                 if hierarchy.name == "cpuset" and not (group / name).read_text().strip():
                     (group / name).write_text((parent / name).read_text())
@@ -62,7 +62,7 @@ def create(host: str) -> tuple[Path, ...]:
 
 
 def mount_view(host: str, target: Path) -> None:
-    """Mount, at `target`, what the host shall see as /sys/fs/cgroup. v1 and hybrid only."""
+    """Mount the host's view of /sys/fs/cgroup at `target`. For v1 and hybrid machines only."""
     target.mkdir(parents=True, exist_ok=True)
     run(["mount", "-t", "tmpfs", "-o", "mode=755,size=64k", LAB, str(target)])
     for hierarchy in hierarchies():
@@ -76,13 +76,13 @@ def mount_view(host: str, target: Path) -> None:
 
 
 def members(host: str | None = None) -> frozenset[int]:
-    """Processes in a host's groups, or in those of the whole lab."""
+    """Return the processes in a host's groups, or in those of the whole lab."""
     found: set[int] = set()
     for hierarchy in hierarchies():
-        # Groups come and go meanwhile, and os.walk passes over those that have gone.
+        # Groups come and go meanwhile; os.walk skips those that are gone.
         for directory, _, _ in os.walk(_group(hierarchy, host)):
-            # A group may go away, or be of a kind without processes (v2 threaded). 0 stands for a
-            # process outside this process namespace, which is not ours to see or end.
+            # A group may be removed, or be of a kind without processes (v2 threaded). 0 stands for
+            # a process outside this PID namespace, which cannot be seen or killed from here.
             with suppress(OSError):
                 pids = Path(directory, "cgroup.procs").read_text().split()
                 found.update(int(pid) for pid in pids if pid != "0")
@@ -90,7 +90,7 @@ def members(host: str | None = None) -> frozenset[int]:
 
 
 def kill_all(host: str | None = None) -> bool:
-    """Kill everything in a host's groups at once, like a power loss; whether there was any."""
+    """Kill all processes in a host's groups, like a power loss. Return whether there were any."""
     deadline = time.monotonic() + deadlines.LAB_KILL
     had_any = False
     while pids := members(host):
@@ -105,13 +105,13 @@ def kill_all(host: str | None = None) -> bool:
 
 
 def remove(host: str | None = None) -> bool:
-    """Remove the (empty) groups of a host, or of the whole lab; whether there were any."""
+    """Remove the (empty) groups of a host, or of the whole lab. Return whether there were any."""
     had_any = False
     for hierarchy in hierarchies():
         group = _group(hierarchy, host)
         if group.is_dir():
             had_any = True
-        # The kernel counts a process for a moment after it ended: then rmdir is refused.
+        # The kernel refuses rmdir for a moment after the last process has ended.
         deadline = time.monotonic() + deadlines.LAB_KILL
         for directory in [Path(name) for name, _, _ in os.walk(group, topdown=False)]:
             while directory.is_dir():

@@ -1,4 +1,4 @@
-"""One whole host: its disk, its power, its cables."""
+"""One whole host of the lab: its disk, power and cables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_NAME_SERVER = "# No name server: the resolver asks 127.0.0.1, where nobody l
 
 
 def host_names(paths: LabPaths) -> tuple[str, ...]:
-    """Hosts that have a disk or processes here, whatever an interrupted run left of them."""
+    """Return hosts that have a disk or a namespace here, also remains of interrupted runs."""
     on_disk = {entry.name for entry in paths.hosts.iterdir()} if paths.hosts.is_dir() else set()
     in_namespaces = {name.removeprefix(PREFIX) for name in network.namespaces()}
     named = {name for name in on_disk | in_namespaces if _NAME.fullmatch(name)}
@@ -32,7 +32,7 @@ def host_names(paths: LabPaths) -> tuple[str, ...]:
 
 
 def host_by_name(name: str) -> LabHost:
-    """The lab host of a name such as gpu2; UsageError for any other name."""
+    """Return the lab host of a name such as gpu2. Raises UsageError for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise UsageError(f"{name!r} is not a host of the lab", hint="they are gpu1, gpu2, ...")
@@ -40,13 +40,13 @@ def host_by_name(name: str) -> LabHost:
 
 
 def has_disk(host: LabHost, paths: LabPaths) -> bool:
-    """Whether the host's disk was made, and to its end."""
+    """Whether the host's disk was made completely."""
     return (paths.host(host.name) / "prepared").is_file()
 
 
 def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None) -> bool:
-    """The host's own writable disk over the common tree, with what makes it this host;
-    whether it was made now."""
+    """Mount the host's own writable disk over the common tree, and set up a new one with its names
+    and keys. Return whether it was made now."""
     directory = paths.host(host.name)
     done = directory / "prepared"
     fresh = not has_disk(host, paths)
@@ -54,7 +54,7 @@ def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None)
         remove_tree(directory)
         keys.ensure_host_keys(directory / "keys", host)
     else:
-        # A disk stays on the tree it was made on, also when a newer one has been built.
+        # A disk stays on the tree that it was made on, even if a newer one has been built.
         base = Path(done.read_text())
     if not is_mounted(directory / "root"):
         mount_overlay((base,), directory / "disk", directory / "root")
@@ -67,12 +67,12 @@ def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None)
 
 
 def power_off(host: LabHost, paths: LabPaths) -> bool:
-    """Pull the plug: every process of the host ends at once; whether it was running."""
+    """Kill all processes of the host at once. Return whether it was running."""
     return nspawn.halt(host, paths.host(host.name))
 
 
 def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
-    """Boot the host from its disk; whether it was off."""
+    """Boot the host from its disk. Return whether it was off."""
     if nspawn.is_running(host):
         return False
     nspawn.halt(host, paths.host(host.name))
@@ -83,7 +83,7 @@ def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
 
 
 def pull_cable(host: LabHost, nic: str) -> None:
-    """Cut one NIC off its network; the host sees the carrier go."""
+    """Disconnect one NIC from its network; the host sees the loss of carrier."""
     network.set_cable(host.nic(nic), plugged=False)
 
 
@@ -93,7 +93,7 @@ def plug_cable(host: LabHost, nic: str) -> None:
 
 
 def remove_disk(host: LabHost, paths: LabPaths) -> bool:
-    """Delete the host's disk; whether there was one."""
+    """Delete the host's disk. Return whether there was one."""
     directory = paths.host(host.name)
     there = directory.is_dir()
     remove_tree(directory)
@@ -101,7 +101,7 @@ def remove_disk(host: LabHost, paths: LabPaths) -> bool:
 
 
 def ssh_answers(host: LabHost, timeout: float = deadlines.LAB_GREETING) -> bool:
-    """Whether an SSH server greets at the host's address."""
+    """Whether an SSH server sends its greeting at the host's address."""
     try:
         with socket.create_connection((host.address, 22), timeout=timeout) as connection:
             connection.settimeout(timeout)
@@ -113,7 +113,7 @@ def ssh_answers(host: LabHost, timeout: float = deadlines.LAB_GREETING) -> bool:
 def wait_for_ssh(
     hosts: Iterable[LabHost], paths: LabPaths, timeout: float = deadlines.LAB_SSH
 ) -> None:
-    """Return when all of the hosts answer; StepFailed with the console of one that does not."""
+    """Wait until all hosts answer. Raises StepFailed, with the console of one that does not."""
     deadline = time.monotonic() + timeout
     for host in hosts:
         while not ssh_answers(host):
@@ -127,11 +127,11 @@ def wait_for_ssh(
 
 
 def _personalize(root: Path, host_keys: Path, host: LabHost, paths: LabPaths) -> None:
-    """Names, keys and package source. The host's own name is on 127.0.1.1, as Debian's
-    installer leaves it: whoever resolves it for an address to share gets what they deserve."""
+    """Write names, keys and package source. The host's own name is on 127.0.1.1, as Debian's
+    installer leaves it: a program that publishes that address must fail here, too."""
     (root / "etc/hostname").write_text(f"{host.name}\n")
     (root / "etc/hosts").write_text(f"127.0.0.1\tlocalhost\n127.0.1.1\t{host.name}\n")
-    # debootstrap copied this machine's: its name servers are out of the hosts' reach.
+    # debootstrap copied this machine's, whose name servers the hosts cannot reach.
     resolver = root / "etc/resolv.conf"
     resolver.unlink(missing_ok=True)
     resolver.write_text(_NO_NAME_SERVER)

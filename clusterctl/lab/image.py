@@ -1,10 +1,10 @@
-"""The lab's image, made without a container engine and without a registry.
+"""Build the lab's image without a container engine and without a registry.
 
     layer 1  Debian packages         debootstrap
     layer 2  vLLM and its needs      install.sh vllm   in an overlay over layer 1
     layer 3  Ray                     install.sh ray    in an overlay over layers 1 and 2
 
-Layers 1 and 2 are also an image of their own: like vLLM's, one without Ray.
+Layers 1 and 2 are also a separate image: one without Ray, like vLLM's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def link_archives(paths: LabPaths, place: Path) -> bool:
-    """Give the archives in `place` their fixed paths; whether they lacked them."""
+    """Link the fixed paths of the archives to `place`. Return whether a link was changed."""
     paths.image.mkdir(parents=True, exist_ok=True)
     changed = False
     for link in (paths.image_archive, paths.bare_archive):
@@ -49,7 +49,7 @@ def link_archives(paths: LabPaths, place: Path) -> bool:
 
 
 def system_packages(directory: Path) -> tuple[str, ...]:
-    """The Debian packages of layer 1."""
+    """Return the Debian packages of layer 1."""
     lines = (directory / "packages.txt").read_text().splitlines()
     return tuple(line for line in lines if line and not line.startswith("#"))
 
@@ -78,7 +78,7 @@ def build_image(directory: Path, source: AptSource, wheels: Path, say: Say) -> N
 
 
 def _install(part: str, lowers: list[Path], inputs: Path, wheels: Path, place: Path) -> Path:
-    """Run one part of install.sh over the trees so far; the tree of what it added."""
+    """Run one part of install.sh over `lowers`; return the tree of the files that it added."""
     merged = place / "root"
     mount_overlay(tuple(reversed(lowers)), place, merged)
     run_in_tree(
@@ -100,7 +100,7 @@ _PACKAGES = ("platform-plugin", "vllm-metadata")
 
 
 def image_directory() -> Path:
-    """docker/lab of this checkout."""
+    """Return docker/lab of this checkout. Raises RequirementsNotMet without a checkout."""
     directory = Path(__file__).resolve().parents[2] / "docker" / "lab"
     if not (directory / "install.sh").is_file():
         raise RequirementsNotMet(
@@ -111,7 +111,7 @@ def image_directory() -> Path:
 
 
 def image_inputs(directory: Path) -> tuple[Path, ...]:
-    """Every file that goes into the image."""
+    """Return every file that goes into the image."""
     sources = (
         file
         for package in _PACKAGES
@@ -122,23 +122,23 @@ def image_inputs(directory: Path) -> tuple[Path, ...]:
 
 
 def image_key() -> str:
-    """Names the image: changes with every input, and with how they are put together."""
+    """Key of the image: changes with every input, and with how they are combined (_BUILD)."""
     directory = image_directory()
     return content_key(_BUILD, files_key(directory, image_inputs(directory)))
 
 
 def image_tag() -> str:
-    """The image with vLLM and Ray."""
+    """Tag of the image with vLLM and Ray."""
     return f"{IMAGE}:{image_key()}"
 
 
 def bare_tag() -> str:
-    """The same image without Ray, as vLLM's own images are."""
+    """Tag of the image without Ray, like vLLM's own images."""
     return f"{BARE_IMAGE}:{image_key()}"
 
 
 def image_environment(directory: Path) -> dict[str, str]:
-    """The variables that the image sets, from the file that its Dockerfile also follows."""
+    """Return the image's variables, from the file that its Dockerfile also reads."""
     lines = (directory / "environment").read_text().splitlines()
     pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
     return {name: value for name, value in pairs}  # noqa: C416
@@ -150,7 +150,7 @@ _OLDEST_GLIBC, _GLIBC = 5, 36
 
 
 def lock_files(directory: Path) -> tuple[Path, ...]:
-    """The lists of versions in docker/lab."""
+    """The lock files in docker/lab, with the versions of all wheels."""
     return tuple(directory / name for name in LOCKS)
 
 
@@ -166,7 +166,7 @@ def build_wheels(directory: Path, tree: Path) -> None:
 
 
 def python_version(tree: Path) -> str:
-    """The Python of a Debian tree, as 3.11."""
+    """Return the Python version of a Debian tree, such as 3.11."""
     found = [match[1] for file in (tree / "usr/bin").glob("python3.*")
              if (match := re.fullmatch(r"python(3\.\d+)", file.name))]  # fmt: skip
     if len(found) != 1:
@@ -175,7 +175,7 @@ def python_version(tree: Path) -> str:
 
 
 def download_argv(directory: Path, locks: Sequence[Path], version: str, machine: str) -> list[str]:
-    """pip's command; the wheels' platform is the image's, whatever Python runs this."""
+    """Return pip's command; its platform is the image's, whichever Python runs it."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_OLDEST_GLIBC, _GLIBC + 1)]
     platforms += [f"manylinux{name}_{machine}" for name in ("1", "2010", "2014")]
     return [
@@ -188,9 +188,9 @@ def download_argv(directory: Path, locks: Sequence[Path], version: str, machine:
 
 
 CREATED = "2026-01-01T00:00:00Z"
-# The same moment: zip, which Ray uses for packages, knows no time before 1980.
+# Equal to CREATED: zip, which Ray uses for packages, supports no time before 1980.
 _MTIME = 1_767_225_600
-# Filled in by whoever runs the image; what a build leaves there is not part of it.
+# Empty in the image: engines fill these at run time, and leftovers of the build are dropped.
 _EMPTY = frozenset({"dev", "proc", "run", "sys", "tmp", "var/cache/apt", "var/log", "root/.cache"})
 
 
@@ -205,7 +205,7 @@ class LabLayer:
 
 @dataclass(frozen=True)
 class LabImage:
-    """What one archive holds."""
+    """The image in one archive."""
 
     tag: str
     layers: tuple[LabLayer, ...]
@@ -224,7 +224,7 @@ def write_layer(tree: Path, file: Path, made_by: str) -> LabLayer:
 
 
 def tree_entries(tree: Path) -> Iterator[Path]:
-    """Everything of a tree that belongs into a layer, parents first, sorted by name."""
+    """Yield the entries of a directory tree that go into a layer, parents first, sorted by name."""
     for name, directories, files in os.walk(tree):
         parent = Path(name)
         directories.sort()
@@ -237,7 +237,7 @@ def tree_entries(tree: Path) -> Iterator[Path]:
 
 
 def image_config(image: LabImage) -> dict[str, Any]:
-    """The image's config document; its digest is the image ID."""
+    """Return the image's config document; its digest is the image ID."""
     return {
         "architecture": image.architecture,
         "os": "linux",
@@ -272,7 +272,7 @@ def _add(tar: tarfile.TarFile, tree: Path, path: Path) -> None:
     name = str(path.relative_to(tree))
     status = path.lstat()
     if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
-        # How an overlay marks a deletion; layers have their own way to say it.
+        # An overlay's mark of a deletion; layers use a `.wh.` file instead.
         _add_bytes(tar, str(Path(name).with_name(f".wh.{path.name}")), b"")
         return
     if stat.S_ISSOCK(status.st_mode):
@@ -300,7 +300,7 @@ def _add_file(tar: tarfile.TarFile, name: str, file: Path) -> None:
 
 
 class _HashingWriter(io.RawIOBase):
-    """Passes bytes on and hashes them: a layer is too large to be read again for it."""
+    """Passes bytes on and hashes them: a layer is too large to be read again for its hash."""
 
     def __init__(self, target: IO[bytes]) -> None:
         self._target = target
@@ -315,7 +315,7 @@ class _HashingWriter(io.RawIOBase):
 
 
 def archive_tags(file: Path) -> Sequence[str]:
-    """The tags of an archive's first image, read from its manifest."""
+    """Return the tags of an archive's first image, read from its manifest."""
     with tarfile.open(file) as tar:
         member = tar.extractfile("manifest.json")
         document = json.load(member) if member else []

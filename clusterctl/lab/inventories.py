@@ -1,4 +1,4 @@
-"""The inventories of the lab, as text: hosts, addresses and paths as `lab up` makes them."""
+"""The lab's inventories as text, with the hosts, addresses and paths that `lab up` creates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ hosts:
 
 
 def lab_inventory(hosts: Sequence[LabHost], paths: LabPaths) -> str:
-    """The inventory of whole hosts; the first is the head."""
+    """Return the inventory of whole hosts; the first one is the head."""
     head = _HEAD.format(
         image=image_tag(),
         archive=paths.image_archive,
@@ -80,7 +80,7 @@ def lab_inventory(hosts: Sequence[LabHost], paths: LabPaths) -> str:
 
 
 def light_inventory(hosts: Sequence[LabHost], paths: LabPaths) -> str:
-    """The inventory of light hosts; the first is the head."""
+    """Return the inventory of light hosts; the first one is the head."""
     head = _LIGHT_HEAD.format(
         image=image_tag(), identity=paths.identity, known_hosts=paths.light / "known_hosts"
     )

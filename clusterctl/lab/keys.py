@@ -1,4 +1,4 @@
-"""SSH keys of the lab: one for its user, two for each host, and what known_hosts says."""
+"""SSH keys of the lab: one for its user, two for each host, and lines for known_hosts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ HOST_KEY_TYPES = ("ed25519", "ecdsa")
 
 
 def ensure_identity(paths: LabPaths) -> bool:
-    """The user's key pair; whether it was made now."""
+    """Create the user's key pair if it is missing. Return whether it was created."""
     paths.keys.mkdir(parents=True, exist_ok=True)
     paths.keys.chmod(0o700)
     return _ensure_key(paths.identity, "ed25519", "clusterctl-lab")
 
 
 def ensure_host_keys(directory: Path, host: LabHost, types: Iterable[str] = HOST_KEY_TYPES) -> None:
-    """The host's own keys in `directory`, named as sshd names them."""
+    """Create the host's missing keys in `directory`, named as sshd names them."""
     directory.mkdir(parents=True, exist_ok=True)
     for kind in types:
         _ensure_key(directory / f"ssh_host_{kind}_key", kind, f"root@{host.name}")
 
 
 def known_hosts_lines(directory: Path, host: LabHost) -> list[str]:
-    """The host's lines for known_hosts: its name and address, each of its keys."""
+    """Return the host's lines for known_hosts: its name and address with each of its keys."""
     names = f"{host.name},{host.address}"
     keys = (file.read_text().split()[:2] for file in sorted(directory.glob("ssh_host_*.pub")))
     return [f"{names} {kind} {key}" for kind, key in keys]
@@ -37,7 +37,7 @@ def _ensure_key(file: Path, kind: str, comment: str) -> bool:
     public = file.with_name(file.name + ".pub")
     if file.is_file() and public.is_file():
         return False
-    # ssh-keygen asks before it overwrites one that an interrupted run left behind.
+    # ssh-keygen would ask before it overwrites the file of an interrupted run.
     file.unlink(missing_ok=True)
     run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(file)])
     return True

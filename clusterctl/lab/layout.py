@@ -4,8 +4,8 @@
     fabric  network 10.78.0.0/24   bridge lab-fabric    controller .1, gpuN at .(10+N)
     light   network 10.79.0.0/22   bridge lab-light     controller .0.1, hosts from .0.10
 
-Hosts get different NIC names in turn, as they have them in real life: what works only
-where every host says `eth0` must fail here.
+NIC names differ from host to host, as in real clusters: code that works only if every
+host has `eth0` must fail here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clusterctl.errors import UsageError
 
 MAX_HOSTS = 20
 MAX_LIGHT_HOSTS = 500
-# What every bridge, link and namespace of the lab begins with.
+# Prefix of every bridge, link and namespace of the lab.
 PREFIX = "lab-"
 
 NIC_NAMES: tuple[tuple[str, str], ...] = (("eth0", "eth1"), ("ens2", "ens3"), ("eno1", "enp5s0"))
@@ -25,14 +25,14 @@ NIC_NAMES: tuple[tuple[str, str], ...] = (("eth0", "eth1"), ("ens2", "ens3"), ("
 
 @dataclass(frozen=True)
 class LabNetwork:
-    """One network: a bridge, into which the controller is plugged as hosts are."""
+    """One network: a bridge that the controller is connected to in the same way as hosts."""
 
     name: str
     subnet: IPv4Network
 
     @property
     def bridge(self) -> str:
-        """The bridge, and the controller's own interface on it."""
+        """Name of the bridge, and of the controller's own interface on it."""
         return f"{PREFIX}{self.name}"
 
     @property
@@ -45,7 +45,7 @@ class LabNetwork:
         return self.subnet.network_address + 1
 
     def interface(self, offset: int) -> IPv4Interface:
-        """An address of this network with its prefix length."""
+        """Return an address of this network with its prefix length."""
         return IPv4Interface(
             f"{self.subnet.network_address + offset}/{self.subnet.prefixlen}",
         )
@@ -79,7 +79,7 @@ class LabHost:
         return str(self.nics[0].address.ip)
 
     def nic(self, name: str) -> Nic:
-        """The NIC of that name; UsageError names those there are."""
+        """Return the NIC of that name. Raises UsageError, listing the host's NICs."""
         for nic in self.nics:
             if nic.name == name:
                 return nic
@@ -88,7 +88,7 @@ class LabHost:
 
 
 def lab_host(number: int) -> LabHost:
-    """The host gpu<number>, counted from 1."""
+    """Return the host gpu<number>, counted from 1."""
     control, fabric = NIC_NAMES[(number - 1) % len(NIC_NAMES)]
     name = f"gpu{number}"
     return LabHost(
@@ -102,20 +102,20 @@ def lab_host(number: int) -> LabHost:
 
 
 def lab_hosts(count: int) -> tuple[LabHost, ...]:
-    """gpu1 to gpu<count>; UsageError when that is not a sensible number."""
+    """Return gpu1 to gpu<count>. Raises UsageError unless 1 <= count <= MAX_HOSTS."""
     _check_count(count, MAX_HOSTS)
     return tuple(lab_host(number) for number in range(1, count + 1))
 
 
 def light_host(number: int) -> LabHost:
-    """The light host light<number>: one NIC."""
+    """Return the light host light<number>, which has one NIC."""
     name = f"light{number}"
     nic = Nic("eth0", f"{PREFIX}{name}", LIGHT, LIGHT.interface(9 + number))
     return LabHost(name, f"{PREFIX}{name}", (nic,))
 
 
 def light_hosts(count: int) -> tuple[LabHost, ...]:
-    """light1 to light<count>; UsageError when that is not a sensible number."""
+    """Return light1 to light<count>. Raises UsageError unless 1 <= count <= MAX_LIGHT_HOSTS."""
     _check_count(count, MAX_LIGHT_HOSTS)
     return tuple(light_host(number) for number in range(1, count + 1))
 

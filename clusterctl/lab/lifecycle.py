@@ -1,8 +1,8 @@
 """`lab up`, `lab down` and `lab status`.
 
-Every step looks at the machine first and does only what is missing, so that a second `up`
-changes nothing, and one after a kill finishes what the first began. The state is what the machine
-reports, never what a file says.
+Every step inspects the machine first and does only what is missing, so that a second `up` changes
+nothing, and one after a kill finishes the first one's work. The state is always read from the
+machine, never from a file.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LabUp:
-    """What `up` changed, a line each, and the path of the inventory."""
+    """Result of `up`: its changes, a line each, and the path of the inventory."""
 
     changes: tuple[str, ...]
     inventory: Path
 
 
 class _Journal:
-    """Collects what changed; a step is announced before it runs, as some take minutes."""
+    """Collects changes; builds are announced before they run, as some take minutes."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
@@ -63,7 +63,7 @@ class _Journal:
             self.say(text)
 
     def build(self, place: Path, build: Callable[[Path], None], what: str) -> None:
-        """Build `place` when it is not in the cache."""
+        """Build `place` if it is not in the cache."""
         if not place.is_dir():
             self.say(f"building: {what}")
         self.note(cached_directory(place, build), f"built: {what}")
@@ -96,7 +96,7 @@ def up(
         source = base.machine_source()
         built = caches(paths, source.suite)
 
-        # Hosts that have a disk hold most of what they will; those that run have their memory.
+        # Hosts with a disk already use most of their space; running ones already have their memory.
         new = sum(not hosts.has_disk(host, paths) for host in wanted)
         problems = [room.lack_of_disk(paths.root, room.disk_needed(built, new, image=image))]
         if not any(nspawn.is_running(host) for host in wanted):
@@ -140,7 +140,7 @@ def up(
 
 
 def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
-    """Remove everything, what an interrupted run left too; with `purge`, also the caches."""
+    """Remove everything, including remains of interrupted runs; with `purge`, also the caches."""
     check_machine()
     paths = lab_paths()
     _refuse_other_lab(paths)
@@ -161,7 +161,7 @@ def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
             remove_tree(directory)
         for file in (paths.inventory, paths.light_inventory, paths.root / "mirror.log"):
             file.unlink(missing_ok=True)
-        # Without a checkout there is no telling which caches are current: they stay.
+        # Without a checkout the current caches are not known, so all of them stay.
         with suppress(RequirementsNotMet):
             prune_caches(caches(paths, base.machine_source().suite))
         removed = purge and remove_caches(paths)
@@ -195,7 +195,7 @@ def _remove_host(name: str, paths: LabPaths, journal: _Journal) -> None:
 
 
 def _refuse_other_lab(paths: LabPaths) -> None:
-    """Addresses and names are fixed: a machine has one lab."""
+    """Raise LabUnavailable if another lab is up: addresses and names are fixed."""
     for point in mounts_under(Path("/")):
         if point.name == "root" and point.parent.parent.name == "hosts":
             other = point.parents[2]
@@ -208,8 +208,8 @@ def _refuse_other_lab(paths: LabPaths) -> None:
 
 @contextmanager
 def _open_modes() -> Iterator[None]:
-    """Create files that everybody can read: with an operator's umask of 077 only root could use
-    what hosts and images are made of."""
+    """Create files that all users can read: with an operator's umask of 077 only root could use the
+    files of hosts and images."""
     before = os.umask(0o022)
     try:
         yield
@@ -265,7 +265,7 @@ def _write_if_other(file: Path, text: str) -> bool:
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host. `cables` says of each NIC whether it is plugged in; `link_rate` is in bits/s."""
+    """One host. `cables`: whether each NIC is plugged in; `link_rate`: bits/s, None: no limit."""
 
     name: str
     address: str
@@ -277,7 +277,7 @@ class HostStatus:
 
 @dataclass(frozen=True)
 class LabStatus:
-    """The lab: its hosts and what stands around them."""
+    """Status of the lab: its hosts, mirror, image and inventory."""
 
     directory: Path
     hosts: tuple[HostStatus, ...]
@@ -287,13 +287,13 @@ class LabStatus:
     inventory: Path | None
 
     def document(self) -> dict[str, Any]:
-        """The same for machines: nothing that JSON has not."""
+        """The status with JSON types only."""
         plain = asdict(self)
         paths = ("directory", "image_archive", "inventory")
         return {**plain, **{key: str(plain[key]) if plain[key] else None for key in paths}}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """The status as lines for people."""
         if not self.hosts and not self.light_hosts:
             return ["there is no lab: clusterctl lab up"]
         around = [
@@ -307,7 +307,7 @@ class LabStatus:
 
 
 def observe(paths: LabPaths) -> LabStatus:
-    """Look at the machine. Needs no lock, and changes nothing."""
+    """Read the state of the lab from the machine. Needs no lock, and changes nothing."""
     return LabStatus(
         directory=paths.root,
         hosts=tuple(_host(hosts.host_by_name(name)) for name in hosts.host_names(paths)),

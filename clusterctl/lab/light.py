@@ -1,7 +1,7 @@
-"""Light hosts: a network namespace and an sshd, by the hundred, to see how commands fan out.
+"""Light hosts: a network namespace and an sshd each, by the hundred, to test how commands fan out.
 
-They share this machine's files and processes, so they are for reading facts from and
-running commands on; for anything that changes a host there are the whole ones.
+They share this machine's files and processes, so they serve only to read facts and run commands;
+use whole hosts for anything that changes a host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clusterctl.lab.requirements import check_machine
 
 _WORKERS = 8
 
-# SetEnv: root's own shell start-up files belong to this machine, and can take seconds.
+# SetEnv HOME: the start-up files in root's own home belong to this machine, and may take seconds.
 _SSHD_CONFIG = """\
 ListenAddress {address}
 HostKey {directory}/ssh_host_ed25519_key
@@ -44,7 +44,7 @@ Subsystem sftp internal-sftp
 
 
 def light_up(count: int) -> Path:
-    """Have exactly `count` light hosts that accept SSH. Return the path of their inventory."""
+    """Ensure that exactly `count` light hosts accept SSH. Return the path of their inventory."""
     hosts = light_hosts(count)
     check_machine()
     paths = lab_paths()
@@ -74,7 +74,7 @@ def light_up(count: int) -> Path:
 
 
 def light_down() -> bool:
-    """Remove the light hosts and leave the others. Return whether there were any."""
+    """Remove the light hosts and keep the others. Return whether there were any."""
     check_machine()
     paths = lab_paths()
     with exclusive(paths.lock):
@@ -82,7 +82,7 @@ def light_down() -> bool:
 
 
 def stop(paths: LabPaths) -> bool:
-    """End and remove all light hosts. The caller holds the lock."""
+    """Kill and remove all light hosts; return whether there were any. The caller holds the lock."""
     names = _light_namespaces()
     for name in names:
         _end_processes(name)
@@ -94,7 +94,7 @@ def stop(paths: LabPaths) -> bool:
 
 
 def light_count() -> int:
-    """How many light hosts there are."""
+    """Number of light hosts."""
     return len(_light_namespaces())
 
 
@@ -116,7 +116,7 @@ def _ensure_light(host: LabHost, paths: LabPaths) -> None:
         _SSHD_CONFIG.format(address=host.address, directory=directory, authorized=public)
     )
     Path("/run/sshd").mkdir(exist_ok=True)
-    # sshd goes into the background by itself, once it listens; it refuses a relative name.
+    # sshd becomes a daemon once it listens; it must be started by an absolute path.
     search = f"{os.environ.get('PATH', '')}:/usr/sbin"
     program = shutil.which("sshd", path=search) or "/usr/sbin/sshd"
     sshd = [program, "-f", str(config), "-E", str(directory / "log")]

@@ -1,4 +1,4 @@
-"""Running commands on this machine, and the one kind of error that comes of it."""
+"""Run commands and manage mounts on this machine. Failures raise StepFailed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run(
     log: Path | None = None,
     shown: Sequence[str] = (),
 ) -> str:
-    """The standard output of a command; StepFailed with its last lines when it fails.
+    """Run a command and return its stdout. Raises StepFailed, with its last lines, when it fails.
 
-    `env` adds to the environment. With `log`, all output goes to that file instead. `shown` is
-    what errors call the command, where `argv` says how it is run rather than what.
+    `env` adds to the environment. With `log`, all output goes to that file instead. `shown`
+    replaces `argv` in errors, where `argv` contains a wrapper around the command.
     """
     status, stdout, stderr = _outcome(argv, stdin, env, timeout, log)
     if status != 0:
@@ -40,7 +40,7 @@ def run(
 
 
 def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-    """Start a command that goes on after this process, its output appended to `log`."""
+    """Start a command that outlives this process, with its output appended to `log`."""
     with log.open("ab") as output:
         subprocess.run(
             ["setsid", "--fork", *argv],
@@ -54,19 +54,19 @@ def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = Non
 
 
 def last_lines(file: Path, count: int = 15) -> str:
-    """The end of a log, or nothing where there is none."""
+    """Return the end of a log, or "" if it does not exist."""
     if not file.is_file():
         return ""
     return "\n".join(file.read_text(errors="replace").splitlines()[-count:])
 
 
 def succeeds(argv: Sequence[str], *, timeout: float = deadlines.LAB_COMMAND) -> bool:
-    """Whether the command ends with status 0; what it writes is dropped."""
+    """Whether the command exits with status 0; its output is discarded."""
     return _outcome(argv, None, None, timeout, None)[0] == 0
 
 
 def lab_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment with sbin on PATH and messages untranslated."""
+    """Return this process's environment with sbin on PATH and messages untranslated."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin"
     return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", **(env or {})}
 
@@ -106,7 +106,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def mount_points(mountinfo: str) -> tuple[Path, ...]:
-    """The mount points of a mountinfo text, in mount order, with their escapes undone."""
+    """Return the mount points of a mountinfo text, in mount order, unescaped."""
     fields = (line.split(" ") for line in mountinfo.splitlines())
     return tuple(
         Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), field[4]))
@@ -116,7 +116,7 @@ def mount_points(mountinfo: str) -> tuple[Path, ...]:
 
 
 def mounts_under(directory: Path) -> tuple[Path, ...]:
-    """Mount points at or below a directory, the first mounted first."""
+    """Return mount points at or below a directory, in mount order."""
     points = mount_points(MOUNTINFO.read_text())
     return tuple(point for point in points if point == directory or directory in point.parents)
 
@@ -126,17 +126,17 @@ def is_mounted(point: Path) -> bool:
 
 
 def unmount_under(directory: Path) -> bool:
-    """Unmount everything at or below a directory; whether there was anything."""
+    """Unmount everything at or below a directory. Return whether there was anything."""
     found = mounts_under(directory)
     for point in reversed(found):
-        # For an overlay the kernel first writes all that its disk still lacks.
+        # For an overlay the kernel first flushes all dirty pages to its disk.
         run(["umount", str(point)], timeout=deadlines.LAB_BUILD)
     return bool(found)
 
 
 def remove_tree(directory: Path) -> None:
-    """Delete a directory after unmounting what is below it: a bind mount's far side
-    (here: the machine's control groups, a user's files) must never be deleted with it."""
+    """Delete a directory after unmounting everything below it, so that the source of a bind mount
+    (the machine's control groups, a user's files) is never deleted."""
     unmount_under(directory)
     if left := mounts_under(directory):
         raise StepFailed(f"{left[0]} is still mounted", hint=f"umount {left[0]}")
@@ -147,7 +147,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def mount_overlay(lowers: tuple[Path, ...], writable: Path, target: Path) -> None:
-    """An overlay of read-only trees, the topmost first, with its writes in `writable`."""
+    """Mount an overlay of read-only trees, topmost first, with its writes in `writable`."""
     upper, work = writable / "upper", writable / "work"
     for directory in (upper, work, target):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """The package mirror: a static web server on the controller's address on the bridge.
 
-It is the only thing outside that a host can reach, and stands for the package sources that
-a host has in real life.
+It is the only server that a host can reach outside the lab, and stands for real package sources.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ MIRROR_PORT = 8077
 MIRROR_URL = f"http://{CONTROL.controller}:{MIRROR_PORT}"
 MIRROR_DEBIAN = f"{MIRROR_URL}/debian"
 MIRROR_PIP = f"{MIRROR_URL}/pip/simple"
-# Python's server asks for the name of its address first, which nobody needs.
+# Python's server first looks up the name of its address, which is not needed.
 _NAMES_SOON = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 def server_argv(directory: Path) -> list[str]:
-    """The server's command. -I: no module of the current directory shadows the library's."""
+    """Return the server's command. -I: no module of the current directory shadows the library's."""
     bind = ["--bind", str(CONTROL.controller), "--directory", str(directory)]
     return [sys.executable, "-I", "-m", "http.server", *bind, str(MIRROR_PORT)]
 
 
 def ensure_mirror(directory: Path, contents: dict[str, Path]) -> bool:
-    """Serve `contents` (name below the root to a directory); whether anything changed."""
+    """Serve `contents` (name below the root to a directory). Return whether anything changed."""
     directory.mkdir(parents=True, exist_ok=True)
     changed = [_ensure_link(directory / name, target) for name, target in contents.items()]
     if server_pids(directory):
@@ -43,8 +42,8 @@ def ensure_mirror(directory: Path, contents: dict[str, Path]) -> bool:
 
 
 def server_pids(directory: Path) -> tuple[int, ...]:
-    """Processes on this machine that serve this very directory. One in another network namespace
-    serves it to others: a container or a sandbox beside this one may have a lab of its own."""
+    """Return the processes that serve this directory in this network namespace. One in another
+    namespace belongs to another lab, in a container or sandbox beside this one."""
     wanted = ("http.server", f"--directory\0{directory}\0")
     here = Path("/proc/self/ns/net").readlink()
     found = []
@@ -53,14 +52,14 @@ def server_pids(directory: Path) -> tuple[int, ...]:
             command = entry.read_bytes().decode(errors="replace")
             network = entry.with_name("ns").joinpath("net").readlink()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         if network == here and all(part in command for part in wanted):
             found.append(int(entry.parent.name))
     return tuple(found)
 
 
 def stop_mirror(directory: Path) -> bool:
-    """End the server; whether it ran."""
+    """Stop the server. Return whether it ran."""
     pids = server_pids(directory)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)

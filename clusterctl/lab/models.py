@@ -1,8 +1,8 @@
-"""Models for the lab, made here: nothing is downloaded.
+"""Models for the lab, generated here: nothing is downloaded.
 
-`tiny` has real weights (random ones) on disk and loads in an instant. The other has the
-real shape of Qwen2.5-1.5B-Instruct and no weights: it is served with `--load-format dummy`,
-which fills in random weights of the real sizes.
+`tiny` has (random) weights on disk and loads in an instant. The other has the real shape of
+Qwen2.5-1.5B-Instruct and no weights: it is served with `--load-format dummy`, which generates
+random weights of the real sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TINY = "tiny"
 QWEN = "Qwen2.5-1.5B-Instruct"
 _SEED = 20
 _TINY_VOCABULARY = 512
-# Tokens of Qwen2.5's own tokenizer up to <|im_end|>; the model has some rows more.
+# Tokens of Qwen2.5's own tokenizer up to <|im_end|>; the model has some more rows.
 _QWEN_TOKENS = 151_646
 
 _SHARED: dict[str, Any] = {
@@ -67,7 +67,7 @@ QWEN_CONFIG: dict[str, Any] = {
 
 
 def models_key() -> str:
-    """Changes when what makes the models does: the source of this module."""
+    """Key of the models: changes with the source of this module, which generates them."""
     return content_key(Path(__file__).read_bytes())
 
 
@@ -76,12 +76,12 @@ def build_models(directory: Path) -> None:
     _write_json(directory / TINY, {"config.json": TINY_CONFIG, **tokenizer_files(_TINY_VOCABULARY)})
     (directory / TINY / "model.safetensors").write_bytes(safetensors(TINY_CONFIG))
     _write_json(directory / QWEN, {"config.json": QWEN_CONFIG, **tokenizer_files(_QWEN_TOKENS)})
-    # `serve` asks for no flag where the directory itself says that weights are left out.
+    # With this file `serve` needs no flag: it marks the weights as omitted on purpose.
     (directory / QWEN / "RANDOM_WEIGHTS").touch()
 
 
 def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of a Qwen2 model with tied embeddings."""
+    """Yield name and shape of every tensor of a Qwen2 model with tied embeddings."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -100,7 +100,7 @@ def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def safetensors(config: dict[str, Any]) -> bytes:
-    """A safetensors file with random weights: a length, a JSON header, the tensors."""
+    """Return a safetensors file with random weights: a length, a JSON header, the tensors."""
     source = random.Random(_SEED)  # noqa: S311  (weights, not secrets)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
@@ -114,7 +114,7 @@ def safetensors(config: dict[str, Any]) -> bytes:
 
 
 def _random_tensor(name: str, count: int, source: random.Random) -> bytes:
-    """bfloat16 numbers: norms are one, the rest is normal noise."""
+    """Return `count` bfloat16 numbers: ones for norms, else normal noise."""
     if name.endswith("norm.weight"):
         values = array.array("f", [1.0]) * count
     else:
@@ -160,15 +160,16 @@ _SYLLABLES = [first + last for first in "bdfgklmnprstvz" for last in "aeiou"]
 
 
 def byte_symbols() -> dict[int, str]:
-    """The printable character that stands for each byte in byte-level vocabularies: itself
-    where it can be printed, else the next free one from U+0100 on."""
+    """Map each byte to its printable character in byte-level vocabularies: itself if it is
+    printable, else the next free one from U+0100 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     free = itertools.count(256)
     return {byte: chr(byte if byte in printable else next(free)) for byte in range(256)}
 
 
 def train(text: str, count: int) -> list[tuple[str, str]]:
-    """The `count` most useful merges for a text, in order; ties go by the alphabet."""
+    """Return the `count` most frequent merges for a text, in order; ties are broken
+    alphabetically."""
     symbols = byte_symbols()
     words = Counter(_WORD.findall(text))
     split = {word: [symbols[byte] for byte in word.encode()] for word in words}
@@ -187,8 +188,7 @@ def train(text: str, count: int) -> list[tuple[str, str]]:
 
 
 def tokenizer_files(size: int) -> dict[str, Any]:
-    """File names and JSON contents of a tokenizer with exactly `size` tokens, the special
-    ones last."""
+    """Return {name: JSON content} of a tokenizer with `size` tokens, the special ones last."""
     merges = train(_TEXT, MERGES)
     vocabulary = [*byte_symbols().values(), *("".join(pair) for pair in merges)]
     vocabulary += _made_up_words(size - len(vocabulary) - len(SPECIAL), set(vocabulary))
@@ -235,7 +235,7 @@ def _tokenizer(
 
 
 def _made_up_words(count: int, taken: set[str]) -> list[str]:
-    """`count` words of two to four syllables with a space before them, none of them taken."""
+    """Return `count` words of two to four syllables, after a space, that are not in `taken`."""
     space = byte_symbols()[ord(" ")]
     words = (
         space + "".join(parts)
@@ -246,7 +246,7 @@ def _made_up_words(count: int, taken: set[str]) -> list[str]:
 
 
 def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """`parts` with every occurrence of the pair joined."""
+    """Return `parts` with every occurrence of the pair joined."""
     merged: list[str] = []
     for part in parts:
         if merged and (merged[-1], part) == pair:

@@ -1,14 +1,13 @@
-"""Bridges, namespaces and cables, made and observed with `ip` and `tc`.
+"""Bridges, namespaces and cables, created and inspected with `ip` and `tc`.
 
-The bridges are in a namespace of their own: what the machine says of forwarding and bridged
-packets (its sysctls, its firewall, a Docker engine that drops what it does not know) does not
-reach packets between hosts. The controller is plugged into each bridge as hosts are.
+The bridges are in a namespace of their own, so that the machine's settings for forwarded and
+bridged packets (sysctls, firewall, a Docker engine that drops unknown traffic) do not affect
+packets between hosts. The controller is connected to each bridge in the same way as hosts.
 
-Nothing leaves the lab. Hosts have a default route to the controller, as hosts do, but rules of
-theirs refuse what goes beyond their own networks before it is sent, so that nobody waits. The
-controller would be no good at that: the kernel answers one such packet a second, and none at all
-where the machine does not forward. It refuses to pass packets on all the same, as root of a host
-may change the rules there.
+Nothing leaves the lab. Hosts have a default route to the controller, as real ones do, but their own
+rules reject packets to other networks before they are sent, so that connections fail at once. The
+controller could not do that: the kernel answers one such packet a second, and none at all where the
+machine does not forward. It still refuses to forward, as root of a host may change the rules there.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default")
 NETWORKS = (CONTROL, FABRIC, LIGHT)
 _RATE = re.compile(r"([1-9][0-9]*)(kbit|mbit|gbit)")
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-# The namespace that has the bridges and the near ends of all cables.
+# The namespace of the bridges and the bridge-side ends of all cables.
 SWITCH = f"{PREFIX}switch"
 _RULE_PREFERENCE = "7700"
 # All routes but the default one; nothing else.
@@ -41,14 +40,14 @@ _HOST_RULES = (
 
 @dataclass(frozen=True)
 class CableEnd:
-    """Where tc finds one end of a cable: its options for the namespace, and the device."""
+    """One end of a cable for tc: options that select its namespace, and its device."""
 
     options: tuple[str, ...]
     device: str
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of a rate such as 200mbit; UsageError for anything else."""
+    """Return bits per second of a rate such as 200mbit. Raises UsageError for anything else."""
     match = _RATE.fullmatch(text.lower())
     if match is None:
         raise UsageError(f"{text!r} is not a link rate", hint="write it as 200mbit or 1gbit")
@@ -56,18 +55,18 @@ def parse_rate(text: str) -> int:
 
 
 def namespaces() -> frozenset[str]:
-    """The lab's network namespaces on this machine."""
+    """Return the lab's network namespaces on this machine."""
     names = (line.split()[0] for line in run(["ip", "netns", "list"]).splitlines() if line)
     return frozenset(name for name in names if name.startswith(PREFIX))
 
 
 def links() -> dict[str, bool]:
-    """The lab's links in the controller's namespace: name to whether it is switched on."""
+    """Return the lab's links in the controller's namespace: name to whether it is up."""
     return _links()
 
 
 def cables() -> dict[str, bool]:
-    """Bridges and near ends of cables: name to whether it is switched on."""
+    """Return bridges and bridge-side ends of cables: name to whether it is up."""
     return _links("-n", SWITCH) if SWITCH in namespaces() else {}
 
 
@@ -79,18 +78,19 @@ def _links(*options: str) -> dict[str, bool]:
 
 
 def ensure_switch() -> bool:
-    """The namespace of the bridges; whether it was missing. Links of the lab without it are of an
-    older version, or go with it."""
+    """Create the namespace of the bridges if it is missing. Return whether it was. Without it,
+    links of the lab are of an older version and are deleted."""
     if SWITCH in namespaces():
         return False
     for name in links():
-        succeeds(["ip", "link", "delete", name])  # the other end of a pair goes with the first
+        succeeds(["ip", "link", "delete", name])  # this also deletes the link's peer
     run(["ip", "netns", "add", SWITCH])
     return True
 
 
 def ensure_network(network: LabNetwork) -> bool:
-    """The bridge, the controller plugged into it, and no way out; whether anything was missing."""
+    """Create the bridge, connect the controller, block forwarding. Return whether it changed
+    any."""
     bridge = ["-n", SWITCH, "link"]
     ensure_switch()
     missing = network.bridge not in cables()
@@ -111,7 +111,7 @@ def ensure_network(network: LabNetwork) -> bool:
 
 
 def ensure_host_network(host: LabHost) -> bool:
-    """The host's namespace with all its cables plugged; whether anything was missing."""
+    """Create the host's namespace and plug all its cables. Return whether anything was missing."""
     missing = host.namespace not in namespaces()
     if missing:
         run(["ip", "netns", "add", host.namespace])
@@ -129,9 +129,9 @@ def ensure_host_network(host: LabHost) -> bool:
 
 
 def ensure_neighbours(hosts: int) -> None:
-    """Room for `hosts` that all talk to each other in the kernel's table of neighbours, which all
-    namespaces share; its limit of 1024 is meant for one host. Raised, never lowered; in a
-    namespace of its own the machine has no say in it."""
+    """Raise the limits of the kernel's neighbour table, which all namespaces share, for `hosts`
+    that all talk to each other (the default of 1024 is for one host). Never lowers them; does
+    nothing in a network namespace without these settings."""
     for name in ("gc_thresh3", "gc_thresh2", "gc_thresh1"):
         limit = _NEIGHBOURS / name
         if limit.exists() and int(limit.read_text()) < 2 * hosts**2:
@@ -139,7 +139,7 @@ def ensure_neighbours(hosts: int) -> None:
 
 
 def set_cable(nic: Nic, *, plugged: bool) -> None:
-    """Plug a cable in or pull it, at the bridge's end: the host sees its carrier go."""
+    """Plug or pull a cable, at the bridge's end: the host sees its carrier change."""
     run(["ip", "-n", SWITCH, "link", "set", nic.peer, "up" if plugged else "down"])
 
 
@@ -167,13 +167,13 @@ def ensure_rate(host: LabHost, rate: int | None) -> bool:
 
 
 def link_rate(host: LabHost) -> int | None:
-    """The limit of a host's first cable, towards the host."""
+    """Limit of a host's first cable in bits/s, towards the host; None without a limit."""
     near = CableEnd(("-n", SWITCH), host.nics[0].peer)
     return _end_rate(near) if near.device in cables() else None
 
 
 def remove_namespaces(names: Iterable[str]) -> bool:
-    """Delete namespaces, and with them the cables; whether there were any."""
+    """Delete namespaces, and with them the cables. Return whether there were any."""
     gone = sorted(set(names) & namespaces())
     for name in gone:
         run(["ip", "netns", "delete", name])
@@ -181,16 +181,16 @@ def remove_namespaces(names: Iterable[str]) -> bool:
 
 
 def remove_namespace_mount() -> None:
-    """Undo the mount on which iproute2 keeps namespaces, when none is left of anybody's."""
+    """Undo the mount on which iproute2 keeps namespaces, once none of any program is left."""
     if NAMESPACES.is_dir() and not any(NAMESPACES.iterdir()):
         unmount_under(NAMESPACES)
-        if not any(NAMESPACES.iterdir()):  # what was there before the mount is somebody else's
+        if not any(NAMESPACES.iterdir()):  # files below the mount are not the lab's
             NAMESPACES.rmdir()
 
 
 def remove_network(network: LabNetwork) -> bool:
-    """Unplug the controller and delete the rule; whether there was anything. The bridge goes with
-    the switch."""
+    """Disconnect the controller and delete the rule. Return whether there was anything. The bridge
+    is deleted with the switch's namespace."""
     there = network.bridge in links()
     if there:
         run(["ip", "link", "delete", network.bridge])
@@ -203,7 +203,7 @@ def remove_network(network: LabNetwork) -> bool:
 def _ensure_cable(namespace: str, nic: Nic) -> bool:
     plugged = cables().get(nic.peer)
     if plugged is None:
-        # A cable whose near end is gone went with its namespace; make it whole.
+        # The kernel deleted both ends of the cable with its namespace: create it again.
         argv = ["ip", "-n", SWITCH, "link", "add", nic.peer, "type", "veth"]
         run([*argv, "peer", "name", nic.name, "netns", namespace])
     run(["ip", "-n", namespace, "address", "replace", str(nic.address), "dev", nic.name])

@@ -1,4 +1,4 @@
-"""Booting a host: systemd-nspawn on the host's overlay, in its namespace, in its group."""
+"""Boot a host: systemd-nspawn on the host's overlay, in its namespace and control group."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from clusterctl.lab.network import NAMESPACES
 
 RUNTIME = Path("/run/systemd/nspawn")
 
-# Fixed scripts: what varies comes as arguments. A process must enter its groups itself,
-# before it becomes the command; from outside there is a moment in which it is not there yet.
+# Fixed scripts with arguments. A process must enter its groups itself, before it executes the
+# command; moved from outside, it would run for a moment without them.
 _ENTER_GROUPS = 'until [ "$1" = -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; exec "$@"'
-# nspawn ends with 133 when its host reboots, and expects to be started again.
+# nspawn exits with 133 when its host reboots, and must be started again.
 _AGAIN_ON_REBOOT = 'while "$@"; [ $? -eq 133 ]; do :; done'
 
 
 def nspawn_argv(host: LabHost, directory: Path, *, unified: bool) -> list[str]:
-    """The command that boots a host; `unified` is a machine with cgroup v2 alone."""
-    # overlay2, Docker's storage, does not sit on an overlay: its files go to the disk below.
+    """Return the command that boots a host. `unified`: the machine has only cgroup v2."""
+    # overlay2, Docker's storage, does not work on an overlay: bind the disk below it.
     binds = [(directory / "docker", "/var/lib/docker"),
              (directory / "containerd", "/var/lib/containerd")]  # fmt: skip
     if not unified:
         binds.append((directory / "cgroup", "/sys/fs/cgroup"))
-    # Started in the namespace that it is told to join: it mounts /sys before it joins, and the
-    # host would find this machine's NICs there instead of its own.
+    # Started in the namespace that it joins anyway: it mounts /sys before it joins, and the host
+    # would see this machine's NICs there instead of its own.
     namespace = NAMESPACES / host.namespace
     return [
         "nsenter",
@@ -51,18 +51,18 @@ def nspawn_argv(host: LabHost, directory: Path, *, unified: bool) -> list[str]:
 
 
 def nspawn_environment(*, unified: bool) -> Mapping[str, str]:
-    """dockerd must be able to write below /proc/sys and /sys, and with v1 to see v1."""
+    """Variables for nspawn: dockerd must write below /proc/sys and /sys, and with v1 see v1."""
     writable = {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1"}
     return writable if unified else {**writable, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "0"}
 
 
 def in_groups(files: Sequence[Path], argv: Sequence[str]) -> list[str]:
-    """`argv`, started by a process that has entered the control groups of `files`."""
+    """Return an argv that enters the control groups of `files` and then runs `argv`."""
     return ["sh", "-c", _ENTER_GROUPS, "sh", *map(str, files), "--", *argv]
 
 
 def boot(host: LabHost, directory: Path) -> None:
-    """Start the host. Its overlay is mounted; nothing of it runs."""
+    """Start the host, whose overlay is mounted and which has no processes."""
     unified = cgroups.unified_only()
     for name in ("docker", "containerd"):
         (directory / name).mkdir(exist_ok=True)
@@ -80,7 +80,7 @@ def boot(host: LabHost, directory: Path) -> None:
 
 
 def halt(host: LabHost, directory: Path) -> bool:
-    """End the host at once, as a power loss does; whether it ran. Its disk stays."""
+    """Kill the host at once, like a power loss; its disk stays. Return whether it ran."""
     ran = [cgroups.kill_all(group) for group in (_keeper(host), host.name)]
     unmount_under(directory / "cgroup")
     for group in (_keeper(host), host.name):
@@ -95,21 +95,21 @@ def is_running(host: LabHost) -> bool:
 
 
 def _wait_for_power(host: LabHost) -> None:
-    """Return once the host counts as running: its first process has yet to enter its group.
-    One that fails at once may never be seen; whoever waits for the host will tell."""
+    """Wait until the host's first process has entered its group, or LAB_POWER seconds. A host that
+    fails at once may be missed; `wait_for_ssh` reports it."""
     deadline = time.monotonic() + deadlines.LAB_POWER
     while not is_running(host) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def _keeper(host: LabHost) -> str:
-    """The group of the shell that waits for nspawn. Not a part of the host's own group: in
-    cgroup v2 a group with groups below it has no processes."""
+    """Group of the shell that waits for nspawn. It is not inside the host's own group: in cgroup v2
+    a group with sub-groups has no processes."""
     return f"{host.name}-keeper"
 
 
 def _remove_traces(host: LabHost, root: Path) -> None:
-    """What nspawn would have tidied up itself, had it not been killed."""
+    """Remove files that nspawn would have removed itself, had it not been killed."""
     status = root.stat() if root.is_dir() else None
     if status:
         (RUNTIME / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)

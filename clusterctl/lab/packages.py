@@ -1,4 +1,4 @@
-"""What the mirror serves: Debian packages for bare hosts, and wheels for derived images."""
+"""Content of the mirror: Debian packages for bare hosts, and wheels for derived images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterctl import deadlines
 from clusterctl.lab.cache import content_key
 from clusterctl.lab.local import run, succeeds
 
-# What a host may ask for; everything these need beyond the common tree comes with them.
+# Packages for hosts; their dependencies beyond the common tree are added.
 MIRRORED_PACKAGES = ("curl", "docker.io", "gnupg", "iptables", "pigz", "python3", "python3-venv")
 
 
@@ -24,13 +24,13 @@ def packages_key(base_key: str) -> str:
 
 
 def build_apt_repository(directory: Path, base: Path) -> None:
-    """Download what `MIRRORED_PACKAGES` needs on top of `base`, and index it.
+    """Download `MIRRORED_PACKAGES` with the dependencies that `base` lacks, and index them.
 
-    apt works on lists and caches of its own here: the machine's are left as they are.
+    apt uses lists and caches of its own here: the machine's are not changed.
     """
     apt = directory / "apt"
     options = _private_apt(apt, base)
-    # One unreachable source among several is no failure; the download will tell.
+    # One unreachable source among several may not matter; the download below fails if it does.
     succeeds(["apt-get", *options, "update"], timeout=deadlines.LAB_BUILD)
     run(
         ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install",
@@ -44,7 +44,7 @@ def build_apt_repository(directory: Path, base: Path) -> None:
 
 
 def build_wheel_index(directory: Path, wheels: Path) -> None:
-    """A `simple` index whose pages link to the wheels, which are served beside it."""
+    """Write a `simple` index whose pages link to the wheels, which are served beside it."""
     projects: dict[str, list[str]] = defaultdict(list)
     for wheel in sorted(wheels.glob("*.whl")):
         projects[project_name(wheel.name)].append(wheel.name)
@@ -55,7 +55,7 @@ def build_wheel_index(directory: Path, wheels: Path) -> None:
 
 
 def project_name(wheel: str) -> str:
-    """The normalized project name of a wheel's file name."""
+    """Return the normalized project name of a wheel's file name."""
     return re.sub(r"[-_.]+", "-", wheel.split("-", 1)[0]).lower()
 
 
@@ -68,7 +68,7 @@ def _private_apt(apt: Path, base: Path) -> list[str]:
         "Dir::State::status": base / "var/lib/dpkg/status",
         "Dir::Cache": apt,
         "Dir::Cache::archives": apt / "archives",
-        # A machine may be told to delete archives after use; that is not meant for these.
+        # The machine may be configured to delete archives after use; keep these.
         "APT::Keep-Downloaded-Packages": "true",
         "APT::Sandbox::User": "root",
     }
@@ -76,7 +76,7 @@ def _private_apt(apt: Path, base: Path) -> list[str]:
 
 
 def _index(directory: Path) -> None:
-    """Packages with paths relative to the repository, and a Release over it."""
+    """Write Packages, with paths relative to the repository, and Release."""
     packages = run(
         ["env", "-C", str(directory), "apt-ftparchive", "packages", "."],
         timeout=deadlines.LAB_INDEX,

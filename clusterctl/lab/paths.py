@@ -1,4 +1,4 @@
-"""Where the lab keeps its files: one directory, caches apart from what is running."""
+"""Paths of the lab's files: one directory, with caches apart from the state of running hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_LAB_DIR = Path("/var/lib/clusterctl-lab")
 
 @dataclass(frozen=True)
 class LabPaths:
-    """The tree under one lab directory. `lab down` removes all but `cache`."""
+    """The tree under one lab directory. `lab down` keeps only `cache`, `image` and the lock."""
 
     root: Path
 
@@ -79,14 +79,14 @@ class LabPaths:
 
 
 def lab_paths() -> LabPaths:
-    """The lab directory of this machine: CLUSTERCTL_LAB_DIR, or the default."""
+    """Return the lab directory of this machine: CLUSTERCTL_LAB_DIR, or the default."""
     return LabPaths(Path(os.environ.get("CLUSTERCTL_LAB_DIR", DEFAULT_LAB_DIR)).absolute())
 
 
 @contextmanager
 def exclusive(lock: Path) -> Iterator[None]:
-    """Hold the lock for the body; LockHeld when another process keeps it. The kernel lets
-    go of it when its holder ends, however it ends."""
+    """Hold the lock for the block. Raises LockHeld when another process holds it. The kernel
+    releases it when its holder ends, however it ends."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
         deadline = time.monotonic() + deadlines.LAB_LOCK

@@ -1,4 +1,4 @@
-"""What this machine must have to run the lab: root, Debian or Ubuntu, a few packages."""
+"""Requirements of the lab on this machine: root, Debian or Ubuntu, a few packages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ PACKAGE_OF_COMMAND: Mapping[str, str] = {
     "apt-ftparchive": "apt-utils",
 }
 
-# What `apt-get install` needs on a fresh machine before `lab up`.
+# Packages to install on a fresh machine before `lab up`.
 REQUIRED_PACKAGES: tuple[str, ...] = tuple(sorted(set(PACKAGE_OF_COMMAND.values())))
 
 
 class LabUnavailable(RequirementsNotMet):
-    """This machine cannot run the lab as it is."""
+    """This machine cannot run the lab in its current state."""
 
 
 def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
-    """The keys of os-release without their quotes; empty where there is no such file."""
+    """Return the keys of os-release with values unquoted; empty if the file is missing."""
     if not path.is_file():
         return {}
     pairs = (line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
@@ -38,8 +38,8 @@ def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
 
 
 def missing_packages() -> tuple[str, ...]:
-    """Packages whose commands are not found, in the order of `REQUIRED_PACKAGES`."""
-    # root's PATH may lack sbin when it was reached by `su`.
+    """Return packages whose commands are not found, in the order of `REQUIRED_PACKAGES`."""
+    # root's PATH may lack sbin after `su`.
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
     absent = {
         package
@@ -50,8 +50,8 @@ def missing_packages() -> tuple[str, ...]:
 
 
 def check_machine(*, root: bool = True) -> None:
-    """Raise LabUnavailable, with what to do about it, when the lab cannot work here.
-    Looking at it takes no `root`."""
+    """Raise LabUnavailable, with a hint, when the lab cannot run here. Without `root` the user is
+    not checked: `status` needs no root."""
     release = read_os_release()
     if not {"debian", "ubuntu"} & {release.get("ID", ""), *release.get("ID_LIKE", "").split()}:
         raise LabUnavailable(

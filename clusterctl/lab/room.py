@@ -1,5 +1,5 @@
-"""Whether this machine has the disk and the memory for what `lab up` is about to make: asked
-before anything is downloaded. The figures are measured (docs/lab.md), with some to spare."""
+"""Check that this machine has the disk space and memory that `lab up` needs, before anything is
+downloaded. The figures are measured (docs/lab.md), with some margin."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ CACHE_DISK: Mapping[str, int] = {
     "models": 10 * MIB,
     "image": 5500 * MIB,
 }
-# On top of that while the image is built: its trees and layers lie beside the archives.
+# In addition while the image is built: its trees and layers are beside the archives.
 IMAGE_BUILDING = 6500 * MIB
 _OF_THE_IMAGE = frozenset({"wheels", "wheel_index", "image"})
 BARE_HOST_DISK = GIB
-# Of a host at most: while its engine unpacks the image, from the layers that came; 3.3 stay.
+# Peak per host: while its engine unpacks the image from the received layers; 3.3 GiB stay.
 HOST_DISK = 9 * GIB
 
 BARE_HOST_MEMORY = 150 * MIB
-# Of a host with engine and Ray that serves nothing.
+# Per host with engine and Ray that serves no model.
 NODE_MEMORY = GIB
-# Of two hosts and clusterctl itself while they serve the model with TP 2.
+# For two hosts and clusterctl itself while they serve the model with TP 2.
 SERVING_MEMORY: Mapping[str, int] = {"tiny": 6 * GIB, "qwen2.5-1.5b": 12 * GIB}
 
 
 def disk_needed(built: Caches, new_hosts: int, *, image: bool) -> int:
-    """Bytes that caches which are not there yet and new hosts will take. The image is built
-    before hosts have much on their disks, so that the larger of the two counts."""
+    """Bytes that missing caches and new hosts will take. The image is built before hosts use much
+    of their disks, so only the larger of the two counts."""
     names = (name for name in CACHE_DISK if image or name not in _OF_THE_IMAGE)
     missing = [name for name in names if not getattr(built, name).is_dir()]
     building = IMAGE_BUILDING if "image" in missing else 0
@@ -48,14 +48,14 @@ def disk_needed(built: Caches, new_hosts: int, *, image: bool) -> int:
 
 
 def memory_needed(hosts: int, model: str | None) -> int:
-    """Bytes for so many hosts of which two serve `model`, or for bare ones."""
+    """Bytes for `hosts` of which two serve `model`, or for bare ones (None)."""
     if model is None:
         return hosts * BARE_HOST_MEMORY
     return SERVING_MEMORY[model] + max(0, hosts - 2) * NODE_MEMORY
 
 
 def lack_of_disk(directory: Path, needed: int) -> LabUnavailable | None:
-    """What is wrong when the file system of `directory` has less than `needed` left."""
+    """Return an error if the file system of `directory` has less than `needed` bytes free."""
     there = next(path for path in (directory, *directory.parents) if path.is_dir())
     free = shutil.disk_usage(there).free
     if free >= needed:
@@ -67,7 +67,7 @@ def lack_of_disk(directory: Path, needed: int) -> LabUnavailable | None:
 
 
 def lack_of_memory(hosts: int, model: str | None, available: int) -> LabUnavailable | None:
-    """What is wrong when the hosts, and what two of them are to serve, need more than that."""
+    """Return an error if the hosts, two of which serve `model`, need more than `available`."""
     needed = memory_needed(hosts, model)
     if available >= needed:
         return None
@@ -82,8 +82,8 @@ def lack_of_memory(hosts: int, model: str | None, available: int) -> LabUnavaila
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), mount: Path = cgroups.MOUNT) -> int:
-    """Bytes that hosts could use: the machine's, or what the limit of the control group leaves
-    that this machine is in, where it is a container."""
+    """Bytes that hosts could use: the machine's, or, in a container, those that its control group's
+    limit leaves."""
     lines = (line.split() for line in meminfo.read_text().splitlines())
     sizes = {words[0]: int(words[1]) * 1024 for words in lines}
     return min(sizes["MemAvailable:"], *_left_in_groups(mount))
@@ -99,7 +99,7 @@ def _left_in_groups(mount: Path) -> list[int]:
         if limit.is_file() and (text := limit.read_text().strip()) != "max":
             lines = limit.with_name("memory.stat").read_text().splitlines()
             stat = dict(line.split() for line in lines)
-            # What is merely cached of files makes room by itself.
+            # Cached file pages are freed on demand.
             cached = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
             left.append(int(text) - int(usage.read_text()) + cached)
     return left
