@@ -1,5 +1,5 @@
-"""Does a model fit, in which layout, for how many requests at once: told before anything starts.
+"""Forecast whether a model fits, in which layout, and for how many concurrent requests.
 
-Start reading at `planner.plan`, the one answer that `fit` and `serve` give. Pure, apart from what
-`measured` and `cluster_hardware` ask the head; docs/fit.md explains where the numbers come from.
+Start reading at `planner.plan`, which both `fit` and `serve` use. Pure, except for reading files on
+the head in `reported` and `cluster_hardware`; docs/fit.md gives the sources of the numbers.
 """

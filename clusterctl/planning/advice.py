@@ -16,7 +16,7 @@ from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.rules import Rules
 
 _ROUND_TO = 1024
-_SHORTEST = 512  # A context shorter than this is useless, and not advised
+_SHORTEST = 512  # A context shorter than this is useless, and is not suggested
 
 _HIGHEST_UTILIZATION = 0.95
 _FEWER_REQUESTS = 64
@@ -24,7 +24,7 @@ _FEWER_REQUESTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change that makes the plan fit."""
+    """A change of flags that makes the plan fit."""
 
     flags: tuple[str, ...]
     text: str
@@ -88,7 +88,7 @@ def _attempts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> Iter
 
 
 def _shorter(plan: FitPlan) -> Iterator[_Try]:
-    """Yield the longest context that fits with the margin of error to spare."""
+    """Yield the longest context that still fits after deducting the margin of error."""
     worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
     if worst.kv_cache_gib <= worst.margin_gib:
         return
@@ -101,7 +101,7 @@ def _shorter(plan: FitPlan) -> Iterator[_Try]:
 
 
 def _other_cuts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> Iterator[_Try]:
-    """Yield layouts of more ranks, fewest first: TP inside hosts before PP across them."""
+    """Yield layouts of as many ranks or more, fewest first: TP inside hosts, then PP across."""
     most = sum(len(site.gpus) for site in sites)
     now = plan.placement.tp * plan.placement.pp
     cuts = [
@@ -122,7 +122,7 @@ def _other_cuts(shape: ModelShape, plan: FitPlan, sites: tuple[Site, ...]) -> It
 
 
 def _other_gpus(shape: ModelShape, plan: FitPlan, rules: Rules) -> Iterator[Advice]:
-    """Yield the smallest GPU that would do in the same layout."""
+    """Yield the smallest GPU that would fit the model in the same layout."""
     if plan.placement.seats[0].gpu.is_cpu:
         return
     for gpu in sorted(known_gpus(), key=lambda gpu: gpu.memory_gib):

@@ -1,12 +1,12 @@
-"""The bytes that tensors really take in PyTorch's CUDA caching allocator.
+"""The bytes that tensors occupy in PyTorch's CUDA caching allocator.
 
 `Model loading took X GiB` in vLLM's log is `torch.cuda.max_memory_allocated`, which counts the
-allocator's blocks and not the tensors. This follows the rules of
-c10/cuda/CUDACachingAllocator.cpp: sizes are rounded up to 512 bytes; up to 1 MiB come out of
-2 MiB segments, up to 10 MiB out of 20 MiB segments, larger ones get a segment of their own in
-steps of 2 MiB; the smallest free block that is large enough is used first; and the rest of a
-large block is split off only when more than 1 MiB is left, else it counts as allocated. On a 7B
-model this is 57 MiB. With max_split_size_mb:20 blocks of 20 MiB and more are never split.
+allocator's blocks and not the tensors. This follows the rules of c10/cuda/CUDACachingAllocator.cpp:
+sizes are rounded up to 512 bytes; blocks up to 1 MiB are taken from 2 MiB segments, up to 10 MiB
+from 20 MiB segments, larger ones get their own segment in steps of 2 MiB; the smallest sufficient
+free block is used first; and the rest of a large block is split off only if it exceeds 1 MiB,
+otherwise it counts as allocated. On a 7B model this is 57 MiB. With max_split_size_mb:20 blocks of
+20 MiB and more are never split.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def round_up(value: int, step: int) -> int:
 def allocated_bytes(sizes: Iterable[int], *, unsplit: bool = False) -> int:
     """Return `torch.cuda.memory_allocated` after creating tensors of these sizes in order.
 
-    `unsplit` stands for max_split_size_mb:20, which vLLM 0.22 and newer set while they load.
+    `unsplit` means max_split_size_mb:20, which vLLM 0.22 and newer set while loading.
     """
     free_small: list[int] = []
     free_large: list[int] = []
@@ -51,7 +51,7 @@ def allocated_bytes(sizes: Iterable[int], *, unsplit: bool = False) -> int:
 
 
 def _allocate(wanted: int, free: list[int], *, small: bool) -> int:
-    """Take a block for `wanted` bytes from `free`, which is sorted and keeps what is split off."""
+    """Take a block for `wanted` bytes from the sorted list `free`, and return the rest to it."""
     index = bisect_left(free, wanted)
     block = free.pop(index) if index < len(free) else _segment(wanted)
     rest = block - wanted

@@ -1,4 +1,4 @@
-"""What a cluster offers to a plan: free GPUs, who holds the others, links and environment."""
+"""The hardware of a cluster for a plan: free GPUs, users of the others, links and environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hardware_of(
     vllm: str | None,
     held: tuple[str, ...] = (),
 ) -> Hardware:
-    """Return the `free` GPUs as hardware to plan for. `held` says who has the others, a line each.
+    """Return the `free` GPUs as hardware to plan for. `held`: users of the others, a line each.
 
     Raises UsageError for GPUs whose memory is unknown.
     """
@@ -54,8 +54,7 @@ def hardware_of_unknown_gpus(
     vllm: str | None,
     held: tuple[str, ...] = (),
 ) -> Hardware:
-    """Return hardware of which only the number of GPUs is known, so that memory cannot be
-    planned."""
+    """Return hardware with only the number of GPUs, for which memory cannot be planned."""
     return Hardware(
         sites=(),
         defaults=accelerator_named(inventory.accelerator).defaults,
@@ -70,7 +69,7 @@ def hardware_of_unknown_gpus(
 
 
 def smallest_gpu(answers: Mapping[str, Probe]) -> int | None:
-    """Return the bytes of the cluster's smallest GPU, in use or not; None without one."""
+    """Return the bytes of the cluster's smallest GPU, in use or not; None without GPUs."""
     memories = [
         gpu.memory for answer in answers.values() for gpu in answer.facts.gpus.gpus if gpu.memory
     ]
@@ -105,12 +104,12 @@ def sites_in(
 
 
 def measurements(cluster: str) -> tuple[str, str]:
-    """Return the files on the head that hold earlier measurements."""
+    """Return the paths of the files on the head that hold earlier measurements."""
     return measured_file(cluster), record_file(cluster)
 
 
 def measured_network(proven: FabricRecord | None, topology: Topology) -> LinkSpeed | None:
-    """Return what the fabric gate measured between these hosts, everything included."""
+    """Return the speed that the fabric gate measured between these hosts, or None."""
     hosts = {node.host for node in topology.nodes}
     if proven is None or not proven.network or not hosts <= set(proven.nodes):
         return None
@@ -122,8 +121,8 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed 
     """Return the slowest of the links that carry tensors; None with one host, or if a driver does
     not report a speed, as for virtual NICs.
 
-    The bandwidth is the link's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA counts with the
-    latency of sockets, since none was measured.
+    The bandwidth is the link's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA is given the latency
+    of sockets, since none was measured.
     """
     speeds = []
     for node in topology.nodes:
@@ -147,7 +146,7 @@ def with_image_env(hardware: Hardware, head: ContainerDriver, image: str) -> Har
 
 
 def image_environment(head: ContainerDriver, image: str) -> Mapping[str, str]:
-    """Return the variables that the image sets; none if it cannot be inspected."""
+    """Return the variables that the image sets; empty if it cannot be inspected."""
     try:
         found = head.image(image)
     except ClusterctlError:
@@ -162,9 +161,9 @@ _WITH_PROCESS = frozenset({"starting", "loading", "ready", "stalled", "stopping"
 
 @dataclass(frozen=True)
 class HeldGpus:
-    """Which GPUs of a cluster are free, and who holds the others."""
+    """The free GPUs of a cluster, and the services that hold the others."""
 
-    free: Sequence[HostGpus]  # The head first; those of the service that is replaced are free
+    free: Sequence[HostGpus]  # The head first; GPUs of the service to be replaced count as free
     holders: tuple[str, ...]  # A line each
 
 
@@ -174,10 +173,10 @@ def gpus_held(
     declared: Mapping[str, ServiceDocument],
     own: ServiceDocument | None,
 ) -> HeldGpus:
-    """Count what Ray reports as used and what declared services will take once they start. Pure.
+    """Count GPUs that Ray reports as used, and those that declared services need to start. Pure.
 
-    `own` is the service about to be replaced. All other declared services keep their GPUs, even if
-    they have not come up yet.
+    `own` is the service to be replaced. All other declared services keep their GPUs, even if they
+    have not started yet.
     """
     nodes = sorted(topology.nodes, key=lambda node: node.role != "head")
     gpus = {node.host: node.gpus for node in nodes}
@@ -202,21 +201,21 @@ def gpus_held(
 
 
 def _without_rank(document: ServiceDocument, running: Mapping[str, ServiceState]) -> int:
-    """Return the GPUs that Ray may count as used by this service without a visible rank."""
+    """Return how many GPUs Ray may count as used by this service without a visible rank."""
     service = running.get(document.name)
     has_process = service is not None and service.state in _WITH_PROCESS
     return _to_come(document, running) if has_process else 0
 
 
 def _to_come(document: ServiceDocument, running: Mapping[str, ServiceState]) -> int:
-    """Return the GPUs of this service without a visible rank."""
+    """Return the number of this service's GPUs without a visible rank."""
     service = running.get(document.name)
     return max(0, document.gpus - (len(service.ranks) if service else 0))
 
 
 def _take(gpus: dict[str, int], count: int) -> list[str]:
-    """Take `count` GPUs, or as many as there are, from the first hosts that have some, since vLLM
-    places ranks on the head first. Returns the host of each."""
+    """Subtract `count` GPUs, or as many as there are, from the first hosts that have some, since
+    vLLM places ranks on the head first. Returns the host of each."""
     taken = [host for host, number in gpus.items() for _ in range(number)][: max(0, count)]
     for host in taken:
         gpus[host] -= 1

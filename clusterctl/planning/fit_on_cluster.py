@@ -1,4 +1,4 @@
-"""What `fit` plans on a cluster: what `serve` would start on the GPUs that are free now."""
+"""Plan on a cluster for `fit`: what `serve` would start on the GPUs that are free now."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ from clusterctl.transport.fanout import failures, fan_out, values
 @dataclass(frozen=True)
 class _KnownModel:
     shape: ModelShape
-    config: dict[str, Any] | None = None  # the whole config.json, which the catalogue lacks
-    directories: tuple[str, ...] = ()  # where hosts have it
+    config: dict[str, Any] | None = None  # the whole config.json; None for a shape of the catalogue
+    directories: tuple[str, ...] = ()  # its paths on the hosts
 
 
 def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict[str, Any] | None]:
-    """The plan that `serve` would ask for, and the model's config.json if anybody has it."""
+    """Return the request that `serve` would plan, and the model's config.json if one is found."""
     request = asked.request()
     model = _known_model(survey, asked.model)
     own = None  # the service that `serve` would replace
@@ -71,7 +71,7 @@ def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict
 
 
 def hardware_for_fit(survey: Survey, asked: FitArguments, own: ServiceDocument | None) -> Hardware:
-    """The free GPUs; all of them before a cluster is up, and if none is free."""
+    """Return the free GPUs; all GPUs if the cluster is not up yet, or none is free."""
     inventory, topology = survey.inventory, survey.topology
     state = survey.states.get(inventory.head.name)
     free: Sequence[HostGpus] = [HostGpus(node.host, node.gpus) for node in topology.nodes]
@@ -102,7 +102,7 @@ def _is_local(model: str) -> bool:
 
 
 def _known_model(survey: Survey, model: str) -> _KnownModel:
-    """From a path here, else from the hosts' models directory, else from the catalogue."""
+    """Look for the model at a local path, in the hosts' models directory, in the catalogue."""
     if _is_local(model):
         path = Path(model).expanduser()
         return _KnownModel(load_shape(path), read_config(path))
@@ -118,7 +118,7 @@ def _known_model(survey: Survey, model: str) -> _KnownModel:
 
 
 def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:
-    """The config.json that most hosts have; None if none has one."""
+    """Return the config.json that most hosts have; None if none has one."""
     configs = Counter(
         directory.config
         for found in findings
@@ -131,10 +131,10 @@ def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:
 def ask_images(
     survey: Survey, asked: PlanRequest, report: FitReport, config: Mapping[str, Any] | None
 ) -> ProbeResult:
-    """Ask the vLLM in the image of one host for each GPU type.
+    """Run the probe in the image's vLLM, on one host for each GPU type.
 
     Raises UsageError without a config.json, RequirementsNotMet where no node container runs,
-    StepFailed where vLLM does not answer.
+    StepFailed where the probe gives no valid answer.
     """
     if config is None:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""What `fit` is asked, and its answer for GPUs that are only named.
+"""The arguments of `fit`, and its report for GPUs that are given by name only.
 
-What is planned is what `serve` would start: the same planner, for the same flags. Loads nothing
-that only a cluster needs, so that the answer comes at once.
+Uses the same planner and flags as `serve`. Imports nothing that only a cluster needs, so that the
+answer comes at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clusterctl.serving.vllm_flags import parse_arguments
 
 @dataclass(frozen=True)
 class FitArguments:
-    """What the user typed. `arguments`: vLLM's flags, those after -- and those of our options."""
+    """The command line. `arguments`: vLLM's flags, those after -- and those from our options."""
 
     model: str
     tp: int | None = None
@@ -40,17 +40,17 @@ class FitArguments:
     probe: bool = False  # ask the image's own vLLM too
 
     def request(self) -> ServiceRequest:
-        """The same request that `serve` would read. Raises UsageError."""
+        """Return the same request that `serve` would read. Raises UsageError."""
         options = Options(self.model, self.tp, self.pp)
         return read_request(options, (), parse_arguments(self.arguments))
 
     def link(self) -> LinkSpeed | None:
-        """What --network says. Raises UsageError."""
+        """Return the link given by --network, or None. Raises UsageError."""
         return parse_network(self.network) if self.network else None
 
 
 def without_cluster(asked: FitArguments) -> FitReport:
-    """The report for the GPUs that --gpus names. Raises UsageError and DoesNotFit."""
+    """Return the report for the GPUs of --gpus. Raises UsageError and DoesNotFit."""
     request = asked.request()
     if asked.gpus is None:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
@@ -62,7 +62,7 @@ def without_cluster(asked: FitArguments) -> FitReport:
 def launch_for(
     request: ServiceRequest, shape: ModelShape, hardware: Hardware, smallest_gpu: int | None = None
 ) -> Launch:
-    """The launch that `serve` would make of the request, as far as it decides planned flags."""
+    """Return the launch that `serve` would make, limited to fields that affect planned flags."""
     return Launch(
         request=request,
         model_argument=request.model,
@@ -78,12 +78,12 @@ def launch_for(
 
 
 def entry_of(model: str) -> CatalogueEntry | None:
-    """The catalogue entry with this alias, Hub id or directory name."""
+    """Return the catalogue entry with this alias, Hub id or directory name."""
     return by_alias(model) or by_hub_id(model) or by_directory(model.rstrip("/").rpartition("/")[2])
 
 
 def load_shape(model: str | Path) -> ModelShape:
-    """The shape of a catalogue entry, of its Hub id, or of a local path. Raises UsageError."""
+    """Return the shape of a catalogue entry, Hub id, or local path. Raises UsageError."""
     name = str(model)
     entry = by_alias(name) or by_directory(name) or by_hub_id(name)
     if entry is not None:

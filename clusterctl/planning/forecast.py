@@ -1,7 +1,7 @@
-"""What `serve` gets from the planner before it starts anything: a layout, or a refusal.
+"""The planner's result for `serve` before it starts anything: a layout, or a refusal.
 
-A forecast never prevents a start that it does not understand: in doubt it warns instead of
-refusing, and if nothing can be planned, a note says so and vLLM decides.
+Uncertainty never prevents a start: in doubt the forecast warns instead of refusing, and if nothing
+can be planned, a note reports that and vLLM decides.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, wit
 
 NOT_PLANNED = "memory is not planned"
 
-# PyTorch's symmetric memory hands file descriptors from rank to rank over sockets of one host: a
-# group that spans hosts waits there for ever (vLLM 0.25, PyTorch 2.11).
+# PyTorch's symmetric memory passes file descriptors between ranks over sockets of one host: a group
+# that spans hosts waits there forever (vLLM 0.25, PyTorch 2.11).
 SYMMETRIC_MEMORY = "VLLM_ALLREDUCE_USE_SYMM_MEM"
 
-# How vLLM deals replicas out: strict (as many on every host), fill, or span (a replica over several
-# hosts).
+# How vLLM distributes replicas: strict (equally many on every host), fill, or span (one replica
+# over several hosts).
 REPLICA_PLACEMENT = "VLLM_RAY_DP_PACK_STRATEGY"
 
 _ONE_FLAG = re.compile(r"^--(?!tp )[a-z-]+ [\w.]+$")
@@ -54,7 +54,7 @@ _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-paralle
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """The layout that a service gets, and the forecast of its memory."""
+    """The layout of a service, and the forecast of its memory."""
 
     layout: Layout
     report: FitReport | None = None  # None if nothing could be planned
@@ -69,10 +69,10 @@ def forecast_memory(
     hardware: Hardware,
     served: ServedLayout | None = None,
 ) -> MemoryForecast:
-    """Plan a launch whose layout is open. `config` is the config.json that the hosts have.
+    """Plan a launch whose layout is open. `config` is the text of the hosts' config.json.
 
     Raises UsageError, or Problems, for sizes and values of flags that vLLM refuses, and DoesNotFit
-    for what certainly cannot work, with the nearest settings that would.
+    if the service certainly cannot work, with the nearest settings that would.
     """
     asked = launch.request
     sizes = (asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel)
@@ -111,7 +111,7 @@ def forecast_memory(
 
 
 def _unknown_value(launch: Launch, hardware: Hardware) -> ClusterctlError | None:
-    """Return the error for a value that a newer vLLM may accept. Raises for one that none
+    """Return the error for a value that a newer vLLM may accept. Raises for a value that no version
     accepts."""
     try:
         parse_options(planned_arguments(launch), hardware.env)
@@ -152,9 +152,9 @@ def _layout(
     # Ray (strategy PACK) fills the hosts with the most GPUs first.
     least = next((n for n in range(1, len(counts)) if sum(counts[:n]) >= ranks), len(counts))
     # Ranks are placed host by host, TP fastest: groups certainly stay inside hosts if every host is
-    # filled and holds a whole number of them.
+    # filled and its GPU count is a multiple of TP.
     whole = sum(counts) == ranks and all(count % tp == 0 for count in counts)
-    # vLLM keeps a replica that fits into a host on one.
+    # vLLM keeps a replica on one host if it fits there.
     in_one_host = dp > 1 and tp * pp <= counts[0]
     keeps = tp == 1 or least == 1 or whole or in_one_host
     notes = []
@@ -182,7 +182,7 @@ def _layout(
 
 
 def refusal(report: FitReport, launch: Launch, held: Sequence[str] = ()) -> DoesNotFit:
-    """Say why this must not start, with the commands that would work."""
+    """Return the error for a service that must not start, with commands that would work."""
     fatal = [problem for problem in report.problems if problem.fatal]
     commands = [command(one, launch) for one in report.advice]
     hint = fatal[0].hint
@@ -205,13 +205,13 @@ def refusal(report: FitReport, launch: Launch, held: Sequence[str] = ()) -> Does
 
 
 def command(advice: Advice, launch: Launch) -> str | None:
-    """Return the `clusterctl serve` that follows a piece of advice; None if it needs other GPUs."""
+    """Return the `clusterctl serve` that applies the advice; None if it needs other GPUs."""
     flags = [flag for flag in advice.flags if not flag.startswith(PARTITION)]
     return None if "--gpus" in flags else serve_command(launch, flags)
 
 
 def serve_command(launch: Launch, flags: list[str]) -> str:
-    """Return the command that was typed, with these flags replaced or added."""
+    """Return the user's command, with these flags replaced or added."""
     asked, sizes = launch.request, list[str]()
     if "--tp" in flags:
         sizes, flags = flags, []
@@ -223,14 +223,14 @@ def serve_command(launch: Launch, flags: list[str]) -> str:
 
 
 def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tuple[str, ...]:
-    """Return what to tell the user about a service that will be started, a sentence each."""
+    """Return the notes about a service that will be started, a sentence each."""
     notes = [summary(report.plan)]
     if report.doubts:
         notes.append(
             f"the forecast is uncertain, so nothing is refused: {'; '.join(report.doubts)}"
         )
     notes += [note for note in report.plan.notes if note not in report.doubts]
-    # The layout's own note says that tensor parallel ranks are on different hosts.
+    # The layout's own note already reports that tensor parallel ranks are on different hosts.
     found = (problem for problem in report.problems if problem.name != "tp-spread")
     notes += [f"{problem.text} ({problem.hint})" for problem in found]
     if report.plan.verdict == "tight" and report.advice:
@@ -252,7 +252,7 @@ def summary(plan: FitPlan) -> str:
 
 
 def speed_notes(report: FitReport, *, known: bool) -> tuple[str, ...]:
-    """Say what the layout costs and what would be faster, if the speed of the link is known."""
+    """Estimate the speed and name a faster layout, if the link's speed is known."""
     placement = report.plan.placement
     crosses = placement.groups_cross_hosts or placement.stages_cross_hosts
     cpu = any(seat.gpu.is_cpu for seat in placement.seats)
@@ -276,9 +276,9 @@ def layout_flags(proposal: Proposal) -> str:
 
 
 def layout_env(layout: Layout, hardware: Hardware) -> dict[str, str]:
-    """Return the variables that vLLM needs for where its ranks sit. Those of the inventory win."""
+    """Return variables that vLLM needs for this layout, except those set in the inventory."""
     env = {}
-    free = hardware.free  # The head's come first
+    free = hardware.free  # The head's are first
     on_gpus = not any(gpu.is_cpu for site in hardware.sites for gpu in site.gpus)
     if on_gpus and not layout.keeps_tp_in_host:
         env[SYMMETRIC_MEMORY] = "0"
@@ -295,8 +295,8 @@ def layout_env(layout: Layout, hardware: Hardware) -> dict[str, str]:
 def partition_env(report: FitReport, gpus: int, given: Mapping[str, str]) -> dict[str, str]:
     """Return VLLM_PP_LAYER_PARTITION if an uneven split holds more than vLLM's own.
 
-    `gpus` is the number offered: if there are more than needed, Ray chooses the hosts, and which
-    stage gets which GPU is unknown. Variables of the inventory (`given`) take precedence.
+    `gpus` is the number offered: if there are more than needed, Ray chooses the hosts, and the GPU
+    of each stage is unknown. Variables of the inventory (`given`) take precedence.
     """
     placement = report.plan.placement
     if not placement.partition or PARTITION in given or gpus != len(placement.seats):

@@ -1,9 +1,9 @@
 """GPUs by name, with the memory that PyTorch reports for them, and `--gpus 2xH200`.
 
-`memory_gib` is `torch.cuda.mem_get_info()[1]`, the figure that vLLM multiplies with
---gpu-memory-utilization; it is less than the marketing size and less than nvidia-smi's. Each
-comes from a public log or issue, named at the entry. Bandwidth (GB/s) and dense bf16 TFLOP/s
-(fp16 before Ampere) are the vendor's data sheets; they only rank layouts by speed.
+`memory_gib` is `torch.cuda.mem_get_info()[1]`, the figure that vLLM multiplies by
+--gpu-memory-utilization; it is less than the marketing size and less than nvidia-smi's. Each comes
+from a public log or issue, given in `source`. Bandwidth (GB/s) and dense bf16 TFLOP/s (fp16 before
+Ampere) are from the vendor's data sheets; they are only used to rank layouts by speed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from difflib import get_close_matches
 
 from clusterctl.errors import UsageError
 
-# PyTorch's total over nvidia-smi's, for a GPU that is not in the catalogue. For those in it the
-# ratio is between 0.972 (T4) and 0.993 (H100).
+# PyTorch's total divided by nvidia-smi's, for GPUs outside the catalogue. For those in it the ratio
+# is between 0.972 (T4) and 0.993 (H100).
 REPORTED_SHARE = 0.985
 
 
@@ -34,12 +34,12 @@ class GpuModel:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a CPU: no graphs, other defaults, and a KV cache of a given size."""
+        """Whether it is a CPU: no graphs, other defaults, and a KV cache of a configured size."""
         return self.name == "CPU"
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it has bf16, from compute capability 8.0 on (vllm/platforms/cuda.py)."""
+        """Whether it supports bf16: compute capability 8.0 and newer (vllm/platforms/cuda.py)."""
         return self.capability >= 80
 
     @property
@@ -49,7 +49,7 @@ class GpuModel:
 
     @property
     def has_native_fp8(self) -> bool:
-        """Whether it computes in fp8, from 8.9 on; else vLLM decompresses weights with Marlin."""
+        """Whether it computes in fp8 (from 8.9 on); else vLLM decompresses weights with Marlin."""
         return self.capability >= 89
 
 
@@ -115,7 +115,7 @@ _OTHER_NAMES = {
     "2080ti": "RTX 2080 Ti",
 }
 
-# vLLM on a CPU; VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes says how much it may use.
+# vLLM on a CPU; its KV cache is set by VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes.
 CPU = GpuModel("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has a given size")
 
 _ITEM = re.compile(r"^(?:(\d{1,3})\s*[x*]\s*)?(.+)$", re.IGNORECASE)
@@ -138,16 +138,16 @@ def known_gpus() -> tuple[GpuModel, ...]:
 
 
 def find_gpu(name: str) -> GpuModel | None:
-    """Return the catalogue's entry for a name as people or nvidia-smi write it."""
+    """Return the catalogue's entry for a name as users or nvidia-smi write it."""
     folded = _folded(name)
     return _BY_NAME.get(_folded(_OTHER_NAMES.get(folded, folded)))
 
 
 def gpu_of_host(name: str, smi_mib: int | None = None) -> GpuModel:
-    """Return the GPU that a host or an inventory names. `smi_mib` is nvidia-smi's memory.total.
+    """Return the GPU that a host or inventory names. `smi_mib` is nvidia-smi's memory.total.
 
-    A name outside the catalogue gets the memory of nvidia-smi minus what the driver keeps. A size
-    that contradicts the catalogue takes precedence: RTX 3080 of 10 and 20 GB share their name.
+    A name outside the catalogue gets nvidia-smi's memory minus the driver's share. A size that
+    contradicts the catalogue takes precedence: RTX 3080 of 10 and 20 GB share their name.
     """
     if name == CPU.name:
         return CPU

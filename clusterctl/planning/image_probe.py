@@ -1,8 +1,8 @@
-"""What the image's own vLLM says about a plan, compared with the formulas. Pure.
+"""Compare a plan with the calculations of the image's own vLLM. Pure.
 
-vLLM is asked for what it can tell without a start: the tensors of every stage, the size of a KV
-cache block, requests at once, and the GPU's memory. What only a start measures (activation peak,
-runtime, CUDA graphs) stays predicted in both.
+vLLM can compute without a start: the tensors of every stage, the size of a KV cache block,
+concurrent requests, and the GPU's memory. Quantities that only a start measures (activation peak,
+runtime, CUDA graphs) are the formulas' in both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DECIDED = ("max-model-len", "tensor-parallel-size", "pipeline-parallel-size", "
 
 
 def script() -> str:
-    """Return the script for the image's Python, which takes `probe_question` on stdin."""
+    """Return the script for the image's Python, which reads `probe_question` from stdin."""
     return (
         resources.files(__package__).joinpath("image_probe_script.py").read_text(encoding="utf-8")
     )
@@ -39,7 +39,7 @@ def probe_question(
     arguments: tuple[Argument, ...],
     env: Mapping[str, str],
 ) -> bytes:
-    """Return the question about a plan of `arguments`, with the model's config.json."""
+    """Return the script's input for a plan of `arguments`, with the model's config.json."""
     placement, length = plan.placement, plan.settings.max_model_len
     split = {PARTITION: ",".join(map(str, plan.partition))} if placement.pp > 1 else {}
     flags = [*render(without(arguments, _DECIDED)), "--max-model-len", str(length)]
@@ -55,18 +55,18 @@ def probe_question(
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What the vLLM of one host said. Sizes in GiB, one per pipeline stage."""
+    """The output of one host's vLLM. Sizes in GiB, one per pipeline stage."""
 
     vllm: str
-    memory_gib: float | None  # Of its GPU as PyTorch counts it; None on CPUs
+    memory_gib: float | None  # Total of its GPU according to PyTorch; None on CPUs
     weights_gib: tuple[float, ...]
     block_gib: tuple[float, ...]
     blocks: int
-    concurrency: float  # Requests of full length at once in that many blocks
+    concurrency: float  # Concurrent requests of full length in that many blocks
 
 
 def read_answer(text: str) -> ProbeAnswer:
-    """Parse an answer. Raises ValueError."""
+    """Parse the script's output. Raises ValueError."""
     try:
         found = json.loads(text)
         unsplit = rules_for(found["vllm"]).unsplit_weights
@@ -88,7 +88,7 @@ def read_answer(text: str) -> ProbeAnswer:
 
 @dataclass(frozen=True)
 class ProbedRank:
-    """A rank as vLLM itself counts it. Sizes in GiB."""
+    """A rank's memory as the image's vLLM computes it. Sizes in GiB."""
 
     host: str
     gpu: str
@@ -104,7 +104,7 @@ class ProbedRank:
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure on which both disagree by more than NOTABLE. `off` is 0.02 if ours is 2 % higher."""
+    """A figure that differs by more than NOTABLE. `off` is 0.02 if ours is 2 % higher."""
 
     what: str
     predicted: float
@@ -120,17 +120,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The plan as the image's vLLM counts it."""
+    """The plan's memory as the image's vLLM computes it."""
 
     vllm: str
-    hosts: tuple[str, ...]  # Those that were asked, one per type of GPU
+    hosts: tuple[str, ...]  # The hosts that were asked, one per type of GPU
     kv_cache_tokens: int
     max_concurrency: float
     ranks: tuple[ProbedRank, ...]
     differences: tuple[Difference, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the `probe` of `fit --json`."""
+        """Return the value of `probe` in `fit --json`."""
         return {
             "vllm": self.vllm,
             "hosts": list(self.hosts),
@@ -150,12 +150,12 @@ def hosts_to_ask(plan: FitPlan) -> dict[str, str]:
 
 
 def probe_result(plan: FitPlan, answers: Mapping[str, ProbeAnswer]) -> ProbeResult:
-    """Combine the plan with vLLM's answers, which are given by GPU type."""
+    """Combine the plan with vLLM's answers, one for each GPU type."""
     ranks = tuple(_probed_rank(plan, rank, answers[rank.gpu]) for rank in plan.ranks)
     first = answers[plan.ranks[0].gpu]
     blocks = min((rank.blocks for rank in ranks), default=0)
     requests = first.concurrency / first.blocks * blocks
-    # Every few releases count tokens in a new way: ours for this one is scaled.
+    # vLLM's way of counting tokens changes every few releases, so our count is scaled.
     share = requests / plan.max_concurrency if plan.max_concurrency else 0.0
     tokens = int(plan.kv_cache_tokens * share)
     return ProbeResult(

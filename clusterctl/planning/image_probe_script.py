@@ -1,11 +1,11 @@
-"""Runs inside the image: asks its vLLM how much memory a model takes, without starting it.
+"""Runs inside the image: computes with its vLLM how much memory a model takes, without starting it.
 
 The model is built on the meta device, where it has sizes but no memory, once per pipeline stage, as
 rank 0 of its tensor parallel group would build it. vLLM's own planner then divides a KV cache.
-`docker exec` runs this text as it is, so it imports nothing from clusterctl.
+`docker exec` runs this text unchanged, so it imports nothing from clusterctl.
 
-Most of what it calls is private to vLLM and changes between releases. If it fails, that is
-reported, and the formulas stand.
+Most functions it calls are private to vLLM and change between releases. If it fails, the failure is
+reported and the formulas are used alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Bytes of the KV cache that is divided: the larger, the less rounding matters.
+# Bytes of the KV cache to divide: a larger one reduces the effect of rounding.
 POOL = 1 << 40
 
 
@@ -53,7 +53,7 @@ def ask(question: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def engine_config(question: dict[str, Any], directory: str) -> Any:
-    """Return what `vllm serve` would decide. The layout is set afterwards: vLLM would want GPUs."""
+    """Return the config of `vllm serve`. The layout is set last: vLLM would need GPUs for it."""
     from vllm.engine.arg_utils import EngineArgs
 
     try:
@@ -62,7 +62,7 @@ def engine_config(question: dict[str, Any], directory: str) -> Any:
         from vllm.utils import FlexibleArgumentParser
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     fixed = ["--model", directory, "--skip-tokenizer-init", "--load-format", "dummy"]
-    # Flags of the API server (tool calls, say) do not concern the engine.
+    # Ignore flags of the API server, such as those of tool calls.
     parsed, _ = parser.parse_known_args([*question["arguments"], *fixed])
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
     parallel = config.parallel_config
@@ -73,7 +73,7 @@ def engine_config(question: dict[str, Any], directory: str) -> Any:
 
 
 def one_process_groups(config: Any, directory: str) -> tuple[Any, Any]:
-    """Return vLLM's groups of tensor and pipeline ranks, with this process alone in them."""
+    """Return vLLM's tensor and pipeline parallel groups, with this process as the only member."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -94,7 +94,7 @@ def take_place(groups: tuple[Any, Any], tp: int, pp: int, stage: int) -> None:
 
 def build(config: Any) -> tuple[list[list[int]], dict[str, Any]]:
     """Build a stage. Returns runs of equal tensors in the order of creation, as [bytes, count], and
-    what its layers say about their KV cache."""
+    the KV cache specs of its layers."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
@@ -115,7 +115,7 @@ def build(config: Any) -> tuple[list[list[int]], dict[str, Any]]:
 
 
 def cache_specs(config: Any) -> dict[str, Any]:
-    """Map layer names to their KVCacheSpec. Layers that use another's cache have none."""
+    """Map layer names to their KVCacheSpec, without layers that share another layer's cache."""
     found = {}
     for name, layer in config.compilation_config.static_forward_context.items():
         if getattr(layer, "kv_sharing_target_layer_name", None):
@@ -127,7 +127,7 @@ def cache_specs(config: Any) -> dict[str, Any]:
 
 
 def cut_cache(config: Any, specs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Have vLLM divide POOL bytes per rank: blocks, requests at once, bytes per block."""
+    """Divide POOL bytes per rank with vLLM: blocks, concurrent requests, bytes per block."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.core import kv_cache_utils as planner
 
@@ -145,7 +145,7 @@ def cut_cache(config: Any, specs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def settle_layout(config: Any, specs: list[dict[str, Any]]) -> None:
-    """Do what the engine's core does first, in releases that have kinds and layouts of caches."""
+    """Register KV cache specs and pick the cache layout as EngineCore does, where it does."""
     from vllm.v1.attention.backends import utils as backends
     from vllm.v1.core import single_type_kv_cache_manager as kinds
 
@@ -160,7 +160,7 @@ def settle_layout(config: Any, specs: list[dict[str, Any]]) -> None:
 
 
 def device_memory() -> int | None:
-    """Return the bytes of the first GPU as PyTorch counts them; None without one."""
+    """Return the total bytes of the first GPU according to PyTorch; None without a GPU."""
     import torch
 
     if not torch.cuda.is_available():

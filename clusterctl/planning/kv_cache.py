@@ -1,8 +1,8 @@
 """How many tokens a memory pool holds: vLLM's v1/core/kv_cache_utils.py, in closed form.
 
-A block holds the keys and values of `block_size` tokens for a group of layers. Layers with the
-same reach (everything, a window, a chunk) share a group. Models that mix reaches have several
-groups that draw blocks from one pool, so the blocks of all groups have the same size in bytes.
+A block holds the keys and values of `block_size` tokens for a group of layers. Layers with the same
+reach (everything, a window, a chunk) share a group. Models that mix reaches have several groups
+that draw blocks from one pool, so the blocks of all groups have the same size in bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clusterctl.planning.rules import Rules
 from clusterctl.planning.weights import kv_heads_on_rank
 
 DEFAULT_BLOCK = 16
-# vLLM's default for attention on a CPU: 0.32 gave 292 x 128 tokens for 1 GiB with 28 KiB a token.
+# vLLM's default for attention on a CPU: 0.32 gave 292 x 128 tokens for 1 GiB at 28 KiB per token.
 CPU_BLOCK = 128
 
 LATENT_BLOCK = 64  # FlashMLA's only block size (v1/attention/backends/mla/flashmla.py)
@@ -23,14 +23,14 @@ LATENT_BLOCK = 64  # FlashMLA's only block size (v1/attention/backends/mla/flash
 
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
-    """What one layer caches: bytes per token, and how far back it looks."""
+    """The cache of one layer: bytes per token, and its reach (window or chunk) in tokens."""
 
     token_bytes: int
     window: int | None = None
     chunk: int | None = None
 
     def reaches_as(self, other: CacheNeed) -> bool:
-        """Return whether both keep the same tokens."""
+        """Return whether both layers keep the same tokens."""
         return (self.window, self.chunk) == (other.window, other.chunk)
 
 
@@ -45,7 +45,7 @@ class Group:
     def blocks_for(self, length: int, in_flight: int) -> int:
         """Return the most blocks that a request of `length` tokens holds.
 
-        A window keeps what it looks back on and what is scheduled but not settled, plus one block
+        A window keeps the tokens in its reach and those scheduled but not settled, plus one block
         because it need not start at a block boundary (v1/kv_cache_interface.py).
         """
         if self.need.window:
@@ -67,7 +67,7 @@ class CachePlan:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every layer keeps the same tokens."""
+        """Whether all layers keep the same tokens."""
         return len(self.groups) <= 1
 
     def block_bytes(self, first: int, last: int) -> int:
@@ -85,8 +85,8 @@ class CachePlan:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a pool holds. `concurrency` counts requests of full length at once, as vLLM prints
-    it."""
+    """The capacity of a pool. `concurrency` is the number of concurrent requests of full length, as
+    vLLM prints it."""
 
     blocks: int
     tokens: int
@@ -96,7 +96,7 @@ class Capacity:
 def needs_of(
     attentions: Sequence[Attention | None], tp: int, element_bytes: int, *, whole: bool = False
 ) -> list[CacheNeed | None]:
-    """Return what every layer caches on a rank; None for one that caches nothing.
+    """Return the cache of every layer on a rank; None for a layer that caches nothing.
 
     With `whole`, windows count as if they kept all tokens (vLLM before its hybrid cache, or
     --disable-hybrid-kv-cache-manager).
@@ -122,7 +122,7 @@ def plan_cache(needs: Sequence[CacheNeed | None], block_size: int) -> CachePlan:
 
     With mixed reaches, pages are made equal by raising the block size of layers with smaller ones.
     Then the layers of each reach are divided into groups as large as the rarest reach has layers,
-    or as the most common one has if that is less than half more.
+    or as the most common reach has if that is less than half more.
     """
     token_bytes = tuple(need.token_bytes if need else 0 for need in needs)
     by_need: dict[CacheNeed, list[int]] = {}
@@ -151,7 +151,7 @@ def plan_cache(needs: Sequence[CacheNeed | None], block_size: int) -> CachePlan:
 
 
 def capacity(plan: CachePlan, blocks: int, length: int, in_flight: int, rules: Rules) -> Capacity:
-    """Return what vLLM prints for a pool of `blocks` blocks, with requests of `length` tokens."""
+    """Return the figures that vLLM prints for `blocks` blocks and requests of `length` tokens."""
     if blocks <= 0 or not plan.groups:
         return Capacity(max(blocks, 0), 0, 0.0)
     block_size = min(group.block_size for group in plan.groups)

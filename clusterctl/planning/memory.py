@@ -1,8 +1,8 @@
-"""Plan the memory of one layout: what every rank holds, and what is left for the KV cache.
+"""Plan the memory of one layout: the use of every rank, and the rest for the KV cache.
 
-vLLM splits layers evenly over pipeline stages and then limits every rank to the number of blocks
-of the poorest. Where GPUs differ, `best_split` searches for the split (VLLM_PP_LAYER_PARTITION)
-whose poorest rank has the most blocks.
+vLLM splits layers evenly over pipeline stages and then limits every rank to the number of blocks of
+the rank with the fewest. Where GPUs differ, `best_split` searches for the split
+(VLLM_PP_LAYER_PARTITION) that maximises this number.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class RankMemory:
     place: int
     layers: int
     memory_gib: float
-    usable_gib: float  # What vLLM may use: the GPU's memory times the utilisation
+    usable_gib: float  # Limit for vLLM: the GPU's memory times the utilisation
     weights_gib: float
     activation_gib: float
     runtime_gib: float
-    cuda_graphs_gib: float  # Part of `usable_gib` from vLLM 0.21 on, on top of it before
+    cuda_graphs_gib: float  # Part of `usable_gib` from vLLM 0.21 on, in addition to it before
     kv_cache_gib: float  # Negative if that much is missing
     margin_gib: float
     blocks: int
@@ -65,7 +65,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The rank that limits the number of blocks of all ranks, and what the others leave unused."""
+    """The rank with the fewest blocks, which limits all, and the memory unused on the others."""
 
     rank: int
     host: str
@@ -87,8 +87,8 @@ class Limit:
 class FitPlan:
     """The forecast for one replica.
 
-    `fits` is the best estimate. `verdict` is `tight` if the difference is smaller than the margin
-    of error, on whichever side the best estimate is.
+    `fits` is the best estimate. `verdict` is `tight` if the estimate is within the margin of error
+    of fitting, on either side.
     """
 
     model: str
@@ -136,12 +136,12 @@ class FitPlan:
 _UNTOLD_CPU_CACHE = 4 * GIB
 _UNTOLD_CPU_NOTE = "VLLM_CPU_KVCACHE_SPACE is not set: a KV cache of 4 GiB is assumed on CPUs"
 
-_ASSUMED_MEMORY_SHARE = 0.02  # Error of a GPU's memory that was not read from PyTorch
+_ASSUMED_MEMORY_SHARE = 0.02  # Error of a GPU memory figure that was not read from PyTorch
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Everything that a calculation needs, with all choices made."""
+    """All inputs of a calculation, with defaults and layout decided."""
 
     shape: ModelShape
     placement: Placement
@@ -161,17 +161,17 @@ class _Case:
 
     @property
     def charges_graphs(self) -> bool:
-        """Whether vLLM takes CUDA graphs out of the cache's share."""
+        """Whether vLLM deducts CUDA graphs from the KV cache's share."""
         return self.rules.charges_graphs(second_runner=self.settings.second_runner)
 
 
 def plan_memory(
     shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules
 ) -> FitPlan:
-    """Predict what vLLM will report for this model on these ranks.
+    """Predict the figures that vLLM will report for this model on these ranks.
 
-    Raises UsageError if the layers cannot be split as asked. Whatever else vLLM would refuse is
-    left to `problems.predict_problems`.
+    Raises UsageError if the layers cannot be split as asked. Anything else that vLLM would refuse
+    is found by `problems.predict_problems`.
     """
     if options.language_model_only:
         shape = replace(shape, tower=None)
@@ -184,7 +184,7 @@ def plan_memory(
     stages = stages_of(len(shape.layers), placement)
     cache = cache_plan(shape, settings, placement.tp)
     case = _Case(shape, placement, options, settings, rules, cache, stages)
-    known: dict[tuple[object, ...], RankMemory] = {}  # equal seats of a stage are counted once
+    known: dict[tuple[object, ...], RankMemory] = {}  # equal seats of a stage are calculated once
     ranks = []
     for seat in placement.seats:
         kind = (seat.stage, seat.gpu, seat.measured, seat.place == 0)
@@ -264,7 +264,7 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
     if settings.automatic_length and longest:
         settings = replace(settings, max_model_len=longest)
     found = capacity(case.cache, blocks, settings.max_model_len, in_flight, case.rules)
-    # Graphs that vLLM leaves out of the sum come on top of what it may use.
+    # Graphs that vLLM does not deduct are allocated in addition to what it may use.
     graphs_fit = (
         case.charges_graphs
         or case.options.kv_cache_bytes is not None
@@ -291,7 +291,7 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
 
 
 def _verdict(case: _Case, length: int, ranks: Sequence[RankMemory], *, fits: bool) -> Verdict:
-    """Compare what one request of full length needs with what every rank has left."""
+    """Compare the need of one request of full length with the free memory of every rank."""
     need = case.cache.blocks_per_request(length, case.settings.in_flight)
     slack = [
         (rank.kv_cache_gib - need * case.block_bytes(rank.stage) / GIB, rank.margin_gib)
@@ -319,17 +319,17 @@ def _limit(case: _Case, ranks: Sequence[RankMemory], blocks: int) -> Limit:
     return Limit(index, rank.host, rank.gpu, reason, unused)
 
 
-_MOVES = 12  # From the proportional split, which is rarely off by more than two layers
+_MOVES = 12  # Moves from the proportional split, which is rarely off by more than two layers
 
-# A split of our own must hold 5 % more than vLLM's to be worth an environment variable.
+# A split of our own must hold 5 % more than vLLM's to justify setting a variable.
 _WORTH_IT = 1.05
 
 
 def best_split(
     shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules
 ) -> FitPlan:
-    """Return the plan with the partition that holds the most, or with vLLM's own if that is about
-    as good, as it is whenever all GPUs are of one kind."""
+    """Return the plan with the partition that holds the most; vLLM's own if that is about as good,
+    which it is whenever all GPUs are of one kind."""
     plain = plan_memory(shape, placement, options, rules)
     kinds = {(seat.gpu.name, seat.gpu.memory_gib) for seat in placement.seats}
     if placement.partition or options.partition or len(kinds) == 1 or placement.pp == 1:
@@ -365,7 +365,7 @@ def _climb(
     rules: Rules,
     start: tuple[int, ...],
 ) -> FitPlan:
-    """Move single layers off the poorest stage for as long as that helps."""
+    """Move single layers away from the limiting stage for as long as that helps."""
     best = plan_memory(shape, replace(placement, partition=start), options, rules)
     for _ in range(_MOVES):
         poorest = best.ranks[best.limited_by.rank].stage
@@ -385,7 +385,7 @@ def _climb(
 
 
 def _score(plan: FitPlan) -> tuple[int, float]:
-    """Prefer more blocks on the poorest rank; if it has none, prefer less missing memory."""
+    """Rank plans by the blocks of the limiting rank; if none, by the least missing memory."""
     return (
         min(rank.blocks for rank in plan.ranks),
         min(rank.kv_cache_gib for rank in plan.ranks),

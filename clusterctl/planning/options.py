@@ -1,7 +1,7 @@
-"""The vLLM options that change memory: read from arguments, checked, and completed by defaults.
+"""The vLLM options that affect memory: parsed from arguments, checked, and completed by defaults.
 
-`parse_options` reads what was given. `settle` decides what vLLM will run with, since its defaults
-depend on the model and the GPU.
+`parse_options` reads the given ones. `settle` decides the values that vLLM will use, since its
+defaults depend on the model and the GPU.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from clusterctl.serving.vllm_flags import Argument, parse_arguments
 
 
 class UnknownValue(UsageError):
-    """The value is unknown here, but a newer vLLM may know it."""
+    """A value that is unknown here, but may be valid in a newer vLLM."""
 
 
-AUTO_LENGTH = -1  # --max-model-len auto: vLLM takes the longest context that fits
+AUTO_LENGTH = -1  # --max-model-len auto: vLLM uses the longest context that fits
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The options as given; None stands for vLLM's default. Sizes in GiB, lengths in tokens."""
+    """The options as given; None means vLLM's default. Sizes in GiB, lengths in tokens."""
 
     max_model_len: int | None = None
     utilization: float | None = None
@@ -61,9 +61,9 @@ _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 
 def parse_length(text: str) -> int:
-    """Read a length as vLLM does: `131072`, `256K` (x 1024), `256k` (x 1000); `auto` is -1.
+    """Parse a length as vLLM does: `131072`, `256K` (x 1024), `256k` (x 1000); `auto` is -1.
 
-    Lower case counts in thousands, as in vLLM's `human_readable_int`. Raises ValueError.
+    Lower case means thousands, as in vLLM's `human_readable_int`. Raises ValueError.
     """
     if text.strip().lower() in ("auto", "-1"):
         return AUTO_LENGTH
@@ -98,7 +98,7 @@ def _gib(text: str) -> float:
 
 
 class _NotListedError(ValueError):
-    """The value is not one of those known here."""
+    """A value that is not in the list known here."""
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:
@@ -144,11 +144,11 @@ _SWITCHES: dict[str, tuple[str, bool]] = {
 def parse_options(
     arguments: Sequence[str] | Sequence[Argument], env: Mapping[str, str] | None = None
 ) -> ServeOptions:
-    """Read the options from arguments of `vllm serve`, ignoring all others.
+    """Parse the options from arguments of `vllm serve`, ignoring all others.
 
-    `env` holds the variables of vLLM's process, of which VLLM_CPU_KVCACHE_SPACE (GiB),
+    `env` has the variables of vLLM's process, of which VLLM_CPU_KVCACHE_SPACE (GiB),
     VLLM_PP_LAYER_PARTITION and VLLM_USE_V2_MODEL_RUNNER are read. Raises UsageError, or Problems,
-    for every value that vLLM would refuse, and UnknownValue for one that a newer vLLM may accept.
+    for all values that vLLM would refuse, and UnknownValue for one that a newer vLLM may accept.
     """
     errors: list[ClusterctlError] = []
     values: dict[str, Any] = {}
@@ -198,14 +198,14 @@ _V0_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options with every default decided. Lengths in tokens."""
+    """The options with all defaults decided. Lengths in tokens."""
 
     max_model_len: int
     automatic_length: bool
     utilization: float
     batch: Batch
     block_size: int
-    element_bytes: int  # Of a cached key or value
+    element_bytes: int  # Bytes of an element of a cached key or value
     in_flight: int  # Tokens that are scheduled and not settled
     quantization: Quantization | None
     whole_windows: bool
@@ -219,7 +219,7 @@ def settle(
     """Fill in vLLM's defaults.
 
     `head` is the GPU of the process that starts the engine: vLLM takes the batch defaults from it
-    alone, whatever the other ranks have.
+    alone, whatever GPUs the other ranks have.
     """
     length = options.max_model_len
     wanted = shape.context if length is None or length == AUTO_LENGTH else length
@@ -257,9 +257,9 @@ def settle(
 
 
 def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> Batch:
-    """Return vLLM's batch if none is asked for (engine/arg_utils.py, usage: API server).
+    """Return vLLM's default batch limits (engine/arg_utils.py, usage: API server).
 
-    0.7, without chunked prefill, takes as many tokens as the context has, at least 2048.
+    0.7, without chunked prefill, allows as many tokens as the context has, at least 2048.
     """
     if head.is_cpu:
         return Batch(2048 * ranks, 128 * ranks)

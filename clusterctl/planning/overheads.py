@@ -5,7 +5,7 @@ through the layers and then samples for --max-num-seqs requests; the larger of t
 (v1/worker/gpu_model_runner.py, `profile_run`).
 
 Runtime and graphs are measured, not derived. They are the least certain figures of a forecast;
-`margin_gib` says by how much, and measurements of the same GPU and image replace them (`Measured`).
+`margin_gib` returns their error, and measurements of the same GPU and image (`Measured`) win.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.rules import Rules, Sampler
 from clusterctl.planning.weights import PipelineStage, vocabulary_rows
 
-# What connects the ranks of a tensor parallel group; `none` for a single rank.
+# The link between ranks of a tensor parallel group; `none` for a single rank.
 Fabric = Literal["none", "nvlink", "pcie", "network"]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an earlier start on a host reported, in GiB; None if unknown."""
+    """Overheads reported by an earlier start on a host, in GiB; None if unknown."""
 
     runtime_gib: float | None = None
     graphs_gib: float | None = None
@@ -46,7 +46,7 @@ _JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "
 
 _NVLINK_MORE = 0.10  # TP 4 and NVLink: 2.13 to 2.21 in the same starts
 
-# How far starts of the same kind were off these figures.
+# How far starts of the same kind deviated from these figures.
 _SPREAD: dict[Fabric, float] = {"none": 0.15, "pcie": 0.4, "network": 0.8, "nvlink": 0.8}
 
 _GRAPHS_ALONE = 0.9
@@ -84,10 +84,10 @@ def margin_gib(
     weights_gib: float,
     measured: Measured | None = None,
 ) -> float:
-    """Return by how many GiB the free memory of a rank may be off.
+    """Return the possible error, in GiB, of a rank's free memory.
 
-    `charged` says that CUDA graphs are part of the sum, `unknown` that something about the model
-    was assumed, which adds a tenth of its weights.
+    `charged`: CUDA graphs are part of the sum. `unknown`: something about the model was assumed,
+    which adds a tenth of its weights.
     """
     spread = 0.05 if measured and measured.runtime_gib is not None else _SPREAD[fabric]
     if charged and not (measured and measured.graphs_gib is not None):
@@ -109,9 +109,9 @@ _PIVOT_COPIES = 3.5
 _GUMBEL_COPIES = 1.5
 _GUMBEL_BLOCK = 1024
 # The second runner, which profiles sampling without top-k and top-p: bf16 logits (1/2) and their
-# float32 copy (1); noise is drawn inside the kernel, which leaves an int64 and a float32 for
-# every 1024 logits (v1/worker/gpu/sample/gumbel.py). 0.26, and 0.28 to 0.32 for requests without
-# parameters of their own, do without the copy: one too many is counted for them.
+# float32 copy (1); noise is drawn inside the kernel, which leaves an int64 and a float32 for every
+# 1024 logits (v1/worker/gpu/sample/gumbel.py). 0.26, and 0.28 to 0.32 for requests without
+# parameters of their own, work without the copy: for them this is one copy too many.
 _GUMBEL_BLOCK_BYTES = 12
 
 # Compute capability x 10 from which vLLM prefers Triton to Marlin for mxfp4 experts.
@@ -120,7 +120,7 @@ _TRITON_MXFP4 = 90
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The most that one step processes: `tokens` tokens for `requests` requests."""
+    """The limits of one step: `tokens` tokens for `requests` requests."""
 
     tokens: int
     requests: int
@@ -144,15 +144,15 @@ def activation_gib(
     *,
     first_rank: bool = True,
 ) -> float:
-    """Return the peak in GiB on one rank. `first_rank` is rank 0 of its TP group."""
+    """Return the peak in GiB on one rank. `first_rank`: it is rank 0 of its TP group."""
     kept = _expert_workspace(shape, stage, batch, gpu)
-    # The widest layer, beside its input, the residual and the normed copy of both.
+    # The widest layer, plus its input, the residual and the normed copy of both.
     kinds = set(shape.layers[stage.first : stage.last])
     widest = max((_layer_elements(layer, stage.tp) for layer in kinds), default=0)
     layers = batch.tokens * 2 * (3 * shape.hidden + widest) + kept
     sampler = 0
     if stage.has_head and (first_rank or not rules.engine_v0):
-        held = batch.tokens * shape.hidden * 2  # the hidden states stay while sampling
+        held = batch.tokens * shape.hidden * 2  # hidden states stay allocated while sampling
         held += kept if rules.keeps_workspace else 0
         sampler = held + _sampler_peak(shape, batch, profile.sampler, gpu.multiprocessors)
     tuning = _tuning_peak(shape, stage, batch) if profile.compiles else 0
@@ -178,9 +178,9 @@ def _tuning_peak(shape: ModelShape, stage: PipelineStage, batch: Batch) -> int:
     PyTorch tunes each kernel on full-size dummy arguments (torch/_inductor/standalone_compile.py
     sets triton.autotune_at_compile_time). The largest is the embedding table, with the embeddings
     and, in the same kernel unless an all-reduce comes between, their first norm. A start that finds
-    the compiled model in its cache does without: 1.19 GiB became 0.27 for Qwen3-8B, 256 requests
-    and 2048 tokens on an H200 (vLLM 0.25.1). With a vision tower embeddings are looked up outside
-    the compiled part.
+    the compiled model in its cache skips this: 1.19 GiB became 0.27 for Qwen3-8B, 256 requests and
+    2048 tokens on an H200 (vLLM 0.25.1). With a vision tower, embeddings are looked up outside the
+    compiled part.
     """
     if not stage.has_embedding or shape.tower:
         return 0
@@ -202,7 +202,7 @@ def _layer_elements(layer: DecoderLayer, tp: int) -> int:
 def _expert_workspace(shape: ModelShape, stage: PipelineStage, batch: Batch, gpu: GpuModel) -> int:
     """Return the bytes of the two buffers of fused experts.
 
-    They hold, for each token and each of its experts, the wider of a product and the hidden state
+    For each token and each of its experts they hold the wider of a product and the hidden state
     (`workspace_shapes` in fused_moe/experts/triton_moe.py and marlin_moe.py). The Triton kernels
     for mxfp4 on Hopper and newer have none.
     """

@@ -13,8 +13,8 @@ from clusterctl.planning.weights import PipelineStage
 
 @dataclass(frozen=True)
 class HostGpus:
-    """The number of free GPUs of a host. Those of the service about to be replaced count as free:
-    serving it again must not find another layout."""
+    """The number of free GPUs of a host. GPUs of the service to be replaced count as free: serving
+    it again must not change its layout."""
 
     host: str
     free: int
@@ -26,13 +26,13 @@ class Site:
 
     host: str
     gpus: tuple[GpuModel, ...]
-    fabric: Fabric = "pcie"  # What connects its GPUs
-    # What earlier starts reported, by TP size, since NCCL's share depends on it.
+    fabric: Fabric = "pcie"  # The link between its GPUs
+    # Overheads reported by earlier starts, by TP size, since NCCL's share depends on it.
     measured: tuple[tuple[int, Measured], ...] = ()
-    head: bool = False  # Rank 0 starts here, as it does in a real cluster
+    head: bool = False  # Rank 0 starts on this host, as it does in a real cluster
 
     def measured_at(self, tp: int) -> Measured | None:
-        """Return what starts with that TP size reported."""
+        """Return the overheads reported by starts with that TP size."""
         return dict(self.measured).get(tp)
 
 
@@ -55,13 +55,13 @@ class Placement:
     pp: int
     seats: tuple[RankSeat, ...]
     fabric: Fabric  # What connects the ranks of a tensor parallel group
-    replicas: int = 1  # Copies side by side (data parallel)
-    partition: tuple[int, ...] = ()  # Layers per stage; empty for vLLM's own split
+    replicas: int = 1  # The link between ranks of a tensor parallel group
+    partition: tuple[int, ...] = ()  # Layers per stage; empty means vLLM's own split
     reason: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host names in rank order, each once."""
+        """The host names in rank order, without repetitions."""
         return tuple(dict.fromkeys(seat.host for seat in self.seats))
 
     @property

@@ -1,5 +1,5 @@
-"""The planner: which layout a model gets on given GPUs, what its memory then holds, and what vLLM
-would refuse. `fit` shows the report and `serve` starts its plan, so the two cannot disagree.
+"""The planner: the layout of a model on given GPUs, its memory, and errors that vLLM would raise.
+`fit` shows the report and `serve` starts its plan, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from clusterctl.serving.vllm_flags import Argument, last_value
 
 GIB = 2**30
 
-# Bytes/s from which TP across hosts is proposed: RDMA at 200 Gbit/s and more. Over a 4 GB/s link
-# TP 2 reached a seventh of one GPU's throughput.
+# Bytes/s from which TP across hosts is proposed: RDMA of 200 Gbit/s and more. Over a 4 GB/s link TP
+# 2 reached a seventh of one GPU's throughput.
 FAST_NETWORK = 20e9
 
 _MOST_STAGES = 16
@@ -47,18 +47,18 @@ _CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-s
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a model would run on."""
+    """The hosts, link and environment to plan for."""
 
     sites: tuple[Site, ...]
     network: LinkSpeed | None = None  # None if unknown: an ordinary one is assumed
     defaults: EngineDefaults = ON_GPUS
     env: Mapping[str, str] = field(default_factory=dict)
     vllm: str | None = None
-    # How many GPUs of each host are free, even if nothing else is known of them; empty for those
-    # of `sites`.
+    # Number of free GPUs by host, even if nothing else is known about them; empty: those of
+    # `sites`.
     gpus: tuple[HostGpus, ...] = ()
-    held: tuple[str, ...] = ()  # Who holds the GPUs that are not free, a line each
-    as_if_free: bool = False  # Those are planned for too, since there are no others
+    held: tuple[str, ...] = ()  # Users of the GPUs that are not free, a line each
+    as_if_free: bool = False  # GPUs in use are planned for too, since none is free
 
     @property
     def free(self) -> tuple[HostGpus, ...]:
@@ -81,7 +81,7 @@ class ServedLayout:
 
 
 def served_layout(document: ServiceDocument | None) -> ServedLayout | None:
-    """Return the layout in a service's document."""
+    """Return the layout in a service's document; None without a document."""
     if document is None:
         return None
     split = document.env.get(PARTITION, "")
@@ -91,13 +91,13 @@ def served_layout(document: ServiceDocument | None) -> ServedLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan: a model on hosts with options, for a vLLM version."""
+    """A model to plan on hosts, with its options, for a vLLM version."""
 
     shape: ModelShape
     hardware: Hardware
-    tp: int | None = None  # None lets the planner choose, as for `pp`
+    tp: int | None = None  # None: the planner chooses, as for `pp`
     pp: int | None = None
-    arguments: tuple[Argument, ...] = ()  # Everything that is passed to vLLM
+    arguments: tuple[Argument, ...] = ()  # All flags that are passed to vLLM
     served: ServedLayout | None = None
 
     @property
@@ -128,17 +128,17 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """The planner's answer."""
+    """The result of planning."""
 
-    plan: FitPlan  # What was asked for, else what is served already, else the best proposal
+    plan: FitPlan  # The sizes asked for, else the current layout, else the best proposal
     speed: Speed
     reason: str
     problems: tuple[PredictedProblem, ...]
     advice: tuple[Advice, ...]
     proposals: tuple[Proposal, ...] = ()  # All that fit, best first; empty if TP or PP was given
     faster: Proposal | None = None  # A proposal estimated to be at least 1.5 times as fast
-    doubts: tuple[str, ...] = ()  # Why nothing is refused; empty if the plan can be trusted
-    notes: tuple[str, ...] = ()  # What `serve` does differently
+    doubts: tuple[str, ...] = ()  # Why nothing is refused; empty if the plan is reliable
+    notes: tuple[str, ...] = ()  # How `serve` deviates from the plan
 
     @property
     def refused(self) -> bool:
@@ -187,11 +187,11 @@ def planned_arguments(launch: Launch) -> tuple[Argument, ...]:
 
 
 def plan(request: PlanRequest) -> FitReport:
-    """Answer a request. Pure.
+    """Plan a request. Pure.
 
     Raises UsageError (or Problems) for an encoder, for values that vLLM would refuse, and for sizes
     that the model cannot be split into; DoesNotFit for more ranks than GPUs. A layout that does not
-    fit in memory is not an error: `refused` tells.
+    fit in memory is not an error: see `FitReport.refused`.
     """
     shape, sites = request.shape, request.sites
     if shape.encoder:
@@ -235,10 +235,10 @@ def require_possible(
     replicas: int = 1,
 ) -> None:
     """Raise UsageError for sizes that the model cannot be split into, and DoesNotFit for more ranks
-    than GPUs, all at once. A `shape` of None skips what depends on it."""
+    than GPUs, all at once. A `shape` of None skips the checks that depend on it."""
     found: list[ClusterctlError] = []
     free = hardware.free
-    # In an unknown architecture widths may mean something else.
+    # In an unknown architecture widths may have another meaning.
     judge = heads_problem if shape and shape.assumptions else tp_problem
     problem = judge(shape, tp) if shape and tp else None
     if shape and problem:
@@ -285,8 +285,8 @@ def propose(
 
 
 def _tensor_sizes(shape: ModelShape, sites: Sequence[Site]) -> list[int]:
-    """Return the powers of two that vLLM accepts. It accepts 3, 5, 6 and 7 too, which nobody
-    tests."""
+    """Return the powers of two that vLLM accepts. It accepts 3, 5, 6 and 7 too, which are
+    untested."""
     total = sum(len(site.gpus) for site in sites)
     return [tp for tp in possible_tp(shape, total) if tp & (tp - 1) == 0]
 
@@ -300,11 +300,11 @@ def _plans(
     network: LinkSpeed,
 ) -> Iterator[FitPlan]:
     """Yield plans with that TP, from one stage up. One stage more than needed is offered too, for
-    its larger cache; beyond that stages only add hops."""
+    its larger cache; further stages only add hops."""
     total = sum(len(site.gpus) for site in sites) // (options.dp or 1)
     found = 0
     for pp in range(1, min(total // tp, len(shape.layers), _MOST_STAGES) + 1):
-        # A partition that was given holds for its own number of stages; others are offered too.
+        # A given partition applies only to its own number of stages; other numbers are offered too.
         given = options if len(options.partition) == pp else replace(options, partition=())
         candidate = best_seated(shape, tp, pp, sites, given, rules)
         if candidate.placement.groups_cross_hosts and network.bandwidth < FAST_NETWORK:
@@ -348,8 +348,7 @@ def best_seated(
 
 
 def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) -> Placement:
-    """Add the replicas that were asked for, else as many as fit on the other GPUs of the same
-    kinds."""
+    """Add the replicas asked for, else as many as fit on the remaining GPUs of the same kinds."""
     if asked:
         return replace(placement, replicas=asked)
     kinds = [(seat.gpu, seat.place) for seat in placement.seats]
@@ -379,8 +378,8 @@ def _without(sites: Sequence[Site], placement: Placement) -> tuple[Site, ...]:
 
 
 def _as_served(request: PlanRequest, options: ServeOptions, rules: Rules) -> FitPlan | None:
-    """Return the plan of the current layout, if it may still fit: what was learned from an earlier
-    start must neither move nor restart a service that is served again."""
+    """Return the plan of the current layout, if it may still fit: measurements of an earlier start
+    must neither move nor restart a service that is served again."""
     served = request.served
     if served is None or tp_problem(request.shape, served.tp):
         return None
@@ -396,7 +395,7 @@ def _as_served(request: PlanRequest, options: ServeOptions, rules: Rules) -> Fit
 
 
 def _closest(request: PlanRequest, options: ServeOptions, rules: Rules) -> FitPlan:
-    """Return the layout that comes closest, if none fits."""
+    """Return the layout with the longest context, if none fits."""
     shape, sites = request.shape, request.sites
     total = sum(len(site.gpus) for site in sites) // (options.dp or 1)
     plans = []
@@ -436,7 +435,7 @@ def one_service(report: FitReport, request: PlanRequest) -> FitReport:
 
 
 def _doubts(request: PlanRequest, options: ServeOptions) -> tuple[str, ...]:
-    """Return why nothing is refused; nothing if the plan can be trusted."""
+    """Return the reasons for refusing nothing; empty if the plan is reliable."""
     changed = [
         argument.flag for argument in request.arguments if argument.key in _CHANGES_THE_MODEL
     ]
@@ -447,13 +446,13 @@ def _doubts(request: PlanRequest, options: ServeOptions) -> tuple[str, ...]:
     if options.kv_cache_bytes is None and any(
         gpu.is_cpu for site in request.sites for gpu in site.gpus
     ):
-        # On CPUs vLLM is told the size of its cache, and the image may set it.
+        # On CPUs the size of vLLM's cache is a setting, which the image may contain.
         found.append("the size of the KV cache on CPUs is not set")
     return tuple(found)
 
 
 def _held_notes(hardware: Hardware) -> tuple[str, ...]:
-    """Say who else holds GPUs."""
+    """Return a note about services that hold GPUs."""
     if not hardware.held:
         return ()
     who = "; ".join(hardware.held)
@@ -463,7 +462,7 @@ def _held_notes(hardware: Hardware) -> tuple[str, ...]:
 
 
 def _notes(report: FitReport, options: ServeOptions, best: FitPlan | None) -> tuple[str, ...]:
-    """Say what `serve` does if it does not start the first layout as it is."""
+    """Return a note if `serve` does not start the first layout as it is."""
     placement, notes = report.plan.placement, []
     if best and (best.placement.tp, best.placement.pp) != (placement.tp, placement.pp):
         notes.append(
@@ -504,6 +503,6 @@ def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
 
 
 def usual_fabric(gpus: Sequence[GpuModel]) -> Fabric:
-    """Return what usually connects those GPUs in a server."""
+    """Return the usual link between those GPUs in a server."""
     joined = ("A100", "A800", "H100", "H800", "H20", "B200", "V100")
     return "nvlink" if len(gpus) > 1 and gpus[0].name.startswith(joined) else "pcie"

@@ -1,4 +1,4 @@
-"""Predicts the errors of vLLM before anything starts.
+"""Predict vLLM's errors before anything starts.
 
 Problems have the names of the causes that are recognised in logs afterwards.
 """
@@ -25,7 +25,7 @@ OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
 
 @dataclass(frozen=True, slots=True)
 class PredictedProblem:
-    """A `fatal` problem keeps vLLM from starting; any other has an unwanted effect."""
+    """A problem that vLLM would have: a `fatal` one prevents its start, others degrade it."""
 
     name: str
     fatal: bool
@@ -42,9 +42,9 @@ def predict_problems(
     rules: Rules,
     arguments: Sequence[Argument] = (),
 ) -> tuple[PredictedProblem, ...]:
-    """Return everything that is known to go wrong with this plan, fatal problems first.
+    """Return all known problems of this plan, fatal ones first.
 
-    `arguments` is everything that is passed to vLLM, to find flags that its version lacks.
+    `arguments`: all flags passed to vLLM, to find those that its version lacks.
     """
     options, gpus = plan.options, tuple(seat.gpu for seat in plan.placement.seats)
     found = [
@@ -77,10 +77,10 @@ def tp_problem(shape: ModelShape, tp: int) -> str | None:
 
 
 def heads_problem(shape: ModelShape, tp: int) -> str | None:
-    """Return what `tp_problem` finds in every architecture.
+    """Return the problem that `tp_problem` finds in every architecture, or None.
 
     Attention heads must be divisible by the size (vllm/config/model.py). So must key/value heads,
-    or they must divide the size if there are fewer: they are then copied.
+    or they must divide the size if there are fewer: they are then replicated.
     """
     if shape.heads % tp:
         return f"does not divide the model's {shape.heads} attention heads"

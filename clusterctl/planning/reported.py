@@ -1,4 +1,4 @@
-"""What vLLM's log reports about memory (0.7.1 to 0.32), compared with the forecast.
+"""Memory figures reported in vLLM's log (0.7.1 to 0.32), compared with the forecast.
 
 The overheads of a start are kept in a file on the head, and replace the usual figures in the next
 forecast for the same GPU and image.
@@ -21,12 +21,12 @@ from clusterctl.planning.overheads import Measured
 from clusterctl.planning.rules import Rules, rules_for
 from clusterctl.transport.base import Transport
 
-WORTH_SAYING = 0.01  # Relative difference of forecast and report from which on users are told
+WORTH_SAYING = 0.01  # Relative difference of forecast and report that is shown to users
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What vLLM printed for one rank, in GiB; None if it did not."""
+    """Figures that vLLM printed for one rank, in GiB; None if not printed."""
 
     weights_gib: float | None = None
     kv_cache_gib: float | None = None
@@ -69,10 +69,10 @@ def compare(plan: FitPlan, reported: Reported, rank: int = 0) -> tuple[Compariso
 def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Measured:
     """Return the overhead of this start on that rank's GPU, for the next forecast.
 
-    It is what vLLM may use, less the weights and the cache that it printed and the activations
-    computed here. It stays unknown if the size of the cache was given, if the log says too little,
-    or if the result is negative: such a start found its model compiled and was spared that peak,
-    which the next one may have to pay.
+    It is the memory that vLLM may use, less the printed weights and cache and the activations
+    computed here. It stays unknown if the size of the cache was given, if the log lacks a figure,
+    or if the result is negative: such a start found its model compiled and skipped that peak, which
+    the next one may have.
     """
     memory = plan.ranks[rank]
     if reported.kv_cache_gib is None or plan.options.kv_cache_bytes is not None:
@@ -86,10 +86,10 @@ def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Mea
     return Measured(runtime_gib=runtime if runtime > 0 else None, graphs_gib=reported.graphs_gib)
 
 
-# Lines that mark the beginning of a start; older starts are in the same file.
+# Lines that mark the beginning of a start; the file also has older starts.
 START_MARKS = r"non-default args|args: Namespace\(|API server version"
 
-# The lines that are read here, for `grep -E`.
+# The lines that are parsed here, for `grep -E`.
 WANTED = (
     rf"{START_MARKS}|[Mm]odel (loading|weights) took|memory for cache|KV cache (memory|size)"
     r"|# CPU blocks|Maximum concurrency for|CUDA graph memory|Graph capturing finished"
@@ -110,10 +110,10 @@ _SAME = 0.02  # Ranks whose weights differ by more hold different layers, so no 
 
 
 def read_reported(text: str) -> Reported:
-    """Read the figures of the last start in a log.
+    """Parse the figures of the last start in a log.
 
-    Of the cache sizes the smallest counts, since that rank limits the others. Graphs count as
-    vLLM charged them if it says so, otherwise as they were taken.
+    Uses the smallest of several cache sizes, since that rank limits the others. CUDA graphs are the
+    size that vLLM deducted if printed, otherwise the size measured at capture.
     """
     starts = [match.start() for match in re.finditer(START_MARKS, text)]
     last = text[starts[-1] :] if starts else text
@@ -123,7 +123,7 @@ def read_reported(text: str) -> Reported:
     tokens = _numbers(_TOKENS, last)
     blocks, context = _numbers(_BLOCKS_V0, last), _numbers(_CONTEXT, last)
     if not tokens and blocks and blocks[0] and context and concurrency:
-        # Nothing prints the size of a block, but the next line says how many requests of how many
+        # The size of a block is not printed, but the next line has how many requests of how many
         # tokens all blocks hold, which gives whole tokens per block.
         tokens = [blocks[0] * round(concurrency[0] * context[0] / blocks[0])]
     weights = _numbers(_WEIGHTS, last)
@@ -145,24 +145,24 @@ LOG_TAIL = 4_000_000  # Bytes at the end of a service's log that are searched, o
 
 _READ = 'tail -c "$1" "$2" | grep -aE "$3" | cut -c1-400 | tail -n 400'
 
-# GiB by which a measured overhead may differ from the usual one. Beyond that something else used
-# the GPU during the start, which would spoil every later forecast.
+# GiB by which a measured overhead may differ from the usual one. Beyond that, another process used
+# the GPU during the start, which would distort every later forecast.
 _PLAUSIBLE = 2.0
 
-# What earlier starts reported, by host and GPU, then by TP size.
+# Overheads reported by earlier starts, by host and GPU, then by TP size.
 Learned = dict[tuple[str, str], tuple[tuple[int, Measured], ...]]
 
 
 @dataclass(frozen=True)
 class StartOutcome:
-    """What a start printed, compared with its forecast."""
+    """The figures of a start, compared with its forecast."""
 
     reported: Reported
     comparisons: tuple[Comparison, ...]
 
     @property
     def sentence(self) -> str:
-        """The tokens of the KV cache side by side; empty if the log does not say."""
+        """The tokens of the KV cache, predicted and reported; empty if the log lacks them."""
         tokens = next((one for one in self.comparisons if one.name == "kv_cache_tokens"), None)
         if tokens is None:
             return ""
@@ -184,8 +184,8 @@ class StartOutcome:
 def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> StartOutcome | None:
     """Compare the last start of a service with its plan, in one round trip.
 
-    Returns None if the log does not tell, or cannot be read: this is a report, and its failure
-    does not affect the service.
+    Returns None if the log has no figures, or cannot be read: such a failure must not affect the
+    service.
     """
     log = str(NodePaths(cluster).log(service))
     argv = ["sh", "-c", _READ, "reported", str(LOG_TAIL), log, WANTED]
@@ -199,12 +199,12 @@ def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> St
 
 
 def measured_file(cluster: str) -> str:
-    """Return the file on the head that keeps what starts reported."""
+    """Return the path on the head of the file with figures of earlier starts."""
     return str(NodePaths(cluster).logs / "measured.json")
 
 
 def measured_in(data: bytes | None, image: str) -> Learned:
-    """Return what was kept for starts of this image; nothing if the file is not ours."""
+    """Return the figures kept for starts of this image; empty if the file is not valid."""
     found: dict[tuple[str, str], dict[int, Measured]] = {}
     for entry in _entries(data):
         try:
@@ -232,10 +232,10 @@ def _entries(data: bytes | None) -> list[Mapping[str, Any]]:
 
 
 def lessons(plan: FitPlan, reported: Reported, image: str) -> list[dict[str, Any]]:
-    """Return what this start teaches, an entry per host.
+    """Return the entries to keep from this start, one per host.
 
-    Nothing on CPUs, with pipeline stages or with unlike GPUs, where a printed figure does not hold
-    for every rank; and nothing implausible, as when something else used the GPU.
+    Empty on CPUs, with pipeline stages or with different GPUs, where a printed figure does not hold
+    for every rank; and if implausible, as when another process used the GPU.
     """
     ranks = plan.ranks
     kinds = {(rank.gpu, rank.memory_gib) for rank in ranks}
@@ -259,7 +259,7 @@ def lessons(plan: FitPlan, reported: Reported, image: str) -> list[dict[str, Any
 
 
 def with_lessons(data: bytes | None, new: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """Return the new content of the file, or None if it stays as it is."""
+    """Return the new content of the file, or None if it does not change."""
     replaced = {_key(entry) for entry in new}
     old = _entries(data)
     kept = [entry for entry in old if _key(entry) not in replaced]
@@ -270,7 +270,7 @@ def with_lessons(data: bytes | None, new: Sequence[Mapping[str, Any]]) -> bytes 
 
 
 def keep(head: Transport, file: str, content: bytes | None) -> None:
-    """Write the file if there is something new. A failure, as on a full disk, is ignored."""
+    """Write the file unless `content` is None. A failure, as on a full disk, is ignored."""
     if content is not None:
         with suppress(ClusterctlError):
             head.put(content, file, mode=0o644, sudo=True)

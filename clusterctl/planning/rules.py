@@ -2,8 +2,8 @@
 
 Read in the sources of 0.7.2, 0.8.5.post1, 0.9.2, 0.10.2, 0.12.0, 0.15.1, 0.17.1, 0.18.0, 0.20.0,
 0.22.0 to 0.26.0, 0.29.0, 0.32.0 and 0.33.0 (config/cache.py, engine/arg_utils.py, config/vllm.py,
-v1/core/kv_cache_utils.py). A rule that changed between two of these applies from where the
-source or the log says, otherwise from the first version in which it was seen.
+v1/core/kv_cache_utils.py). A rule that changed between two of these applies from the version that
+the source or a log names, otherwise from the first version in which it was seen.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from clusterctl.serving.release_flags import BITSANDBYTES_ABSENT_FROM
 
 Sampler = Literal["sort", "pivot", "gumbel"]
 
-NEWEST: Version = (0, 33, 0)  # The newest version whose source was read for this
+NEWEST: Version = (0, 33, 0)  # The newest version whose source was read
 
 _OLDEST: Version = (0, 7, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How one version computes. `notes` say what a reader of the plan should know about the
-    choice."""
+    """How one version computes memory. `notes` explain the choice of version to the user."""
 
     version: Version
     # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
@@ -35,12 +34,12 @@ class Rules:
     sampler: Sampler
     # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
     keeps_workspace: bool
-    graphs_charged: bool  # CUDA graphs are estimated and taken from the KV cache's share
-    # So does the second runner (`profile_cudagraph_memory` in v1/worker/gpu/).
+    graphs_charged: bool  # CUDA graphs are estimated and deducted from the KV cache's share
+    # The same for the second runner (`profile_cudagraph_memory` in v1/worker/gpu/).
     second_charges_graphs: bool
     # The second runner profiles sampling without top-k and top-p (`_dummy_sampler_run`).
     second_samples_plainly: bool
-    tunes_kernels: bool  # Compiled kernels are tuned on arguments made up for it (activations.py)
+    tunes_kernels: bool  # Compiled kernels are tuned on dummy arguments (overheads.py)
     # Weights are loaded with max_split_size_mb:20 (v1/worker/gpu_worker.py, `load_model`).
     unsplit_weights: bool
     triton_mxfp4: bool  # On Hopper mxfp4 experts are not padded, only their scales (weights.py)
@@ -60,10 +59,10 @@ class Rules:
 
 
 def rules_for(version: str | None) -> Rules:
-    """Return the rules of a version as people, images or `pip` write it.
+    """Return the rules of a version as users, images or `pip` write it.
 
     A version newer than any known here, or one that cannot be parsed, uses the newest rules and
-    says so in `notes`.
+    notes that.
     """
     parsed = parse_version(version) if version else None
     if parsed is None:
@@ -106,7 +105,7 @@ def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
     )
 
 
-# From 0.22 on models move to a second runner (v1/worker/gpu/), which profiles memory otherwise:
+# From 0.22 on models move to a second runner (v1/worker/gpu/), which profiles memory differently:
 # until 0.33 it samples without top-k and top-p, and before 0.29 it leaves CUDA graphs out of the
 # sum. Read in `VllmConfig.use_v2_model_runner` (config/vllm.py) of 0.22.0 to 0.33.0.
 _FROM = (0, 22, 0)
@@ -132,12 +131,12 @@ _LISTED: tuple[tuple[Version, frozenset[str]], ...] = (
     (_FROM, frozenset({"Qwen3ForCausalLM"})),
 )
 
-# Mixtures of experts that 0.25 to 0.28 run on it beside all dense models.
+# Mixtures of experts that 0.25 to 0.28 run on the second runner, beside all dense models.
 _WITH_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"})
 
 
 def has_second_runner(shape: ModelShape, version: Version, *, quantized: bool) -> bool:
-    """Return whether that version chooses the second runner for the model by itself."""
+    """Return whether that version uses the second runner for the model by default."""
     if version < _FROM or version >= _FOR_ALL_FROM:
         return version >= _FOR_ALL_FROM
     if version >= _FOR_DENSE_FROM:

@@ -1,4 +1,4 @@
-"""From a request and a survey to a service document: everything that `serve` decides."""
+"""Turn a request and a survey into a service document: all decisions of `serve`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 @dataclass(frozen=True, kw_only=True)
 class ServicePlan(PlannedService):
-    """A service, ready to be declared, and why it is planned like this."""
+    """A service that is ready to be declared, with the reasons for its plan."""
 
     location: ModelLocation | None = None  # None: every host downloads it from the Hub
     notes: tuple[str, ...] = ()
@@ -47,9 +47,8 @@ class ServicePlan(PlannedService):
 
 
 def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> ServicePlan:
-    """Decide everything about the service. Every host must have answered the survey.
-
-    Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
+    """Decide everything about the service. Every host must have answered the survey. Raises
+    UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
     """
     inventory, answers, declared = survey.inventory, survey.answers, survey.services
     state = survey.require_supervised_head()
@@ -81,7 +80,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         smallest_gpu=smallest_gpu(answers),
         random_weights=bool(location and location.random_weights),
     )
-    build_service(launch)  # flags that this vLLM does not know are refused before all else
+    build_service(launch)  # first of all, refuse flags that this vLLM lacks
     own = declared.get(name)
     held = gpus_held(topology, state, declared, own)
     version = state.vllm_version
@@ -89,7 +88,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         hardware = hardware_of(inventory, topology, answers, held.free, version, held.holders)
         driver = driver_for(survey.transports[head.name])
         hardware = with_image_env(hardware, driver, inventory.image)
-    except UsageError:  # GPUs of which nothing is known
+    except UsageError:  # GPUs whose memory is unknown
         hardware = hardware_of_unknown_gpus(inventory, held.free, version, held.holders)
     same = own if own and own.argv[2:3] == [launch.model_argument] else None
     config = location.config if location else None
@@ -115,7 +114,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
 
 
 def _locate(survey: Survey, request: ServiceRequest, model: Model) -> ModelLocation | None:
-    """Where all hosts have the model; None for a Hub id that no host has."""
+    """Return the path that all hosts have the model at; None for a Hub id that no host has."""
     found = fan_out(survey.transports, lambda transport: look_for(transport, model.candidates))
     raise_all(failures(found))
     findings = values(found)

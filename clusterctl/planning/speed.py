@@ -1,4 +1,4 @@
-"""Estimate the speed of layouts, in order to rank them; the tokens/s are not a promise.
+"""Estimate the speed of layouts in order to rank them; the tokens/s are not guaranteed.
 
 A request costs a prefill (compute bound) and then decode steps. A step costs, on every stage:
 
@@ -6,10 +6,10 @@ A request costs a prefill (compute bound) and then decode steps. A step costs, o
     + weights read / memory bandwidth
     + 2 all-reduces per layer of (tokens x hidden x 2 bytes) when the group is larger than one
 
-and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes
-`latency + n / bandwidth` of the link. Stages take turns: a step of all requests takes as many
-passes as there are stages, each with its share; only reading weights overlaps between stages.
-Compared with measured rows in tests/unit/planning/test_speed_of_layouts.py.
+and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes `latency + n /
+bandwidth` of the link. Stages take turns: a step of all requests takes as many passes as there are
+stages, each with its share; only reading weights overlaps between stages. Compared with measured
+rows in tests/unit/planning/test_speed_of_layouts.py.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from clusterctl.planning.placement import Placement, stages_of
 from clusterctl.planning.weights import PipelineStage, read_per_token_bytes
 
 # Seconds that a decode step takes besides reading weights, in each stage and for each of its
-# layers: on an H200 a token of a 1.5B model of 28 layers took 2.2 ms, 0.76 of which is reading,
-# one of a 32B model of 64 layers 18.1 ms, 16.1 of which is reading.
+# layers: on an H200 a token of a 1.5B model of 28 layers took 2.2 ms, 0.76 of which is reading, one
+# of a 32B model of 64 layers 18.1 ms, 16.1 of which is reading.
 _STAGE_OVERHEAD = 0.95e-3
 _LAYER_OVERHEAD = 17e-6
-# Seconds for each request in a step: scheduling, attention to what was read, sampling, the answer.
+# Seconds for each request in a step: scheduling, attention to its context, sampling, the answer.
 _REQUEST_OVERHEAD = 12e-6
 
 _BANDWIDTH_SHARE = 0.85
@@ -37,7 +37,7 @@ _COMPUTE_SHARE = 0.45  # Share of the data sheet that large decode and prefill k
 SMALL_BATCH = 1
 LARGE_BATCH = 64
 PROMPT = 256
-OUTPUT = 128  # The requests of the estimate, as in the measurements
+OUTPUT = 128  # Tokens of the requests in the estimate, as in the measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class LinkSpeed:
 NVLINK = LinkSpeed(200e9, 6e-6)  # Custom all-reduce over NVLink 4
 PCIE = LinkSpeed(12e9, 15e-6)  # NCCL through host memory, GeForce cards without peer access
 SOCKET_LATENCY = 40e-6
-# How much longer an all-reduce between hosts takes than the small one that the fabric gate times:
-# it has more bytes, and its ranks are not in step. Twice as long with four ranks.
+# Factor of an all-reduce between hosts over the small one that the fabric gate times: it has more
+# bytes, and its ranks are not in step. Twice as long with four ranks.
 _IN_A_STEP = 1.35
 # NCCL over TCP sockets: 4.0 GB/s measured on a 4 GB/s link, and 40 us for a small message.
 NETWORK = LinkSpeed(4e9, SOCKET_LATENCY)
@@ -75,7 +75,7 @@ def parse_network(text: str) -> LinkSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens per second with 1 and with 64 requests at once, of 256 tokens in and 128 out."""
+    """Output tokens/s with 1 and with 64 concurrent requests, of 256 tokens in and 128 out."""
 
     alone: float
     loaded: float
@@ -97,7 +97,7 @@ def speed_of(
 
 @dataclass(frozen=True, slots=True)
 class _SpeedModel:
-    """A model on its ranks."""
+    """Times of a model on its ranks."""
 
     shape: ModelShape
     placement: Placement
@@ -105,7 +105,7 @@ class _SpeedModel:
     network: LinkSpeed
 
     def throughput(self, requests: int) -> float:
-        """Return the output tokens per second of `requests` requests at once."""
+        """Return the output tokens per second of `requests` concurrent requests."""
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         turns = min(self.placement.pp, each)
@@ -125,8 +125,8 @@ class _SpeedModel:
         return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
 
     def _decode(self, tokens: int, *, overlap: bool) -> float:
-        """Return the seconds of one step of `tokens` requests through all stages. With `overlap`
-        other requests keep the other stages reading meanwhile."""
+        """Return the seconds of one step of `tokens` requests through all stages. With `overlap`,
+        reading weights overlaps between stages, since other requests keep them busy."""
         total = slowest = 0.0
         for stage, gpu in self._stages():
             reading = self._read(stage, tokens) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
@@ -138,7 +138,7 @@ class _SpeedModel:
         return total + slowest if overlap else total
 
     def _prefill(self, tokens: int) -> float:
-        """Return the seconds to read all prompts. Stages work on different prompts in parallel."""
+        """Return the seconds to prefill all prompts. Stages process different prompts at once."""
         slowest = hops = 0.0
         for stage, gpu in self._stages():
             flops = self._read(stage, 1) * tokens  # 2 flops per weight, which has 2 bytes

@@ -3,8 +3,8 @@
 vLLM fuses q, k and v into one matrix and gate and up into another, splits both by rows and the
 output projections by columns, replicates K and V heads if there are fewer than ranks, pads the
 vocabulary to a multiple of 64, and keeps norms, routers and vision towers whole on every rank
-(vllm/model_executor/layers/linear.py, vocab_parallel_embedding.py, fused_moe/layer.py).
-What the log calls "model loading took" adds cos/sin tables and the allocator's rounding.
+(vllm/model_executor/layers/linear.py, vocab_parallel_embedding.py, fused_moe/layer.py). The "model
+loading took" in the log adds cos/sin tables and the allocator's rounding.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _BITSANDBYTES_OUTER_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One allocation. A `movable` one may be moved to the host's memory by --cpu-offload-gb."""
+    """One allocation. --cpu-offload-gb may move a `movable` one to the host's memory."""
 
     size: int
     movable: bool = True
 
 
 def matrix(rows: int, columns: int, storage: Quantization | None) -> Iterator[Tensor]:
-    """Yield a weight of `rows` x `columns` elements with its scales; 2 bytes each if not
-    quantised."""
+    """Yield a weight of `rows` x `columns` elements with its scales; 2 bytes each if
+    not quantised."""
     elements = rows * columns
     if storage is None:
         yield Tensor(elements * 2)
@@ -80,7 +80,7 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What every function here needs: the model's width, the TP size, the quantization."""
+    """How weights are cut: the model's width, the TP size, the quantization."""
 
     hidden: int
     tp: int
@@ -115,10 +115,10 @@ def weight_bytes(
 ) -> int:
     """Return the bytes that "model loading took" will report for a rank.
 
-    `offload` is --cpu-offload-gb in bytes: vLLM moves parameters of decoder layers, in the order
-    in which they are made, until that much is moved; embeddings stay (models/utils.py,
-    `maybe_offload_to_cpu`). `unsplit` is that of `allocated_bytes`. Results are cached, since
-    layouts share most of their stages.
+    `offload` is --cpu-offload-gb in bytes: vLLM moves parameters of decoder layers, in order of
+    creation, until that many bytes are moved; embeddings stay (models/utils.py,
+    `maybe_offload_to_cpu`). `unsplit`: see `allocated_bytes`. Results are cached, since layouts
+    share most of their stages.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
     made: dict[DecoderLayer, tuple[Tensor, ...]] = {}  # layers repeat: split each kind once
@@ -156,8 +156,8 @@ def read_per_token_bytes(
 ) -> float:
     """Return the bytes of weights that a decode step of `batch` tokens reads on a rank.
 
-    Experts are read only if a token chose them: with E experts of which each token takes k, that is
-    a share of 1 - (1 - k/E)^batch.
+    Only experts chosen by a token are read: with E experts of which each token takes k, that is a
+    share of 1 - (1 - k/E)^batch.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
     read: float = 0
@@ -214,8 +214,8 @@ def _heads(attention: Attention, cut: _Cut) -> Iterator[Tensor]:
 
 
 def kv_heads_on_rank(attention: Attention, tp: int) -> int:
-    """Return the K and V heads on a rank, which holds a copy of one if there are fewer than
-    ranks."""
+    """Return the number of K and V heads on a rank: at least one, a copy if there are fewer heads
+    than ranks."""
     return max(1, attention.kv_heads // tp)
 
 
@@ -242,7 +242,7 @@ def _latent(attention: Attention, latent: Latent, cut: _Cut) -> Iterator[Tensor]
 
 
 def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
-    """Yield what is created before the layers: vision tower, embeddings, rotary tables."""
+    """Yield tensors created before the layers: vision tower, embeddings, rotary tables."""
     if stage.has_embedding:
         if shape.tower:
             yield from _tower(shape.tower, shape.hidden)
@@ -279,7 +279,7 @@ def _tower(tower: Tower, text_hidden: int) -> Iterator[Tensor]:
     yield Tensor(tower.hidden * text_hidden * 2)
 
 
-# A checkpoint that differs more from what config.json implies has parts unknown here.
+# Above this relative difference from config.json, the checkpoint has parts unknown here.
 _CHECKPOINT_TOLERANCE = 0.02
 
 
@@ -304,16 +304,16 @@ _MARLIN_WIDTH_STEP = 128
 _MARLIN_HIDDEN_STEP = 256  # Padding of mxfp4 experts for Marlin kernels (fused_moe/oracle/mxfp4.py)
 
 _TRITON_WIDTH_STEP = 64
-# For Triton on Hopper the width alone is padded, and rows of scales to 32 times 8 warps
-# (HopperMXScaleLayout in third_party/triton_kernels). The allocator's blocks after a start of
-# gpt-oss-20b on an H200 (vLLM 0.25.1) have exactly these sizes.
+# Triton on Hopper pads only the width, and rows of scales to 32 times 8 warps (HopperMXScaleLayout
+# in third_party/triton_kernels). The allocator's blocks after a start of gpt-oss-20b on an H200
+# (vLLM 0.25.1) have exactly these sizes.
 _TRITON_SCALE_ROWS = 256
 
 
 def expert_tensors(
     experts: Experts, hidden: int, width: int, storage: Quantization | None
 ) -> Iterator[Tensor]:
-    """Yield all experts of a layer as two stacked matrices, and the router. `width` is this
+    """Yield all experts of a layer as two stacked matrices, and the router. `width` is the
     rank's."""
     if storage and storage.method == "mxfp4" and not storage.padded:
         yield from _triton(experts, hidden, round_up(width, _TRITON_WIDTH_STEP), storage)
@@ -330,7 +330,7 @@ def expert_tensors(
 
 
 def _triton(experts: Experts, hidden: int, width: int, storage: Quantization) -> Iterator[Tensor]:
-    """Yield mxfp4 experts as Triton's kernels for Hopper take them; biases become float32."""
+    """Yield mxfp4 experts in the layout of Triton's Hopper kernels; biases become float32."""
     for rows, columns in ((2 * width, hidden), (hidden, width)):
         yield Tensor(experts.count * rows * columns // 2)
         scales = round_up(rows, _TRITON_SCALE_ROWS) * columns // storage.group
