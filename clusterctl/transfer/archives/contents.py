@@ -1,4 +1,4 @@
-"""What the files of an archive say: which images are in it, and where their blobs are."""
+"""Contents of an image archive: which images it holds, and which files are their blobs."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from clusterctl.transfer.manifests import (
     texts,
 )
 
-# Annotations with an image's name: whole in the first; whole, or the tag alone, in the other
+# Annotations with an image's name: the full name in the first, in the other that or only the tag
 NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
 @dataclass(frozen=True)
 class ArchiveContents:
-    """An image in an archive."""
+    """An image found in an archive."""
 
     content: ImageContent
-    files: Mapping[str, str]  # Digest: the file that has the blob's bytes
+    files: Mapping[str, str]  # Digest to the archive's file with the blob's bytes
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An image of an OCI layout's index, or of manifest.json: `names` may be empty."""
+    """An image listed in an OCI index or in manifest.json; `names` may be empty."""
 
     names: tuple[str, ...]
     manifests: tuple[PlatformManifest, ...] = ()
@@ -52,9 +52,9 @@ class _Entry:
 
 
 def read_archive(members: Members, reference: str | None, platform: str | None) -> ArchiveContents:
-    """The image `reference` for `platform`; the only one where those are None.
+    """Find the image `reference` for `platform`; the only one where those are None.
 
-    Raises NotAnImage, and RequirementsNotMet that lists what there is instead.
+    Raises NotAnImage, and RequirementsNotMet that lists the images there are.
     """
     if members.has("index.json"):
         entry = _chosen(list(_layout_entries(members)), reference)
@@ -66,7 +66,7 @@ def read_archive(members: Members, reference: str | None, platform: str | None) 
 
 
 def _layout_entries(members: Members) -> Iterator[_Entry]:
-    """One for each image: several names of the same one are put together."""
+    """Yield one entry for each image; the names of one image are merged."""
     named: dict[str, list[str]] = {}
     images: dict[str, tuple[PlatformManifest, ...]] = {}
     index = document(members.read("index.json"), "index.json")
@@ -86,7 +86,7 @@ def _layout_entries(members: Members) -> Iterator[_Entry]:
 
 
 def _platforms(members: Members, blob: Blob) -> tuple[PlatformManifest, ...]:
-    """The images of an index that are here: an engine saves what it has of them."""
+    """Return the images of an index that the archive holds: engines save only what they have."""
     if blob.media_type not in INDEXES or not members.has(_path(blob)):
         return ()
     found = listed(document(members.read(_path(blob)), _path(blob)))
@@ -135,7 +135,7 @@ def _chosen(entries: list[_Entry], reference: str | None) -> _Entry:
 
 
 def _same(name: str, reference: str) -> bool:
-    """Whether an archive's name means `reference`; some archives say the tag alone."""
+    """Return whether an archive's `name` means `reference`; some archives have only the tag."""
     wanted = parse(reference)
     return parse(name).name == wanted.name or ("/" not in name and name == wanted.tag)
 
@@ -161,7 +161,7 @@ def _from_layout(
 def _with_platforms(
     members: Members, manifests: tuple[PlatformManifest, ...]
 ) -> list[PlatformManifest]:
-    """Where an index does not say a platform, the config does."""
+    """Return the manifests; platforms that the index lacks come from the configs."""
     return [one if one.platform else _asked(members, one.blob) for one in manifests]
 
 
@@ -173,7 +173,7 @@ def _asked(members: Members, blob: Blob) -> PlatformManifest:
 def _from_docker(
     members: Members, entry: _Entry, reference: str | None, platform: str | None
 ) -> ArchiveContents:
-    """Layers are plain tars as a rule, whose digests the config has: nothing is read for them."""
+    """Return the image. Plain layers, the usual ones, are not read: the config has their digests."""
     name = reference or next(iter(entry.names), "the image")
     read = entry.docker or {}
     paths = texts(read.get("Layers"), "Layers of manifest.json")

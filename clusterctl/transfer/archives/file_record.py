@@ -1,4 +1,4 @@
-"""What is known of a file's bytes, as long as the file stays the same."""
+"""Cached digests of a file's parts, valid as long as the file is unchanged."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clusterctl.transfer.content import CHUNK, Location
 
 
 class FileRecord:
-    """Digests of parts of one file, kept in the store: the file is hashed once, not each time.
+    """Digests of parts of one file, kept in the blob store so that the file is hashed only once.
 
-    The file is the same while device, inode, size and modification time are.
+    The file counts as unchanged while device, inode, size and modification time are the same.
     """
 
     def __init__(self, path: Path, store: BlobStore) -> None:
@@ -27,7 +27,7 @@ class FileRecord:
         self._lock = threading.Lock()
 
     def digest(self, place: Location) -> str:
-        """Of the bytes there, from the record or by reading them."""
+        """Return the digest of the bytes at `place`, from the record or by hashing them."""
         known = self.known(place)
         if known is None:
             hashed = hashlib.sha256()
@@ -45,7 +45,7 @@ class FileRecord:
             self._store.remember(self.name, {**self._recalled(), _key(place): digest})
 
     def read(self, place: Location, offset: int) -> Iterator[bytes]:
-        """Its bytes from `offset` on. Raises StepFailed when the file changes meanwhile."""
+        """Yield the bytes from `offset` on. Raises StepFailed if the file changes meanwhile."""
         try:
             with place.path.open("rb") as file:
                 file.seek(place.offset + offset)
@@ -63,7 +63,7 @@ class FileRecord:
             ) from error
 
     def insist_unchanged(self) -> None:
-        """Raise StepFailed when it is not the file that it was."""
+        """Raise StepFailed if the file has changed since this record was created."""
         try:
             if _state(self.path.stat()) != self._state:
                 raise self._changed()

@@ -1,4 +1,4 @@
-"""The files of an archive, wherever they lie: in a tar, in a directory, or split off a stream."""
+"""Files of an archive: in a tar, in a directory, or split from a stream."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from clusterctl.transfer.archives.split import normal
 from clusterctl.transfer.content import Location
 from clusterctl.transfer.manifests import LARGEST_DOCUMENT, NotAnImage
 
-START = 8  # First bytes that tell how a file is compressed
+START = 8  # Bytes at the start of a file that show its compression
 
 
 class Members(Protocol):
-    """Files by their normal paths: no leading `./`, links followed."""
+    """Files of an archive by normalized path: no leading `./`, links followed."""
 
     def has(self, name: str) -> bool: ...
 
     def read(self, name: str) -> bytes:
-        """A document: a manifest, a config. Raises NotAnImage when it is missing or huge."""
+        """Return a manifest or config. Raises NotAnImage if it is missing or too large."""
 
     def size(self, name: str) -> int:
-        """Bytes. Raises NotAnImage when there is no such file."""
+        """Return the size in bytes. Raises NotAnImage if there is no such file."""
 
     def digest(self, name: str) -> str:
-        """Of its bytes; may have to read them all."""
+        """Return the digest; may have to read the whole file."""
 
     def codec(self, name: str) -> str:
-        """How it is compressed: gzip, zstd, or `-`."""
+        """Return the compression: gzip, zstd, or `-` for none."""
 
     def location(self, name: str) -> Location | None:
-        """Where the bytes are on this machine; None when they were not kept."""
+        """Return where the bytes are; None if they were not kept."""
 
 
-Hashed = Callable[[Location], str]  # The digest of what lies there
+Hashed = Callable[[Location], str]  # Returns the digest of the bytes there
 
 
 class FileMembers:
-    """Files that lie on this machine, by their place."""
+    """Files on this machine, by location."""
 
     def __init__(self, places: Mapping[str, Location], hashed: Hashed) -> None:
         self._places, self._hashed = places, hashed
@@ -82,7 +82,7 @@ class FileMembers:
 
 
 def tar_places(path: Path) -> dict[str, Location]:
-    """Where each file of a tar lies in it; nothing is unpacked. Raises NotAnImage."""
+    """Return where each file of a tar is in it, without unpacking. Raises NotAnImage."""
     places: dict[str, Location] = {}
     links: dict[str, str] = {}
     with tarfile.open(path, "r:") as tar:
@@ -119,7 +119,7 @@ def with_links(places: Mapping[str, Location], links: Mapping[str, str]) -> dict
 
 
 def followed(name: str, links: Mapping[str, str]) -> str:
-    """Where a chain of links leads; links that lead in a circle lead nowhere."""
+    """Return the target of a chain of links; empty if the links form a cycle."""
     for _ in range(len(links) + 1):
         if name not in links:
             return name
@@ -128,7 +128,7 @@ def followed(name: str, links: Mapping[str, str]) -> str:
 
 
 def directory_places(directory: Path) -> dict[str, Location]:
-    """Every file below `directory`."""
+    """Return every file below `directory`, by relative path."""
     return {
         str(path.relative_to(directory)): Location(path, 0, path.stat().st_size)
         for path in sorted(directory.rglob("*"))
@@ -138,13 +138,13 @@ def directory_places(directory: Path) -> dict[str, Location]:
 
 @dataclass(frozen=True)
 class SplitFile:
-    """What `split` told of a file."""
+    """A file as `split` reported it."""
 
     size: int
     digest: str
     kept: bool
     codec: str = split.PLAIN
-    text: bytes | None = None  # What is in it, for small JSON files
+    text: bytes | None = None  # The content of small JSON files
 
 
 class SplitMembers:

@@ -1,15 +1,15 @@
-"""Splits a `docker save` stream into blobs while it runs. Sent to hosts too: see engine_image.
+"""Split a `docker save` stream into blobs while it runs. Also sent to hosts: see engine_image.
 
-It does not know what the files of an archive mean. It tells of each, one JSON list a line:
+The program does not interpret an archive's files. It reports each, one JSON list per line:
 
-    ["file", NAME, SIZE, DIGITS, KEPT, CODEC]   DIGITS: SHA-256; KEPT: DIRECTORY/DIGITS is there
-    ["text", NAME, SIZE, DIGITS, KEPT, TEXT]    the same for a small JSON file, with what is in it
+    ["file", NAME, SIZE, DIGITS, KEPT, CODEC]   DIGITS: SHA-256; KEPT: DIRECTORY/DIGITS exists
+    ["text", NAME, SIZE, DIGITS, KEPT, TEXT]    the same for a small JSON file, with its content
     ["link", NAME, TARGET]
     ["at", COUNT]                               bytes read so far, at most once a second
-    ["end"]                                     without it, the list is not whole
+    ["end"]                                     without it, the output is incomplete
 
-CODEC is gzip, zstd or -. The tar is read block by block: `tarfile` takes a damaged header for the
-end of the archive, and reads a header of any size into memory.
+CODEC is gzip, zstd or - (none). The tar is read block by block: `tarfile` takes a damaged header
+for the end of the archive, and reads a header of any size into memory.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 CHUNK = 1 << 20
 BLOCK = tarfile.BLOCKSIZE
-LARGEST_TEXT = 4 << 20  # bytes of a JSON file or an extended header
+LARGEST_TEXT = 4 << 20  # size limit of a JSON file or an extended header, in bytes
 
 DIGITS = frozenset("0123456789abcdef")
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 PLAIN = "-"
 
-Read = Callable[[int], bytes]  # at most so many bytes; none at the end
-Row = List[Any]  # see above
+Read = Callable[[int], bytes]  # reads at most this many bytes; none at the end
+Row = List[Any]  # a line of output, see above
 Tell = Callable[[Row], None]
 
 
 class BrokenArchive(Exception):
-    """The stream is not what it should be."""
+    """The stream is not a valid and complete tar."""
 
 
 class TarStream:
@@ -63,7 +63,7 @@ class TarStream:
         return b"".join(parts)
 
     def body(self, size: int) -> Iterator[bytes]:
-        """A member's bytes; the padding behind them is read too."""
+        """Yield a member's bytes, then skip the padding behind them."""
         left = size
         while left:
             chunk = self.exactly(min(left, CHUNK))
@@ -82,8 +82,8 @@ class TarStream:
 
 
 def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
-    """Every member, as POSIX (ustar, pax) and GNU write them; its body must be read before the
-    next one is asked for."""
+    """Yield every member of a POSIX (ustar, pax) or GNU tar; its body must be read before the next
+    member."""
     extended: Dict[str, str] = {}
     while True:
         block = stream.exactly(BLOCK)
@@ -113,7 +113,7 @@ def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
 
 
 def pax_records(data: bytes) -> Dict[str, str]:
-    """Lines of `LENGTH KEY=VALUE`."""
+    """Parse pax records: lines of `LENGTH KEY=VALUE`."""
     found = {}
     while data:
         length = count(data.partition(b" ")[0].decode("ascii", "replace"))
@@ -127,7 +127,7 @@ def pax_records(data: bytes) -> Dict[str, str]:
 
 
 def count(text: str) -> int:
-    """Bytes, as pax headers write them."""
+    """Parse a number of bytes in a pax header. Raises BrokenArchive."""
     if not text.isdecimal():
         raise BrokenArchive(f"one of its headers is damaged: {text[:20]!r} is not a number")
     return int(text)
@@ -138,10 +138,10 @@ def normal(name: str) -> str:
 
 
 class Splitter:
-    """Writes files that are wanted into `directory`, named by their SHA-256.
+    """Writes files to keep into `directory`, named by their SHA-256.
 
-    `keep`: digits of the plain layers to keep, None for all. What is compressed is always
-    kept, as nobody can tell which layer it is.
+    `keep`: digits of the uncompressed layers to keep, None for all. Compressed files are always
+    kept: which layers they are is unknown.
     """
 
     def __init__(self, directory: str, keep: Optional[Set[str]], tell: Tell) -> None:
@@ -192,7 +192,7 @@ class Splitter:
         os.rename(part, os.path.join(self._directory, digits))
 
     def _receive(self, first: bytes, rest: Iterator[bytes]) -> Tuple[str, str]:
-        """Digits, and the file that holds the bytes."""
+        """Write the bytes to a part file; return their digits and its path."""
         part = os.path.join(self._directory, f"save-{os.getpid()}-{id(self)}.part")
         hashed = hashlib.sha256(first)
         try:
@@ -213,19 +213,19 @@ class Splitter:
 
 
 def codec(first: bytes) -> str:
-    """How a file that begins so is compressed."""
+    """Return the compression of a file that begins with these bytes: gzip, zstd or `-`."""
     return next((name for magic, name in MAGIC.items() if first.startswith(magic)), PLAIN)
 
 
 def named_digest(name: str) -> Optional[str]:
-    """The digits in blobs/sha256/DIGITS, and in DIGITS.json: a config of older engines."""
+    """Return the digits in blobs/sha256/DIGITS or DIGITS.json (a config of older engines)."""
     last = os.path.basename(name)
     digits = last[:-5] if last.endswith(".json") else last
     return digits if len(digits) == 64 and set(digits) <= DIGITS else None
 
 
 def still_true(told: str, directory: str, keep: Optional[Set[str]]) -> bool:
-    """Whether what an earlier run told is whole, and the files are still there."""
+    """Return whether the output of an earlier run is complete and its files still exist."""
     try:
         rows = [json.loads(line) for line in told.splitlines()]
         files = [row for row in rows if row[0] in ("file", "text")]
@@ -245,7 +245,7 @@ def usable(row: Row, directory: str, keep: Optional[Set[str]]) -> bool:
 
 
 def clean(directory: str) -> None:
-    """Remove what a killed run left half written. Several may do so at once."""
+    """Remove part files of killed runs. Several processes may do so at once."""
     for name in os.listdir(directory):
         found = re.match(r"save-(\d+)-\w+\.part$", name)
         if found and not alive(int(found.group(1))):
@@ -262,7 +262,7 @@ def alive(process: int) -> bool:
 
 
 def main(order: Dict[str, Any]) -> None:
-    """On a host: save `image` by the command `saving` into `directory`, where `needed` bytes must
+    """Save `image` on a host with the command `saving` into `directory`, where `needed` bytes must
     be free. `keep`: digests of the layers to keep, None for all."""
     try:
         save(**order)
@@ -303,7 +303,7 @@ def save(
             Splitter(directory, wanted, tell).split(stream.read)
         except BrokenArchive as error:
             problem = error
-    # With its output closed it ends, and its own words on stderr say more than the broken tar.
+    # The process ends once its output is closed; its stderr says more than the broken tar.
     if process.wait() != 0:
         sys.exit(1)
     if problem:

@@ -1,4 +1,4 @@
-"""A stream of `docker save`, split into the blob store of this machine."""
+"""Splits streams of `docker save` and compressed archives into the blob store of this machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def split_into(
     *,
     needed: int,
 ) -> SplitMembers:
-    """What the tar of `stream` holds. The stream is opened only when the store does not have
-    what an earlier one of that `name` held, and has room for `needed` bytes.
+    """Split the tar of `stream` into the store; return its files. The stream is opened only if the
+    store lacks the files of an earlier one of that `name`, and has room for `needed` bytes.
 
     Raises BrokenArchive, RequirementsNotMet, and what the stream raises.
     """
@@ -56,11 +56,11 @@ def split_into(
 
 
 def unpacked(path: Path, kind: str, record: FileRecord, store: BlobStore, say: Say) -> Members:
-    """`path`, compressed with `kind`: gzip or zstd. Raises BrokenArchive, RequirementsNotMet."""
+    """Unpack `path` (`kind`: gzip, zstd) into `store`. Raises BrokenArchive, RequirementsNotMet."""
     meter = Meter(lambda text: say(f"unpacking {path.name}: {text}"), None)
     opened = _gzip if kind == "gzip" else _zstd
     stream = partial(opened, path)
-    # Nobody knows how much it unpacks to; it is no less than it is packed.
+    # The unpacked size is unknown, but at least the packed one.
     needed = path.stat().st_size
     return split_into(store, f"split-{record.name}", stream, meter, needed=needed)
 

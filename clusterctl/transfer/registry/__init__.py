@@ -1,4 +1,4 @@
-"""A registry client of our own: the operator's machine needs no container engine.
+"""A registry client: the operator's machine needs no container engine.
 
 Protocol: OCI distribution specification 1.1; tokens as Docker's registry documents them.
 """

@@ -1,4 +1,4 @@
-"""Who asks: tokens and passwords, as the registry demands them."""
+"""Authorization for a registry: tokens and passwords, as the registry demands them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CLIENT = "clusterctl"
 
 
 class Authorization:
-    """Sends requests; one that is answered 401 again, with what was asked for.
+    """Sends requests, and repeats one answered with 401 with the credentials that are demanded.
 
-    First with a login from a file, or anonymously; then with one that the user types.
+    First with a login from a file, or anonymously; then with one that the user enters.
     """
 
     def __init__(self, http: httpx2.Client, reference: Reference, logins: Logins) -> None:
@@ -35,12 +35,12 @@ class Authorization:
 
     @property
     def user(self) -> str | None:
-        """The user name that the registry was given; None for none."""
+        """The user name sent to the registry; None without a login."""
         return self._login.user if self._login else None
 
     @contextmanager
     def sent(self, url: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
-        """The answer to GET, which may still be a refusal."""
+        """Yield the response to GET `url`, which may still be a refusal."""
         response, used = self._send(url, headers)
         try:
             for again in (False, True):
@@ -59,21 +59,21 @@ class Authorization:
         return self._http.send(request, stream=True), used
 
     def _renewed(self, response: httpx2.Response, used: str | None, *, again: bool) -> bool:
-        """Get what is asked for; False when there is nothing more to try. `again`: what we have
-        is new, and was refused."""
+        """Get the credentials that `response` demands; False if nothing is left to try. `again`:
+        the current ones are new, and were refused."""
         challenge = parse_challenges(response.headers.get_list("WWW-Authenticate"))
         if challenge is None:
             return False
         with self._lock:
             if self._header != used:
-                return True  # another thread has got it meanwhile
+                return True  # another thread has renewed it meanwhile
             if again:
                 return self._ask_a_person(challenge)
             self._login = self._login or self._logins.find(self._reference.registry)
             return self._take(challenge) or self._ask_a_person(challenge)
 
     def _ask_a_person(self, challenge: Challenge) -> bool:
-        """Once for each run."""
+        """Ask the user for a login, once per run; return whether there is one to try."""
         if self._asked:
             return False
         self._asked = True
@@ -84,7 +84,7 @@ class Authorization:
         return self._take(challenge)
 
     def _take(self, challenge: Challenge) -> bool:
-        """Make the header that `challenge` asks for; False where the login does not do."""
+        """Set the header that `challenge` demands; False if the login is missing or refused."""
         if challenge.bearer:
             token = self._token(challenge)
             self._header = f"Bearer {token}" if token else None
@@ -96,7 +96,7 @@ class Authorization:
         return self._header is not None
 
     def _token(self, challenge: Challenge) -> str | None:
-        """From the realm; None when it refuses who asks."""
+        """Request a token from the realm; None if the realm refuses the login."""
         self._insist_on_tls(challenge)
         with self._ask_realm(challenge) as response:
             if response.status_code in (400, 401, 403):
@@ -116,13 +116,13 @@ class Authorization:
         if self._login and self._login.is_token:
             grant = {"grant_type": "refresh_token", "refresh_token": self._login.password}
             form = {**grant, **fields, "client_id": _CLIENT}
-            # A redirect would take the form along, and with it the login, to anybody.
+            # A redirect would send the form, and with it the login, to any server.
             return self._http.stream("POST", challenge.realm, data=form, follow_redirects=False)
         login = (self._login.user, self._login.password) if self._login else None
         return self._http.stream("GET", challenge.realm, params=fields, auth=login)
 
     def _insist_on_tls(self, challenge: Challenge) -> None:
-        """A password that TLS keeps from others on its way to the registry stays so."""
+        """Raise RegistryFailed if a login for a registry with TLS would be sent without TLS."""
         realm = httpx2.URL(challenge.realm)
         if realm.scheme == "https" or not self._login or self.plain:
             return
@@ -138,7 +138,7 @@ _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True)
 class Challenge:
-    """`realm` is the URL that gives tokens, for Bearer."""
+    """A challenge in WWW-Authenticate. `realm`: for Bearer, the URL that issues tokens."""
 
     bearer: bool
     realm: str = ""
@@ -147,7 +147,7 @@ class Challenge:
 
 
 def parse_challenges(headers: Iterable[str]) -> Challenge | None:
-    """The best of those in WWW-Authenticate: a token before a password; None when none is
+    """Return the best challenge in WWW-Authenticate: a token before a password; None if none is
     understood."""
     found = []
     for header in headers:

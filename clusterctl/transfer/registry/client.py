@@ -1,4 +1,4 @@
-"""Reading from a registry: manifests and blobs, with tokens, resumed where a link breaks."""
+"""Registry client: reads manifests and blobs, with tokens, and resumes broken downloads."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from clusterctl.transfer.registry.failures import (
 )
 from clusterctl.transfer.registry.logins import Logins
 
-# Seconds without a byte, after which a connection counts as broken.
+# Seconds without a byte after which a connection counts as broken.
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 
-ATTEMPTS = 8  # In a row without a byte; with the pauses between them about two minutes
+ATTEMPTS = 8  # Consecutive attempts without a byte; about two minutes with the pauses between them
 
-FIRST_ATTEMPTS = 3  # For a manifest: who is not there at all is not waited for that long
+FIRST_ATTEMPTS = 3  # For a manifest: a registry that is down is not worth a longer wait
 
 LONGEST_PAUSE = 30.0
 
@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 
 class RegistryClient:
-    """One repository of one registry. Safe for several threads.
+    """Client for one repository of one registry. Thread-safe.
 
-    Raises RequirementsNotMet (login), RegistryFailed.
+    Methods raise RequirementsNotMet (login), RegistryFailed.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class RegistryClient:
         self._say, self._pause = say, pause
         self._http = httpx2.Client(
             verify=endpoint.trust(),
-            trust_env=not endpoint.loopback,  # proxies
+            trust_env=not endpoint.loopback,  # no proxies for loopback
             timeout=TIMEOUT,
-            # A connection for each answer: nobody has to close an image, and blobs are large.
+            # One connection per response: images are never closed, and blobs are large.
             limits=httpx2.Limits(max_keepalive_connections=0),
-            follow_redirects=True,  # without Authorization, once they lead to another host
+            follow_redirects=True,  # Authorization is dropped on another host
             event_hooks={"response": [leave_unread]},
             headers={"User-Agent": f"clusterctl/{__version__}", "Accept-Encoding": "identity"},
         )
@@ -76,7 +76,7 @@ class RegistryClient:
         self._finding = threading.Lock()
 
     def manifest(self, name: str) -> tuple[bytes, str]:
-        """A manifest or index by tag or digest, and its media type."""
+        """Return a manifest or index, by tag or digest, and its media type."""
         accept = ", ".join((*INDEXES, *MANIFESTS))
         data, kind = self._persistently(lambda: self._document(f"manifests/{name}", accept))
         if name.startswith("sha256:") and digest_of(data) != name:
@@ -87,7 +87,7 @@ class RegistryClient:
         return self._persistently(lambda: self._document(f"blobs/{blob.digest}", "*/*"))[0]
 
     def blob(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """Its bytes from `offset` on; a connection that breaks is made again, and resumes."""
+        """Yield the blob's bytes from `offset` on; a broken connection is reopened and resumed."""
         trouble = 0
         while offset < blob.size:
             begun = offset
@@ -129,7 +129,7 @@ class RegistryClient:
 
     @contextmanager
     def _answer(self, path: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
-        """What the registry answers, once it knows who asks."""
+        """Yield the response to an authorized GET. Raises RegistryFailed for network errors."""
         try:
             url = f"{self._found()}/v2/{self._reference.path}/{path}"
             with self._authorization.sent(url, headers) as response:
@@ -143,7 +143,7 @@ class RegistryClient:
             ) from error
 
     def _found(self) -> str:
-        """The URL that the registry answers at; tried out once."""
+        """Return the URL at which the registry answers, probed on first use."""
         with self._finding:
             if self._url is None:
                 *maybe, last = self._endpoint.urls
@@ -182,7 +182,7 @@ class RegistryClient:
 
 
 def _start(response: httpx2.Response) -> int:
-    """Where the bytes of an answer begin: registries may send all when asked for a part."""
+    """Return the offset of the first byte: registries may send all when a range was requested."""
     if response.status_code == 200:
         return 0
     said = response.headers.get("Content-Range", "")

@@ -1,4 +1,4 @@
-"""Where a registry answers: its URLs, and the certificates that it is trusted by."""
+"""Endpoints of registries: URLs, and the certificates to trust."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from clusterctl.containers.reference import DOCKER_HUB
 from clusterctl.errors import RequirementsNotMet
 
-DOCKER = Path("/etc/docker")  # Where an engine of this machine has its daemon.json and certs.d
+DOCKER = Path("/etc/docker")  # Directory of this machine's Docker: daemon.json, certs.d
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
@@ -24,29 +24,28 @@ _HUB_HOST = "registry-1.docker.io"
 
 @dataclass(frozen=True)
 class RegistryEndpoint:
-    """A registry. Insecure ones may speak plain HTTP, or have a certificate that no authority
-    signed."""
+    """Where a registry answers. Insecure ones may use plain HTTP or an untrusted certificate."""
 
     registry: str  # As in references: docker.io, registry:5000
     insecure: bool
-    # A directory with CA files (*.crt), client.cert and client.key, as Docker has it.
+    # A directory as Docker's: CA files (*.crt), client certificates (*.cert), keys (*.key).
     certificates: Path | None = None
 
     @property
     def loopback(self) -> bool:
-        """On this machine: no proxy stands between."""
+        """Whether the registry is on this machine: no proxy is used."""
         host = _host(self.registry)
         return host == "localhost" or _in_networks(host, LOOPBACK)
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """To try in this order."""
+        """Base URLs, to try in this order."""
         host = _HUB_HOST if self.registry == DOCKER_HUB else self.registry
         return (f"https://{host}", f"http://{host}") if self.insecure else (f"https://{host}",)
 
     def trust(self) -> ssl.SSLContext:
-        """The machine's certificates (SSL_CERT_FILE names others), certifi's where it has none,
-        and the registry's own. Raises RequirementsNotMet for files that are no certificates."""
+        """Return a TLS context that trusts the machine's CAs (or SSL_CERT_FILE; certifi's if there
+        are none) and the registry's. Raises RequirementsNotMet for invalid certificate files."""
         context = ssl.create_default_context()
         if not context.get_ca_certs():
             import certifi
@@ -73,8 +72,8 @@ class RegistryEndpoint:
 def find_endpoint(
     registry: str, insecure: Collection[str] = (), docker: Path = DOCKER
 ) -> RegistryEndpoint:
-    """Loopback registries are insecure, as they are for Docker; so are those that `insecure`
-    or the engine's own configuration names, by host:port or by network (10.0.0.0/8)."""
+    """Return the endpoint of `registry`. As for Docker, loopback registries are insecure, and those
+    in `insecure` or in Docker's configuration, by host:port or by network (10.0.0.0/8)."""
     named = {*insecure, *_of_daemon("insecure-registries", docker)}
     host = _host(registry)
     free = registry in named or host == "localhost" or _in_networks(host, {*named, *LOOPBACK})
@@ -82,12 +81,12 @@ def find_endpoint(
 
 
 def _host(registry: str) -> str:
-    """Without the port."""
+    """Return `registry` without its port."""
     return registry.rpartition(":")[0] if ":" in registry.rpartition("]")[2] else registry
 
 
 def find_mirrors(registry: str, docker: Path = DOCKER) -> tuple[RegistryEndpoint, ...]:
-    """What the engine's configuration names to be asked before Docker Hub; others have none."""
+    """Return the mirrors of Docker Hub in Docker's configuration; other registries have none."""
     if registry != DOCKER_HUB:
         return ()
     urls = [urlsplit(one) for one in _of_daemon("registry-mirrors", docker)]
@@ -99,7 +98,7 @@ def find_mirrors(registry: str, docker: Path = DOCKER) -> tuple[RegistryEndpoint
 
 
 def _of_daemon(key: str, docker: Path) -> tuple[str, ...]:
-    """A list of daemon.json; nothing where there is none, or no engine."""
+    """Return a list in daemon.json; empty without the file or the key."""
     read: Any = None
     with suppress(OSError, ValueError):
         read = json.loads((docker / "daemon.json").read_text())

@@ -1,4 +1,4 @@
-"""What a registry's answers and a network's failures mean, and what to do about them."""
+"""Turns a registry's error responses and network failures into errors with a fix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ELSEWHERE = (
 
 
 class RegistryFailed(StepFailed):
-    """The registry, or the way to it. `again` after so many seconds may help; None: it will
-    not."""
+    """The registry or the connection to it failed. `again`: seconds until a retry may help; None:
+    it will not."""
 
     def __init__(self, summary: str, *, again: float | None = None, **more: str | None) -> None:
         super().__init__(summary, hint=more.get("hint"), detail=more.get("detail"))
@@ -28,7 +28,7 @@ class RegistryFailed(StepFailed):
 
 
 def refused(registry: str, reference: str, status: int, *, tried: str | None) -> RequirementsNotMet:
-    """401 or 403. `tried`: the user name that was given."""
+    """Return the error for 401 or 403. `tried`: the user name that was sent."""
     command = "docker login" if registry == DOCKER_HUB else f"docker login {registry}"
     if tried:
         return RequirementsNotMet(
@@ -42,7 +42,7 @@ def refused(registry: str, reference: str, status: int, *, tried: str | None) ->
 
 
 def answered(registry: str, reference: str, response: httpx2.Response) -> StepFailed:
-    """A status that is not a success, and not about who asks."""
+    """Return the error for any other status that is not a success."""
     status = response.status_code
     words = beginning(response).decode(errors="replace")[:1000]
     if status == 404:
@@ -68,8 +68,8 @@ def answered(registry: str, reference: str, response: httpx2.Response) -> StepFa
 
 
 def _seconds_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Retry-After (seconds, a date, or as Docker Hub has it a point in time), RateLimit-Reset,
-    or the window of RateLimit-Limit (`100;w=21600`)."""
+    """Return seconds from Retry-After (seconds, a date, or Docker Hub's Unix time),
+    RateLimit-Reset, or the window of RateLimit-Limit (`100;w=21600`); None without them."""
     now = time.time() if now is None else now
     for name in ("retry-after", "x-retry-after", "ratelimit-reset", "x-ratelimit-reset"):
         said = headers.get(name, "")
@@ -85,7 +85,8 @@ def _seconds_to_wait(headers: Mapping[str, str], now: float | None = None) -> fl
 
 
 def unreached(registry: str, error: httpx2.TransportError) -> RegistryFailed:
-    """No answer at all. Passing trouble may be over in a second; a wrong name will not."""
+    """Return the error for a registry that did not answer. `again` is None if TLS, a proxy or an
+    unknown name is the cause: a retry would not help."""
     words = str(error) or type(error).__name__
     lowered = words.lower()
     if "certificate" in lowered:
@@ -123,11 +124,11 @@ def unreached(registry: str, error: httpx2.TransportError) -> RegistryFailed:
     return RegistryFailed(summary, again=again, hint=ELSEWHERE, detail=words)
 
 
-MOST_WORDS = 64 << 10  # Bytes that are read of an answer which only explains itself
+MOST_WORDS = 64 << 10  # Bytes to read of the body of an error response
 
 
 def beginning(answer: httpx2.Response, most: int = MOST_WORDS) -> bytes:
-    """The body's first bytes, `most` at the utmost; the rest is not waited for."""
+    """Return at most `most` bytes of the body, without waiting for the rest."""
     data = bytearray()
     for chunk in answer.iter_bytes():
         data += chunk
@@ -137,8 +138,8 @@ def beginning(answer: httpx2.Response, most: int = MOST_WORDS) -> bytes:
 
 
 def leave_unread(answer: httpx2.Response) -> None:
-    """Make the body of a redirect an empty one: httpx2 reads all of it before it follows. For
-    the hook of a client that is called with every answer."""
+    """Empty the body of a redirect, which httpx2 would read before following it. For use as a
+    client's response hook."""
     if answer.has_redirect_location and isinstance(answer.stream, httpx2.SyncByteStream):
         answer.stream.close()
         answer.stream = httpx2.ByteStream(b"")

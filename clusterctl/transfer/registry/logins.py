@@ -1,5 +1,5 @@
-"""User names and passwords for registries, from where `docker login` and `podman login` keep
-them: files, or credential helpers. Never from argv."""
+"""Registry logins from where `docker login` and `podman login` keep them: files, or credential
+helpers. Never from argv."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKEN_USER = "<token>"  # noqa: S105 - what helpers answer for a user name
 
 @dataclass(frozen=True)
 class Login:
-    """What to prove oneself with: a password, or an identity token in its place."""
+    """A login for a registry: a password, or an identity token in its place."""
 
     user: str
     password: str = field(repr=False)
@@ -35,14 +35,14 @@ class Login:
 
 
 class Logins:
-    """Looks a registry up in the files of `environment`, and asks through `ask`."""
+    """Finds logins in the files that `environment` points to, or asks the user through `ask`."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, ask: Ask = nobody) -> None:
         self._environment = os.environ if environment is None else environment
         self._ask = ask
 
     def find(self, registry: str) -> Login | None:
-        """The first one that a file or helper has. Raises RequirementsNotMet for a file that
+        """Return the first login in a file or helper. Raises RequirementsNotMet for a file that
         cannot be read, and for a helper that fails."""
         for path in self._files():
             config = _read(path)
@@ -52,13 +52,13 @@ class Logins:
         return None
 
     def ask(self, registry: str) -> Login | None:
-        """From a person; None where there is none to ask."""
+        """Ask the user for a login; None if there is no answer."""
         user = self._ask(f"user name for {registry}: ")
         password = self._ask(f"password or access token of {user} for {registry}: ") if user else ""
         return Login(user, password) if user and password else None
 
     def _files(self) -> Iterator[Path]:
-        """Docker's configuration, then podman's."""
+        """Yield Docker's configuration file, then podman's."""
         known = self._environment
         home = Path(known.get("HOME") or Path.home())
         yield Path(known.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _keys(registry: str) -> tuple[str, ...]:
-    """What a registry may be called in these files."""
+    """Return the keys that these files may have for a registry."""
     if registry == DOCKER_HUB:
         return (_HUB_KEY, "index.docker.io", "docker.io", "registry-1.docker.io")
     bare = (registry, f"https://{registry}", f"http://{registry}")
@@ -117,7 +117,7 @@ def _decoded(text: str, path: Path, key: str) -> Login:
 
 
 def _helped(config: dict[str, Any], registry: str, environment: Mapping[str, str]) -> Login | None:
-    """From the registry's own helper, or the one for all."""
+    """Get the login from the registry's own credential helper, or from the default one."""
     helpers = config.get("credHelpers")
     own = helpers if isinstance(helpers, dict) else {}
     for key in _keys(registry):
@@ -151,7 +151,8 @@ def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
 
 
 def _insist_not_there(program: str, said: str) -> None:
-    """Helpers say so in words, with status 1; anything else is a failure of theirs."""
+    """Raise RequirementsNotMet unless the message means that the helper has no login. Helpers
+    report that in words, with status 1; anything else is a failure."""
     if "not found" not in said.lower() and "no credentials" not in said.lower():
         raise RequirementsNotMet(
             f"the credential helper {program} fails: {said.strip()[:200]}",
