@@ -173,7 +173,7 @@ def _asked(members: Members, blob: Blob) -> PlatformManifest:
 def _from_docker(
     members: Members, entry: _Entry, reference: str | None, platform: str | None
 ) -> ArchiveContents:
-    """Return the image. Plain layers, the usual ones, are not read: the config has their digests."""
+    """Return the image. Plain layers, the usual ones, are not read: their digests are known."""
     name = reference or next(iter(entry.names), "the image")
     read = entry.docker or {}
     paths = texts(read.get("Layers"), "Layers of manifest.json")
