@@ -36,7 +36,7 @@ Fetch = Callable[[int], Iterator[bytes]]  # Yields a blob's bytes from a byte of
 # Called with the number of the blob's bytes in the store, whenever it grows.
 Arrived = Callable[[int], None]
 
-# Seconds without progress after which a writer in another process is given up.
+# Seconds to wait for a writer in another process that makes no progress.
 WRITER_SILENCE = 120.0
 
 LOOK_EVERY = 0.1  # Seconds between checks for another writer's progress

@@ -28,7 +28,7 @@ from clusterctl.transfer.relay_supervisor import BACKOFF, RelaySupervisor
 from clusterctl.transfer.source_multiplexer import SharedSource, Throttle
 from clusterctl.transport.fanout import fan_out
 
-# Seconds without a byte from an upstream, in any stream, after which the next one is asked.
+# Seconds without a byte from an upstream, in any stream, after which the next one is tried.
 # With 3 s, bytes are sent twice over a saturated uplink.
 STALL = 15.0
 

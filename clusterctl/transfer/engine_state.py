@@ -1,4 +1,4 @@
-"""What a host's engine has and can take: images, layers, disk space; asked in one round trip."""
+"""State of a host's engine: images, layers, disk space; queried in one round trip."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HeldImage:
 
 @dataclass(frozen=True)
 class EngineState:
-    """What one host's engine has and can take."""
+    """State of one host's engine, from `inspect_engine`."""
 
     version: str
     containerd: bool  # Uses containerd's image store, not overlay2 (or another graph driver)

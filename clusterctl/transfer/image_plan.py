@@ -68,8 +68,8 @@ class ImageDelivery:
 
 
 def is_wanted(image: HeldImage, wanted: WantedImage) -> bool:
-    """Return whether containers of `image` would be those of the wanted image: same layers, and
-    same ID or settings. IDs of the same image differ between image stores."""
+    """Return whether containers of `image` would equal those of the wanted image: same layers,
+    and same ID or settings. IDs of the same image differ between image stores."""
     same_settings = image.id in wanted.ids or image.settings == wanted.settings
     return image.layers == wanted.layers and same_settings
 

@@ -55,7 +55,7 @@ class ImageSupply:
 
 
 class Origin(Protocol):
-    """Where an image comes from."""
+    """A place that an image can be sent from."""
 
     @property
     def name(self) -> str:

@@ -40,8 +40,8 @@ def overlay_image(
 ) -> HostImage | None:
     """Write the layers of `held` in `keep` (diff IDs) to files on its host, in `directory`.
 
-    None if that is not possible and `docker save` must be used: another image store, no root, an
-    unknown layout. Raises RequirementsNotMet if there is no room, CommandTimedOut.
+    Returns None if `docker save` must be used instead: another image store, no root, an unknown
+    layout. Raises RequirementsNotMet if there is no room, CommandTimedOut.
     """
     if stock.containerd or stock.python is None:
         return None

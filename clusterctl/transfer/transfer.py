@@ -77,7 +77,7 @@ class Receiver(Protocol):
         """See Step."""
 
     def settle(self, view: HostView) -> bool:
-        """Do what needs no bytes on a host; return whether the host is complete then."""
+        """Apply changes that need no transfer on a host; return whether it is complete."""
 
     def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
         """Make all hosts and the source ready. `first` is the host that began; `say_on` returns the

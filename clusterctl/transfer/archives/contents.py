@@ -52,7 +52,7 @@ class _Entry:
 
 
 def read_archive(members: Members, reference: str | None, platform: str | None) -> ArchiveContents:
-    """Find the image `reference` for `platform`; the only one where those are None.
+    """Find the image `reference` for `platform`; the only one if these are None.
 
     Raises NotAnImage, and RequirementsNotMet that lists the images there are.
     """
