@@ -1,4 +1,4 @@
-"""A cluster that a run may change: a survey whose hosts are fit for use, and everyone's place."""
+"""A cluster that a run may change: a survey whose hosts meet the requirements, and its topology."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from clusterctl.survey.survey import Survey
 
 @dataclass(frozen=True)
 class Cluster:
-    """The hosts of a survey that answered; those of `held` meet the requirements."""
+    """The hosts of a survey that answered; those in `held` meet the requirements."""
 
     survey: Survey
     topology: Topology
     views: Mapping[str, HostView]
-    held: tuple[str, ...]  # hosts that must be as promised: those that --limit left, and the head
+    held: tuple[str, ...]  # must meet the requirements: hosts of --limit, and the head
 
     @property
     def inventory(self) -> Inventory:
@@ -41,7 +41,7 @@ class Cluster:
 
     @property
     def gate_scope(self) -> GateScope:
-        """The hosts whose fabric must carry collectives: those of `held`."""
+        """Scope of the fabric gate: the hosts in `held`."""
         transports = {name: view.transport for name, view in self.views.items()}
         facts = {name: view.facts for name, view in self.views.items()}
         return GateScope(self.inventory, self.topology, transports, facts).only(self.held)
@@ -52,10 +52,10 @@ class Cluster:
 
 
 def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
-    """The cluster of a survey in which `hosts` and the head answer and meet the requirements.
+    """Return the cluster, once `hosts` and the head answer and meet the requirements.
 
-    Raises, of all of these together: ConnectionFailed, then RequirementsNotMet; the latter too
-    for another host that is silent and whose place in the cluster its inventory does not tell.
+    Raises the errors of all these: ConnectionFailed, then RequirementsNotMet; the latter also for
+    another host that does not answer and whose inventory does not give its node IP and GPUs.
     """
     held = tuple(host.name for host in survey.inventory.with_head({host.name for host in hosts}))
     survey.require_answers(held)
@@ -66,7 +66,7 @@ def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
 
 
 def topology_of(survey: Survey) -> Topology:
-    """Places of all hosts. Whether RDMA is used is decided by those that answered."""
+    """Return the topology of all hosts. Only those that answered decide whether RDMA is used."""
     inventory = survey.inventory
     answered = tuple(host for host in inventory.hosts if host.name in survey.facts)
     known = resolve(inventory.model_copy(update={"hosts": answered}), survey.facts)
@@ -83,9 +83,9 @@ def topology_of(survey: Survey) -> Topology:
 
 
 def unseen(inventory: Inventory, host: Host) -> Node:
-    """The place of a host that is silent, from its inventory alone; interfaces not known.
+    """Return the node of a host that does not answer, from its inventory; its interfaces are empty.
 
-    Raises RequirementsNotMet when its node IP or GPUs depend on what only the host can tell.
+    Raises RequirementsNotMet if the inventory does not give its node IP and GPUs.
     """
     address = host.node_ip or _address(inventory, host)
     counted = accelerator_named(inventory.accelerator).counted
@@ -101,7 +101,7 @@ def unseen(inventory: Inventory, host: Host) -> Node:
 
 
 def _insist_on_own_address(nodes: Sequence[Node]) -> None:
-    """The last of `nodes` shares its node IP with none before it."""
+    """Raise RequirementsNotMet if the last of `nodes` has the node IP of an earlier one."""
     last = nodes[-1]
     owner = next((node for node in nodes[:-1] if node.node_ip == last.node_ip), None)
     if owner:
@@ -113,7 +113,7 @@ def _insist_on_own_address(nodes: Sequence[Node]) -> None:
 
 
 def _address(inventory: Inventory, host: Host) -> str | None:
-    """What SSH connects to, where that is the node IP: see `network.choice`."""
+    """The address that SSH connects to if that is the node IP (see `network.choice`), else None."""
     try:
         address = ip_address(host.address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether all hosts have the same image, Ray, Python and vLLM: Ray refuses a node that differs."""
+"""Check that all hosts have the same image, Ray, Python and vLLM, as Ray requires."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from clusterctl.transport.fanout import fan_out, values
 
 
 def differences(survey: Survey) -> list[ClusterctlError]:
-    """Every host that has not the image of the first, and every container that runs another
-    release than the first."""
+    """Return an error for every host whose image differs from the first host's, and for every
+    running container with other releases than the first."""
     states = {name: state for name, state in survey.states.items() if name in survey.running}
     return [*_images(survey), *releases_apart(survey.inventory, states)]
 
 
 def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
-    """Layers are compared, since an ID depends on the image store. Looking inside takes seconds,
-    and is done only where they differ."""
+    """Yield an error for each host whose image differs. Compares layers, since IDs depend on the
+    image store. Looks up the releases inside only if they differ, as that takes seconds."""
     image = survey.inventory.image
     layers = {name: answer.image.layers for name, answer in survey.answers.items() if answer.image}
     first = next(iter(layers), None)
@@ -61,7 +61,7 @@ def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
 def releases_apart(
     inventory: Inventory, states: Mapping[str, NodeState]
 ) -> list[RequirementsNotMet]:
-    """What supervisors say of their containers, against the first's. Pure."""
+    """Return an error for each release that differs from the first supervisor's. Pure."""
     first = next(iter(states), "")
     found = []
     for name, state in states.items():

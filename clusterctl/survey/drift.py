@@ -1,4 +1,4 @@
-"""Drift: how hosts differ from what bootstrap made of them, by a survey and by its own plan."""
+"""Drift: how hosts differ from a bootstrapped state, by a survey and by bootstrap's plan."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ OTHER_NODE = "its node.json is from another inventory or version (clusterctl pla
 
 
 def drift(survey: Survey) -> dict[str, tuple[str, ...]]:
-    """What differs on each host, as far as one look tells: its container and its node.json.
+    """Return how each host's container and node.json differ from the expected ones.
 
-    The topology needs every host's facts: while one is silent, the others' drift is not known
-    and nothing is said of it.
+    The topology needs the facts of all hosts: while one does not answer, the result is empty.
     """
     if len(survey.facts) < len(survey.inventory.hosts):
         return {}
@@ -47,7 +46,7 @@ def drift(survey: Survey) -> dict[str, tuple[str, ...]]:
         differs = []
         if container.labels.get(FINGERPRINT_LABEL) != spec.fingerprint():
             differs.append(OTHER_CONTAINER)
-        # One that cannot be read is told as such.
+        # An unreadable document is reported elsewhere.
         if "node.json" not in unreadable and survey.answers[name].files.get(path) != expected:
             differs.append(OTHER_NODE)
         found[name] = tuple(differs)
@@ -59,11 +58,11 @@ def plan_problems(
     topology: Topology | None,
     plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> list[ClusterctlError]:
-    """Return a problem for every host on which bootstrap would change something, once any host has
-    a node container; before that, for every host where another cluster's container has its name.
+    """Return a problem for every host on which bootstrap would change something, if any host has a
+    node container; otherwise, for every host where another cluster's container has its name.
 
-    Engines that do not answer are told already, and asked nothing. A plan needs all hosts of the
-    inventory, since each has a part in every other's documents.
+    Skips engines that do not answer, as they are reported elsewhere. A plan needs all hosts of the
+    inventory, since each host's documents depend on all others.
     """
     inventory = survey.inventory
     able = {name: view for name, view in survey.views.items() if view.facts.engine.running}
@@ -94,9 +93,9 @@ def plan_problems(
 
 
 def ray_problems(survey: Survey, topology: Topology | None) -> list[ClusterctlError]:
-    """What Ray holds against what it was formed of, by the head's own report. Where the head's
-    container does not run there is none, and that is told already; so is why a host of the
-    inventory has no place in `topology`, which Ray need not notice."""
+    """Return the differences between Ray's nodes and the expected ones, from the head's report.
+    Empty if the head's container does not run, which is reported elsewhere; so are hosts of the
+    inventory that are not in `topology`."""
     if topology is None or survey.inventory.head.name not in survey.running:
         return []
     try:
@@ -117,7 +116,7 @@ def ray_problems(survey: Survey, topology: Topology | None) -> list[ClusterctlEr
 
 
 def gpu_problems(survey: Survey) -> list[RequirementsNotMet]:
-    """Hosts that have their GPUs, and whose running node container has not."""
+    """Return an error for each host with GPUs that its running container does not see."""
     found = {
         host.name: words
         for host in survey.inventory.hosts
@@ -130,7 +129,7 @@ def gpu_problems(survey: Survey) -> list[RequirementsNotMet]:
 
 
 def log_problems(survey: Survey) -> list[RequirementsNotMet]:
-    """Hosts whose supervisor says that it cannot write its logs."""
+    """Return an error for each host whose supervisor reports that it cannot write its logs."""
     directory = log_dir(survey.inventory.cluster)
     return [
         RequirementsNotMet(

@@ -1,4 +1,4 @@
-"""Wait until Ray has every node that the inventory promises, or say which is missing and why."""
+"""Wait until Ray has every node that the inventory declares, or report the missing ones and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLE = "Ray holds every host"
 
 @dataclass(frozen=True)
 class Formed:
-    """The cluster as Ray sees it."""
+    """The formed cluster, as reported by Ray."""
 
     nodes: int
     gpus: float
@@ -34,11 +34,11 @@ class Formed:
 def await_formation(
     cluster: Cluster, *, since: float | None, sink: EventSink, cancelled: threading.Event
 ) -> Formed:
-    """Wait for the Ray contract, of the hosts that --limit left and the head.
+    """Wait until Ray has the head and the hosts that --limit selects, as the contract requires.
 
-    `since`: Unix seconds on the head's clock; a state written before says nothing, as it may be
-    the former container's. Raises RayNotFormed for every host that is not as promised, with what
-    its supervisor says and the last lines of its log.
+    `since`: Unix seconds on the head's clock; older reports are ignored, as they may be the
+    previous container's. Raises RayNotFormed for every host that is missing or differs, with its
+    supervisor's report and the end of its Ray log.
     """
     started = time.monotonic()
     head = cluster.inventory.head.name
@@ -50,7 +50,7 @@ def await_formation(
         state = read_head_state(cluster.inventory, cluster.views[head].transport)
         if state is None or (since is not None and state.time <= since):
             return None
-        # Nothing is asked of hosts that --limit left out, whether they are in Ray or not.
+        # Ignore hosts that --limit left out, whether they are in Ray or not.
         return replace(
             state, nodes=[node for node in state.nodes if node.name not in cluster.left_out]
         )
@@ -72,8 +72,8 @@ def await_formation(
 
 
 def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlError]:
-    """Return the same errors, each with what the host's own supervisor says and the end of its
-    Ray log, both fetched now."""
+    """Return the same errors, each with the current report of the host's supervisor and the end of
+    its Ray log."""
     errors = error.errors if isinstance(error, Problems) else (error,)
     named = {single.host for single in errors if single.host in cluster.views}
     hosts = {name: cluster.views[name].transport for name in named if name}
@@ -94,7 +94,7 @@ def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlErr
 
 
 def told_by(summary: str, state: NodeState | None) -> str:
-    """What was waited for until the deadline, and what the host's supervisor said last."""
+    """Return the summary with the time waited and the supervisor's last report."""
     waited = f"{summary} (waited {deadlines.FORMATION:.0f} s)"
     if state is None:
         return f"{waited}; its supervisor has reported nothing"
@@ -103,6 +103,6 @@ def told_by(summary: str, state: NodeState | None) -> str:
 
 
 def clock_of(transport: Transport) -> float | None:
-    """Unix seconds on the host's clock, in whole seconds."""
+    """Whole Unix seconds on the host's clock; None if `date` printed something else."""
     text = transport.run(["date", "+%s"]).stdout.strip()
     return float(text) if text.isdigit() else None

@@ -1,4 +1,4 @@
-"""Hosts of a new inventory: as the command line names them, and as they call themselves. Pure."""
+"""Names of the hosts of a new inventory, from the command line and from the hosts' own. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FORMS = "write HOST, USER@HOST, HOST:PORT or [IPV6]:PORT; HOST may be an alias i
 
 
 def named_hosts(words: Iterable[str], ssh: Ssh) -> tuple[Host, ...]:
-    """A host for each word, under that word for a name; `ssh` is for what the word leaves out.
+    """Parse a host from each word, which becomes its name; `ssh` fills in what the word leaves out.
 
-    Raises UsageError for every word that names no host, and for a place named twice.
+    Raises UsageError for every malformed word, and for a host named twice.
     """
     hosts: list[Host] = []
     problems: list[UsageError] = []
@@ -42,7 +42,7 @@ def _host(word: str, ssh: Ssh) -> Host:
     own = {"user": user or None, "port": port}
     given = {key: value for key, value in own.items() if value is not None}
     merged = Ssh(**{**ssh.model_dump(exclude_none=True), **given})
-    # What errors call it until the host has said its name; names of an inventory are stricter.
+    # The name for errors until the host's own is known; names in an inventory are stricter.
     return Host(name="host", address=address, ssh=merged).model_copy(update={"name": word})
 
 
@@ -56,8 +56,8 @@ def _named_twice(hosts: Iterable[Host]) -> Iterable[UsageError]:
 
 
 def inventory_names(found: Mapping[str, HostFacts]) -> dict[str, str]:
-    """By the word that a host was named by: its host name, without a domain, and with a number
-    where an earlier host calls itself the same."""
+    """Return by word the host's own name, without its domain, and with a number if an earlier host
+    has the same name."""
     names: dict[str, str] = {}
     for word, facts in found.items():
         base = _plain(facts.hostname.partition(".")[0]) or f"host-{_plain(word)}".rstrip("-")
@@ -70,14 +70,14 @@ def inventory_names(found: Mapping[str, HostFacts]) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Lower case letters, digits and dashes; `localhost` is no name among several."""
+    """Reduce to lower case letters, digits and dashes; `localhost`, which is not unique, to ""."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST].strip("-")
     return "" if plain == "localhost" else plain
 
 
 def choose_head(names: Sequence[str], found: Mapping[str, HostFacts]) -> tuple[str, str]:
-    """The head and why: the first host named that has GPUs, else the first. It carries little
-    more than the others: Ray's tables, and the process that answers requests."""
+    """Return the head and the reason: the first host that has GPUs, else the first one. The head
+    has little more to do than the others: Ray's tables, and the process that answers requests."""
     with_gpus = [name for name in names if found[name].gpus.gpus]
     if not with_gpus or with_gpus[0] == names[0]:
         return names[0], "the first host named"
@@ -85,10 +85,10 @@ def choose_head(names: Sequence[str], found: Mapping[str, HostFacts]) -> tuple[s
 
 
 def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], *, counted: bool) -> list[str]:
-    """What a user should know of the hosts before using the inventory: a sentence each.
+    """Return one sentence for each thing that the user should check before using the inventory.
 
-    words    the word that named a host, by its name
-    counted  hosts tell how many devices they have
+    words    host name to the word that named the host
+    counted  hosts report how many devices they have
     """
     twins = _twins(found)
     said = [*_namesakes(words, found, twins), *_about_twins(words, twins)]
@@ -102,7 +102,7 @@ def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], *, counted:
 
 
 def why_no_gpu(facts: HostFacts) -> str:
-    """Of a host whose nvidia-smi lists none."""
+    """Reason why nvidia-smi lists no GPU of the host."""
     seen = facts.gpus.pci_devices
     on_bus = f", and its PCI bus shows {seen}" if seen else ""
     return f"{facts.gpus.error or 'nvidia-smi names none'}{on_bus}"
@@ -122,7 +122,7 @@ def _namesakes(
 
 
 def _twins(found: Mapping[str, HostFacts]) -> dict[str, str]:
-    """The earlier name of a machine that has two."""
+    """Return for each host the earlier name of the same machine, if there is one."""
     firsts: dict[tuple[str, str], str] = {}
     seen = {name: (facts.machine_id, facts.boot_id) for name, facts in found.items()}
     known = {name: firsts.setdefault(identity, name) for name, identity in seen.items()}

@@ -1,6 +1,6 @@
-"""The inventory file that `init` writes: every value with the reason for it. Pure.
+"""The inventory file that `init` writes: every value with its reason. Pure.
 
-The same hosts give the same text: no times, nothing of this machine.
+The same hosts give the same text: it contains no time, and nothing of this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clusterctl.survey.host_names import why_no_gpu
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user says of the cluster; the hosts say the rest."""
+    """The user's choices for the cluster; everything else is found out from the hosts."""
 
     cluster: str
     image: str
@@ -36,19 +36,19 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Found:
-    """An inventory and what it was made from. Hosts have their final names."""
+    """An inventory and its sources. Hosts have their final names."""
 
     inventory: Inventory
     facts: Mapping[str, HostFacts]
     topology: Topology
-    words: Mapping[str, str]  # what each host was named by on the command line
+    words: Mapping[str, str]  # host to its word on the command line
     head_reason: str
     doubts: tuple[str, ...]
 
 
 _WIDTH = 98
 _GIB = 2**30
-_MOST_NAMES = 4  # of interfaces that are not used for one reason
+_MOST_NAMES = 4  # unused interfaces to name per reason
 
 _HEAD = """\
 # What hosts said to `clusterctl init`, and what was chosen for them, with the reasons. Edit it as
@@ -64,7 +64,7 @@ models: {models}
 
 
 def inventory_text(wishes: Wishes, found: Found) -> str:
-    """YAML that `load` takes."""
+    """Return YAML that `load` accepts."""
     blocks = [
         _HEAD.format(
             cluster=scalar(wishes.cluster),
@@ -102,7 +102,7 @@ def _ssh_values(ssh: Ssh) -> dict[str, str]:
 
 
 def _path(path: Path | None) -> str:
-    """Under ~ where it is: the file is then good for a colleague too."""
+    """Write paths in the home directory with ~, so that the file works for a colleague too."""
     if path is None:
         return ""
     home = Path.home()
@@ -111,7 +111,7 @@ def _path(path: Path | None) -> str:
 
 
 def _network(found: Found) -> Iterator[str]:
-    """The subnets that could have been chosen, and the one of the nodes' addresses."""
+    """Yield the candidate subnets as comments, and network.subnet with the nodes' own."""
     yield from _comment([*_shared(found), f"{_rdma_line(found)}."])
     subnet = control_subnet(found)
     if subnet is None:
@@ -133,7 +133,7 @@ def _shared(found: Found) -> list[str]:
 
 
 def _why_nccl(found: Found) -> list[str]:
-    """Once for all hosts, as far as one rule chose for all of them."""
+    """Return the reasons for NCCL's interfaces, which usually are the same for all hosts."""
     if any(host.nics.nccl for host in found.inventory.hosts):
         return ["NCCL uses what you chose."]
     reasons = {node.explain[1].partition(": ")[2] for node in found.topology.nodes}
@@ -156,7 +156,7 @@ def _networks(facts: HostFacts, name: str) -> set[str]:
 
 
 def control_subnet(found: Found) -> str | None:
-    """The one subnet of all node IPs; None where there are several."""
+    """Return the subnet of all node IPs; None if they are in several."""
     subnets = set()
     for node in found.topology.nodes:
         nic = found.facts[node.host].nic(node.control_nic)
@@ -198,7 +198,7 @@ def _own_ssh(host: Host, common: Ssh) -> Iterator[str]:
 
 
 def _node_ip(found: Found, host: Host, node: Node) -> Iterator[str]:
-    """Where neither the subnet nor the address says it."""
+    """Yield node_ip, unless network.subnet or the host's address determines it."""
     subnet = control_subnet(found)
     inside = [
         ip
@@ -221,7 +221,7 @@ def _is_in(ip: str, subnet: str) -> bool:
 
 
 def _interfaces(facts: HostFacts, node: Node) -> Iterator[str]:
-    """What the host has, what it is used for, and why the rest is not."""
+    """Yield the host's interfaces, with their use or the reason why they are not used."""
     rows = [
         (
             each.nic,
@@ -243,7 +243,7 @@ def _interfaces(facts: HostFacts, node: Node) -> Iterator[str]:
 
 
 def _unused(facts: HostFacts) -> str:
-    """`docker0 (made by Docker); ib0, ib1 (down)`; a host of containers has hundreds."""
+    """`docker0 (made by Docker); ib0, ib1 (down)`; shortened, as a container host has hundreds."""
     names: dict[str, list[str]] = {}
     for each in rejected(facts):
         names.setdefault(each.reason, []).append(each.nic)
@@ -282,7 +282,7 @@ def _gpus(found: Found, node: Node) -> Iterator[str]:
 
 
 def _gpu(gpu: GpuFacts) -> str:
-    """Memory that a GPU shares with the CPU is no promise to hold a host to."""
+    """Format a GPU. Memory shared with the CPU is left out, as it is not a property to check."""
     model = f"model: {scalar(gpu.model)}"
     if gpu.memory is None or gpu.unified:
         return model
@@ -290,7 +290,7 @@ def _gpu(gpu: GpuFacts) -> str:
 
 
 def _comment(lines: Iterable[str], *, indent: int = 0) -> Iterator[str]:
-    """Each line wrapped; a line that begins with blanks keeps them, and so does what follows."""
+    """Yield the lines as wrapped comments; a line's leading blanks are repeated when it wraps."""
     for line in lines:
         blanks = " " * (len(line) - len(line.lstrip()))
         start = f"{' ' * indent}# {blanks}"

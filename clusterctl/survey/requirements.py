@@ -1,4 +1,4 @@
-"""What hosts lack, and which programs take the ports that Ray needs."""
+"""Requirements that hosts do not meet, and programs that occupy Ray's ports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RAY_PROGRAMS = ("gcs_server", "raylet")
 
 
 def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[ClusterctlError]:
-    """What the hosts that answered lack; of `hosts` alone, where given."""
+    """Return the requirements that the hosts that answered (only `hosts`, if given) do not meet."""
     answers = {
         name: answer for name, answer in survey.answers.items() if hosts is None or name in hosts
     }
@@ -37,8 +37,8 @@ def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[C
 
 
 def place(survey: Survey) -> tuple[Topology | None, list[ClusterctlError]]:
-    """The topology of the hosts that answered, without those that have no place in it, and why
-    these have none."""
+    """Return the topology of the hosts that answered, less those without a valid place in it, and
+    their errors."""
     inventory, facts = survey.inventory, survey.facts
     hosts = tuple(host for host in inventory.hosts if host.name in facts)
     if not hosts:
@@ -49,7 +49,7 @@ def place(survey: Survey) -> tuple[Topology | None, list[ClusterctlError]]:
         errors = single(error)
     misplaced = {error.host for error in errors}
     placed = tuple(host for host in hosts if host.name not in misplaced)
-    # Once only: what the others suffer from without these is told by the next run.
+    # Retry only once: errors of the remaining hosts are reported by the next run.
     if not placed or None in misplaced:
         return None, errors
     try:
@@ -59,12 +59,12 @@ def place(survey: Survey) -> tuple[Topology | None, list[ClusterctlError]]:
 
 
 def single(error: ClusterctlError) -> list[ClusterctlError]:
-    """The errors in `error`, one by one."""
+    """Return the single errors in `error`."""
     return list(error.errors) if isinstance(error, Problems) else [error]
 
 
 def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, Transport]) -> None:
-    """Add to every error about a taken port which program took it."""
+    """Add to every error about a used port the program that listens on it."""
     taken = {
         error.host: error
         for error in errors
@@ -84,11 +84,11 @@ def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, T
 
 
 def _listening(transport: Transport) -> list[str]:
-    """Listening sockets with their programs, a line each; nothing where there is no `ss`."""
+    """Return a line for each listening socket with its program; empty if the host has no `ss`."""
     result = transport.run(["ss", "-Hltnp"], sudo=True, timeout=deadlines.SMALL_FILE)
     return result.stdout.splitlines() if result.ok else []
 
 
 def _port(line: str) -> int:
-    """Of a line of `ss`: LISTEN, two queues, the local address and port."""
+    """Parse the port from a line of `ss`: LISTEN, two queues, local address and port."""
     return int(line.split()[3].rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""A cluster as `status` shows it: plain data, made from a survey. No I/O."""
+"""A cluster's status for `status`: plain data, built from a survey. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HostRow:
     reachable: bool
     engine: str
     container: str
-    ray: str  # `up`, `starting`, `down`, ..., or `dead` where the head's Ray says so
+    ray: str  # `up`, `starting`, `down`, ..., or `not joined` if the head's Ray does not have it
     gpus: tuple[str, ...]
     gpus_promised: int
     gpus_in_ray: float
@@ -44,8 +44,8 @@ class HostRow:
 class ServiceRow:
     document: ServiceDocument
     state: ServiceState | None
-    head_address: str  # Where clients reach the head
-    failed_ago: float | None = None  # Seconds since its last failure; None where none is known
+    head_address: str  # Address for clients
+    failed_ago: float | None = None  # Seconds since its last failure; None if none is known
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class ServiceRow:
 
     @property
     def condition(self) -> str:
-        """The supervisor's word, or `declared` before it took notice."""
+        """State reported by the supervisor, or `declared` before it processed the service."""
         return self.state.state if self.state else "declared"
 
 
@@ -73,7 +73,7 @@ class ClusterStatus:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything that is not as promised, a sentence each."""
+        """Every deviation from the inventory and from a working service, one sentence each."""
         of_hosts = [f"{row.name}: {text}" for row in self.hosts for text in row.problems]
         of_services = [
             f"service {row.name}: {row.condition}{_because(row.state)}"
@@ -89,9 +89,9 @@ class ClusterStatus:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """What mends them, each once."""
+        """Fixes, without duplicates."""
         hints = [row.hint for row in self.hosts] + [error.hint for error in self.strangers]
-        # Why an engine ends again and again is in its log, whose known failures `logs` explains.
+        # The reason for repeated failures is in the engine's log; `logs` explains known ones.
         hints += [
             f"clusterctl logs {row.name}"
             for row in self.services
@@ -114,10 +114,10 @@ def assess(
     drift: Mapping[str, Sequence[str]] | None = None,
     weights_apart: Mapping[str, Sequence[str]] | None = None,
 ) -> ClusterStatus:
-    """Put the hosts' answers together; the head's Ray has the word on who is in the cluster.
+    """Build the status from the hosts' answers; the head's Ray decides who is in the cluster.
 
-    drift          by host, how it differs from what bootstrap would make of it
-    weights_apart  by host, how its files of a served model differ from the other ranks'
+    drift          by host: differences from the result of a bootstrap
+    weights_apart  by host: how its files of a served model differ from the other ranks'
     """
     inventory, head = survey.inventory, survey.inventory.head
     state = survey.fresh_state(head.name)
@@ -156,7 +156,7 @@ def assess(
 
 
 def _failed_ago(survey: Survey, state: ServiceState | None) -> float | None:
-    """By the head's own clock, which the supervisor noted the failure by."""
+    """Seconds since the last failure by the head's clock, with which the supervisor recorded it."""
     if state is None or not state.last_failure or survey.head is None:
         return None
     return max(0.0, survey.head.facts.clock - state.last_failure_time)
@@ -171,8 +171,8 @@ def _host_row(
     drift: tuple[str, ...],
     apart: tuple[str, ...],
 ) -> HostRow:
-    """A row of the table. Of problems the first cause only, where one thing follows from another;
-    drift and such besides."""
+    """Build a host's row. Of problems that follow from each other it has the first cause only,
+    besides drift and other independent ones."""
     facts, state = survey.facts.get(host.name), survey.states.get(host.name)
     container = survey.containers.get(host.name)
     error = survey.errors.get(host.name)
@@ -266,7 +266,7 @@ _NIC_PROBLEMS = {
 
 
 def _broken_nic(nic: BrokenNic) -> str:
-    """What is wrong with a NIC that Ray, NCCL or Gloo uses, in words."""
+    """Describe the problem of a NIC that Ray, NCCL or Gloo uses."""
     traffic = " and ".join(CARRIES.get(purpose, purpose) for purpose in nic.purposes.split(", "))
     if not nic.name:
         return f"no interface has the node IP, which carries {traffic}"

@@ -1,5 +1,5 @@
-"""What one look at the cluster said: every host is probed once, in parallel, and every command
-asks the Survey that comes of it. Nothing here changes a host."""
+"""A survey of the cluster: every host is probed once, in parallel, and commands use the resulting
+Survey. Changes nothing on hosts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values
 
-# NVML's word when a control group keeps the device nodes from it: with the toolkit's classic
-# mode, `systemctl daemon-reload` does that to running containers (nvidia-docker issue 1730).
+# NVML's message if a control group denies access to the device nodes: with the toolkit's classic
+# mode, `systemctl daemon-reload` causes that in running containers (nvidia-docker issue 1730).
 TAKEN_AWAY = "Unknown Error"
 
 
@@ -47,7 +47,7 @@ def connected(
 ) -> Iterator[dict[str, Transport]]:
     """Yield a transport per host, by name. Each connects at first use; all are closed at the end.
 
-    Raises nothing itself: a host that cannot be reached fails when it is asked.
+    Raises nothing itself: a host that cannot be reached fails at first use.
     """
     with Connections(credentials, connect_timeout=connect_timeout) as connections:
         yield {host.name: connections.to(host) for host in hosts}
@@ -61,11 +61,11 @@ def take_survey(
     limit: int = deadlines.FACTS_COMMAND,
     timeout: float = deadlines.FACTS,
 ) -> Survey:
-    """Probe the hosts of `transports` in one round trip each; those that fail keep their error.
+    """Probe the hosts of `transports` in one round trip each; errors are kept per host.
 
-    files    further files to bring back, besides the node's own documents; shell patterns allowed
+    files    further files to read, besides the node's own documents; shell patterns allowed
     limit    whole seconds that one command on a host may take
-    timeout  seconds for the whole of a host
+    timeout  seconds for all of one host's probe
     """
     paths = NodePaths(inventory.cluster)
     own = (str(paths.node_document), str(paths.state), f"{paths.services}/*.json")
@@ -88,7 +88,7 @@ def take_survey(
 
 @dataclass(frozen=True)
 class Survey:
-    """The answers of the hosts that were asked, and what follows from them. Pure after the look."""
+    """The answers of the probed hosts, and values derived from them. Does no I/O."""
 
     inventory: Inventory
     transports: Mapping[str, Transport]
@@ -98,7 +98,7 @@ class Survey:
 
     @cached_property
     def answers(self) -> dict[str, Probe]:
-        """What each host said, of those that answered."""
+        """Answers of the hosts that answered."""
         return values(self.outcomes)
 
     @cached_property
@@ -107,7 +107,7 @@ class Survey:
 
     @cached_property
     def errors(self) -> dict[str, ClusterctlError]:
-        """Why the other hosts did not answer."""
+        """Errors of the hosts that did not answer."""
         return {error.host or "": error for error in failures(self.outcomes)}
 
     def require_answers(self, hosts: Collection[str] | None = None) -> Survey:
@@ -117,7 +117,7 @@ class Survey:
 
     @cached_property
     def views(self) -> dict[str, HostView]:
-        """What steps work on, in the order of the inventory."""
+        """The views that steps work on, in the inventory's order; only of hosts that answered."""
         return {
             host.name: HostView(host, self.facts[host.name], self.transports[host.name])
             for host in self.inventory.hosts
@@ -126,16 +126,16 @@ class Survey:
 
     @property
     def head(self) -> Probe | None:
-        """The head's answer."""
+        """The head's answer; None if it did not answer."""
         return self.answers.get(self.inventory.head.name)
 
     def head_file(self, path: str) -> bytes | None:
-        """A file of the head; None where it has none, or did not answer."""
+        """Return a file of the head; None if the head does not have it, or did not answer."""
         return self.head.files.get(path) if self.head else None
 
     @cached_property
     def topology(self) -> Topology:
-        """Every host's place. Raises RequirementsNotMet, for a host that did not answer too."""
+        """The topology of all hosts. Raises RequirementsNotMet, also if a host did not answer."""
         return resolve(self.inventory, self.facts)
 
     # Node containers
@@ -146,7 +146,7 @@ class Survey:
         cluster, ours = self.inventory.cluster, container_name(self.inventory.cluster)
         found = {
             name: next((c for c in answer.containers if c.name == ours), None)
-            # One that was renamed still holds Ray's ports, and serves.
+            # A renamed container still uses Ray's ports, and serves.
             or next((c for c in answer.containers if c.labels.get(CLUSTER_LABEL) == cluster), None)
             for name, answer in self.answers.items()
         }
@@ -154,26 +154,26 @@ class Survey:
 
     @cached_property
     def running(self) -> frozenset[str]:
-        """Hosts whose node container runs."""
+        """Hosts whose node container is running."""
         return frozenset(name for name, c in self.containers.items() if c.state == "running")
 
     # What supervisors report
 
     @cached_property
     def states(self) -> dict[str, NodeState]:
-        """What supervisors wrote last, however long ago."""
+        """The supervisors' last reports, however old."""
         path = str(NodePaths(self.inventory.cluster).state)
         found = {name: read_state(answer.files.get(path)) for name, answer in self.answers.items()}
         return {name: state for name, state in found.items() if state}
 
     def state_age(self, host: str) -> float | None:
-        """Seconds since the supervisor wrote, by the host's own clock; None where it never did."""
+        """Seconds since the supervisor's last report, by the host's own clock; None without one."""
         state = self.states.get(host)
-        # A report from the future was written before the clock was set back, and is as old.
+        # A report from the future was written before the clock was set back: use the difference.
         return abs(self.facts[host].clock - state.time) if state else None
 
     def why_silent(self, host: str) -> str:
-        """Why the supervisor's report is old or missing, as far as it can be told from outside."""
+        """Reason why the supervisor's report is old or missing, as far as the probe shows."""
         directory = run_dir(self.inventory.cluster)
         disk, age = self.facts[host].disk(directory), self.state_age(host)
         if disk and disk.free < LEAST_FREE:
@@ -183,13 +183,13 @@ class Survey:
         return f"the supervisor last wrote {age:.0f} s ago"
 
     def fresh_state(self, host: str) -> NodeState | None:
-        """The state of a supervisor that is alive: it wrote within `deadlines.STALE` seconds."""
+        """Return the supervisor's report unless it is missing or `deadlines.STALE` seconds old."""
         age = self.state_age(host)
         return self.states[host] if age is not None and age < deadlines.STALE else None
 
     def require_supervised_head(self) -> NodeState:
-        """The head's state. Raises RequirementsNotMet where its supervisor is not alive: nobody
-        there would follow a change."""
+        """Return the head's state. Raises RequirementsNotMet if its supervisor is not alive, as it
+        would then not process any change."""
         head = self.inventory.head.name
         self.require_answers((head,))
         if self.fresh_state(head) is None and "file system that is full" in self.why_silent(head):
@@ -201,7 +201,7 @@ class Survey:
         return require_bootstrapped(self.inventory, self.states.get(head), self.facts[head].clock)
 
     def gpus_lost(self, host: str) -> str | None:
-        """What is wrong, in words, where the running container sees fewer GPUs than promised."""
+        """Describe the problem if the running container sees fewer GPUs than declared."""
         state, promised = self.fresh_state(host), len(self.inventory.host(host).gpus)
         if host not in self.running or state is None or not 0 <= state.gpus_visible < promised:
             return None
@@ -213,9 +213,9 @@ class Survey:
 
     @cached_property
     def strangers(self) -> tuple[RequirementsNotMet, ...]:
-        """Hosts in Ray that are not in the inventory, by the head's report of now.
+        """Errors for hosts in Ray that are not in the inventory, from the head's current report.
 
-        Their containers go on, with the ranks of services on them, and nothing that reads the
+        Their containers keep running, with ranks of services, and no command that reads the
         inventory reaches them.
         """
         state = self.fresh_state(self.inventory.head.name)
@@ -237,8 +237,9 @@ class Survey:
 
     @cached_property
     def config_deleted(self) -> dict[str, str]:
-        """By host, the ID of the container whose directory of documents was deleted. Its supervisor
-        goes on with what it held; what is written there anew need not be what it has mounted."""
+        """By host, ID of the container whose directory of documents was deleted. Its supervisor
+        keeps what it read; a new directory there may not be the one it has mounted.
+        """
         return {
             name: self.containers[name].id
             for name, state in self.states.items()
@@ -248,19 +249,19 @@ class Survey:
 
     @cached_property
     def unreadable(self) -> dict[str, tuple[UnreadableDocument, ...]]:
-        """By host, the documents that cannot be read; hosts without such are not in it."""
+        """Unreadable documents by host; hosts without any are left out."""
         cluster = self.inventory.cluster
         found = {name: tuple(unreadable_in(cluster, probe)) for name, probe in self.answers.items()}
         return {name: documents for name, documents in found.items() if documents}
 
     @cached_property
     def services(self) -> dict[str, ServiceDocument]:
-        """The services declared on the head, by name; none while it does not answer."""
+        """The services declared on the head, by name; empty if it did not answer."""
         return services_in(self.inventory.cluster, self.head) if self.head else {}
 
 
 def read_state(data: bytes | None) -> NodeState | None:
-    """The supervisor's state; None when there is none yet, or it is of another version."""
+    """Parse the supervisor's state; None if it is missing or was written by another version."""
     if data is None:
         return None
     try:
@@ -270,7 +271,7 @@ def read_state(data: bytes | None) -> NodeState | None:
 
 
 def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
-    """The head's state, read from its file alone: for commands that wait and ask again."""
+    """Read the head's state from its file only, for commands that poll it."""
     file = str(NodePaths(inventory.cluster).state)
     return read_state(
         head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
@@ -278,9 +279,9 @@ def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
 
 
 def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: float) -> NodeState:
-    """The head's state, or RequirementsNotMet that says how to get one that is of now.
+    """Return the head's state. Raises RequirementsNotMet, with a fix, if it is missing or old.
 
-    `clock`: Unix seconds on that host, whose clock the supervisor writes by.
+    `clock`: Unix seconds on the head, by whose clock the supervisor writes.
     """
     host = inventory.head.name
     if state is None:
@@ -300,8 +301,8 @@ def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: f
 
 
 def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
-    """The services whose documents the probe brought, by name. Of one that cannot be read, what
-    the supervisor read last, and goes on with."""
+    """Return the services in the probed documents, by name. For an unreadable document, return the
+    version that the supervisor read last and still uses."""
     directory = str(NodePaths(cluster).services)
     texts = {
         path: data.decode(errors="replace")
@@ -317,8 +318,8 @@ def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
 
 
 def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
-    """The documents among the probe's files that cannot be read, with what the supervisor still
-    knows of them."""
+    """Return the unreadable documents among the probed files, with the version that the supervisor
+    read last."""
     paths = NodePaths(cluster)
     state = read_state(answer.files.get(str(paths.state)))
     known = {document.file: document for document in state.unreadable} if state else {}
