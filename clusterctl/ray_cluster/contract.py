@@ -1,4 +1,4 @@
-"""The Ray contract as the operator sees it: every host exactly once, as the inventory says."""
+"""The Ray contract, checked by the operator: every host exactly once, as the inventory declares."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from clusterctl.errors import RayNotFormed, raise_all
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import ExpectedNode, NodeState, RayNode
 
-POLL = 1.0  # Seconds between two looks at the head's state
+POLL = 1.0  # Seconds between two reads of the head's state
 
 
 @dataclass(frozen=True)
 class Wait:
-    """How time passes while waiting; tests bring their own."""
+    """Clock, sleep and progress output used while waiting; tests replace them."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -24,7 +24,7 @@ class Wait:
 
 
 def problems(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> list[RayNotFormed]:
-    """One error for each way in which Ray differs from what the inventory promises."""
+    """Return an error for each difference between Ray's nodes and the expected ones."""
     return [
         RayNotFormed(each.summary, host=each.host, hint=f"clusterctl logs --host {each.host}")
         for each in breaches(expected, nodes)
@@ -39,8 +39,8 @@ def await_formed(
 ) -> NodeState:
     """Return the head's state once the contract holds.
 
-    `read_state` fetches the head's state.json, None while there is none. `timeout` in seconds.
-    Raises RayNotFormed, or Problems with one for every host, with what was seen last.
+    `read_state` reads the head's state.json, None if there is none yet. `timeout` is in seconds.
+    Raises RayNotFormed, or Problems with one for every host, from the last state read.
     """
     wait = wait or Wait()
     deadline = wait.clock() + timeout

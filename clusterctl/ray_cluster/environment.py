@@ -1,8 +1,8 @@
 """The environment of each node container, as data.
 
-vLLM's Ray executor sends the whole environment of the process on the head to every worker, which
-adopts the variables that it lacks. So a variable that belongs to one node is set on every node,
-even with an empty value, and is in the list of variables that vLLM does not carry over.
+vLLM's Ray executor sends the whole environment of the head's process to every worker, which adopts
+the variables that it does not have. So a variable that differs per node is set on every node, even
+to an empty value, and is listed among the variables that vLLM must not carry over.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ PER_NODE = (
     "VLLM_HOST_IP",
 )
 
-# A node that stopped answering is dead after 3 x (2 + 4) = 18 s; Ray's defaults took 66 s. Measured
-# with these on Ray 2.60: 17 s for a raylet that was stopped, 5 s for one that was killed. A raylet
-# that loses its GCS ends after 20 s.
+# A node that does not answer is declared dead after 3 x (2 + 4) = 18 s; with Ray's defaults, after
+# 66 s. Measured with these on Ray 2.60: 17 s for a stopped raylet, 5 s for a killed one. A raylet
+# that loses its GCS exits after 20 s.
 DEAD_NODE_DETECTION = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
-    # Lets a node come back. The GCS asks a dead node to return what a placement group had there,
-    # and keeps that channel for Ray's 30 minutes of idleness. All channels to an address share one
-    # connection, which gRPC retries after 1, 1.6, ... 120 s: until then a raylet that came back at
-    # this address is not reached, and its health checks fail without a packet. With 5 s no call
-    # goes there 4 s after the node's death; without, they went on (3, 10, 19, 34 s, ...).
+    # Lets a node rejoin. The GCS asks a dead node to return a placement group's resources, and
+    # keeps that channel for Ray's idle timeout of 30 minutes. All channels to an address share one
+    # connection, which gRPC retries after 1, 1.6, ... 120 s: until then a raylet that restarted at
+    # this address is not reached, and its health checks fail without a packet. With 5 s, no call is
+    # made later than 4 s after the node's death; without, they continued (3, 10, 19, 34 s, ...).
     "RAY_grpc_client_idle_timeout_ms": "5000",
 }
 
 
 def node_environment(inventory: Inventory, topology: Topology, node: Node) -> dict[str, str]:
-    """Everything that the container of `node` has in its environment; holds no secret.
+    """Return the complete environment of `node`'s container; contains no secret.
 
-    `env` in the inventory wins, a host's over the cluster's.
+    `env` in the inventory takes precedence, a host's over the cluster's.
     """
     if inventory.allow_unauthenticated_ray:
-        # Set in both cases: Ray 2.61 changes what its absence means.
+        # Always set RAY_AUTH_MODE: Ray 2.61 changes its default.
         authentication = {"RAY_AUTH_MODE": "disabled"}
     else:
         authentication = {
@@ -71,7 +71,7 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
         "VLLM_CONFIG_ROOT": config_root(inventory.cluster),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HOME": f"{CACHE_DIR}/huggingface",
-        # NCCL takes prefixes unless the list starts with `=`; Gloo takes exact names only.
+        # NCCL matches prefixes unless the list starts with `=`; Gloo matches exact names only.
         "NCCL_SOCKET_IFNAME": "=" + ",".join(node.nccl_nics),
         "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in node.node_ip else "AF_INET",
         "GLOO_SOCKET_IFNAME": node.gloo_nic,
@@ -84,7 +84,7 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
 
 
 def non_carry_over(inventory: Inventory, topology: Topology) -> str:
-    """The content of NON_CARRY_OVER_FILE: names of the variables that differ between nodes."""
+    """Return the content of NON_CARRY_OVER_FILE: variables that differ between nodes."""
     environments = [node_environment(inventory, topology, node) for node in topology.nodes]
     names = {name for environment in environments for name in environment}
     differing = {name for name in names if len({env.get(name) for env in environments}) > 1}
@@ -92,5 +92,5 @@ def non_carry_over(inventory: Inventory, topology: Topology) -> str:
 
 
 def config_root(cluster: str) -> str:
-    """VLLM_CONFIG_ROOT: the directory on every host that holds NON_CARRY_OVER_FILE."""
+    """VLLM_CONFIG_ROOT: the directory on every host that contains NON_CARRY_OVER_FILE."""
     return f"{config_dir(cluster)}/vllm"

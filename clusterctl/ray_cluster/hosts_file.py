@@ -1,9 +1,9 @@
 """The hosts file of node containers: names and addresses of the cluster.
 
-Ray's and vLLM's configuration holds no names, and they are looked up all the same: the store of
-torch.distributed asks for the name of each peer's address before it lets the peer in, and Ray for
-its own host's. With a name server that does not answer, each look-up takes 5 to 30 s; torch allows
-some of them 10 s. A hosts file is asked first and answers at once.
+Ray's and vLLM's configuration contains no names, but names are looked up nevertheless: the store of
+torch.distributed looks up the name of each peer's address before it accepts the peer, and Ray that
+of its own host. If a name server does not answer, each look-up takes 5 to 30 s; torch waits 10 s
+for some of them. A hosts file is consulted first and answers at once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LOCAL = (
 
 
 def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) -> str:
-    """The content for `host`; `facts` of the nodes that answered. Each address has a name, and each
-    node's name has one address, the node IP: a look-up of the name must not lead to the fabric by
-    chance."""
+    """Return the content for `host`; `facts` are those of the nodes that answered. Each address has
+    a name, but a node's name has only one address, the node IP, so that looking it up never returns
+    an address of the fabric."""
     taken = {node.host for node in topology.nodes} | {name for _, names in _LOCAL for name in names}
     own_names: dict[str, tuple[str, ...]] = {}
-    for node in sorted(topology.nodes, key=lambda node: node.host != host):  # its own name first
+    for node in sorted(topology.nodes, key=lambda node: node.host != host):  # own node first
         of_host = facts.get(node.host)
-        # What the host calls itself, with and without a domain, unless another host has the name.
+        # The host's own name, with and without a domain, unless another host has that name.
         full = of_host.hostname.lower() if of_host else ""
         names = dict.fromkeys((full, full.partition(".")[0]))
         own_names[node.host] = tuple(name for name in names if name and name not in taken)
@@ -46,15 +46,15 @@ def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) ->
 
 
 def addresses(topology: Topology, facts: Mapping[str, HostFacts]) -> dict[str, str]:
-    """Every address of the cluster and its name."""
+    """Return every address of the cluster with its name."""
     found: dict[str, str] = {}
     for node in topology.nodes:
         found[node.node_ip] = node.host
         for nic, ip in _others(node, facts.get(node.host)):
             found[ip] = f"{node.host}.{nic}"
     # A dual-stack socket, such as that of torch's store, sees an IPv4 peer as ::ffff:10.0.0.2, and
-    # the resolver looks it up like that. It gets a name of its own: the node's name would get a
-    # second address.
+    # the resolver looks that up. Such addresses get their own names, as a node's name must have one
+    # address only.
     mapped = {
         f"::ffff:{ip}": f"{name}.mapped"
         for ip, name in found.items()
@@ -64,7 +64,7 @@ def addresses(topology: Topology, facts: Mapping[str, HostFacts]) -> dict[str, s
 
 
 def _others(node: Node, facts: HostFacts | None) -> Iterator[tuple[str, str]]:
-    """NIC and address of whatever else peers may see of a node."""
+    """Yield NIC and address of the node's other addresses that peers may see."""
     if facts is None:
         return
     devices = {port.partition(":")[0] for port in node.rdma}

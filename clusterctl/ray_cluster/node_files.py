@@ -1,4 +1,4 @@
-"""The files of a node: the supervisor's program, node.json, and the names of the cluster."""
+"""The files of a node: the supervisor's program, node.json, and the hosts file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterctl.steps.node_files import FilesPresent, RemoteFile
 
 
 def directories_present(cluster: str) -> DirectoriesPresent:
-    """The directories of every node, of this version of clusterctl."""
+    """Return the step for the directories of a node, for this version of clusterctl."""
     version = package.install_dir().rpartition("/")[2]
     own = Directory(config_root(cluster), 0o700)
     return DirectoriesPresent((*node_directories(cluster, version), own))
@@ -28,8 +28,8 @@ def directories_present(cluster: str) -> DirectoriesPresent:
 def files_present(
     inventory: Inventory, topology: Topology, facts: Mapping[str, HostFacts]
 ) -> FilesPresent:
-    """node.pyz, node.json, the hosts file of the containers, and the list of variables that vLLM
-    must not carry over to other nodes."""
+    """Return the step for node.pyz, node.json, the hosts file of the containers, and the list of
+    variables that vLLM must not carry over to other nodes."""
     root, paths = config_root(inventory.cluster), NodePaths(inventory.cluster)
     shared = (
         RemoteFile(package.install_path(), package.build()),
@@ -40,7 +40,7 @@ def files_present(
         document = node_document(inventory, topology, topology.node(view.host.name))
         node_json = RemoteFile(str(paths.node_document), to_json(document).encode())
         if HOSTS_FILE in view.host.mounts.values():
-            return (*shared, node_json)  # the user's own, and maybe the host's: left alone
+            return (*shared, node_json)  # the user mounts one, maybe the host's: do not write it
         names = hosts_file(topology, facts, view.host.name)
         return (*shared, node_json, RemoteFile(str(paths.declared_hosts), names.encode()))
 
@@ -48,8 +48,8 @@ def files_present(
 
 
 def _restarts_ray(file: RemoteFile, now: bytes) -> bool:
-    """The supervisor starts Ray anew for another command line, environment or head; it takes
-    another list of expected nodes as it comes."""
+    """Whether writing the file makes the supervisor restart Ray: for another command line,
+    environment or head. Another list of expected nodes does not."""
     if not now or not file.path.endswith("/node.json"):
         return False
     try:

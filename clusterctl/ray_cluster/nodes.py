@@ -1,4 +1,4 @@
-"""What a host runs: the arguments of `ray start`, the node's document, its container."""
+"""What runs on a host: the arguments of `ray start`, the node's document, its container."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, lo
 from clusterctl.ray_cluster.environment import CACHE_DIR, node_environment
 from clusterctl.ray_cluster.topology import Node, Topology, host_port
 
-# vLLM keeps nothing in Ray's object store; the default would take 30 % of the memory
+# vLLM stores nothing in Ray's object store; the default would take 30 % of the memory
 OBJECT_STORE_BYTES = 1_000_000_000
 
 NOFILE = 1_048_576
 STACK_BYTES = 67_108_864
-# Seconds: 60 for running requests, the rest for vLLM and Ray to end by themselves
+# Seconds: 60 for running requests, the rest for vLLM and Ray to exit
 STOP_TIMEOUT = 90
 
 
 def ray_argv(node: Node, head_ip: str, ports: RayPorts) -> list[str]:
-    """`ray start --block ...` for `node`, every port fixed below the ephemeral range."""
+    """Return `ray start --block ...` for `node`; all ports are below the ephemeral range."""
     place = (
         [
             "--head",
@@ -58,12 +58,12 @@ def ray_argv(node: Node, head_ip: str, ports: RayPorts) -> list[str]:
 
 
 def expected_nodes(topology: Topology) -> list[ExpectedNode]:
-    """The nodes that the Ray contract requires."""
+    """Return the nodes that the Ray contract requires."""
     return [ExpectedNode(node.host, node.node_ip, node.gpus) for node in topology.nodes]
 
 
 def node_document(inventory: Inventory, topology: Topology, node: Node) -> NodeDocument:
-    """What goes into node.json on the host of `node`."""
+    """Return the content of node.json on the host of `node`."""
     head_ip = topology.head.node_ip
     return NodeDocument(
         cluster=inventory.cluster,
@@ -82,11 +82,11 @@ def node_document(inventory: Inventory, topology: Topology, node: Node) -> NodeD
 def container_spec(
     node: Node, image_id: str, inventory: Inventory, facts: HostFacts, topology: Topology
 ) -> ContainerSpec:
-    """The node container. `image_id` as `docker image inspect` gives it."""
+    """Return the spec of the node container. `image_id`: as printed by `docker image inspect`."""
     accelerator = accelerator_named(inventory.accelerator)
     gpus = accelerator.access(facts) if node.gpus else DeviceAccess()
-    # No more open files than the host allows: a daemon without CAP_SYS_RESOURCE refuses to start a
-    # container that asks for more. If the limit is unknown, Docker's default stays.
+    # No more open files than the host allows: a daemon without CAP_SYS_RESOURCE cannot start a
+    # container with a higher limit. If the host's limit is unknown, Docker's default applies.
     ulimits = {"stack": STACK_BYTES}
     if facts.nofile_hard:
         ulimits["nofile"] = min(NOFILE, facts.nofile_hard)
@@ -96,7 +96,7 @@ def container_spec(
     mounts = (
         Mount(config_dir(cluster), config_dir(cluster), read_only=True),
         Mount(log_dir(cluster), log_dir(cluster)),
-        # Gone after a reboot; the engine makes it anew when it starts the container.
+        # Deleted by a reboot; the engine creates it again when it starts the container.
         Mount(run_dir(cluster), run_dir(cluster)),
         Mount(own, own, read_only=True),
         Mount(CACHE_DIR, CACHE_DIR),

@@ -1,9 +1,9 @@
-"""The place of every host in the cluster: address, interfaces, GPUs. Plain data.
+"""The topology: address, interfaces and GPUs of every host in the cluster. Plain data.
 
-The address that Ray is given decides over everything else: gRPC, the queues of vLLM's
-executor and the store of torch.distributed all bind to the node's IP. A node whose Ray
-address differs from VLLM_HOST_IP, or two nodes with the same one, is the classic way to wait
-forever for GPUs (vllm issues 7815 and 13521).
+The address given to Ray determines all others: gRPC, the queues of vLLM's executor and the store of
+torch.distributed all bind to the node's IP. A node whose Ray address differs from VLLM_HOST_IP, or
+two nodes with the same one, are classic causes of waiting forever for GPUs (vllm issues 7815 and
+13521).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from clusterctl.inventory.model import Host, Role
 
 @dataclass(frozen=True)
 class Node:
-    """One host's place in the cluster."""
+    """One host as a node of the cluster."""
 
     host: str
     role: Role
     node_ip: str
-    control_nic: str  # holds `node_ip`
+    control_nic: str  # the NIC that has `node_ip`
     nccl_nics: tuple[str, ...]
     gloo_nic: str
-    # Ports of RDMA devices, such as mlx5_0:1; empty on every node unless every node has some.
+    # Ports of RDMA devices, such as mlx5_0:1; empty on all nodes unless all have some.
     rdma: tuple[str, ...]
     gpus: int
     speed: int | None = None  # Mbit/s of `control_nic`, if known
-    explain: tuple[str, ...] = ()  # how each of these was chosen, a line each
+    explain: tuple[str, ...] = ()  # reasons for the choices, one line each
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Every node, in the order of the inventory."""
+    """All nodes, in the order of the inventory."""
 
     nodes: tuple[Node, ...]
 
@@ -42,7 +42,7 @@ class Topology:
         return next(node for node in self.nodes if node.role == "head")
 
     def node(self, host: str) -> Node:
-        """The node of that host. Raises KeyError."""
+        """Return the node of `host`. Raises KeyError."""
         for node in self.nodes:
             if node.host == host:
                 return node
@@ -50,20 +50,20 @@ class Topology:
 
 
 def host_port(ip: str, port: int) -> str:
-    """`ip:port`, with the brackets that an IPv6 address needs."""
+    """Format `ip:port`, with brackets around an IPv6 address."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def head_address(head: Host, facts: HostFacts, node_ip: str) -> str:
-    """Where clients reach the head: the address that SSH uses, if it is one of its own."""
+    """Return the head's address for clients: the one that SSH uses, if the head holds it."""
     return head.address if facts.nic_with(head.address) else node_ip
 
 
 def reached_at(listens_on: str, head: str) -> str:
-    """The address to tell clients. A server that listens on all addresses has none of its own."""
+    """Return a server's address for clients: the head's if it listens on all addresses."""
     return head if listens_on in ("0.0.0.0", "::") else listens_on  # noqa: S104 - nothing binds
 
 
 def base_url(host: str, port: int) -> str:
-    """The URL of an address and port; an IPv6 address gets its brackets."""
+    """Return the URL of an address and port, with brackets around an IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
