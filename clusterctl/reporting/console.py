@@ -1,4 +1,4 @@
-"""Progress on stderr while a run goes on: live rows on a terminal, plain lines elsewhere."""
+"""Progress on stderr during a run: live rows on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from clusterctl.engine.events import (
 )
 from clusterctl.reporting.text import below_itself, count, duration, line_width
 
-PLAIN_EVERY = 5.0  # Seconds between two progress lines of one host where there is no terminal
+PLAIN_EVERY = 5.0  # Seconds between two progress lines of one host without a terminal
 
-STILL_EVERY = 30.0  # Seconds of silence of a step there, after which a line says that it still runs
+STILL_EVERY = 30.0  # Seconds after which a silent step gets a line that it still runs
 
-_KEPT_TOGETHER = "\N{NO-BREAK SPACE}"  # Between a number and its unit, until the line is broken
+_KEPT_TOGETHER = "\N{NO-BREAK SPACE}"  # Between a number and its unit, until the line is wrapped
 
 _log = logging.getLogger("clusterctl.run")
 
@@ -49,7 +49,7 @@ class _Running:
 
 
 class Progress:
-    """An EventSink with a face. Safe to call from any thread. Times are in seconds."""
+    """An EventSink that shows events to the user. Thread-safe. Times are in seconds."""
 
     def __init__(
         self, stream: IO[str], *, quiet: bool = False, still_every: float = STILL_EVERY
@@ -57,8 +57,8 @@ class Progress:
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._still_every = still_every
-        # Replaced, never changed: rich draws the rows in a thread that holds its own lock, and
-        # that must not wait for ours, whose holder may be waiting for rich's.
+        # Replaced, never modified: rich draws the rows in a thread that holds its own lock, and
+        # must not wait for ours, whose holder may be waiting for rich's.
         self._running: Mapping[tuple[str, str], _Running] = {}
         self._changed = 0
         self._console = RichConsole(
@@ -91,7 +91,7 @@ class Progress:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the terminal alone while someone is asked something."""
+        """Stop drawing on the terminal while the user is prompted."""
         live = self._live.is_started
         if live:
             self._live.stop()
@@ -145,7 +145,7 @@ class Progress:
         return row
 
     def _say_what_still_runs(self) -> None:
-        """Where there are no live rows, a long step must not look like a hang."""
+        """Print a line for long steps, which without live rows would look like a hang."""
         while not self._ended.wait(min(1.0, self._still_every)):
             with self._lock:
                 for (host, _), row in self._running.items():
@@ -177,7 +177,7 @@ class Progress:
         self._line(event.host, "✓", "green", f"{title}  {took}")
 
     def _line(self, host: str, sign: str, style: str, text: str) -> None:
-        """`text` after its host's name; on a terminal it goes on below itself, as plans do."""
+        """Print `text` after its host's name; on a terminal it wraps inside its own column."""
         line = Text("  ")
         line.append(sign, style=style)
         line.append(f" {host}  " if host else " ", style="cyan")
@@ -198,6 +198,6 @@ class Progress:
 
 
 def headline(cluster: str, hosts: int, log: Path | None) -> str:
-    """The first line of a run."""
+    """Return the first line of a run."""
     where = f"log {log}" if log else "no log: its directory cannot be written"
     return f"cluster {cluster} · {count(hosts, 'host')} · {where}"

@@ -1,4 +1,4 @@
-"""Errors as a user reads them: host, cause, what was seen, the fix, and where the log is."""
+"""Errors as shown to the user: host, cause, details, fix, and path of the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterctl.reporting.text import below_itself
 
 
 def flatten(error: ClusterctlError) -> tuple[ClusterctlError, ...]:
-    """The single errors in `error`, in order."""
+    """Return the single errors in `error`, in order."""
     if isinstance(error, Problems):
         return tuple(inner for nested in error.errors for inner in flatten(nested))
     return (error,)
@@ -19,8 +19,8 @@ def flatten(error: ClusterctlError) -> tuple[ClusterctlError, ...]:
 def error_lines(
     error: ClusterctlError, log: Path | None = None, *, width: int | None = None
 ) -> list[str]:
-    """All of `error`; the same fix for several hosts is printed once, under the last. `width`: of
-    the terminal, in characters; what is to be pasted, and what others wrote, stays whole."""
+    """Format `error`, wrapped at `width` characters; commands and quoted output are never wrapped.
+    A fix that several hosts share is printed once, under the last."""
     found = flatten(error)
     lines = [f"{len(found)} problems:"] if len(found) > 1 else []
     for index, single in enumerate(found):
@@ -37,7 +37,7 @@ def error_lines(
 
 
 def error_document(error: ClusterctlError, log: Path | None = None) -> dict[str, Any]:
-    """The same for machines."""
+    """Return the error as a JSON document."""
     return {
         "exit_code": error.exit_code,
         "log": str(log) if log else None,

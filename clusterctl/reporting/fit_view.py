@@ -1,4 +1,4 @@
-"""A memory plan as people read it; what it draws is the document of `fit --json`."""
+"""A memory plan as text for the user, built from the document of `fit --json`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_PROPOSALS = 6
 
 
 def fit_lines(document: Document, *, width: int | None = None) -> list[str]:
-    """The whole answer: a table per rank, what it adds up to, what limits, what else there is.
-    `width`: of the terminal, in characters."""
+    """Return the whole answer: a row per rank, the totals, the limiting rank, and alternatives.
+    `width`: characters in a line of the terminal; None does not wrap."""
     return [
         *plan_lines(document, width=width),
         *_probe(document),
@@ -31,7 +31,7 @@ def fit_lines(document: Document, *, width: int | None = None) -> list[str]:
 
 
 def plan_lines(document: Document, *, width: int | None = None) -> list[str]:
-    """One layout: its table and its sums."""
+    """Return one layout: its table and its totals."""
     sums = each_below_itself("", _sums(document), width)
     return [_title(document), f"  {document['reason']}", *_table(document), *sums]
 
@@ -59,7 +59,7 @@ def _row(numbers: Sequence[int], rank: Document, *, split: bool) -> list[str]:
 
 
 def _right(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Numbers end where their column ends."""
+    """Align numbers to the right of their columns."""
     widths = [max(len(row[index]) for row in rows) for index in range(3, len(rows[0]))]
     return columns(
         [
@@ -102,7 +102,7 @@ def _verdict(document: Document) -> str:
 
 
 def _probe(document: Document) -> list[str]:
-    """What the image's own vLLM says, and where it differs."""
+    """Return the result of the image's own vLLM, and its differences from the prediction."""
     probe = document.get("probe")
     if probe is None:
         return []
@@ -162,12 +162,12 @@ def _proposal(one: Document, *, timed: bool) -> tuple[str, ...]:
 
 
 def _on_cpus(document: Document) -> bool:
-    """The model of speed is one of GPUs."""
+    """Whether ranks run on CPUs, for which the speed model does not apply."""
     return any(rank["gpu"] == "CPU" for rank in document["ranks"])
 
 
 def _layout(document: Document) -> str:
-    """As flags of `serve`."""
+    """The layout as flags of `serve`."""
     words = [f"--tp {document['tp']}"]
     words += [f"--pp {document['pp']}"] if document["pp"] > 1 else []
     words += [f"-- --data-parallel-size {document['dp']}"] if document["dp"] > 1 else []

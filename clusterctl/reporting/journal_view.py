@@ -1,4 +1,4 @@
-"""The supervisors' journals as lines for people: when, where, what."""
+"""The supervisors' journals as lines for the user: time, host, event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def journal_line(host: str, line: str) -> str:
-    """One entry of `host`'s journal; what is no entry is passed on as it is."""
+    """Format one journal entry of `host`; a line that is not an entry is passed on unchanged."""
     entry = _entry(line)
     if entry is None:
         return f"{host}  {line}"
@@ -19,7 +19,7 @@ def journal_line(host: str, line: str) -> str:
 
 
 def by_time(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Entries of several hosts in one order; lines that are no entries come first."""
+    """Sort entries of several hosts by time; lines that are not entries come first."""
     return sorted(lines, key=lambda pair: float((_entry(pair[1]) or {}).get("time", 0)))
 
 

@@ -13,8 +13,8 @@ NOTHING = "Nothing to change: every host is as the inventory says."
 
 
 def plan_lines(plan: Plan, nothing: str = NOTHING, *, width: int | None = None) -> list[str]:
-    """What would change, stage by stage; the one line `nothing` when nothing would. `width`: of
-    the terminal, in characters; None leaves a change in one line, however long."""
+    """Return the changes stage by stage, or the line `nothing` if there are none. `width`:
+    characters in a line of the terminal; None does not wrap."""
     if plan.empty:
         return [nothing]
     hosts = {planned.host for planned in plan.changes}
@@ -36,7 +36,7 @@ def _row(planned: PlannedChange) -> tuple[str, str, str]:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """The plan for machines."""
+    """Return the plan as a JSON document."""
     return {
         "changes": [
             {

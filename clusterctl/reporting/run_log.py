@@ -1,4 +1,4 @@
-"""One file per run with every event and every remote command, for when something failed."""
+"""One log file per run with every event and remote command, for analysing failures."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ KEPT = 50  # Log files kept per cluster; older ones are removed when a new one s
 
 
 def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_STATE_HOME/clusterctl`, by default under ~/.local/state."""
+    """Return `$XDG_STATE_HOME/clusterctl`, by default under ~/.local/state."""
     base = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "clusterctl"
 
 
 @contextmanager
 def run_log(cluster: str, command: str) -> Iterator[Path | None]:
-    """Write all that the `clusterctl` loggers say to a new file, for the time of the block.
+    """Write all messages of the `clusterctl` loggers to a new file during the block; yield its
+    path.
 
-    None when no file can be written there: a log is no reason not to do the work.
+    Yields None if no file can be written: that must not stop the run.
     """
     logger = logging.getLogger("clusterctl")
     logger.setLevel(logging.DEBUG)
@@ -40,7 +41,7 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
 
 
 class _LogFile(logging.FileHandler):
-    """A disk that is full, now or later, stops no run; it is said once."""
+    """A log file whose write errors (a full disk) do not stop the run; they are reported once."""
 
     _told = False
 
@@ -53,7 +54,7 @@ class _LogFile(logging.FileHandler):
             sys.stderr.write(f"note: the log is not kept on: {error.strerror}\n")
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written is tried once more
+        with suppress(OSError):  # closing tries to write the rest once more
             super().close()
 
 
@@ -63,7 +64,7 @@ def _new_file(cluster: str, command: str) -> logging.Handler:
         directory = state_directory() / "logs" / cluster
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         handler = _LogFile(directory / name, encoding="utf-8")
-    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+    except (OSError, RuntimeError):  # RuntimeError: the home directory is unknown
         return logging.NullHandler()  # with no handler at all, warnings would go to stderr
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     return handler

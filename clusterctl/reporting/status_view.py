@@ -23,17 +23,17 @@ _STYLES = {
 }  # fmt: skip
 
 
-UNLIMITED = 10_000  # Columns where there is no terminal: a pipe or a file has no edge to cut at
+UNLIMITED = 10_000  # Columns without a terminal: a pipe or a file has no width
 
 
 def screen(stream: IO[str]) -> Console:
-    """A console that writes text as it is; only a terminal limits the width of lines."""
+    """Return a console that prints text unchanged; only a terminal limits the width of lines."""
     width = None if stream.isatty() else UNLIMITED
     return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
 def status_screen(status: ClusterStatus) -> RenderableType:
-    """Hosts, services and problems on one screen."""
+    """Return hosts, services and problems on one screen."""
     title = Text(f"cluster {status.cluster}", style="bold")
     word, style = ("healthy", "green") if status.healthy else ("degraded", "red")
     title.append(f" · {word}", style=style)
@@ -50,13 +50,13 @@ def status_screen(status: ClusterStatus) -> RenderableType:
     if status.problems:
         parts += [Text(), Text(f"{count(len(status.problems), 'problem')}:", style="red")]
         parts += [Padding(Text(each), (0, 0, 0, 2), expand=False) for each in status.problems]
-        # Never broken over two lines: a fix is to be pasted.
+        # Never wrapped, so that a fix can be pasted.
         parts += [Text(f"  fix: {hint}", no_wrap=True, overflow="ignore") for hint in status.hints]
     return Group(*parts)
 
 
 def _models(row: HostRow) -> str:
-    """`2 x NVIDIA H200`."""
+    """GPU models with their number: `2 x NVIDIA H200`."""
     kinds = {model: row.gpus.count(model) for model in row.gpus}
     return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "-"
 
@@ -66,7 +66,7 @@ def _word(word: str) -> Text:
 
 
 _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
-    # Cells are Text: plain strings are read as markup, in which ::1 and [fd00::1] mean others.
+    # Cells are Text: plain strings would be parsed as markup, which changes ::1 and [fd00::1].
     "HOST": lambda row: Text(row.name, style="" if row.reachable else "red"),
     "ROLE": lambda row: Text(row.role),
     "NODE IP": lambda row: Text(row.node_ip),
@@ -78,7 +78,7 @@ _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     ),
     "GPU": lambda row: Text(_models(row)),
 }
-# Columns by what they are worth to a reader; the last go first where a terminal is narrow
+# Columns by importance: the last ones are dropped first on a narrow terminal
 _WORTH = ("HOST", "RAY", "ROLE", "CONTAINER", "GPUS USED", "NODE IP", "ENGINE", "GPU")
 
 _GAP = 2
@@ -87,7 +87,7 @@ _LEAST_GPU = 16
 
 @dataclass(frozen=True)
 class _HostTable:
-    """The table of hosts, with the columns that fit the terminal."""
+    """The table of hosts, limited to the columns that fit the terminal."""
 
     status: ClusterStatus
 
@@ -99,7 +99,7 @@ class _HostTable:
             heading: max(len(heading), *(len(_COLUMNS[heading](row)) for row in rows))
             for heading in left
         }
-        widths["GPU"] = min(widths.get("GPU", 0), _LEAST_GPU)  # wraps where it is longer
+        widths["GPU"] = min(widths.get("GPU", 0), _LEAST_GPU)  # longer cells wrap
         while (
             len(left) > 1 and sum(widths[each] + _GAP for each in left) - _GAP > options.max_width
         ):
@@ -144,7 +144,7 @@ def _service_lines(row: ServiceRow) -> list[Text]:
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
-    """The same for machines."""
+    """Return the status as a JSON document."""
     return {
         "cluster": status.cluster,
         "healthy": status.healthy,

@@ -1,4 +1,4 @@
-"""Small pieces of text that every view writes alike: sizes, times, tables of plain columns."""
+"""Text formats that all views share: sizes, times, tables of plain columns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import IO
 
 _STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_LEAST_ROOM = 16  # Characters in which a few words of a sentence still stand beside each other
+_LEAST_ROOM = 16  # Least characters for a wrapped column: room for a few words
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: `23.7 GiB`."""
+    """Format bytes: `23.7 GiB`."""
     for factor, unit in _STEPS:
         if count >= factor:
             value = count / factor
@@ -21,7 +21,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 4 min`."""
+    """Format seconds: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 4 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -34,20 +34,20 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 host`, `2 hosts`, `0 changes`."""
+    """Format a number with its noun: `1 host`, `2 hosts`, `0 changes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def line_width(stream: IO[str]) -> int | None:
-    """Characters in a line of the terminal; None for what is no terminal, or does not tell."""
+    """Return the characters in a line of the terminal; None without a terminal, or if unknown."""
     return (stream.isatty() and os.get_terminal_size(stream.fileno()).columns) or None
 
 
 def columns(
     rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ", width: int | None = None
 ) -> list[str]:
-    """Rows with their cells padded to the widest of each column; no trailing blanks. Where that
-    is longer than `width`, in characters, the last cell goes on below itself."""
+    """Format rows with cells padded to the widest of each column; no trailing blanks. Where that
+    exceeds `width` characters, the last cell wraps inside its own column."""
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(max(map(len, rows)) - 1)]
@@ -59,13 +59,13 @@ def columns(
 
 
 def each_below_itself(lead: str, texts: Iterable[str], width: int | None) -> list[str]:
-    """Every text after a `lead` of its own."""
+    """Format every text after `lead`, each wrapped by `below_itself`."""
     return [line for text in texts for line in below_itself(lead, text, width)]
 
 
 def below_itself(lead: str, text: str, width: int | None) -> list[str]:
-    """`text` after `lead`, going on below where it began; words stay whole, and so does the line
-    where too little is left, or where there is no `width`."""
+    """Return `lead` and `text`, wrapped at `width` characters inside the column where `text`
+    begins. Words are not broken; without `width`, or with too little room, neither is the line."""
     room = width - len(lead) if width else 0
     if len(text) <= room or room < _LEAST_ROOM:
         return [(lead + text).rstrip()]
