@@ -160,8 +160,8 @@ _SYLLABLES = [first + last for first in "bdfgklmnprstvz" for last in "aeiou"]
 
 
 def byte_symbols() -> dict[int, str]:
-    """Map each byte to its printable character in byte-level vocabularies: itself if it is
-    printable, else the next free one from U+0100 on."""
+    """Map bytes to characters as byte-level vocabularies do: printable ones stay, others get the
+    next free one from U+0100 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     free = itertools.count(256)
     return {byte: chr(byte if byte in printable else next(free)) for byte in range(256)}

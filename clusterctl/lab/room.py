@@ -82,8 +82,8 @@ def lack_of_memory(hosts: int, model: str | None, available: int) -> LabUnavaila
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), mount: Path = cgroups.MOUNT) -> int:
-    """Bytes that hosts could use: the machine's, or, in a container, those that its control group's
-    limit leaves."""
+    """Bytes available to hosts: the machine's, or, in a container, those within the limit of its
+    control group."""
     lines = (line.split() for line in meminfo.read_text().splitlines())
     sizes = {words[0]: int(words[1]) * 1024 for words in lines}
     return min(sizes["MemAvailable:"], *_left_in_groups(mount))

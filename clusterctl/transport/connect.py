@@ -31,7 +31,7 @@ class Connections(Closing):
         connect_timeout: float | None = None,
         ssh_config: Path = Path("~/.ssh/config"),
     ) -> None:
-        """`connect_timeout`, in seconds, overrides the inventory's: `status` cannot wait long."""
+        """`connect_timeout` (seconds) overrides the inventory's: `status` cannot wait long."""
         self._credentials = credentials or Credentials()
         self._connect_timeout = connect_timeout
         self._ssh_config = ssh_config

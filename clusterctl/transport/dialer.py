@@ -61,7 +61,7 @@ class Dialer:
             user=target.ssh.user,
             port=target.ssh.port,
             # Lazy, so that /etc/fabric.yml and FABRIC_* variables are ignored; one per target,
-            # since Fabric 3.2 writes to it, and leaves it empty meanwhile.
+            # since Fabric 3.2 writes to it, and empties it while it does.
             config=fabric.Config(ssh_config=self._ssh_config(), lazy=True),
             gateway=False,
             forward_agent=False,

@@ -22,7 +22,7 @@ CONNECT_LIMIT = 5.0  # Seconds
 
 
 class UpstreamFailed(Exception):
-    """The upstream cannot deliver; the text says why. `for_now`: it may be back in a moment."""
+    """The upstream cannot deliver; the text is the reason. `for_now`: it may be back soon."""
 
     def __init__(self, reason: str, for_now: bool = True) -> None:
         super().__init__(reason)
@@ -142,9 +142,9 @@ class _Patient:
         return view[:count]
 
     def _what_there_is(self, view: memoryview) -> memoryview:
-        """Read without waiting, after a timeout. Fewer bytes than AT_ONCE may be there: the network
-        is slow, or the kernel's buffer is smaller (before Linux 4.18 it does not grow); then stop
-        waiting for as many."""
+        """Read without waiting, after a timeout. If some bytes came (slow network, or a kernel
+        buffer below AT_ONCE that does not grow: before Linux 4.18), wait for one byte from now
+        on."""
         self._wake_for(1)
         tick = self._stream.gettimeout()
         self._stream.settimeout(0.0)

@@ -118,7 +118,7 @@ def require_same(
 
 
 def told_apart(path: str, held: Mapping[str, HeldModel], head: str) -> dict[str, tuple[str, ...]]:
-    """Sentences for `status`, by host, about files that differ from the other hosts'."""
+    """Return sentences for `status`, by host, about files that differ from the other hosts'."""
     found: dict[str, tuple[str, ...]] = {}
     for one in differing_files(held, head):
         found[one.host] = (*found.get(one.host, ()), _sentence(path, one))

@@ -102,8 +102,7 @@ def deliver(
 def _prepare(
     push: ModelPush, transports: Mapping[str, Transport], sink: EventSink
 ) -> tuple[tuple[Supply, Transfer], tuple[Stage, ...], dict[str, HostView]]:
-    """Collect the hosts' facts, find the model, and prepare its transfer: (supply, transfer),
-    stages and views of the hosts that receive it."""
+    """Collect the hosts' facts, find the model, and prepare its transfer to `push.hosts`."""
     models = push.inventory.models
     involved = push.inventory.model_copy(update={"hosts": push.involved})
     survey = take_survey(involved, transports).require_answers()

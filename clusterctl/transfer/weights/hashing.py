@@ -209,7 +209,7 @@ def hashes(
     found: dict[str, Hashed] = {}
     with transport.open_channel(argv, sudo=True) as channel, in_time("hashing files", host, DISK):
         channel.settimeout(stalled)
-        with contextlib.suppress(ConnectionFailed):  # its exit, below, tells more
+        with contextlib.suppress(ConnectionFailed):  # the error below has more details
             channel.send("".join(f"{path}\n" for path in paths).encode())
             channel.close_stdin()
         moved = time.monotonic()

@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 class FetchFault(Exception):
-    """The file did not arrive; the message says why."""
+    """The file did not arrive; the message is the reason."""
 
 
 def reason_of(error: Exception) -> str:

@@ -127,8 +127,7 @@ class HuggingFace:
         )
 
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
-        """See Hub. Finds files of this commit that `hf download` or vLLM downloaded on this
-        machine."""
+        """See Hub. Finds files of this commit that `hf download` or vLLM downloaded here."""
         found = huggingface_hub.try_to_load_from_cache(
             listing.model_id, file.path, revision=listing.revision
         )

@@ -69,7 +69,7 @@ class Manifest:
 
 
 def in_order(files: Iterable[WeightFile]) -> tuple[WeightFile, ...]:
-    """Small files (config, tokenizer) first, by path; then the large ones, by path."""
+    """Sort files: small ones (config, tokenizer) first, then large ones; both by path."""
     return tuple(sorted(files, key=lambda file: (file.size > PIECE, file.path)))
 
 

@@ -97,8 +97,7 @@ def _cache_entry(entry: Path, name: str | None) -> Tree:
 def _files(
     directory: Path, below: str = "", within: frozenset[Path] = frozenset()
 ) -> Iterator[TreeFile]:
-    """Yield the files of a directory. `within`: real paths of the directories above, to find
-    loops."""
+    """Yield files of a directory. `within`: real paths of those around it, to detect loops."""
     within |= {(directory / below).resolve()}
     try:
         with os.scandir(directory / below) as found:
@@ -127,7 +126,7 @@ def _passed_over(name: str) -> bool:
 
 
 def _tree_file(path: str, source: Path) -> TreeFile:
-    """Raise UsageError for a file that cannot be sent."""
+    """Return the file's entry. Raises UsageError if it cannot be sent."""
     if any(ord(character) < 32 for character in path):
         raise UsageError(f"{path!r} has a control character in its name", hint="rename it")
     try:
