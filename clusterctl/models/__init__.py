@@ -1,1 +1,1 @@
-"""A name becomes a model: the catalogue, Hub ids, config.json, and what hosts have of it."""
+"""Resolve a name to a model: the catalogue, Hub ids, config.json, and files found on hosts."""

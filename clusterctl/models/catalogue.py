@@ -1,12 +1,11 @@
 """The models with an alias: their Hub id, their public config.json, and the vLLM flags that they
 need. To add a model, add its `CatalogueEntry`.
 
-Only the keys that decide memory are kept of each config.json, as read on the Hub, so that `fit`
-works without weights and without a network. Gemma 4's vision encoder: 27 layers of 1152,
-MLP 4304, 10240 x 2 positions (transformers, Gemma4VisionConfig). The flags come from vLLM's
-documentation (features/reasoning_outputs, features/tool_calling) and were looked up in the
-registries of the releases named at each flag. None of these models runs code of its own, so
-none gets --trust-remote-code: vLLM has an implementation of each.
+Of each config.json on the Hub, only the keys that affect memory are kept, so that `fit` works
+without weights and without a network. Gemma 4's vision encoder: 27 layers of 1152, MLP 4304, 10240
+x 2 positions (transformers, Gemma4VisionConfig). The flags are from vLLM's documentation
+(features/reasoning_outputs, features/tool_calling) and were checked in the registries of the
+releases named at each flag. None of these models needs --trust-remote-code: vLLM implements each.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelFlag:
-    """Arguments of `vllm serve`, and the releases that have them."""
+    """Arguments of `vllm serve`, and the releases that accept them."""
 
     tokens: tuple[str, ...]
     since: Version = (0, 0, 0)
     until: Version | None = None  # The first release without them
 
     def known_to(self, version: Version | None) -> bool:
-        """Return whether that release has them. An unknown version counts as the newest."""
+        """Return whether that release accepts them. An unknown version counts as the newest."""
         if version is None:
             return self.until is None
         return self.since <= version and (self.until is None or version < self.until)
@@ -44,8 +43,8 @@ class CatalogueEntry:
 
     alias: str
     hub_id: str
-    config: Config  # Its config.json, as far as it decides memory
-    # Further aliases; they are also directory names that people give such a model.
+    config: Config  # The keys of its config.json that affect memory
+    # Further aliases; they are also common names of directories with this model.
     other_names: tuple[str, ...] = ()
     flags: tuple[ModelFlag, ...] = ()
     note: str = ""
@@ -60,7 +59,7 @@ class CatalogueEntry:
 
     @property
     def directory(self) -> str:
-        """What `git clone` or a download by name calls the directory."""
+        """The directory's name after `git clone` or a download by name."""
         return self.hub_id.partition("/")[2]
 
     @property
@@ -68,7 +67,7 @@ class CatalogueEntry:
         return (self.alias, *self.other_names)
 
     def tokens(self, version: Version | None) -> tuple[str, ...]:
-        """The flags that this vLLM knows, as tokens of a command line."""
+        """Return the flags that this vLLM accepts, as tokens of a command line."""
         known = (flag.tokens for flag in self.flags if flag.known_to(version))
         return tuple(token for tokens in known for token in tokens)
 
@@ -336,19 +335,19 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
 
 
 def by_alias(name: str) -> CatalogueEntry | None:
-    """The entry with that alias, whatever its case."""
+    """Return the entry with that alias, ignoring case."""
     folded = name.casefold()
     return next((entry for entry in CATALOGUE if folded in entry.names), None)
 
 
 def by_hub_id(hub_id: str) -> CatalogueEntry | None:
-    """The entry of that Hub id, whatever its case."""
+    """Return the entry with that Hub id, ignoring case."""
     folded = hub_id.casefold()
     return next((entry for entry in CATALOGUE if entry.hub_id.casefold() == folded), None)
 
 
 def by_directory(name: str) -> CatalogueEntry | None:
-    """The entry that a directory of that name holds, judging by the name alone."""
+    """Return the entry for a directory of that name, judging by the name alone."""
     folded = name.casefold()
     found = (entry for entry in CATALOGUE if entry.directory.casefold() == folded)
     return next(found, None) or by_alias(name)

@@ -1,4 +1,4 @@
-"""Reads the description of a model from a directory: config.json and safetensors headers, but never
+"""Read the description of a model from a directory: config.json and safetensors headers, but never
 the weights. The only module here that reads files."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def checkpoint_bytes(directory: Path) -> int | None:
     """Return the bytes of all tensors of a checkpoint, from its index or its files' headers.
 
     None if the directory has no safetensors at all (config.json alone is valid). Raises UsageError
-    with the shards that the index lists and that are missing.
+    with the missing shards of the index.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():

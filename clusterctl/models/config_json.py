@@ -1,4 +1,4 @@
-"""Makes a `ModelShape` from config.json. No other module knows that file's many spellings."""
+"""Convert config.json to a `ModelShape`. No other module handles that file's many spellings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-# Keys that may be missing; if present, they are numbers.
+# Optional keys, whose values must be numbers.
 _COUNTS = (
     "head_dim",
     "num_key_value_heads",
@@ -53,7 +53,7 @@ _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "flo
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What config.json does not say about an architecture, from vLLM's model files. Keys of
+    """Properties of an architecture that config.json lacks, from vLLM's model files. Keys of
     config.json with the same meaning take precedence."""
 
     qkv_bias: bool = False
@@ -61,8 +61,8 @@ class Family:
     qk_norm: bool = False
     sinks: bool = False
     norms: int = 2
-    tied: bool = False  # tie_word_embeddings when config.json does not say
-    window_every: int = 0  # every n-th layer is global, the others slide
+    tied: bool = False  # default of tie_word_embeddings
+    window_every: int = 0  # every n-th layer is global, the others use a sliding window
     experts_bias: bool = False
 
 
@@ -71,8 +71,8 @@ _QWEN2 = Family(qkv_bias=True)
 _QWEN3 = Family(qk_norm=True)
 _GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
 
-# From vllm/model_executor/models/<file>.py of vLLM 0.32. An architecture that is not here is
-# treated as a Llama with a wider margin of error, and the plan says so.
+# From vllm/model_executor/models/<file>.py of vLLM 0.32. Other architectures are treated as a Llama
+# with a wider margin of error, and the plan notes that.
 _FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
@@ -101,9 +101,9 @@ _FAMILIES: dict[str, Family] = {
 def describe(config: Config, name: str = "") -> ModelShape:
     """Return the shape that a parsed config.json describes.
 
-    An unknown architecture is described as far as its keys go, and `assumptions` list what was
-    guessed. Raises UsageError with every key that is missing or not a positive number, if there is
-    too little to compute the weights.
+    An unknown architecture is described from its keys, and `assumptions` lists the guesses. Raises
+    UsageError with every key that is missing or not a positive number, if they are not enough to
+    compute the weights.
     """
     architecture = architecture_of(config) or str(config.get("model_type") or "unknown")
     text = _text_part(config)
@@ -140,7 +140,7 @@ def describe(config: Config, name: str = "") -> ModelShape:
 
 
 def described(config_json: str | None) -> ModelShape | None:
-    """Like `describe`, from the file's text; None if that says too little or is not JSON."""
+    """Like `describe`, from the file's text; None if keys are missing or it is not JSON."""
     try:
         return describe(json.loads(config_json or ""))
     except (ValueError, AttributeError, UsageError):
@@ -159,20 +159,20 @@ _ENCODERS = ("bert", "gtemodel", "gtenew")
 
 
 def _is_encoder(config: Config) -> bool:
-    """Return whether the model is like BERT: it generates nothing and has no KV cache."""
+    """Return whether the model is like BERT: it does not generate, and has no KV cache."""
     return any(word in architecture_of(config).lower() for word in _ENCODERS)
 
 
 def _reads_both_ways(config: Config, text: Config) -> bool:
-    """Return whether the model attends in both directions: an encoder, or a decoder that was turned
-    into one for embeddings (gte-Qwen2, EmbeddingGemma, the Bidirectional classes of vLLM)."""
-    # Gemma 4 has "vision" there: it reads images in both directions, and generates text.
+    """Return whether the model attends in both directions: an encoder, or a decoder changed to one
+    for embeddings (gte-Qwen2, EmbeddingGemma, the Bidirectional classes of vLLM)."""
+    # Gemma 4 has "vision" there: it reads images in both directions, but generates text.
     told = text.get("use_bidirectional_attention") in (True, "all")
     made_so = told or text.get("is_causal") is False or "Bidirectional" in architecture_of(config)
     return made_so or _is_encoder(config)
 
 
-# Other names of these keys: GPT-2 and nomic-embed, DistilBERT.
+# Names of these keys in other models: GPT-2 and nomic-embed, DistilBERT.
 _OTHER_KEYS = {
     "hidden_size": ("n_embd", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers"),
@@ -182,7 +182,7 @@ _OTHER_KEYS = {
 
 
 def _text_part(config: Config) -> dict[str, Any]:
-    """Return the part that describes the language model, with the usual keys."""
+    """Return the section for the language model, with the usual keys."""
     parts = (config.get(key) for key in _TEXT_PARTS)
     found = next((p for p in parts if isinstance(p, Mapping) and "hidden_size" in p), config)
     text = dict(found)
@@ -357,7 +357,7 @@ def _dtype(config: Config, text: Config) -> str:
     given = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
     given = given or config.get("torch_dtype") or "bfloat16"
     known = _DTYPES.get(str(given).removeprefix("torch."), "bfloat16")
-    return "bfloat16" if known == "float32" else known  # vLLM's `auto` halves float32
+    return "bfloat16" if known == "float32" else known  # vLLM's `auto` uses bfloat16 for float32
 
 
 def _per_layer_vocab(text: Config) -> int:
@@ -406,7 +406,7 @@ _UNSCALED = frozenset({"su", "longrope", "llama3", "mrope", "default", "proporti
 
 
 def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
-    """Return the longest context, and the key that has it (None if no key does)."""
+    """Return the longest context, and its key (None for the default)."""
     found = [(text[key], key) for key in _LENGTH_KEYS if isinstance(text.get(key), int)]
     if not found:
         return _NO_KEY_LENGTH, None
@@ -438,7 +438,7 @@ def rotary_tables(
 ) -> tuple[RotaryTable, ...]:
     """Return one table per distinct rotary embedding, as vLLM's `get_rope` caches them.
 
-    A table covers max_position_embeddings, whatever --max-model-len is; that of YaRN covers the
+    A table covers max_position_embeddings, whatever --max-model-len is; a YaRN table covers the
     length before scaling times its factor (rotary_embedding/yarn_scaling_rope.py).
     """
     positions, _ = longest_context(text)

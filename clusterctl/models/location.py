@@ -1,4 +1,4 @@
-"""Finds the weights: the path that every host has, or what each host lacks.
+"""Find the weights: the path that every host has, or the hosts that lack the model.
 
 vLLM opens the model by the same path on every rank, so all hosts of the cluster must have it there,
 with the same config.json.
@@ -26,7 +26,7 @@ class ModelLocation:
     """A model that every host has under the same path."""
 
     path: str
-    shape: ModelShape | None  # None if config.json says too little
+    shape: ModelShape | None  # None if config.json lacks keys
     weight_bytes: int  # On disk; 0 with random weights
     random_weights: bool  # To be served with `--load-format dummy`
     chat_template: bool
@@ -35,7 +35,7 @@ class ModelLocation:
 
     @property
     def note(self) -> str:
-        """What the user must know about what is served, if anything."""
+        """A note to the user about the weights; empty if there is none."""
         return RANDOM_WEIGHTS if self.random_weights else ""
 
 
@@ -47,11 +47,11 @@ def locate(
     head: str | None = None,
     models: str = "/data/models",
 ) -> ModelLocation:
-    """Return where all hosts in `findings` have the model.
+    """Return the path and properties of the model that all hosts in `findings` have.
 
     With `random_weights` the user asked for `--load-format dummy`, so a config.json is enough, as
-    it is for a directory that says itself that weights are left out. `head` is the preferred source
-    of copies, `models` the inventory's models directory.
+    it is for a directory with a RANDOM_WEIGHTS file. `head` is the preferred source of copies,
+    `models` the inventory's models directory.
 
     Raises RequirementsNotMet for every host that lacks the model or has an incomplete one, and
     UsageError if no host has weights but some have a config.json.
@@ -76,7 +76,7 @@ def _at(path: str, found: Sequence[ModelDirectory]) -> ModelDirectory | None:
 
 
 def _best_path(model: Model, findings: Findings) -> str | None:
-    """Return the path that most hosts have complete, then the one that most have at all. The order
+    """Return the path that is complete on most hosts, then the one that exists on most. The order
     of the model's candidates breaks ties."""
     complete: Counter[str] = Counter()
     known: Counter[str] = Counter()
@@ -90,7 +90,7 @@ def _best_path(model: Model, findings: Findings) -> str | None:
 
 
 def _rank(model: Model, path: str) -> int:
-    """Return the position of the candidate that the path belongs to, itself or as a snapshot."""
+    """Return the index of the candidate that is `path` or a parent of it."""
     ranks = [i for i, c in enumerate(model.candidates) if path == c or path.startswith(f"{c}/")]
     return min(ranks, default=len(model.candidates))
 
@@ -128,7 +128,7 @@ def _shape_only(directory: ModelDirectory) -> bool:
 def _source(
     there: Mapping[str, ModelDirectory | None], head: str | None, random_weights: bool
 ) -> str | None:
-    """Return a host that has the whole model, preferably the head."""
+    """Return a host that has the whole model, preferably the head; None if there is none."""
     whole = [host for host, found in there.items() if found and _usable(found, random_weights)]
     if head in whole:
         return head
@@ -167,13 +167,13 @@ def _incomplete(directory: ModelDirectory) -> str:
 
 @dataclass(frozen=True)
 class _Fix:
-    """Makes the command that copies a model to hosts without it."""
+    """Builds the command that copies a model to hosts without it."""
 
     model: Model
     models: str
 
     def from_host(self, path: str, source: str | None) -> str:
-        """Copy from the host `source`, or from elsewhere if no host has the whole model."""
+        """Return the command to copy from the host `source`, or from elsewhere if it is None."""
         if source is None:
             return self.from_elsewhere()
         name = self._name(path)
@@ -182,7 +182,7 @@ class _Fix:
         return f"clusterctl model push {name} --from host:{source}"
 
     def from_elsewhere(self) -> str:
-        """Copy from a hub that has it, or from a directory of this machine."""
+        """Return the command to copy from a hub, or from a directory of this machine."""
         name = self._name(self.model.candidates[0])
         if self.model.hub_id is not None and not self.model.asked.startswith("/"):
             return f"clusterctl model pull {self.model.asked}"
@@ -191,7 +191,7 @@ class _Fix:
         return f"clusterctl model push DIRECTORY --name {name}"
 
     def _name(self, path: str) -> str | None:
-        """Return its name for `model push`; None for a path that it does not write to."""
+        """Return the name for `model push`; None for a path outside the models directory."""
         below = path.removeprefix(f"{self.models.rstrip('/')}/")
         return None if below == path else below.partition("/snapshots/")[0]
 
@@ -206,7 +206,7 @@ def _needs_dummy(path: str) -> UsageError:
 def _different_configs(
     path: str, there: Mapping[str, ModelDirectory | None], fix: _Fix
 ) -> list[RequirementsNotMet]:
-    """Return a problem for every host whose config.json differs from that of most hosts."""
+    """Return an error for every host whose config.json differs from that of most hosts."""
     hashes = {host: found.config_hash for host, found in there.items() if found and found.config}
     usual = Counter(hashes.values()).most_common(1)
     if not usual or usual[0][1] == len(hashes):

@@ -1,4 +1,4 @@
-"""Resolves what a user typed to a model: an alias, a Hub id, or a path on the hosts."""
+"""Resolve the user's name for a model: an alias, a Hub id, or a path on the hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIST_COMMAND = "clusterctl model ls"
 
 @dataclass(frozen=True)
 class Model:
-    """A model by name. `location` finds out whether hosts have it."""
+    """A model by name. `location` checks whether hosts have it."""
 
     asked: str  # As the user typed it
     served_name: str  # The `model` in API requests, unless the user chooses another
@@ -52,9 +52,8 @@ def did_you_mean(name: str) -> str:
 
 
 def hub_candidates(models_dir: str, hub_id: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return where people keep a model of the Hub: cloned under its own name, below its
-    organisation, under one of `names`, or in a Hugging Face cache (the probe searches its
-    `snapshots`)."""
+    """Return the usual paths of a Hub model: cloned under its own name, below its organisation,
+    under one of `names`, or in a Hugging Face cache (the probe searches its `snapshots`)."""
     organisation, _, directory = hub_id.partition("/")
     cache = f"models--{organisation}--{directory}"
     tails = (directory, hub_id, *names, cache, f"hub/{cache}", f"huggingface/hub/{cache}")

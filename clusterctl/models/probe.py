@@ -1,4 +1,4 @@
-"""Finds out what hosts have of a model, in one round trip per host."""
+"""Find a model's directories on a host, in one round trip per host."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from clusterctl.transport.base import Transport
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A directory of a host, as the probe found it."""
+    """A directory on a host, as the probe found it."""
 
     path: str
     config: str | None = None  # Text of config.json
     weight_files: int = 0
     weight_bytes: int = 0
     pointers: int = 0  # Files that git-lfs left in place of weights
-    # Shards in the index that the directory lacks, as after an interrupted copy.
+    # Shards of the index that are missing, as after an interrupted copy.
     missing: tuple[str, ...] = ()
     tokenizer: bool = False
     chat_template: bool = False
-    # A file RANDOM_WEIGHTS says that weights are left out on purpose (the lab).
+    # Weights are left out on purpose, as marked by a file RANDOM_WEIGHTS (the lab).
     random_weights: bool = False
     unreadable: tuple[str, ...] = ()
 
@@ -45,12 +45,12 @@ class ModelDirectory:
 
     @property
     def config_hash(self) -> str:
-        """The hash of the config's text; empty without one."""
+        """The hash of the config's text; empty without a config."""
         return hashlib.sha256(self.config.encode()).hexdigest()[:12] if self.config else ""
 
 
 def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDirectory, ...]:
-    """Return the candidate directories that the host has, in their order. Changes nothing.
+    """Return the candidate directories that exist on the host, in their order. Changes nothing.
 
     Raises ConnectionFailed, CommandTimedOut, and CommandFailed if there is no usable shell.
     """
@@ -67,7 +67,7 @@ def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDire
 
 
 def parse_probe(text: str) -> tuple[ModelDirectory, ...]:
-    """Parse the records in the probe's output, leaving out truncated ones."""
+    """Parse the records in the probe's output, skipping truncated ones."""
     found: list[ModelDirectory] = []
     record: list[str] = []
     for line in text.splitlines():

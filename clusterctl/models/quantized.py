@@ -18,7 +18,7 @@ _BITSANDBYTES = Quantization("bitsandbytes", 4, group=64)
 
 
 def quantization_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantization | None:
-    """Return what config.json says, or None for unquantised weights."""
+    """Return the quantization in config.json, or None for unquantised weights."""
     given = config.get("quantization_config") or text.get("quantization_config")
     if not isinstance(given, Mapping):
         return None
@@ -37,7 +37,7 @@ def quantization_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quant
 
 
 def _count(default: int, *values: object) -> int:
-    """The first value that is a number other than 0."""
+    """Return the first of `values` that is a non-zero number, else `default`."""
     found = (value for value in values if isinstance(value, int) and value)
     return next(found, default)
 
@@ -67,8 +67,7 @@ def _compressed(given: Mapping[str, Any]) -> Quantization:
 
 
 def requested(method: str | None, own: Quantization | None) -> Quantization | None:
-    """Return the quantization with `--quantization METHOD`. That of the checkpoint takes
-    precedence.
+    """Return the quantization with `--quantization METHOD`. The checkpoint's own takes precedence.
 
     Only fp8 and bitsandbytes can quantise weights while loading.
     """

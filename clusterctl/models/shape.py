@@ -1,7 +1,7 @@
-"""The properties of a model that decide its memory and how it may be split.
+"""The properties of a model that determine its memory and how it may be split.
 
-`config_json.describe` makes a `ModelShape` from config.json, for the catalogue's models too. Sizes
-are numbers of elements or tokens; nothing here knows about GPUs, ranks or vLLM versions.
+`config_json.describe` makes a `ModelShape` from config.json, also for the catalogue's models. Sizes
+are numbers of elements or tokens; nothing here depends on GPUs, ranks or vLLM versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """An attention layer. `window` is how many tokens it looks back; None means all."""
+    """An attention layer. `window` is its reach in tokens; None means all."""
 
     heads: int
     kv_heads: int
@@ -40,7 +40,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """A feed-forward block of `width`; `gated` has three matrices, else two."""
+    """A feed-forward block of `width`; `gated` has three matrices, otherwise two."""
 
     width: int
     gated: bool = True
@@ -78,7 +78,7 @@ class Tower:
     heads: int
     gated: bool
     patch: int
-    positions: int  # vectors in the table of positions
+    positions: int  # vectors in the position table
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,12 @@ class Quantization:
     block: int | None = None
     zeros: bool = True  # zero points: AWQ, GPTQ; not symmetric compressed-tensors
     experts_only: bool = False  # mxfp4 of gpt-oss: everything but the experts stays bf16
-    padded: bool = True  # mxfp4: experts padded for Marlin; Triton on Hopper takes them as they are
+    padded: bool = True  # mxfp4: experts padded for Marlin; not for Triton on Hopper
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model as far as memory is concerned. `assumptions` say what was guessed, in sentences."""
+    """A model's properties that affect memory. `assumptions` lists guesses, a sentence each."""
 
     name: str
     architecture: str
@@ -130,7 +130,7 @@ class ModelShape:
 
     @cached_property
     def _hash(self) -> int:
-        """The hash, computed once: plans look up their shape thousands of times."""
+        """The hash, computed once: planning looks up shapes thousands of times."""
         return hash((self.name, self.hidden, self.vocab, self.layers, self.quantization))
 
     @cached_property
@@ -150,7 +150,7 @@ class ModelShape:
 
     @cached_property
     def kv_heads(self) -> tuple[int, ...]:
-        """All numbers of key/value heads: Gemma 4's global layers have fewer. Latent attention
-        keeps one vector on every rank, so its number does not matter."""
+        """All distinct counts of key/value heads: Gemma 4's global layers have fewer. Latent
+        attention is left out, since it keeps one vector on every rank."""
         counts = (attention.kv_heads for attention in self.attentions if not attention.latent)
         return tuple(dict.fromkeys(counts))
