@@ -1,4 +1,4 @@
-"""What a run reports while it goes on. Reporting sees these events and plans, nothing else."""
+"""The events that a run reports. Reporting code depends only on these and on plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class StepStarted:
-    """A step has found something to do on a host, and begins."""
+    """A step has found a change to make on a host, and begins."""
 
     host: str
     step: str
@@ -62,7 +62,7 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class Note:
-    """A message that belongs to no step, such as what is being waited for."""
+    """A message that belongs to no step, such as the reason for waiting."""
 
     text: str
     host: str | None = None
@@ -82,7 +82,7 @@ EventSink = Callable[[Event], None]
 
 
 def one_at_a_time(sink: EventSink) -> EventSink:
-    """Return `sink` as a function that several threads may call."""
+    """Return a wrapper of `sink` that several threads may call."""
     lock = threading.Lock()
 
     def locked(event: Event) -> None:

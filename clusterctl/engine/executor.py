@@ -1,4 +1,4 @@
-"""Runs stages on hosts: check, apply, check again. Reports what it does as events."""
+"""Run stages on hosts: check, apply, check again. Progress is reported as events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clusterctl.transport.fanout import fan_out, values
 
 
 class Cancelled(Protocol):
-    """Says whether the user asked to stop; a threading.Event will do."""
+    """A flag that the user asked to stop; a threading.Event implements it."""
 
     def is_set(self) -> bool: ...
 
@@ -36,7 +36,7 @@ class RunOutcome:
     """The result of a run that was not stopped."""
 
     changed: int  # Changes made, over all hosts
-    set_aside: Mapping[str, ClusterctlError]  # Hosts left out on the way, and why
+    set_aside: Mapping[str, ClusterctlError]  # Hosts that failed and were left out of later stages
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def execute(
 ) -> RunOutcome:
     """Run `stages` in order, each on all its hosts before the next begins.
 
-    Every step is checked again before it is applied, so a stale plan does no harm. `sink` is never
-    called by two threads at once. `before_change` is called before each change, and raises to
-    prevent it, as when the cluster's lock was lost.
+    Every step is checked again before it is applied, so an outdated plan does no harm. `sink` is
+    never called by two threads at once. `before_change` is called before each change, and raises to
+    prevent it, for example when the cluster's lock was lost.
 
-    Raises the errors of a stage whose policy is STOP, those of all hosts together, once its other
-    hosts are done; Interrupted if `cancelled` was set before the last step.
+    If a host fails in a stage whose policy is STOP, the errors of all its hosts are raised once the
+    others are done. Raises Interrupted if `cancelled` was set before the last step.
     """
     run = _Execution(views, one_at_a_time(sink), cancelled or threading.Event(), before_change)
     for stage in stages:
@@ -91,7 +91,7 @@ class _Execution:
         self.sink(StageFinished(stage.title, time.monotonic() - started))
 
     def _barrier(self, stage: Stage, results: Mapping[str, _HostResult]) -> None:
-        """Count the changes, and decide whether the run goes on."""
+        """Count the changes, and raise if the run must not continue."""
         self.changed += sum(result.changed for result in results.values())
         failed = {name: result.error for name, result in results.items() if result.error}
         stopped = [r.stopped_before for r in results.values() if r.stopped_before]
@@ -118,7 +118,7 @@ class _Execution:
         return _HostResult(changed)
 
     def _step(self, step: Step, view: HostView) -> bool:
-        """Run one step. Returns whether something was changed."""
+        """Run one step. Returns whether it changed anything."""
         name = view.host.name
         view = replace(view, say=lambda text: self.sink(StepProgress(name, step.title, text)))
         started = time.monotonic()

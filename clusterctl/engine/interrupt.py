@@ -48,9 +48,9 @@ def _restore_echo() -> None:
 
 def _leave() -> None:
     _restore_echo()
-    if os.isatty(2):  # the live display hides the cursor; os.write needs none of its locks
+    if os.isatty(2):  # the live display hides the cursor; os.write takes no lock
         os.write(2, SHOW_CURSOR.encode() + b"\r\n")
-    # Threads that wait for a host would delay an ordinary exit. The kernel closes the SSH
+    # An ordinary exit would wait for threads that wait for a host. The kernel closes the SSH
     # connections, which releases the lock.
     os._exit(Interrupted.exit_code)
 
@@ -59,10 +59,10 @@ def _leave() -> None:
 def interruptible(
     sink: EventSink, *, leave: Callable[[], None] = _leave
 ) -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second calls `leave`.
+    """Yield an event that the first SIGINT or SIGTERM sets; the second signal calls `leave`.
 
-    `sink` is called from another thread, so wrap it with `events.one_at_a_time`. For the main
-    thread only, where signal handlers run. The previous handlers are restored.
+    `sink` is called from another thread, so wrap it with `events.one_at_a_time`. Call this only in
+    the main thread, where signal handlers run. Restores the previous handlers.
     """
     cancelled = threading.Event()
 
@@ -71,7 +71,7 @@ def interruptible(
             leave()
             return
         cancelled.set()
-        # The main thread may hold the sink's lock at this moment: never call it from a handler.
+        # The main thread may hold the sink's lock now: never call the sink from a handler.
         threading.Thread(target=sink, args=(Note(FIRST),), daemon=True).start()
 
     before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}

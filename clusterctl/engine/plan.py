@@ -9,7 +9,7 @@ from clusterctl.engine.step import Change, Step, Unknown
 
 
 class OnFailure(Enum):
-    """What a failed host means for the rest of the run."""
+    """Effect of a failed host on the rest of the run."""
 
     STOP = "stop"
     SET_HOST_ASIDE = "set host aside"
@@ -17,7 +17,7 @@ class OnFailure(Enum):
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps on hosts: hosts in parallel, the steps of a host in order, a barrier at the end."""
+    """Steps on hosts: hosts run in parallel, a host's steps in order, with a barrier at the end."""
 
     title: str
     hosts: tuple[str, ...]

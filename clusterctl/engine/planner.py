@@ -1,4 +1,4 @@
-"""Finds out what a run would change on every host. Changes nothing itself."""
+"""Determine the changes that a run would make on every host, without making any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusterctl.transport.fanout import fan_out, values
 
 @dataclass(frozen=True)
 class _HostPlan:
-    """What the steps of one host found, by position of stage and step, and what stopped them."""
+    """One host's changes, by position of stage and step, and the error that ended its checks."""
 
     found: Mapping[tuple[int, int], Change | Unknown]
     error: ClusterctlError | None
@@ -33,9 +33,9 @@ class Planned:
 
 
 def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:
-    """Return what `stages` would change: hosts in parallel, the steps of a host in order.
+    """Return the changes that `stages` would make. Hosts are checked in parallel, steps in order.
 
-    A step that cannot check because an earlier step of its host has yet to run is planned as
+    A step that cannot check because an earlier step of its host has not run yet is planned as
     Unknown. Raises the errors of all hosts together.
     """
     plans = _looks(stages, views)
@@ -44,8 +44,8 @@ def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:
 
 
 def plan_apart(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Planned:
-    """Like `plan`, but leave out hosts whose check fails in a stage that sets failed hosts aside.
-    Raises the errors of the other stages."""
+    """Like `plan`, but leave out hosts whose check fails in a stage with SET_HOST_ASIDE. Raises the
+    errors of the other stages."""
     plans = _looks(stages, views)
     raise_all(found.error for found in plans.values() if found.error and not found.sets_aside)
     set_aside = {name: found.error for name, found in plans.items() if found.error}
@@ -78,8 +78,8 @@ def _look(stages: Sequence[Stage], view: HostView) -> _HostPlan:
             try:
                 change = step.check(view)
             except ClusterctlError as error:
-                # With changes pending on the host, what cannot be checked now (an engine that is
-                # not installed yet) is unknown rather than wrong.
+                # If changes are pending on this host, a failed check (of an engine that is not
+                # installed yet) means that the result is unknown, not that the host is wrong.
                 if not (found and isinstance(error, StepFailed)):
                     error.host = error.host or view.host.name
                     return _HostPlan(found, error, stage)

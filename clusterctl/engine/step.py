@@ -1,4 +1,4 @@
-"""The contract of a step: check, then change. Knows neither Docker nor Ray.
+"""The contract of a step: check, then change. This module depends on neither Docker nor Ray.
 
 Laws, tested for every step: `check` never writes; after `apply`, `check` finds nothing to do;
 applying twice equals once; after a failed `apply`, check and apply still converge.
@@ -21,9 +21,9 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class HostView:
-    """A host as a step sees it: what it should be, what it reported, and how to reach it.
+    """A step's view of a host: its inventory entry, its facts, and the connection to it.
 
-    Facts are from before the run: a step reads again what earlier steps may have changed.
+    Facts are from before the run: a step must read again what earlier steps may have changed.
     """
 
     host: Host
@@ -35,7 +35,7 @@ class HostView:
 
 @dataclass(frozen=True)
 class Change:
-    """What a step would do, and why, as shown in the plan."""
+    """A change that a step would make, as shown in the plan."""
 
     summary: str
     before: str | None = None
@@ -51,14 +51,14 @@ class Unknown:
 
 
 class Step(Protocol):
-    """One thing that a host must have. `check` raises RequirementsNotMet if it never can have
+    """One property that a host must have. `check` raises RequirementsNotMet if the host cannot have
     it."""
 
     @property
     def title(self) -> str: ...
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        """Return what has to be done, or None. Reads only."""
+        """Return the change to make, or None. Reads only."""
 
     def apply(self, view: HostView, change: Change) -> None:
         """Make the change. Raises StepFailed."""
