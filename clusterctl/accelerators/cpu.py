@@ -1,6 +1,6 @@
-"""No accelerator: each device that the inventory promises is a rank on the host's CPUs.
+"""No accelerator: each device that the inventory declares is a rank on the host's CPUs.
 
-For the lab, and for trying things out.
+For the lab, and for trials without GPUs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engines import Engines
 
-# Planning knows it by the name CPU.
+# Planning recognises CPUs by the model name CPU.
 DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
 
 
 class Cpu:
     counted = False
-    gpu_probe = NVIDIA  # GPUs that a host has are shown, but not used
+    gpu_probe = NVIDIA  # GPUs on a host are shown, but not used
     inventory_note = "One CPU stands for one device: for trying things out."
-    usual_image = 6 * 2**30  # The lab's unpacks to 2.6 GB, and needs its base beside it
+    usual_image = 6 * 2**30  # The lab's takes 2.6 GB unpacked, plus its base image
     environment: Mapping[str, str] = MappingProxyType({})
     gpu_listing = GpuListing()
     gpu_backend = GpuBackend()
     defaults = EngineDefaults(
-        # Every sequence slows the others down.
+        # On a CPU, every additional sequence slows down the others.
         sequences=32,
         tokens_on_large=2048,
         # Compiling takes minutes on a CPU and needs g++, which the image may lack.

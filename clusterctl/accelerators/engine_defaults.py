@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineDefaults:
-    """The defaults are those of GPUs."""
+    """Default arguments of vLLM; the field defaults are those for GPUs."""
 
     sequences: int = 256  # --max-num-seqs; vLLM's own default on smaller GPUs
-    tokens: int = 2048  # --max-num-batched-tokens, likewise
+    tokens: int = 2048  # --max-num-batched-tokens; vLLM's own default there too
     tokens_on_large: int = 8192  # The same if even the smallest device is a large one
     eager: bool = False  # Start with --enforce-eager
     # Variable that sets the size of the KV cache, if it is not a share of the device's memory. The
@@ -21,4 +21,4 @@ class EngineDefaults:
     cache_variable: str = ""
 
 
-ON_GPUS = EngineDefaults()  # Of any GPU, including those that only `--gpus` names
+ON_GPUS = EngineDefaults()  # For any GPU, including those given only by name in `--gpus`

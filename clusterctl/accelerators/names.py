@@ -1,11 +1,11 @@
-"""The names of the accelerators. A new one is a line here and the module that it names.
+"""The names of the accelerators. To add one, add a line here and its module.
 
-Imports nothing, so that the inventory, a lower layer, can tell a name from a typo.
+Imports nothing, so that the inventory, a lower layer, can validate names.
 """
 
 from __future__ import annotations
 
-# By name in the inventory: the module whose `ACCELERATOR` implements it.
+# Name in the inventory: the module whose `ACCELERATOR` implements it.
 MODULES = {
     "nvidia": "clusterctl.accelerators.nvidia",
     "cpu": "clusterctl.accelerators.cpu",

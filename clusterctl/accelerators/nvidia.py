@@ -29,7 +29,7 @@ class Nvidia:
     counted = True
     gpu_probe = NVIDIA
     inventory_note = ""
-    usual_image = 28 * 2**30  # vLLM's own unpacks to 28.6 GB (vllm #22377), 26.6 GiB
+    usual_image = 28 * 2**30  # vLLM's own takes 28.6 GB unpacked (vllm #22377), 26.6 GiB
     environment: Mapping[str, str] = MappingProxyType(
         {
             # The monitor kills workers when the host's memory is nearly full, which is normal for
@@ -59,9 +59,9 @@ class Nvidia:
     def access(self, facts: HostFacts) -> DeviceAccess:
         """Return CDI names, or `--gpus all` with its device nodes.
 
-        CDI is preferred: the older hook adds devices without the engine's knowledge, and a
-        `systemctl daemon-reload` takes them away from running containers (nvidia-container-toolkit
-        issue 48). Devices that the engine was asked for by name stay.
+        CDI is preferred: the older hook adds devices without the engine's knowledge, so a
+        `systemctl daemon-reload` removes them from running containers (nvidia-container-toolkit
+        issue 48). Devices requested from the engine by name remain.
         """
         if facts.engine.cdi_spec_dirs and any("nvidia" in path for path in facts.cdi_specs):
             return DeviceAccess(cdi=("nvidia.com/gpu=all",))

@@ -1,4 +1,4 @@
-"""What differs between accelerators."""
+"""The interface of an accelerator: everything that differs between types of device."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from clusterctl.steps.engines import Engines
 
 @dataclass(frozen=True)
 class DeviceAccess:
-    """What a container requests from the engine to get a host's devices; nothing by default."""
+    """A container's request to the engine for a host's devices; empty by default."""
 
     cdi: tuple[str, ...] = ()  # CDI names, such as `nvidia.com/gpu=all`
-    all_gpus: bool = False  # The engine's own flag for all GPUs
+    all_gpus: bool = False  # Request all GPUs with the engine's own flag
     nodes: tuple[str, ...] = ()  # Device nodes, by their paths
 
 
 class Accelerator(DeviceRequirements, Protocol):
     """A type of device that models run on. `docs/accelerators.md` explains how to add one.
 
-    All methods are pure, except for `gpus_lost`. What hosts must have for it is in
+    All methods are pure, except for `gpus_lost`. Requirements for hosts are in
     `DeviceRequirements`.
     """
 
-    # The inventory, and what hosts say.
+    # Inventory and facts of hosts.
 
     @property
     def counted(self) -> bool:
-        """Whether hosts report how many devices they have. If so, a host for which the inventory
-        promises nothing provides all of them; if not, none, and `init` promises one."""
+        """Whether hosts report their number of devices. If so, a host without declared devices
+        provides all of them; if not, it provides none, and `init` declares one."""
 
     @property
     def inventory_note(self) -> str:
@@ -50,7 +50,7 @@ class Accelerator(DeviceRequirements, Protocol):
     @property
     def gpu_probe(self) -> GpuProbe: ...
 
-    # The container of a node with devices, and what is asked in it.
+    # The node container, and commands run in it.
 
     def access(self, facts: HostFacts) -> DeviceAccess: ...
 
@@ -65,27 +65,27 @@ class Accelerator(DeviceRequirements, Protocol):
     def gpu_backend(self) -> GpuBackend:
         """The backend of the fabric gate's collectives."""
 
-    # Bootstrap: what hosts need beside the container engine.
+    # Bootstrap: requirements besides the container engine.
 
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
-        """Return the steps that let the engine give devices to containers, right after it."""
+        """Return the steps after the engine's that let it give devices to containers."""
 
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:
-        """Return the steps that prove that devices work in the image, before a node starts. `file`
+        """Return the steps that prove, before a node starts, that devices work in the image. `file`
         is the inventory, quoted for a command."""
 
     def gpus_lost(
         self, view: HostView, driver: ContainerDriver, container: Container
     ) -> str | None:
-        """Say why the running node container must be recreated, if it has lost the host's
-        devices."""
+        """Return why the running node container must be recreated, if it has lost the host's
+        devices; otherwise None."""
 
     def purge_steps(self) -> tuple[Step, ...]:
         """Return the steps with which `down --purge` undoes `host_steps`."""
 
-    # Planning: what a model may use, and how vLLM is started on it.
+    # Planning: devices that a model may use, and vLLM's arguments on them.
 
     @property
     def defaults(self) -> EngineDefaults: ...

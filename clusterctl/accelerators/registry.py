@@ -1,4 +1,4 @@
-"""Loads an accelerator by its name in the inventory."""
+"""Load an accelerator by its name in the inventory."""
 
 from __future__ import annotations
 
