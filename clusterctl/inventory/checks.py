@@ -1,6 +1,6 @@
-"""Checks what must hold between hosts.
+"""Check conditions that involve several hosts.
 
-It works on the data as written, whatever else is wrong with it, so that these problems are reported
+The checks use the raw data, even if it has other errors, so that these problems are reported
 together with those of single values.
 """
 
@@ -28,7 +28,7 @@ def check(document: Document) -> None:
 
 
 def hosts_of(data: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """Return the hosts that are written as mappings, by name."""
+    """Return the hosts that are mappings in the file, by name."""
     hosts = data.get("hosts")
     if not isinstance(hosts, dict):
         return {}
@@ -76,7 +76,7 @@ def _port(owner: Mapping[str, Any]) -> object:
 
 
 def _canonical(address: str) -> str:
-    """Return one spelling: IPv6 addresses have many, and host names ignore case."""
+    """Return a canonical spelling: IPv6 addresses have many, and host names ignore case."""
     try:
         return str(ip_address(address))
     except ValueError:
@@ -97,7 +97,7 @@ def _check_unique(document: Document, what: str, found: Iterator[tuple[object, T
 def _check_reachable(
     document: Document, data: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """A node's address must be in the cluster's subnet, and not a loopback among several hosts."""
+    """Report node addresses outside the cluster's subnet, and loopbacks among several hosts."""
     network = data.get("network")
     subnet = _parsed_network(network.get("subnet")) if isinstance(network, dict) else None
     for name, host in hosts.items():

@@ -1,4 +1,4 @@
-"""The current inventory: the last one bootstrapped, used by commands that name none."""
+"""The current inventory: the last one bootstrapped, used by commands without an explicit one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HINT = "clusterctl bootstrap FILE makes one current; or name it: clusterctl -i 
 def current(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
     """Return `explicit` (-i), else $CLUSTERCTL_INVENTORY, else the current inventory.
 
-    Raises UsageError if there is none, or if the current one is gone.
+    Raises UsageError if there is none, or if the current one was deleted.
     """
     if explicit is not None:
         return explicit
@@ -57,8 +57,8 @@ def remember(path: Path, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _memory(environ: Mapping[str, str]) -> Path:
-    """Return $XDG_STATE_HOME/clusterctl/current. A relative XDG_STATE_HOME is ignored, as XDG
-    says."""
+    """Return $XDG_STATE_HOME/clusterctl/current. A relative XDG_STATE_HOME is ignored, as its
+    specification requires."""
     base = Path(environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():
         home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111

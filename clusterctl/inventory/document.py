@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# The keys and indexes that lead to a value: ("hosts", "gpu1", "gpus", 0).
+# Path of keys and indexes to a value: ("hosts", "gpu1", "gpus", 0).
 Trail = tuple[str | int, ...]
 
 
@@ -19,7 +19,7 @@ class Position:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """A problem at one place of the file, in a sentence for the user."""
+    """A problem at one position of the file, in a sentence for the user."""
 
     position: Position
     text: str
@@ -28,26 +28,26 @@ class Problem:
 @dataclass
 class Document:
     """The content of a file. `data` consists of dictionaries with text keys, lists, and plain
-    values, but never None. Trails of merged (`<<`) and aliased values lead to where they are
-    written."""
+    values, but never None. Trails of merged (`<<`) and aliased values have the positions where
+    those are written."""
 
     data: object = None
     keys: dict[Trail, Position] = field(default_factory=dict)
     values: dict[Trail, Position] = field(default_factory=dict)
-    # Numbers and booleans as written: 1.10, not 1.1.
+    # Original text of numbers and booleans: 1.10, not 1.1.
     texts: dict[Trail, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, trail: Trail) -> Position:
-        """Return the position of the value, or of the nearest thing around it in the file."""
+        """Return the position of the value, or of the nearest part of the file that contains it."""
         return self._nearest(self.values, trail)
 
     def at_key(self, trail: Trail) -> Position:
-        """Return the position of the value's key, or of the nearest key around it."""
+        """Return the position of the value's key, or of the nearest key that contains it."""
         return self._nearest(self.keys, trail)
 
     def report(self, position: Position, text: str) -> None:
-        """Record a problem, once even if two aliases lead to it."""
+        """Record a problem; a duplicate, found through two aliases, is ignored."""
         problem = Problem(position, text)
         if problem not in self.problems:
             self.problems.append(problem)

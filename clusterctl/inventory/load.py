@@ -1,7 +1,7 @@
-"""Loads an `Inventory` from a YAML file, or reports every problem of the file with its position.
+"""Load an `Inventory` from a YAML file, or report every problem of the file with its position.
 
-The file is read by YAML 1.2's core schema, as in editors: `on`, `yes` and `12:30` are text, and 010
-is not octal. A duplicate key is an error, where PyYAML alone would take the last one.
+The file is parsed with YAML 1.2's core schema, as in editors: `on`, `yes` and `12:30` are text, and
+010 is not octal. A duplicate key is an error, where PyYAML alone would take the last one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.shape import validate
 from clusterctl.inventory.wording import yaml_problem
 
-# Bytes; enough for 2000 hosts written out in full. PyYAML reads about 250 KiB/s.
+# Bytes; enough for 2000 hosts without anchors. PyYAML reads about 250 KiB/s.
 LARGEST_FILE = 512 * 1024
-# Values after resolving aliases: nested aliases can stand for billions.
+# Limit of values after resolving aliases: nested aliases can expand to billions.
 MOST_VALUES = 100_000
 DEEPEST = 20  # Levels; an inventory has 5
 
@@ -205,7 +205,7 @@ class _Builder:
         return result
 
     def _present(self, value: object, trail: Trail) -> object:
-        """Report a null: a key whose value was forgotten or commented out."""
+        """Report a null, which means a key whose value was forgotten or commented out."""
         position = self._document.values[trail]
         if value is None and not any(p.position == position for p in self._document.problems):
             where = self._document.keys.get(trail, position)
@@ -214,7 +214,7 @@ class _Builder:
         return value
 
     def _pairs(self, node: yaml.Node, depth: int) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return keys with their nodes. Keys from `<<` come last and never replace others."""
+        """Return keys with their nodes. Keys merged by `<<` come last and never replace others."""
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key, value in node.value:
@@ -265,7 +265,7 @@ class _Builder:
             return self._refuse(node, f"{shown} is not a value of type {kind}")
 
     def _refuse(self, node: yaml.Node, text: str) -> object:
-        """Report a value that cannot be read, and return None for it."""
+        """Report a value that cannot be used, and return None for it."""
         self._document.report(_at(node.start_mark), text)
         return None
 

@@ -56,7 +56,7 @@ AcceleratorName = Annotated[
     WithJsonSchema({"enum": list(MODULES), "type": "string"}),
 ]
 
-MOST_GPUS = 64  # More than any host has: a larger count is a typo
+MOST_GPUS = 64  # More than any host has, so a larger count is a typo
 
 
 class Ssh(_Model):
@@ -126,7 +126,7 @@ class Gpu(_Model):
 
 
 def _gpus_from_count(value: Any) -> Any:
-    """Expand a count: `2` promises two GPUs and nothing else about them."""
+    """Expand a count: `2` declares two GPUs of any model and memory."""
     counted = isinstance(value, int) and not isinstance(value, bool)
     count = value if counted else len(value) if isinstance(value, list | tuple) else 0
     if not 0 <= count <= MOST_GPUS:
@@ -267,7 +267,7 @@ class Inventory(_Model):
 
     @property
     def head(self) -> Host:
-        """The host with the role head, of which `load` ensures that there is exactly one."""
+        """The host with the role head; `load` ensures that there is exactly one."""
         return next(host for host in self.hosts if host.role == "head")
 
     @property

@@ -1,14 +1,14 @@
-"""Writes values as YAML: plain if that is safe and readable, otherwise quoted."""
+"""Write values as YAML: plain if that is safe and readable, otherwise quoted."""
 
 from __future__ import annotations
 
 import json
 import re
 
-# Nothing that starts like this is a number, and a colon only matters before a space.
+# Text with such a beginning is never a number, and a colon is special only before a space.
 _PLAIN = re.compile(r"[A-Za-z_/~](?:[\w./@~+-]|:(?=[\w/])| (?=[\w(]))*|\d+(?:\.\d+){3}(?:/\d+)?")
 
-# What YAML 1.2, and editors that still read YAML 1.1, do not take for text.
+# Words that YAML 1.2, or editors that still use YAML 1.1, do not read as text.
 _WORDS = frozenset({"null", "true", "false", "~", "yes", "no", "on", "off", "y", "n"})
 
 

@@ -1,8 +1,8 @@
 """The JSON Schema (draft 2020-12) of the inventory file, for editors.
 
-It is generated from the models, in the form of the file: hosts are a mapping by name, GPUs a count
-or a list. What a schema cannot express (one head, no duplicate address) only `load` checks.
-To publish it:
+It is generated from the models, but describes the file: hosts are a mapping by name, GPUs a count
+or a list. Rules that a schema cannot express (one head, no duplicate address) are checked by
+`load`. To publish it:
 
     python -m clusterctl.inventory.schema > inventory/schema.json
 """
@@ -42,7 +42,7 @@ def render() -> str:
 
 
 def _parts(value: object) -> Iterator[_Schema]:
-    """Yield every mapping inside, the innermost first."""
+    """Yield every mapping inside `value`, the innermost first."""
     if isinstance(value, dict):
         for inner in value.values():
             yield from _parts(inner)
@@ -53,7 +53,7 @@ def _parts(value: object) -> Iterator[_Schema]:
 
 
 def _simplify(part: _Schema) -> None:
-    """Drop what is useless to readers: titles, nulls, defaults of whole sections."""
+    """Drop titles, nulls and defaults of whole sections, which do not help readers."""
     if isinstance(part.get("title"), str):
         del part["title"]
     if "default" in part and part["default"] in (None, {}, []):
@@ -64,7 +64,7 @@ def _simplify(part: _Schema) -> None:
         del part["format"]
     if "patternProperties" in part:
         part["additionalProperties"] = False
-    # A key that may be left out is not one that may be null.
+    # In the file an optional key may be absent, but not null.
     choices = [one for one in part.get("anyOf", []) if one != {"type": "null"}]
     if len(choices) == 1:
         del part["anyOf"]
@@ -103,13 +103,13 @@ def _gpus(listed: _Schema) -> _Schema:
 
 
 def _refuse_reserved(env: _Schema) -> None:
-    """Exclude variables that clusterctl sets itself, by prefix where they share one."""
+    """Exclude variables that clusterctl sets itself; names that end in `_` are prefixes."""
     names = (f"{name}.*" if name.endswith("_") else name for name in SET_BY_CLUSTERCTL)
     env["propertyNames"] = {"not": {"pattern": f"^({'|'.join(names)})$"}}
 
 
 def _allow_numbers(mapping: _Schema) -> None:
-    """Allow numbers, which `load` takes as the text that was written."""
+    """Allow numbers too, of which `load` uses the original text."""
     for value in mapping["patternProperties"].values():
         value["type"] = ["string", "number"]
 

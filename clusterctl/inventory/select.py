@@ -1,4 +1,4 @@
-"""Selects the hosts that `--limit` names.
+"""Select hosts with `--limit`.
 
     gpu1                a host
     gpu*, gpu?          names with a wildcard
@@ -7,7 +7,7 @@
     rack=a*             hosts whose label has this value
     !gpu3               not this one; any part can be negated
 
-Parts are separated by commas. A host must match one of them, and none that is negated. Every part
+Parts are separated by commas. A selected host matches one of them, and no negated one. Every part
 must match a host of the inventory, so that a typo never silently selects fewer hosts.
 """
 
@@ -61,7 +61,7 @@ def _negated(part: str) -> bool:
 
 
 def _of(inventory: Inventory, part: str) -> list[Host]:
-    """Return the hosts of one part. Raises UsageError if there are none."""
+    """Return the hosts that one part matches. Raises UsageError if there are none."""
     test = _property_test(part) if "=" in part else _name_test(part)
     found = [host for host in inventory.hosts if test(host)]
     if not found:

@@ -1,4 +1,4 @@
-"""Converts the file to the models: names, defaults, paths, and pydantic's errors with positions.
+"""Convert the file to the models: names, defaults, paths, and pydantic's errors with positions.
 
 The file has hosts as a mapping and paths relative to itself; the models have a tuple of hosts, each
 complete on its own.
@@ -25,7 +25,7 @@ _TEXT_MAPS = ("env", "labels")
 
 
 def validate(document: Document, path: Path) -> Inventory | None:
-    """Return the inventory, or None after reporting what is wrong to `document`."""
+    """Return the inventory, or None after reporting its problems to `document`."""
     data = typing.cast("dict[str, Any]", document.data)
     hosts = hosts_of(data)
     _check_hosts(document, data)
@@ -75,7 +75,7 @@ def _check_names(document: Document, data: Mapping[str, Any], hosts: Mapping[str
 def _shaped(
     document: Document, data: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what the models accept, without what has been reported already."""
+    """Return the data for the models, without parts whose problems are reported already."""
     shaped = {k: v for k, v in data.items() if not k.startswith(EXTENSION) and k != "source"}
     shaped = _with_texts(document, shaped, ())
     if "hosts" in shaped:
@@ -89,7 +89,7 @@ def _shaped(
 
 
 def _with_texts(document: Document, owner: Mapping[str, Any], trail: Trail) -> dict[str, Any]:
-    """Keep numbers in environments and labels as the text that was written: 1.10 stays 1.10."""
+    """Keep numbers in environments and labels as their original text: 1.10 stays 1.10."""
     result = dict(owner)
     for key in _TEXT_MAPS:
         values = owner.get(key)
@@ -108,7 +108,7 @@ def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> N
     trail = _trail(error["loc"], names)
     kind = error["type"]
     if error["input"] is None:
-        return  # `read` has reported what has no value, or none that could be read
+        return  # `read` has reported values that are missing or unreadable
     if trail and trail[-1] == "[key]":
         problem = value_problem(error, shown(trail[-2], None))
         document.report(document.at_key(trail[:-1]), f"`{dotted(trail[:-1])}`: {problem}")
@@ -135,7 +135,7 @@ def _trail(location: tuple[str | int, ...], names: list[str]) -> Trail:
 
 
 def _unknown(trail: Trail) -> str:
-    """Describe an unknown key, with the nearest known one or where it belongs."""
+    """Describe an unknown key, with the nearest known one or the section that has it."""
     key, owner = str(trail[-1]), _model_at(trail[:-1])
     known = tuple(name for name, field in owner.model_fields.items() if not field.exclude)
     near = did_you_mean(key, known)

@@ -1,4 +1,4 @@
-"""Parses sizes as people write them: `24 GiB`, `80GB`, `512 MiB`, or bytes."""
+"""Parse sizes as users write them: `24 GiB`, `80GB`, `512 MiB`, or bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_rate(value: str) -> int:
-    """Return the bytes per second in `400mbit` (bits), or in `50 MB` or `50 MiB/s` (bytes).
-    Raises ValueError with the accepted forms."""
+    """Return the bytes per second in `400mbit` (bits), or in `50 MB` or `50 MiB/s` (bytes). Raises
+    ValueError with the accepted forms."""
     bits = _BITS.match(value)
     try:
         if bits:
@@ -44,14 +44,14 @@ def parse_rate(value: str) -> int:
 
 
 def _parse_memory(value: object) -> int:
-    """Parse a GPU's memory, and reject `memory: 80`, which means bytes but was meant as GiB."""
+    """Parse a GPU's memory. Rejects `memory: 80`, which is 80 bytes but was meant as GiB."""
     size = parse_bytes(value)
     if size < _SMALLEST_MEMORY:
         raise ValueError(f"{value} is {size} bytes; write the unit, such as {value} GiB")
     return size
 
 
-# Bytes; written with or without a unit.
+# Bytes, with or without a unit in the file.
 Memory = Annotated[
     int,
     BeforeValidator(_parse_memory),

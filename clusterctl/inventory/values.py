@@ -1,6 +1,6 @@
-"""The types of values in an inventory: what each accepts, and the message if it does not.
+"""The types of values in an inventory, with the error message of each.
 
-A pattern is used three times: pydantic checks it, the JSON Schema gives it to editors, and
+A pattern is used three times: pydantic checks it, the JSON Schema contains it for editors, and
 `PATTERN_MEANS` has the message for a value that does not match.
 """
 
@@ -72,7 +72,7 @@ SET_BY_CLUSTERCTL = {
 
 
 def _parsed_address(value: str) -> str:
-    """Accept a host name, or a valid IP address."""
+    """Accept a host name or a valid IP address. Raises ValueError otherwise."""
     if re.fullmatch(r"[\d.]+", value) or ":" in value:
         try:
             ip_address(value)
@@ -112,7 +112,7 @@ def _subnet(value: Any) -> IPv4Network | IPv6Network:
 
 
 def _not_reserved(name: str) -> str:
-    """Raise ValueError for variables that clusterctl sets, naming the key to use instead."""
+    """Raise ValueError for variables that clusterctl sets, with the key to use instead."""
     for reserved, instead in SET_BY_CLUSTERCTL.items():
         if name == reserved or (reserved.endswith("_") and name.startswith(reserved)):
             raise ValueError(f"{name} cannot be set here: {instead}")
@@ -134,8 +134,8 @@ def did_you_mean(word: str, known: tuple[str, ...]) -> str:
 # A host or cluster name: lower case letters, digits and dashes, as in DNS labels.
 Name = Annotated[str, Field(pattern=NAME)]
 
-# A Linux interface name: at most 15 bytes (IFNAMSIZ), and none of the characters that
-# NCCL_SOCKET_IFNAME gives a meaning.
+# A Linux interface name: at most 15 bytes (IFNAMSIZ), without characters that are special in
+# NCCL_SOCKET_IFNAME.
 NicName = Annotated[str, Field(pattern=NIC)]
 
 RdmaDevice = Annotated[str, Field(pattern=RDMA_DEVICE)]
@@ -151,7 +151,7 @@ IndexUrl = Annotated[str, Field(pattern=INDEX_URL)]
 PackageVersion = Annotated[str, Field(pattern=PACKAGE_VERSION)]
 ImageReference = Annotated[str, Field(pattern=IMAGE)]
 
-# Above the privileged ports and below 32768, where Linux begins to hand out ports by itself
+# Above the privileged ports and below 32768, where Linux's ephemeral ports begin
 # (net.ipv4.ip_local_port_range).
 FixedPort = Annotated[int, Field(ge=1024, le=32767)]
 

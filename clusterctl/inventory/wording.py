@@ -1,4 +1,4 @@
-"""Rewords the messages of PyYAML and pydantic for users of the inventory."""
+"""Reword the messages of PyYAML and pydantic for users of the inventory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _BOUNDS = {
 
 
 def value_problem(error: Mapping[str, Any], written: str) -> str:
-    """Say what is wrong with a value, without its name: `must be text, not 22`."""
+    """Describe the problem of a value, without the key's name: `must be text, not 22`."""
     kind, details = str(error["type"]), error.get("ctx", {})
     if expected := _EXPECTED.get(kind):
         return f"must be {expected}, not {written}{_advice(expected, error['input'], written)}"
@@ -98,7 +98,7 @@ _SIMPLE = {
 
 
 def _advice(expected: str, value: object, written: str) -> str:
-    """Say how to write what was probably meant."""
+    """Return how to write the value that was probably meant."""
     if expected == "text" and isinstance(value, int | float):
         return f'; put it in quotes: "{written}"'
     if expected == "a whole number" and isinstance(value, str) and value.isascii():
