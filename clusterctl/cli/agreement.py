@@ -1,4 +1,4 @@
-"""Showing a plan and asking for consent: only what stops something that serves is asked for."""
+"""Show a plan and ask for consent, which only changes that stop a running service need."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from clusterctl.reporting.text import line_width
 def agreement(
     progress: Progress, *, yes: bool, as_json: bool, agreed: Callable[[], object] = lambda: None
 ) -> Callable[[Plan], None]:
-    """What a command calls with its plan; it raises to stop there. `agreed` is called once
-    nothing is left to ask. With `as_json` nobody is asked: a program reads the answer."""
+    """Return the function that a command calls with its plan; it raises if the user declines.
+    `agreed` is called once consent is given or not needed. With `as_json`, nobody can be asked."""
 
     def agree(plan: Plan) -> None:
         if not plan.empty and not as_json:
@@ -49,10 +49,10 @@ def show_plan(
     nothing: str = NOTHING,
     errors: Collection[ClusterctlError] = (),
 ) -> typer.Exit:
-    """Print the plan; the exit that a dry run ends with.
+    """Print the plan; return the exit of a dry run.
 
-    `nothing` is said of an empty plan. Raises the `errors` of hosts that could not be looked
-    at, after the plan of the others; in JSON they are part of the one document.
+    `nothing` is printed for an empty plan. Raises the `errors` of hosts without a plan after
+    printing the plan of the others; with JSON they are part of the document.
     """
     if as_json:
         print(json.dumps({**plan_document(plan), **_error(errors)}, indent=2))
@@ -65,5 +65,5 @@ def show_plan(
 
 
 def _error(errors: Collection[ClusterctlError]) -> dict[str, object]:
-    """As `guard` words it for a run that ends with an error."""
+    """Return the errors in the form that `guard` uses for a failed run."""
     return {"error": error_document(Problems(errors), current_log())} if errors else {}

@@ -1,4 +1,4 @@
-"""The command line: which commands there are. Each is a file of its own beside this one."""
+"""The command line: the list of commands. Each has its own file beside this one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _version(wanted: bool) -> None:
 
 
 def _named(inventory: Path | None) -> Path | None:
-    """Through the environment, where every command looks; its own option wins."""
+    """Put the program's -i into the environment, from which commands read it; their own -i wins."""
     if inventory is not None:
         os.environ[VARIABLE] = str(inventory)
     return inventory

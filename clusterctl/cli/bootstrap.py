@@ -1,4 +1,4 @@
-"""`bootstrap`, and its two harmless halves: `check` (the hosts) and `plan` (what would change)."""
+"""`bootstrap`, and its two read-only parts: `check` (the hosts) and `plan` (pending changes)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bootstrap(
     from clusterctl.commands.bootstrap import run
 
     with session("bootstrap", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
-        # Not before: a file whose hosts never answered must not become the next `down`'s.
+        # Only after agreement: `down` must not default to a file whose hosts never answered.
         agree = agreement(opened.progress, yes=yes, as_json=as_json, agreed=lambda: _remember(path))
         done = run(
             opened.inventory, opened.hosts, opened.credentials, agree=agree, sink=opened.progress
@@ -66,7 +66,7 @@ def bootstrap(
 
 
 def _remember(path: Path) -> None:
-    """For the commands that follow; where that cannot be kept, it is said, and stops nothing."""
+    """Make `path` the current inventory. If it cannot be recorded, print a note and continue."""
     from clusterctl.inventory.current import remember
 
     try:
@@ -77,7 +77,7 @@ def _remember(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _DriverFlags:
-    """The flags that a driver's installation has in common with the rest of bootstrap."""
+    """The flags that a driver's installation shares with the rest of bootstrap."""
 
     limit: str | None
     dry_run: bool
@@ -87,7 +87,7 @@ class _DriverFlags:
 
 
 def _driver(wanted: str, file: Path, flags: _DriverFlags) -> None:
-    """The driver first. In a dry run that would install it, that is all that can be told."""
+    """Install the driver first. A dry run that would install it prints that plan and exits."""
     from clusterctl.cli.agreement import agreement, show_plan
     from clusterctl.cli.session import session
     from clusterctl.commands.install_driver import make_plan, run

@@ -1,4 +1,4 @@
-"""`bundle`: what hosts without a way out need, gathered on a machine that has one."""
+"""`bundle`: gather packages for hosts without internet, on a machine with it."""
 
 from __future__ import annotations
 

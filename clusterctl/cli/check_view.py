@@ -1,4 +1,4 @@
-"""What `check` found, as text and as JSON."""
+"""The result of `check`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from clusterctl.reporting.text import columns, count, each_below_itself, size
 
 
 def check_lines(report: Report, *, width: int | None = None) -> list[str]:
-    """What hosts are, and what was chosen for them; problems are told by whoever ends the run.
-    `width`: of the terminal, in characters."""
+    """Return facts and choices of the hosts; problems are reported when the run ends. `width`: of
+    the terminal, in characters."""
     rows = [_row(name, facts) for name, facts in report.facts.items()]
     lines = columns(rows, indent="", width=width)
     for host, choices in report.choices.items():
@@ -38,7 +38,7 @@ def _row(name: str, facts: HostFacts) -> tuple[str, ...]:
 
 
 def check_document(report: Report) -> dict[str, Any]:
-    """The same for machines."""
+    """Return the result of `check` for --json."""
     return {
         "hosts": {
             name: {
@@ -60,7 +60,7 @@ def check_document(report: Report) -> dict[str, Any]:
 
 
 def _pair(way: Way) -> dict[str, Any]:
-    """One direction; what was not measured is null."""
+    """Return one direction of a pair; values that were not measured are null."""
     trip = way.round_trip
     return {
         "from": way.sender.host,

@@ -1,4 +1,4 @@
-"""What `init` asks a user, and how its inventory is handed over."""
+"""Questions of `init` to the user, and output of its inventory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STDOUT = Path("-")
 
 
 def insist_on_room(output: Path, *, force: bool) -> None:
-    """Raises UsageError for a file that may not or cannot be written; before any host is asked."""
+    """Raise UsageError for a file that may not or cannot be written, before contacting any host."""
     if output == STDOUT:
         return
     if output.is_dir() or not output.absolute().parent.is_dir():
@@ -43,7 +43,7 @@ def insist_on_room(output: Path, *, force: bool) -> None:
 
 
 def look(words: list[str], wishes: Wishes, *, accept_new: bool) -> Found:
-    """Ask the hosts, and the user where the hosts leave something open."""
+    """Probe the hosts, and ask the user about anything left open."""
     ssh = wishes.ssh.model_copy(update={"accept_new": True}) if accept_new else wishes.ssh
     hosts = named_hosts(words, ssh)
     with logged(wishes.cluster, "init"), Progress(sys.stderr) as progress:
@@ -73,7 +73,7 @@ def _accepted(keys: Mapping[str, OfferedKey], progress: Progress) -> bool:
 
 
 def decide(question: Undecided, progress: Progress) -> Option | None:
-    """The option whose number was typed; None without a terminal, or at the end of input."""
+    """Return the option whose number was typed; None without a terminal, or at the end of input."""
     if not sys.stdin.isatty():
         return None
     with progress.paused():
@@ -90,7 +90,7 @@ def decide(question: Undecided, progress: Progress) -> Option | None:
 
 
 def deliver(wishes: Wishes, found: Found, output: Path) -> None:
-    """Write the inventory, or print it; what is doubtful goes to stderr."""
+    """Write the inventory, or print it; print its doubts to stderr."""
     text = inventory_text(wishes, found)
     for line in each_below_itself("note: ", found.doubts, line_width(sys.stderr)):
         print(line, file=sys.stderr)
@@ -104,7 +104,7 @@ def deliver(wishes: Wishes, found: Found, output: Path) -> None:
 
 
 def _write(output: Path, text: str) -> None:
-    """Whole or not at all; what `load` does not take is a bug, and no file of the user's."""
+    """Write the file atomically. Text that `load` rejects is a bug, and is not written."""
     with NamedTemporaryFile(
         "w", dir=output.absolute().parent, prefix=".init-", suffix=".yaml", delete=False
     ) as file:

@@ -50,7 +50,7 @@ def down(
 
 
 def _plan(inventory: Path | None, *, purge: bool, limit: str | None, as_json: bool) -> NoReturn:
-    """Show what would go; takes no lock, so that it can look on while another run is on."""
+    """Show the plan of `down`. Takes no lock, so it works while another run holds it."""
     from clusterctl.cli.agreement import show_plan
     from clusterctl.cli.session import session
     from clusterctl.commands.down import make_plan

@@ -1,4 +1,4 @@
-"""`exec`: one command on many hosts."""
+"""`exec`: run one command on many hosts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def exec_(
 
 
 def _print_lines(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
-    """What hosts wrote, then what failed. Raises the errors of hosts that were not reached."""
+    """Print the hosts' output, then the failed hosts. Raises the errors of unreachable hosts."""
     from clusterctl.transport.fanout import failures, values
 
     results = values(outcomes)
@@ -75,7 +75,7 @@ def _print_lines(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
 
 
 def _print_document(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
-    """An object per host: the result, or `error` and `hint` where there is none."""
+    """Print an object per host: the result, or `error` and `hint` if there is none."""
     from clusterctl.transport.fanout import Done
 
     document: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""`fit`: what a model needs, before anything starts."""
+"""`fit`: forecast a model's needs before anything starts."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _answers(asked: FitArguments, inventory: Path | None) -> tuple[FitReport, Pr
 
 
 def _show(report: FitReport, exact: ProbeResult | None, *, as_json: bool) -> None:
-    """The report on stdout; what keeps it from fitting ends the command."""
+    """Print the report. Exits with DoesNotFit's code if vLLM certainly cannot start like this."""
     from clusterctl.errors import DoesNotFit
 
     document = report.to_json() | ({"probe": exact.to_json()} if exact else {})

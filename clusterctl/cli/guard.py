@@ -1,4 +1,4 @@
-"""Around every command: errors become words and an exit code, and no traceback reaches a user."""
+"""Error handling of every command: errors become messages and an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ R = TypeVar("R")
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """`command`, with its failures reported. The log named is the run's, when there is one."""
+    """Wrap `command` to report its failures, with the path of the run's log if there is one."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except OutputLost:  # `main` tells it, also of what is written after this
+        except OutputLost:  # `main` reports it, also for output written after this
             raise
         except ClusterctlError as error:
             raise _reported(error, as_json=bool(kwargs.get("as_json"))) from None
@@ -38,7 +38,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             )
             raise _reported(interrupted, as_json=bool(kwargs.get("as_json"))) from None
         except BrokenPipeError:
-            # The reader of our stdout left (`clusterctl logs | head`): nothing is wrong.
+            # The reader of our stdout ended (`clusterctl logs | head`): not an error.
             drop_stdout()
             raise typer.Exit(0) from None
         except (typer.Exit, typer.Abort):
@@ -73,7 +73,7 @@ def _bug(*, as_json: bool) -> typer.Exit:
 
 
 def _kept(text: str) -> Path | None:
-    """The file that holds the traceback: in the state directory, else a temporary one."""
+    """Write the traceback to the state directory, else to a temporary file; return its path."""
     from clusterctl.reporting.run_log import state_directory
 
     with suppress(OSError, RuntimeError):

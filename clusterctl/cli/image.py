@@ -49,7 +49,7 @@ def _text(found: StoreUsage, *, cleared: bool) -> str:
 
 
 def _document(found: StoreUsage, *, cleared: bool) -> str:
-    """Sizes in bytes, as they were before anything was removed."""
+    """Return sizes in bytes, from before the layers were removed."""
     return json.dumps(
         {
             "directory": str(found.directory),
@@ -167,7 +167,7 @@ app.command("cache")(cache)
 
 
 def bundled_text(done: BundledImages) -> str:
-    """What is in the file, and what to do with it."""
+    """Return the file's contents, and the commands to use it."""
     from clusterctl.reporting.text import count, size
 
     names = [image.reference for image in done.images]
@@ -177,7 +177,7 @@ def bundled_text(done: BundledImages) -> str:
 
 
 def bundled_document(done: BundledImages) -> dict[str, object]:
-    """The same for machines; sizes in bytes."""
+    """Return the result for --json; sizes in bytes."""
     return {
         "file": str(done.path),
         "size": done.size,
@@ -193,7 +193,7 @@ def _platforms(done: BundledImages) -> str:
 
 
 def pushed_sentence(done: PushedImage) -> str:
-    """What came of it."""
+    """Return the result as a sentence."""
     from clusterctl.reporting.text import count, duration, size
 
     hosts = f"on {count(len(done.hosts), 'host')}"
@@ -204,7 +204,7 @@ def pushed_sentence(done: PushedImage) -> str:
 
 
 def pushed_document(done: PushedImage) -> dict[str, object]:
-    """The same for machines; sizes in bytes, times in seconds."""
+    """Return the result for --json; sizes in bytes, times in seconds."""
     return {
         "image": done.reference,
         "from": done.origin,

@@ -10,7 +10,7 @@ import typer
 from clusterctl.accelerators.names import DEFAULT, MODULES
 from clusterctl.cli.guard import guarded
 
-IMAGE = "vllm/vllm-openai:v0.33.0"  # What README and docs run
+IMAGE = "vllm/vllm-openai:v0.33.0"  # The image used in README and docs
 
 _AS_SSH = "default: as ssh has it"
 

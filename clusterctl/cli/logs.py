@@ -1,4 +1,4 @@
-"""`logs`: what supervisors, Ray and services wrote, from all hosts in one stream."""
+"""`logs`: output of supervisors, Ray and services, from all hosts in one stream."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def logs(
     except KeyboardInterrupt:
         if not follow:
             raise
-        return  # how one ends following
+        return  # Ctrl-C is the usual end of --follow
     except ClusterctlError as error:
         if not told or isinstance(error, UsageError):
             raise
@@ -79,7 +79,7 @@ def _print(found: Iterator[tuple[str, str]], *, journal: bool, follow: bool) -> 
 
 
 def _by_time(found: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """In the order of time. What failed is raised after the lines of hosts that answered."""
+    """Sort lines by time. Raises errors of hosts after the lines of the others."""
     from clusterctl.reporting.journal_view import by_time
 
     arrived: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""`model`: the models that have an alias, where they are, and how they get there."""
+"""`model`: the models that have an alias, their locations, and their delivery to hosts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ls(
 
 
 def _listed(inventory: Path | None, limit: str | None) -> ModelList | None:
-    """What hosts have; None where no inventory is named or remembered."""
+    """Return the hosts' models; None without a named or current inventory."""
     from clusterctl.cli.session import session
     from clusterctl.commands.model_list import run
     from clusterctl.inventory.current import current
@@ -178,7 +178,7 @@ def pull(
 
 
 def _host_named(on: str | None, inventory: Inventory) -> str | None:
-    """Raises UsageError for a host that the inventory does not have."""
+    """Raise UsageError if the inventory has no host `on`."""
     known = [host.name for host in inventory.hosts]
     if on is not None and on not in known:
         raise UsageError(f"--on {on} is no host of the inventory", hint=f"--on {known[0]}")
@@ -191,7 +191,7 @@ def _words() -> Words[PushedModel]:
 
 
 def pushed_sentence(done: PushedModel) -> str:
-    """What came of it, and the command that comes next."""
+    """Return the result as a sentence."""
     from clusterctl.reporting.text import count, duration, size
 
     hosts = f"on {count(len(done.hosts), 'host')} at {done.path}"
@@ -202,7 +202,7 @@ def pushed_sentence(done: PushedModel) -> str:
 
 
 def pushed_document(done: PushedModel) -> dict[str, object]:
-    """The same for machines; sizes in bytes, times in seconds."""
+    """Return the result for --json; sizes in bytes, times in seconds."""
     return {
         "model": done.manifest.name,
         "path": done.path,

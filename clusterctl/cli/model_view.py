@@ -1,4 +1,4 @@
-"""Models as text and as JSON: the catalogue, and who has what."""
+"""Models as text and as JSON: the catalogue, and the hosts' models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def catalogue_lines() -> list[str]:
-    """Alias, Hub id, and the flags that `serve` adds."""
+    """Return alias, Hub id, and the flags that `serve` adds."""
     return columns([(e.alias, e.hub_id, " ".join(e.tokens(None))) for e in CATALOGUE], indent="")
 
 
 def holding_lines(listed: ModelList) -> list[str]:
-    """One line a model: its size, its alias, and on which hosts it is what."""
+    """Return one line per model: its size, its alias, and its state on each host."""
     if not listed.holdings:
         return [f"no model is in {listed.directory} on any host"]
     rows = [
@@ -29,7 +29,7 @@ def holding_lines(listed: ModelList) -> list[str]:
 
 
 def listed_document(listed: ModelList | None) -> dict[str, object]:
-    """The same for machines; sizes in bytes."""
+    """Return the list for --json; sizes in bytes."""
     catalogue = [
         {"name": e.alias, "hub_id": e.hub_id, "flags": list(e.tokens(None))} for e in CATALOGUE
     ]
@@ -60,7 +60,7 @@ def _alias(holding: Holding) -> str | None:
 
 
 def _where(holding: Holding) -> str:
-    """`complete on all 4`, or each state with its hosts."""
+    """Return `complete on all 4 hosts`, or each state with its hosts."""
     states: dict[str, list[str]] = {}
     for host, state in holding.hosts.items():
         states.setdefault(state, []).append(host)

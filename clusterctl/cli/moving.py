@@ -1,4 +1,4 @@
-"""`image push`, `model push`, `model pull`: how each shows its plan, or moves and tells of it."""
+"""Common flow of `image push`, `model push` and `model pull`: show the plan, or run and report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Moved = TypeVar("_Moved", covariant=True)
 
 
 class Runs(Protocol[_Moved]):
-    """A command, given all that it moves."""
+    """The `run` of a command, with its arguments bound."""
 
     def __call__(
         self, credentials: Credentials, /, *, agree: Callable[[Plan], None], sink: EventSink
@@ -28,24 +28,24 @@ class Runs(Protocol[_Moved]):
 
 @dataclass(frozen=True)
 class Move(Generic[Done]):
-    """A command's two ways to go."""
+    """A command's `make_plan` (for --dry-run) and `run`."""
 
-    make_plan: Callable[[Credentials], Plan]  # Shows what would move; changes nothing
+    make_plan: Callable[[Credentials], Plan]  # Returns what would move; changes nothing
     run: Runs[Done]
 
 
 @dataclass(frozen=True)
 class Words(Generic[Done]):
-    """What is said at the end."""
+    """Texts for the end of a run."""
 
-    nothing: str  # Of a plan in which nothing moves
+    nothing: str  # For a plan in which nothing moves
     sentence: Callable[[Done], str]
     document: Callable[[Done], dict[str, object]]  # With --json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The options that all of these commands take, and none reads itself."""
+    """Options that these commands share and pass on unread."""
 
     inventory: Path | None
     limit: str | None
@@ -60,8 +60,8 @@ def move(
     words: Words[Done],
     flags: Flags,
 ) -> None:
-    """Open a session for `command` and go through with what `prepare` makes of it. In a dry
-    run the plan is printed, and raised is the exit that it ends with."""
+    """Open a session for `command`, and run what `prepare` returns. In a dry run, print the plan
+    and raise its exit."""
     from clusterctl.cli.agreement import agreement, show_plan
     from clusterctl.cli.session import session
 

@@ -10,8 +10,8 @@ import typer
 
 
 def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
-    """Hosts of the inventory meant, for the last of names parted by commas; none where there is no
-    inventory, or one with mistakes in it."""
+    """Complete the last of several host names separated by commas; returns none without a valid
+    inventory."""
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory.current import current
     from clusterctl.inventory.load import load
@@ -26,13 +26,13 @@ def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _inventory(context: typer.Context) -> Path | None:
-    """The -i typed so far, the command's own first."""
+    """Return the -i typed so far, the command's own first."""
     typed = (where.params.get("inventory") for where in (context, context.find_root()))
     return next((Path(path) for path in typed if path), None)
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Aliases of the catalogue."""
+    """Complete aliases of the catalogue."""
     from clusterctl.models.catalogue import CATALOGUE
 
     return [entry.alias for entry in CATALOGUE if entry.alias.startswith(incomplete)]
@@ -78,10 +78,10 @@ PipelineParallel = Annotated[
 def named_inventory(
     context: typer.Context, file: Path | None, inventory: Path | None
 ) -> Path | None:
-    """What FILE or -i names to a command that takes both; None where neither does.
+    """Return the inventory from FILE or -i for a command that takes both; None without either.
 
-    FILE wins over the environment's. Raises UsageError for a FILE and an -i, the command's or the
-    program's, that are not the same.
+    FILE takes precedence over the environment. Raises UsageError if FILE and an -i (the command's
+    or the program's) name different files.
     """
     from clusterctl.errors import UsageError
 
@@ -94,7 +94,7 @@ def named_inventory(
 
 
 def _typed_option(context: typer.Context) -> Path | None:
-    """The -i of the command line; what a command has of it may come from the environment."""
+    """Return -i if given on the command line; the parameter's value may be from the environment."""
     for where in (context, context.find_root()):
         source = where.get_parameter_source("inventory")
         if source is not None and source.name == "COMMANDLINE":
@@ -103,7 +103,7 @@ def _typed_option(context: typer.Context) -> Path | None:
 
 
 def rate_of(limit_rate: str | None) -> int | None:
-    """Bytes a second. Raises UsageError."""
+    """Return the rate in bytes per second, or None. Raises UsageError."""
     from clusterctl.errors import UsageError
     from clusterctl.inventory.units import parse_rate
 

@@ -1,4 +1,4 @@
-"""What all commands and groups of commands are registered on, so that their help looks alike."""
+"""Base classes of all commands and command groups, for uniform help."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Command(TyperCommand):
-    """Its help names arguments as the text does, HOST or [FILE], and not by their Python types."""
+    """A command whose help shows arguments as HOST or [FILE] instead of their Python types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """What follows the command's name in its usage."""
+        """Return the words after the command's name in its usage line."""
         names = {_name(each): each.required for each in self._arguments(ctx)}
         words = [name if required else f"[{name}]" for name, required in names.items()]
         return ["[OPTIONS]", *words]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, then options."""
+        """Write arguments, then options."""
         arguments = [(_name(each), each.help or "") for each in self._arguments(ctx)]
         others = [each for each in self.get_params(ctx) if each.param_type_name == "option"]
         options = [row for each in others if (row := each.get_help_record(ctx))]
@@ -40,14 +40,14 @@ def _name(argument: Any) -> str:
 
 
 class Commands(typer.Typer):
-    """A group of commands; without one it shows its help."""
+    """A group of commands; without a subcommand it shows its help."""
 
     def __init__(self, help: str, **settings: Any) -> None:  # noqa: A002 - typer's own word
-        # Rich help would cost more than the rest of `--help` together.
+        # Rich help would take longer than the rest of `--help` together.
         super().__init__(help=help, no_args_is_help=True, rich_markup_mode=None, **settings)
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
     ) -> Callable[[Function], Function]:
-        """As typer does it, with our help."""
+        """Register a command as typer does, with `Command` as its class."""
         return super().command(name, cls=cls or Command, **settings)

@@ -1,4 +1,4 @@
-"""`serve`: a model on the cluster."""
+"""`serve`: serve a model on the cluster."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ServeCommand(Command):
-    """Words after `--` are vLLM's, all of them: click alone would take the first for MODEL."""
+    """Treats all words after `--` as vLLM's: click alone would take the first one for MODEL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click does it, on the words before `--`."""
+        """Parse the words before `--` as click does, and append the others to `arguments`."""
         at = args.index("--") if "--" in args else len(args)
         after = args[at + 1 :]
         left = super().parse_args(ctx, args[:at])
@@ -92,7 +92,7 @@ def serve(
     from clusterctl.serving.request import Options
 
     asked = Asked(Options(model, tp, pp, name, port, stall_timeout), config, tuple(arguments or ()))
-    asked.request()  # what is wrong with the request itself needs no host to tell
+    asked.request()  # report errors of the request itself before contacting a host
     with session("serve", inventory, quiet=as_json) as opened:
 
         def agree(changes: Changes) -> None:
@@ -118,7 +118,7 @@ def _change_lines(changes: Changes) -> list[str]:
 
 
 def _show_plan(changes: Changes, *, as_json: bool) -> None:
-    """What is predicted, on stdout; the changes are on stderr, or in the same document."""
+    """Print the prediction on stdout; the changes are on stderr, or in the same document."""
     report = changes.fit.to_json() if changes.fit else None
     if as_json:
         document = {
@@ -138,7 +138,7 @@ def _show_plan(changes: Changes, *, as_json: bool) -> None:
 
 
 def _lines(served: Served) -> list[str]:
-    """The result: what answers where, and two lines to paste."""
+    """Return the result: the endpoint, the proof, and two lines to paste."""
     from clusterctl.serving.endpoint import curl_line, key_line
 
     plan, proof = served.plan, served.proof
@@ -159,7 +159,7 @@ def _lines(served: Served) -> list[str]:
 
 
 def _answer(answer: ServiceAnswer) -> str:
-    """What proved it."""
+    """Return the answer that proved the service, as a line."""
     if answer.task == "completions":
         said = f"{answer.tokens} tokens in {answer.seconds:.1f} s: {_short(answer.text)}"
         return f"completion  {said}"
@@ -167,7 +167,7 @@ def _answer(answer: ServiceAnswer) -> str:
 
 
 def _short(text: str) -> str:
-    """One line of an answer; random weights answer with anything."""
+    """Return one line of an answer; with random weights it may contain anything."""
     clean = "".join(char if char.isprintable() else " " for char in text)
     return repr(clean if len(clean) <= 60 else clean[:57] + "...")
 

@@ -1,4 +1,4 @@
-"""What a command that reaches hosts has open: the inventory, progress on stderr, a log file."""
+"""Context of a command that reaches hosts: the inventory, progress on stderr, a log file."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _logs: list[Path] = []
 
 
 def current_log() -> Path | None:
-    """The log file of this process's run, once it has one."""
+    """Return the log file of this process's run; None before it has one."""
     return _logs[-1] if _logs else None
 
 
 @dataclass(frozen=True)
 class Session:
     inventory: Inventory
-    hosts: tuple[Host, ...]  # Those that --limit left; all of them without it
+    hosts: tuple[Host, ...]  # The hosts selected by --limit; without it, all
     progress: Progress
     credentials: Credentials
 
 
 def load_inventory(path: Path | None, *, accept_new: bool = False) -> Inventory:
-    """The inventory named by `path`, the environment, or the last bootstrap."""
+    """Load the inventory given by `path`, the environment, or the last bootstrap."""
     inventory = load(current(path))
     return _accepting(inventory) if accept_new else inventory
 
@@ -51,7 +51,7 @@ def _accepting(inventory: Inventory) -> Inventory:
 
 @contextmanager
 def logged(cluster: str, command: str) -> Iterator[Path | None]:
-    """A log file for this run, which errors name; None where none can be written."""
+    """Open a log file for this run, which errors mention; yield None if it cannot be written."""
     with run_log(cluster, command) as log:
         if log:
             _logs.append(log)
@@ -67,7 +67,7 @@ def session(
     quiet: bool = False,
     accept_new: bool = False,
 ) -> Iterator[Session]:
-    """Open a session for `command`; `quiet` shows no progress (for --json and for one-liners)."""
+    """Open a session for `command`; `quiet` shows no progress (for --json and short output)."""
     inventory = load_inventory(path, accept_new=accept_new)
     hosts = select(inventory, limit) if limit else inventory.hosts
     with logged(inventory.cluster, command) as log:
@@ -81,11 +81,11 @@ def session(
 
 
 def credentials(progress: Progress | None = None) -> Credentials:
-    """Secrets from the environment, or asked for where there is a terminal to ask on."""
+    """Return secrets from the environment; others are asked for if there is a terminal."""
     if not sys.stdin.isatty():
         return Credentials()
 
-    signals()  # from the main thread; questions are asked in others
+    signals()  # must run in the main thread; questions are asked in others
 
     def ask(question: str) -> str | None:
         keep_terminal()
@@ -96,11 +96,11 @@ def credentials(progress: Progress | None = None) -> Credentials:
 
 
 def confirm(question: str, *, yes: bool, progress: Progress) -> bool:
-    """Ask on the terminal; without one, only --yes answers. The end of input means no."""
+    """Ask on the terminal; without one, return `yes`. The end of input means no."""
     if yes or not sys.stdin.isatty():
         return yes
     with progress.paused():
-        # `input` would write the question to stdout, where the command's result goes.
+        # `input` would write the question to stdout, which is for the command's result.
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline()
         if not answer:

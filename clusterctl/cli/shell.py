@@ -45,7 +45,7 @@ def ssh(
 
 
 def _host(inventory: Inventory, name: str) -> Host:
-    """The host of this very name: a shell is opened on one, not on what a pattern finds."""
+    """Return the host with exactly this name; patterns are not accepted. Raises UsageError."""
     from clusterctl.errors import UsageError
     from clusterctl.inventory.values import did_you_mean
 
@@ -66,5 +66,5 @@ def _argv(host: Host, command: list[str]) -> list[str]:
     if host.address not in LOCAL_ADDRESSES:
         return target_of(host).argv(*command)
     shell = os.environ.get("SHELL") or "sh"
-    # What sshd does with the words after the host: one line for the user's shell.
+    # Like sshd, join the words after the host into one line for the user's shell.
     return [shell, "-c", " ".join(command)] if command else [shell]

@@ -1,4 +1,4 @@
-"""`status`: one screen."""
+"""`status`: the state of the cluster on one screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.model import Inventory
     from clusterctl.survey.status import ClusterStatus
 
-WATCH_EVERY = 2.0  # Seconds between two looks with --watch
+WATCH_EVERY = 2.0  # Seconds between two reads with --watch
 
 
 @guarded
@@ -57,7 +57,7 @@ def _print(found: ClusterStatus, *, as_json: bool, indent: int | None) -> None:
 
 
 def _watch(loaded: Inventory, *, as_json: bool) -> None:
-    """Look again and again over the same connections; Ctrl-C is its ordinary end."""
+    """Show the status repeatedly over the same connections, until Ctrl-C."""
     from clusterctl.cli.session import credentials
     from clusterctl.commands.status import read
 
@@ -72,7 +72,7 @@ def _watch(loaded: Inventory, *, as_json: bool) -> None:
 
 
 def _print_each(look: Callable[[], ClusterStatus], *, as_json: bool) -> None:
-    """A screen, or a line of JSON, for each look: what reads it is a program or a file."""
+    """Print a screen or a line of JSON for each read, for programs and files."""
     while True:
         _print(look(), as_json=as_json, indent=None)
         if not as_json:

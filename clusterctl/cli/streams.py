@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr as a run finds them: closed ones, and those that take nothing more."""
+"""The process's stdin, stdout and stderr: handles streams that are closed or cannot be written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from clusterctl.errors import Interrupted, RequirementsNotMet
 
 @functools.cache
 def signals() -> int:
-    """A descriptor with something to read once Ctrl-C was pressed, for the rest of the run.
+    """Return a descriptor that is readable once Ctrl-C was pressed, for the rest of the run.
 
-    Python tells the main thread alone of a signal. A question is mostly open in another, which
-    would wait for its answer until a second Ctrl-C. Call it first in the main thread.
+    Python handles signals in the main thread only. A question is mostly open in another, which
+    would wait for its answer until a second Ctrl-C. The first call must be in the main thread.
     """
     came, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -30,11 +30,11 @@ def signals() -> int:
 
 
 def ask_unseen(question: str) -> str | None:
-    """What is typed after `question`; None at the end of input, or where there is no terminal.
+    """Return the text typed after `question`; None at the end of input, or without a terminal.
 
-    Raises Interrupted at Ctrl-C, and at once where that was pressed before.
+    Raises Interrupted at Ctrl-C, and at once if it was pressed before.
     """
-    _wait_for(signals(), 0)  # other hosts wait for their turn to ask
+    _wait_for(signals(), 0)  # other hosts may have waited for their turn to ask
     try:
         with _terminal() as (keyboard, screen), _without_echo(keyboard):
             os.write(screen, question.encode())
@@ -47,7 +47,7 @@ def ask_unseen(question: str) -> str | None:
 
 
 def _wait_for(descriptor: int, seconds: float | None) -> None:
-    """Until there is something to read. Raises Interrupted."""
+    """Wait until the descriptor is readable. Raises Interrupted at Ctrl-C."""
     ready, _, _ = select.select([descriptor, signals()], [], [], seconds)
     if signals() in ready:
         raise Interrupted("interrupted at the question for a password")
@@ -66,7 +66,7 @@ def _line(keyboard: int) -> str | None:
 
 @contextmanager
 def _terminal() -> Iterator[tuple[int, int]]:
-    """Where is typed and where is asked: stdout and stderr may be files."""
+    """Yield descriptors for input and question; stdout and stderr may be files."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:
@@ -95,11 +95,11 @@ if TYPE_CHECKING:
 
 
 class OutputLost(RequirementsNotMet):
-    """What a run has to say could not be written to stdout."""
+    """The result of a run could not be written to stdout."""
 
 
 class _Results(io.FileIO):
-    """stdout. Who reads results must know when there are none."""
+    """stdout. A failed write raises OutputLost, since the reader must notice missing results."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -114,7 +114,7 @@ class _Results(io.FileIO):
 
 
 class _Notices(io.FileIO):
-    """stderr. Progress that nobody can see stops no work."""
+    """stderr. A failed write is ignored: progress that cannot be shown must not stop the work."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -124,13 +124,13 @@ class _Notices(io.FileIO):
 
 
 def prepare() -> None:
-    """To be called before anything is opened: a file or connection that got the number of a
-    stream which was closed would be read or written as that stream. Closed ones are /dev/null."""
+    """Replace closed standard streams by /dev/null. Call this before anything is opened: a file or
+    connection that got the number of a closed stream would be used as that stream."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - a number, open to the end
     sys.stdout = _text(_Results(1, "w", closefd=False), sys.stdout)
@@ -138,8 +138,8 @@ def prepare() -> None:
 
 
 def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
-    """As Python opened it, `before`. What a host says may not exist in this terminal's encoding; a
-    `?` beats a crash."""
+    """Return a stream like `before`. Characters from hosts that the terminal's encoding lacks
+    become `?` instead of an error."""
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=before.encoding if before else "utf-8",
@@ -150,5 +150,5 @@ def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
 
 
 def drop_stdout() -> None:
-    """What is left of it goes nowhere: it would be tried again when Python ends."""
+    """Discard buffered output: Python would try to write it again when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
