@@ -1,4 +1,4 @@
-"""Installing packages by apt-get: locks waited for, interruptions finished, errors explained."""
+"""Install packages with apt-get: wait for locks, finish interrupted work, explain errors."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ _HINTS = (
 class Apt:
     """apt-get on one host, as root. Raises CommandFailed with apt's first error and a fix.
 
-    `only`: a directory on the host with its own source list (offline.list), instead of the
-    host's sources.
+    `only`: a directory on the host whose source list (offline.list) replaces the host's sources.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Apt:
         self._view = view
         self._pause = pause
         self._options = (*_OPTIONS, *_only(only)) if only else _OPTIONS
-        # What `update` could not fetch: why a package is not to be found later
+        # Errors of `update`: the reason if a package is not found later
         self._missed: list[str] = []
 
     def prepare(self) -> None:
@@ -117,8 +116,8 @@ class Apt:
     def _waiting_for_lock(
         self, argv: Sequence[str], doing: str, *, timeout: float
     ) -> CommandResult:
-        """Run; while another holds a lock, again: DPkg::Lock::Timeout covers dpkg's locks only,
-        not those of `apt-get update` and `dpkg`."""
+        """Run the command, and retry while another holds a lock: DPkg::Lock::Timeout covers dpkg's
+        locks only, not those of `apt-get update` and `dpkg`."""
         result = waiting_for_lock(
             self._view,
             [*_QUIET, *argv],
@@ -133,7 +132,7 @@ class Apt:
 
 
 def _only(directory: str) -> tuple[str, ...]:
-    """Options that make apt see that directory's packages alone, and leave its own lists be."""
+    """Options that restrict apt to the packages in that directory; its own lists stay unchanged."""
     settings = {
         "Dir::Etc::SourceList": f"{directory}/offline.list",
         "Dir::Etc::SourceParts": "-",
@@ -150,11 +149,11 @@ def _is_locked(result: CommandResult) -> bool:
 def failure(
     result: CommandResult, doing: str, host: str, missed: Sequence[str] = ()
 ) -> CommandFailed:
-    """apt's own first error as the cause, the rest as detail. Where a package is not found and
-    package lists were `missed`, those are the cause."""
+    """Build the error: apt's first error as the cause, the rest as detail. If a package is not
+    found and package lists could not be fetched (`missed`), those are the cause."""
     text = f"{result.stdout}\n{result.stderr}"
     found = re.findall(r"^(?:E|dpkg: error|Err): ?(.+)$", text, re.MULTILINE)
-    # Said wherever no terminal can be had, and never the cause.
+    # Printed whenever there is no terminal; never the cause.
     errors = [line for line in found if not line.startswith("Can not write log")]
     if missed and any(line.startswith("Unable to locate package") for line in errors):
         errors.insert(0, missed[0])

@@ -1,6 +1,6 @@
-"""Docker on a bare host: Debian, Ubuntu, RHEL and their derivatives.
+"""Install Docker on a host without it: Debian, Ubuntu, RHEL and their derivatives.
 
-An engine that runs is never upgraded, restarted or configured.
+A running engine is never upgraded, restarted or configured.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class EngineFound:
     """The parsed output of `LOOK`."""
 
     client: str
-    server: str  # The engine's version; empty when it does not answer
+    server: str  # The engine's version; empty if it does not answer
     hung: bool
     refusal: str
     snap: bool
     podman: bool
-    packages: bool  # There is a package manager
+    packages: bool  # A package manager is available
     systemd: bool
     unit: bool
 
@@ -81,7 +81,7 @@ class ContainerEngine:
         *,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`bundles`: packages brought along, instead of sources."""
+        """`bundles`: package bundles to install from, instead of the host's sources."""
         self._packages = packages or Packages()
         self._bundles = tuple(bundles)
         self._pause = pause
@@ -103,7 +103,7 @@ class ContainerEngine:
             self._source(view).install(view)
         if not _look(view).server:
             view.say("starting docker.service")
-            # The status is not looked at: whether the engine answers is what counts.
+            # Ignore the status: what counts is whether the engine answers.
             view.transport.run(["sh", "-c", START], sudo=True, timeout=deadlines.SYSTEMD)
             await_answer(view, self._pause)
 
@@ -112,7 +112,7 @@ class ContainerEngine:
 
 
 def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
-    """Wait for the engine. Raises StepFailed with the last lines of its journal."""
+    """Wait until the engine answers. Raises CommandFailed with the last lines of its journal."""
     deadline = time.monotonic() + deadlines.ENGINE_START
     while not (found := _look(view)).server:
         if time.monotonic() > deadline:

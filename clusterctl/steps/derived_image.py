@@ -1,6 +1,6 @@
-"""Making the node image on the head: look inside the inventory's image, add Ray where it lacks.
+"""Make the node image on the head: inspect the inventory's image, add Ray if it has none.
 
-vLLM's own images have had no Ray since 0.18, though their multi-host guide needs it.
+vLLM's own images have had no Ray since 0.18, though its multi-host guide needs it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ RUN if python3 -m pip --version >/dev/null 2>&1; \\
 
 @dataclass(frozen=True)
 class Contents:
-    """Releases in an image; None for what is not in it."""
+    """Releases in an image; None if not installed."""
 
     ray: str | None
     vllm: str | None
 
 
 class RayInImage:
-    """The head has a node image, made from the inventory's image."""
+    """Step: the head has a node image, made from the inventory's image."""
 
     title = "Ray in the image"
 
@@ -106,8 +106,8 @@ class RayInImage:
     def _build(
         self, view: HostView, driver: ContainerDriver, base: Image, ray: str, *, add: bool
     ) -> None:
-        # A tag of our own to start from: a reference with a digest is unknown to an engine that
-        # got the image by `docker load`, and no registry must be asked.
+        # Build from a tag of our own: after `docker load`, an engine does not know the image by a
+        # digest, and the build must not contact a registry.
         start = f"clusterctl/base:{content(base)[:12]}"
         driver.tag(base.id, start)
         try:
@@ -155,7 +155,7 @@ def dockerfile(start: str, labels: Mapping[str, str], *, add_ray: str | None) ->
 
 
 def index_arguments(pip_index: str | None) -> dict[str, str]:
-    """Build arguments for a package index; plain http has to be trusted by name."""
+    """Return build arguments for a package index; plain http needs a trusted host."""
     if pip_index is None:
         return {}
     parts = urlsplit(pip_index)
@@ -165,7 +165,7 @@ def index_arguments(pip_index: str | None) -> dict[str, str]:
     return arguments
 
 
-# Pairs of which one is known to work, by vLLM's minor release
+# Known working pairs: vLLM's minor release to Ray's release
 RAY_FOR_VLLM = {
     (0, 25): "2.56.1",  # served with TP 2 and PP 2 over two hosts with one H200 each
     (0, 32): "2.60.0",  # served with TP 2 over two hosts, on CPU
@@ -178,17 +178,17 @@ OLDEST_WITH_TOKENS = (2, 52)  # The first Ray with token authentication (RAY_AUT
 
 
 def ray_for(vllm: str | None) -> str:
-    """The Ray release to install beside that release of vLLM, such as `0.33.0+cu130`."""
+    """Return the Ray release to install with a vLLM release, such as `0.33.0+cu130`."""
     major, minor, *_ = (*release(vllm or ""), 0, 0)
     return RAY_FOR_VLLM.get((major, minor), OTHERWISE)
 
 
 def has_tokens(ray: str) -> bool:
-    """Whether that release of Ray knows token authentication."""
+    """Whether that release of Ray supports token authentication."""
     return release(ray) >= OLDEST_WITH_TOKENS
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers: `2.56.1rc1` is (2, 56, 1)."""
+    """Parse the leading numbers: `2.56.1rc1` is (2, 56, 1)."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in found.group().split(".")) if found else ()

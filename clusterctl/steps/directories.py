@@ -1,4 +1,4 @@
-"""The directories that clusterctl keeps its things in on a host."""
+"""Step that creates clusterctl's directories on a host."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ done
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of root's, with its mode."""
+    """A directory owned by root, with its mode."""
 
     path: str
     mode: int = 0o755
 
 
 def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
-    """Those that every node of `cluster` has, outer ones first (layout: node.documents).
+    """Return the directories of every node of `cluster`, parents first (layout: node.documents).
 
-    The configuration is root's alone, since secrets lie there.
+    The configuration is accessible to root only, as it contains secrets.
     """
     return (
         Directory("/etc/clusterctl"),
@@ -53,7 +53,7 @@ def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
 
 
 class DirectoriesPresent:
-    """Each directory exists with its mode, owned by root."""
+    """Step: each directory exists with its mode, owned by root."""
 
     title = "directories"
 
@@ -71,7 +71,7 @@ class DirectoriesPresent:
         return Change(f"make {', '.join(wrong)}") if wrong else None
 
     def apply(self, view: HostView, change: Change) -> None:
-        del change  # making one that is there is no work
+        del change  # making an existing one does no harm
         pairs = [
             word for directory in self._wanted for word in (f"{directory.mode:o}", directory.path)
         ]

@@ -1,4 +1,4 @@
-"""Installing packages by dnf: locks waited for, errors explained."""
+"""Install packages with dnf: wait for locks, explain errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DNF = (
 )
 _LOCKED = ("transaction lock", "another app is currently")
 
-# A row of the table that dnf shows before it asks: name, architecture, version, ...
+# A row of the table that dnf prints before it asks: name, architecture, version, ...
 _TABLE_ROW = re.compile(r"^ (\S+) +(?:x86_64|aarch64|noarch) ", re.MULTILINE)
 
 _HINTS = (
@@ -41,7 +41,7 @@ _HINTS = (
 class Dnf:
     """dnf on one host, as root. Raises CommandFailed with dnf's first error and a fix.
 
-    `files`: packages to install instead of any from repositories, which are not asked.
+    `files`: paths of packages to install; repositories are then disabled.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Dnf:
         self._files = tuple(files)
 
     def prepare(self) -> None:
-        """Refresh the package lists. dnf leaves no half-done transactions."""
+        """Refresh the package lists. dnf never leaves half-done transactions to finish."""
         if self._files:
             return
         self._view.say("reading package lists")
@@ -82,7 +82,7 @@ class Dnf:
         return sorted(set(_TABLE_ROW.findall(table)))
 
     def _table(self, words: Sequence[str], doing: str) -> str:
-        """Return the table that dnf shows before it asks for confirmation, which is declined."""
+        """Return the table that dnf prints before it asks for confirmation, which is declined."""
         result = self._waiting([*_DNF, "--assumeno", *words], timeout=deadlines.PACKAGE_INDEX)
         if not result.ok and "Operation aborted" not in result.stdout + result.stderr:
             raise failure(result, doing, self._view.host.name)
@@ -120,8 +120,8 @@ def _is_locked(result: CommandResult) -> bool:
 
 
 def failure(result: CommandResult, doing: str, host: str) -> CommandFailed:
-    """dnf's own first error as the cause, the rest as detail. A repository that is gone is no
-    error to dnf until something is not found: it is named first then."""
+    """Build the error: dnf's first error as the cause, the rest as detail. dnf reports an
+    unreachable repository as an error only once a package is not found; then it comes first."""
     text = f"{result.stdout}\n{result.stderr}"
     found = re.findall(r"^Error: *(\S.*)$", text, re.MULTILINE)
     found += re.findall(r"^ *Problem[^:]*: (.+)$", text, re.MULTILINE)

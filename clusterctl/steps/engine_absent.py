@@ -1,4 +1,4 @@
-"""Removes the engine that clusterctl installed, packages or files, and nothing else."""
+"""Step that removes the engine that clusterctl installed, packages or files, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.steps.package_manager import PackageManager, target
 from clusterctl.steps.root_script import root_script
 from clusterctl.steps.static_engine import FILES_MARKER
 
-# An installation cut short may have left an engine that does not answer.
+# After an interrupted installation the engine may not answer: list its containers' directories.
 LEFT = """\
 timeout 20 docker ps --all --format '{{.Label "clusterctl.cluster"}}={{.Names}}' 2>/dev/null && exit
 [ ! -d /var/lib/docker/containers ] || ls /var/lib/docker/containers | sed 's/^/=/'
@@ -32,11 +32,11 @@ true
 
 
 class EngineAbsent:
-    """The engine is gone, if it was clusterctl that brought it.
+    """Step: an engine that clusterctl installed is removed.
 
-    It stays where another cluster has containers. What lies in /var/lib/docker stays, as the
-    packages' own purge leaves it. Raises RequirementsNotMet when somebody else's containers
-    are there.
+    It stays if another cluster has containers. The content of /var/lib/docker stays, as with the
+    packages' own purge. Raises RequirementsNotMet if there are containers not created by
+    clusterctl.
     """
 
     title = "container engine"
@@ -76,7 +76,7 @@ class EngineAbsent:
 
 
 def manager_here(view: HostView) -> PackageManager:
-    """Return the host's package manager with its own sources, interrupted work finished."""
+    """Return the host's package manager with its own sources, after finishing interrupted work."""
     if target(view).family == "dnf":
         return Dnf(view)
     apt = Apt(view)

@@ -1,4 +1,4 @@
-"""Where a host gets its container engine from, and how it is installed from there."""
+"""Sources of a host's container engine, and how to install it from them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ DISTRIBUTIONS = ENGINE_OF_DISTRIBUTION[0]
 class EngineSource(Protocol):
     @property
     def name(self) -> str:
-        """What is installed, and from where, for the plan."""
+        """The engine and its source, shown in the plan."""
 
     def install(self, view: HostView) -> None:
-        """Raises StepFailed."""
+        """Install the engine. Raises StepFailed."""
 
 
 class PackagedEngine:
-    """The engine by the host's package manager. `manager` makes one that knows its sources."""
+    """An engine installed by a package manager. `manager` returns one with the right sources."""
 
     def __init__(
         self, name: str, manager: Callable[[HostView], PackageManager], candidates: Sequence[str]
@@ -56,7 +56,7 @@ class PackagedEngine:
 
     def _wanted(self, view: HostView, manager: PackageManager) -> list[str]:
         if len(self._candidates) == 1 and DISTRIBUTIONS in self._candidates:
-            return _of_distribution(manager)  # apt itself says best why it is not there
+            return _of_distribution(manager)  # if it is missing, apt's own error is the best
         for candidate in self._candidates:
             if manager.offers(candidate):
                 return (
@@ -82,10 +82,10 @@ def engine_source(
     bundles: Sequence[Bundle],
     pause: Callable[[float], None] = time.sleep,
 ) -> EngineSource:
-    """What is brought along, then Docker's repository where the inventory or the system asks
-    for it, then the distribution's own.
+    """Return the bundle if there is one; else Docker's repository, if the inventory or the system
+    requires it; else the distribution's own package.
 
-    Raises RequirementsNotMet when what was brought along is for other systems.
+    Raises RequirementsNotMet if no bundle is for this host's system.
     """
     system = target(view)
     if bundles:

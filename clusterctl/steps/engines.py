@@ -1,4 +1,4 @@
-"""One container driver per host, made when first asked for."""
+"""One container driver per host, created at first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.transport.base import Transport
 
 
 class Engines:
-    """One driver, and with it one open channel, per host."""
+    """The drivers by host: one each, and so one open channel each."""
 
     def __init__(self, make: Callable[[Transport], ContainerDriver]) -> None:
         self._make = make

@@ -1,10 +1,10 @@
-"""The engine can give GPUs to containers, in a way that outlives a `systemctl daemon-reload`.
+"""Step that gives the engine's containers GPUs, also after a `systemctl daemon-reload`.
 
-Engines since Docker 25 do it by CDI: a specification of the host's GPUs, which the toolkit
-writes, and a switch in daemon.json that is on by default since Docker 28.3. Older ones need
-NVIDIA's runtime in daemon.json. Either way the device nodes need their symlinks in /dev/char,
-for systemd to find them when it sets up a container's control group anew (nvidia-container-toolkit
-issue 48); a udev rule makes nodes and links again when the driver is loaded.
+Engines since Docker 25 use CDI: a specification of the host's GPUs, written by the toolkit, and a
+switch in daemon.json, on by default since Docker 28.3. Older ones need NVIDIA's runtime in
+daemon.json. Both need symlinks in /dev/char to the device nodes, for systemd to find when it sets
+up a container's control group again (nvidia-container-toolkit issue 48); a udev rule creates nodes
+and links again when the driver is loaded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ done
 exit 0
 """
 
-# Toolkits since 1.18 bring a service that keeps the specification fresh
+# Toolkits since 1.18 have a service that updates the specification
 SPECIFY = """\
 set -e
 if systemctl cat nvidia-cdi-refresh.service >/dev/null 2>&1; then
@@ -65,7 +65,7 @@ mkdir -p /etc/cdi
 nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml
 """
 
-# What was there before is kept, for `down --purge` to put back
+# The previous file is kept, for `down --purge` to restore
 CONFIGURE = """\
 set -e
 kept=$1; shift
@@ -79,8 +79,8 @@ nvidia-ctk runtime configure --runtime=docker "$@"
 cp /etc/docker/daemon.json "$kept/daemon.json.ours"
 """
 
-# The nodes of CUDA appear when it is first used, or when nvidia-modprobe is told. With some
-# drivers --create-all is refused; the nodes that exist are those that matter.
+# CUDA's nodes are created by its first use, or by nvidia-modprobe. Some drivers refuse
+# --create-all; then the existing nodes are enough.
 LINK = """\
 nvidia-modprobe -c 0 -u
 nvidia-ctk system create-dev-char-symlinks --create-all ||
@@ -98,7 +98,7 @@ class GpuAccessFound:
     info: dict[str, Any]
     running: tuple[str, ...]
     specs: tuple[str, ...]
-    fresh: bool  # A specification is for the driver that is loaded
+    fresh: bool  # A specification is for the loaded driver
     unlinked: tuple[str, ...]
     rule: bool
 
@@ -109,19 +109,19 @@ class GpuAccessFound:
 
     @property
     def needs_restart(self) -> bool:
-        """Whether daemon.json must change, which the engine only reads at start."""
+        """Whether daemon.json must change, which the engine only reads at its start."""
         if self.by_cdi:
             return not self.info.get("CDISpecDirs")
         return "nvidia" not in (self.info.get("Runtimes") or {})
 
     @property
     def stopped_by_restart(self) -> tuple[str, ...]:
-        """Containers that end when the engine is restarted."""
+        """Containers that a restart of the engine stops."""
         return () if self.info.get("LiveRestoreEnabled") else self.running
 
 
 def found_in(text: str) -> GpuAccessFound:
-    """Parse what `LOOK` printed. Raises ValueError when `docker info` printed no JSON."""
+    """Parse the output of `LOOK`. Raises ValueError if `docker info` printed malformed JSON."""
     told: dict[str, list[str]] = {}
     for line in text.splitlines():
         name, _, value = line.partition("=")
@@ -139,7 +139,7 @@ def found_in(text: str) -> GpuAccessFound:
 
 
 class GpuAccess:
-    """GPUs by CDI, or by NVIDIA's runtime where the engine is too old for it."""
+    """Step: containers get GPUs by CDI, or by NVIDIA's runtime if the engine is too old for CDI."""
 
     title = "GPU access"
 

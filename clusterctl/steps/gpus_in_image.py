@@ -1,7 +1,7 @@
-"""CUDA works in the image that will serve, with the GPUs that the node will have.
+"""Check that CUDA works in the image that will serve, with the node's GPUs.
 
-The driver's version and the image's labels say what should work; only a container that sets CUDA
-up shows that it does. The step changes nothing: it finds nothing, or names what is wrong.
+The driver's version and the image's labels only predict that; a container that initializes CUDA
+proves it. The step changes nothing: check returns None, or raises with what is wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ print(json.dumps(told))
 
 _NEWER_DRIVER = "a newer driver: clusterctl bootstrap {file} --install-driver FILE.run"
 
-# What CUDA says, in small letters, and what helps; {file}: the inventory's
+# Part of CUDA's message, in lower case, and the fix; {file}: path of the inventory
 _FIXES = (
     ("driver on your system is too old", _NEWER_DRIVER),
     (
@@ -68,14 +68,14 @@ class GpusInImage:
     def __init__(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> None:
-        """`file`: the inventory's, as a command takes it."""
+        """`file`: path of the inventory, for commands in hints."""
         self._spec_for = spec_for
         self._engines = engines
         self._file = file
 
     def check(self, view: HostView) -> None:
-        """Raises RequirementsNotMet when CUDA does not work there, StepFailed when the engine
-        gives no GPUs. A host without GPUs, or whose node runs already, is not looked at."""
+        """Raise RequirementsNotMet if CUDA does not work in the image, StepFailed if the engine
+        gives it no GPUs. Skips hosts without GPUs, and nodes that already run."""
         spec = self._spec_for(view)
         if not (spec.cdi_devices or spec.all_gpus):
             return
@@ -91,11 +91,11 @@ class GpusInImage:
         _require(view, parse(result.stdout), self._file)
 
     def apply(self, view: HostView, change: Change) -> None:
-        """There is never anything to change."""
+        """Do nothing: `check` never returns a change."""
 
 
 def parse(text: str) -> CudaReport:
-    """Parse the last line; libraries may print others before it."""
+    """Parse the last line of the output; libraries may print others before it."""
     try:
         return CudaReport(**json.loads(text.strip().splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
@@ -123,17 +123,17 @@ def _require(view: HostView, answer: CudaReport, file: str) -> None:
 
 
 def without_gpus(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
-    """Why `container` must be made anew, in words: it sees none of the host's GPUs.
+    """Return why `container` must be replaced, if it sees none of the host's GPUs, else None.
 
-    With the toolkit's classic mode a `systemctl daemon-reload` on the host takes them away
-    (nvidia-docker issue 1730), and nothing but a new container brings them back.
+    With the toolkit's classic mode, `systemctl daemon-reload` on the host takes them away
+    (nvidia-docker issue 1730), and only a new container gets them back.
     """
     if not view.host.gpus or not view.facts.gpus.gpus or not _asks_for_gpus(container):
         return None
     try:
         told = driver.exec(container.id, ["nvidia-smi", "-L"], timeout=deadlines.GPUS_LISTED)
     except ClusterctlError:
-        return None  # a container that cannot be asked is not thereby known to have lost them
+        return None  # no answer does not mean that the GPUs are gone
     if "GPU 0" in told.stdout or "NVML" not in told.stdout + told.stderr:
         return None
     return f"its GPUs are gone: {told.stdout.strip() or told.last_lines(1)}"

@@ -1,4 +1,4 @@
-"""Python on hosts: what clusterctl sends there runs on it."""
+"""Install and remove a Python on hosts, which runs the programs that clusterctl sends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clusterctl.steps.paths_absent import REMOVE, beside
 from clusterctl.steps.root_script import root_script
 from clusterctl.transport.python import CANDIDATES, IS_USABLE, MISSING
 
-MARKER = "/var/lib/clusterctl/python-packages"  # names of the packages that came with it
+MARKER = "/var/lib/clusterctl/python-packages"  # names of the packages installed with it
 
 LOOK = f"""\
 for python in {" ".join(CANDIDATES)}; do
@@ -32,14 +32,14 @@ exit 0
 
 
 class HostPython:
-    """The host has a Python that runs what clusterctl sends."""
+    """Step: the host has a Python that can run clusterctl's programs."""
 
     title = "Python"
 
     def __init__(
         self, bundles: Sequence[Bundle] = (), *, pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """`bundles`: packages brought along, instead of the host's own sources."""
+        """`bundles`: package bundles to install from, instead of the host's sources."""
         self._bundles = tuple(bundles)
         self._pause = pause
 
@@ -58,7 +58,7 @@ class HostPython:
         package = python_package(target(view))
         manager: PackageManager
         if bundle := self._bundle(view):
-            # dnf installs every file that it is given.
+            # dnf installs every file on its command line.
             engine = (*ENGINE_OF_DOCKER, *TOOLKIT, "docker")
             manager = manager_of(
                 view, bundle, wanted=lambda file: not file.startswith(engine), pause=self._pause
@@ -79,7 +79,7 @@ class HostPython:
             )
 
     def _bundle(self, view: HostView) -> Bundle | None:
-        """What was brought along for the host. Raises RequirementsNotMet when it has no Python."""
+        """Return the bundle for the host, if any. Raises RequirementsNotMet if it has no Python."""
         if not self._bundles:
             return None
         system = target(view)
@@ -95,8 +95,8 @@ class HostPython:
 
 
 class PythonAbsent:
-    """The Python that clusterctl installed is gone, unless something else has come to need it or
-    another cluster uses the host. `own`: the cluster's own directory on the host."""
+    """Step: the Python that clusterctl installed is removed, unless other packages depend on it by
+    now or another cluster uses the host. `own`: this cluster's directory on the host."""
 
     title = "Python"
 
@@ -109,7 +109,7 @@ class PythonAbsent:
             return None
         manager = Apt(view) if target(view).family == "apt" else Dnf(view)
         if set(manager.would_remove(ours)) - set(ours):
-            return None  # other packages would go with it
+            return None  # other packages would be removed with it
         return Change(f"remove {', '.join(ours)}")
 
     def apply(self, view: HostView, change: Change) -> None:

@@ -1,4 +1,4 @@
-"""An image that only a host can get from its registry: the operator's machine cannot."""
+"""Step that pulls an image on a host, if the operator's machine cannot get it from its registry."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from clusterctl.steps.installed import IMAGES, record_installed
 
 
 class ImagePulled:
-    """The host has the image by its reference. It heads the chain then.
+    """Step: the host has the image, pulled from its registry, and then serves it to the others.
 
-    `why` says why it is not taken from elsewhere; `marked`: it is bootstrap that brings it.
+    `why`: why it is pulled, for progress; `marked`: record it for removal by `down --purge`.
     """
 
     title = "image from its registry"

@@ -1,4 +1,4 @@
-"""Images that clusterctl brought to a host, taken away again."""
+"""Step that removes the images that clusterctl put on a host."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from clusterctl.steps.paths_absent import beside
 
 
 class ImagesAbsent:
-    """Neither a node image made from the inventory's image is on the host, nor that image, if
-    it was clusterctl that brought it. One that was there before stays, and all of them while
-    another cluster has a directory beside `own`, this one's: it may use the same image."""
+    """Step: the host has neither node images made from the inventory's image, nor that image, if
+    clusterctl put it there. All stay while another cluster has a directory beside `own`, this
+    cluster's: it may use the same image."""
 
     title = "image"
 

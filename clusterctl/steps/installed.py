@@ -1,4 +1,4 @@
-"""What clusterctl installed on a host, noted there: what `down --purge` takes away again."""
+"""Records on a host of what clusterctl installed there, which `down --purge` removes again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from clusterctl.engine.step import HostView
 from clusterctl.steps.root_script import root_script
 
-# Files with a name a line.
-MARKER = "/var/lib/clusterctl/engine-packages"  # packages that came with the engine
-IMAGES = "/var/lib/clusterctl/images"  # references of images that were not there before us
+# Files with one name per line
+MARKER = "/var/lib/clusterctl/engine-packages"  # packages installed with the engine
+IMAGES = "/var/lib/clusterctl/images"  # references of images that clusterctl put there
 
 REMEMBER = """\
 set -e
@@ -29,8 +29,8 @@ exit 0
 
 
 def record_installed(view: HostView, names: Sequence[str], marker: str = MARKER) -> None:
-    """Add names to the marker. To be called before they are installed, so that an installation
-    that is cut short can be taken back."""
+    """Add names to the marker. Call it before installing them, so that an interrupted installation
+    can be removed."""
     text = "".join(f"{name}\n" for name in names)
     root_script(view, REMEMBER, marker, stdin=text.encode(), doing=f"writing {marker}")
 
@@ -41,5 +41,5 @@ def installed_by_us(view: HostView, marker: str = MARKER) -> list[str]:
 
 
 def forget_installed(view: HostView, name: str, marker: str) -> None:
-    """Remove a name: if it is installed again later, it was not by clusterctl."""
+    """Remove a name from the marker: if it is installed again later, that is not by clusterctl."""
     root_script(view, FORGET, marker, name, doing=f"writing {marker}")

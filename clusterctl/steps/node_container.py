@@ -1,4 +1,4 @@
-"""The node's container: there is one, made from the wanted spec, and it runs."""
+"""Step that runs the node's container: it exists, matches its spec, and is running."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clusterctl.steps.engines import Engines
 # Seconds that a new container must keep running: a wrong command or mount ends it at once.
 SETTLE = 2.0
 
-# Why a container that runs must be made anew, as when it lost its GPUs; None where it need not
+# Returns why a running container must be replaced, such as lost GPUs, else None
 WhyAnew = Callable[[HostView, ContainerDriver, Container], str | None]
 
 
 class NodeContainer:
-    """Containers are found by the cluster's label; one of the wanted name without it is
-    somebody else's, and is not touched."""
+    """Step: the node container runs. A container of that name without the cluster's label was not
+    created by this cluster, and is not touched."""
 
     title = "node container"
 
@@ -42,7 +42,7 @@ class NodeContainer:
 
     def check(self, view: HostView) -> Change | None:
         driver = self._engines(view)
-        ours, surplus = self._find(driver)  # a stranger is told before there is an image to start
+        ours, surplus = self._find(driver)  # raises before an image is needed
         spec = self._spec_for(view)
         if surplus:
             names = ", ".join(container.name for container in surplus)
@@ -63,7 +63,7 @@ class NodeContainer:
                 return Change(f"start {spec.name} again")
 
     def apply(self, view: HostView, change: Change) -> None:
-        del change  # looked at anew: the plan may be minutes old
+        del change  # compare again: the plan may be minutes old
         driver, spec = self._engines(view), self._spec_for(view)
         ours, surplus = self._find(driver)
         for container in surplus:
@@ -71,7 +71,7 @@ class NodeContainer:
         must_go = ours and ours.running and self._why_anew(view, driver, ours) is not None
         if ours and compare(spec, ours) == Keep() and not must_go:
             if not ours.running:
-                driver.stop(ours.id, ours.stop_timeout)  # one that keeps dying is `restarting`
+                driver.stop(ours.id, ours.stop_timeout)  # it may be `restarting`
                 driver.start(ours.id)
         else:
             if ours:
@@ -88,7 +88,7 @@ class NodeContainer:
             time.sleep(min(0.25, self._settle))
 
     def _find(self, driver: ContainerDriver) -> tuple[Container | None, list[Container]]:
-        """The cluster's container by its name, and others of the cluster."""
+        """Return the cluster's container by name, and the cluster's other containers."""
         name = container_name(self._cluster)
         found = own_container(driver, self._cluster)
         others = [c for c in driver.containers(self._cluster) if c.name != name]
@@ -96,7 +96,7 @@ class NodeContainer:
 
 
 def own_container(driver: ContainerDriver, cluster: str) -> Container | None:
-    """The node container of `cluster`. Raises RequirementsNotMet when another has its name."""
+    """Return the cluster's node container. Raises RequirementsNotMet if another has its name."""
     found = driver.find(container_name(cluster))
     if found and found.cluster != cluster:
         whose = (
@@ -110,7 +110,7 @@ def own_container(driver: ContainerDriver, cluster: str) -> Container | None:
 
 
 class ContainersAbsent:
-    """No container of the cluster is left on the host, running or not."""
+    """Step: the host has no container of the cluster, running or not."""
 
     title = "node container"
 

@@ -1,4 +1,4 @@
-"""Files that a host must have, compared by digest and mode in one round trip."""
+"""Step that writes files to a host, after comparing digest and mode of all in one round trip."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ = 'if [ -f "$1" ]; then cat "$1"; fi'
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as it should be. Its directory is another step's work."""
+    """The content and mode that a file should have. Its directory must exist."""
 
     path: str
     data: bytes = field(repr=False)
@@ -34,18 +34,18 @@ class RemoteFile:
 
     @property
     def seal(self) -> str:
-        """What `LOOK` says of a file that is as it should be."""
+        """Line that `LOOK` prints if the file is as it should be."""
         return f"{self.mode:o} {hashlib.sha256(self.data).hexdigest()}"
 
 
 FilesFor = Callable[[HostView], Sequence[RemoteFile]]
 
-# Whether replacing what the file holds now by what it should hold restarts something
+# Whether writing the file restarts something; arguments: the wanted file, its current content
 Disrupts = Callable[[RemoteFile, bytes], bool]
 
 
 class FilesPresent:
-    """Each file has its content and mode. Files that are not named are left alone."""
+    """Step: each file has its content and mode. Other files are not touched."""
 
     def __init__(
         self, title: str, files_for: FilesFor, *, disrupts: Disrupts | None = None
@@ -72,7 +72,7 @@ class FilesPresent:
             view.transport.put(file.data, file.path, mode=file.mode, sudo=True, before=before)
 
     def _differing(self, view: HostView) -> list[tuple[RemoteFile, str]]:
-        """Files that are not as they should be, each with the digest of what it holds now."""
+        """Return files that differ, each with the digest of its current content."""
         wanted = self._files_for(view)
         paths = [file.path for file in wanted]
         told = root_script(view, LOOK, *paths, doing="looking at files").splitlines()
@@ -84,5 +84,5 @@ class FilesPresent:
 
 
 def _content(view: HostView, path: str) -> bytes:
-    """Return what the file holds now, b"" if there is none."""
+    """Return the file's current content, b"" if it does not exist."""
     return root_script(view, READ, path, doing=f"reading {path}").encode()

@@ -1,7 +1,7 @@
 """The image that nodes run: the inventory's image, with Ray.
 
-It is an image of its own, `clusterctl/NAME:TAG-rayVERSION`, even where the inventory's has Ray
-already: then it adds no layer, and its labels spare the next run to look inside.
+It is a separate image, `clusterctl/NAME:TAG-rayVERSION`, even if the inventory's image contains
+Ray: then it adds no layer, and its labels save the next run from inspecting it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made 
 
 RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
 
-REFERENCE_LABEL = "clusterctl.reference"  # What the inventory calls the image it was made from
+REFERENCE_LABEL = "clusterctl.reference"  # The inventory's reference of the image it was made from
 
 OUR_REPOSITORY = "clusterctl/"
 
 
 class NodeImage:
-    """Finds the node image on hosts. The head's is the one that counts."""
+    """Finds the node image on hosts. The head's image determines which one is current."""
 
     def __init__(self, reference: str, engines: Engines, head: HostView) -> None:
         self.reference = reference
@@ -60,7 +60,7 @@ def made_from(driver: ContainerDriver, reference: str) -> Image | None:
 
 
 def content(image: Image) -> str:
-    """One digest for all layers: equal on every host that has the image."""
+    """Return one digest for all layers: equal on every host that has the image."""
     return hashlib.sha256("\n".join(image.layers).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""NVIDIA's driver, only where a user asked for it: by NVIDIA's .run file or by a package's name.
+"""Step that installs NVIDIA's driver, only on request: from NVIDIA's .run file or from a package.
 
-A driver that works is never replaced by a package; by a .run file only when its version is
-another one, which the plan says and asks for.
+A package never replaces a working driver; a .run file does only if its version differs, which the
+plan shows for confirmation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOAD = "modprobe nvidia && modprobe nvidia-uvm; timeout 30 nvidia-smi -L"
 class DriverFound:
     """The parsed output of `LOOK`."""
 
-    loaded: str  # Version of the kernel module that runs; empty without one
+    loaded: str  # Version of the loaded kernel module; empty without one
     on_disk: str
     works: bool
     nouveau: bool
@@ -63,14 +63,15 @@ class DriverFound:
 
 class DriverSource(Protocol):
     def change(self, view: HostView, found: DriverFound) -> Change | None:
-        """Raises RequirementsNotMet for a host that must be made ready first."""
+        """Return the change, if any. Raises RequirementsNotMet if the host must be
+        prepared first."""
 
     def install(self, view: HostView) -> None:
-        """Raises StepFailed."""
+        """Install the driver. Raises StepFailed."""
 
 
 class NvidiaDriver:
-    """The driver is installed and works, on hosts with NVIDIA GPUs."""
+    """Step: the driver is installed and works, on hosts with NVIDIA GPUs."""
 
     title = "NVIDIA driver"
 
@@ -99,10 +100,10 @@ class NvidiaDriver:
 
 
 class DriverFile:
-    """NVIDIA-Linux-ARCH-VERSION.run on the operator's machine, brought to each host."""
+    """NVIDIA-Linux-ARCH-VERSION.run on the operator's machine, copied to each host."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError when there is no such file, or its name does not tell a version."""
+        """Raise UsageError if there is no such file, or its name has no version."""
         match = _FILE_VERSION.search(path.name)
         if not path.is_file() or match is None:
             raise UsageError(
@@ -148,7 +149,7 @@ class DriverFile:
 
 
 class DriverPackage:
-    """A package of the host's own sources, such as nvidia-driver-580-server."""
+    """A package from the host's own sources, such as nvidia-driver-580-server."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -168,7 +169,7 @@ class DriverPackage:
 
 
 def driver_source(wanted: str) -> DriverSource:
-    """A file that ends in .run, else a package's name. Raises UsageError."""
+    """Return the source: a file if `wanted` is a path, else a package. Raises UsageError."""
     if wanted.endswith(".run") or "/" in wanted:
         return DriverFile(Path(wanted).expanduser())
     if not re.fullmatch(r"[a-z0-9][a-z0-9+.:_-]*", wanted):
@@ -191,7 +192,7 @@ def _look(view: HostView) -> DriverFound:
 
 
 def _insist_on_ready(view: HostView, found: DriverFound, wanted: str) -> None:
-    """Raise RequirementsNotMet where the .run file would fail."""
+    """Raise RequirementsNotMet if the .run file would fail on the host."""
     if found.nouveau:
         raise _nouveau(view)
     if found.on_disk == wanted != found.loaded:

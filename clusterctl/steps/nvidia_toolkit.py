@@ -1,8 +1,8 @@
-"""NVIDIA's container toolkit: its four packages, all of one version.
+"""Steps that install and remove NVIDIA's container toolkit: its four packages, all of one version.
 
-It comes from what is brought along, else from the host's own sources if they have the version,
-else from NVIDIA's repository. One that a host has already is left alone, unless the inventory
-asks for another version or its packages are of several.
+Its source is the bundle if there is one, else the host's own sources if they have the version, else
+NVIDIA's repository. An installed toolkit is not touched, unless the inventory sets another version
+or its packages have different ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LEFT = """\
 [ ! -e "${1%/*}/daemon.json.before" ] || echo /etc/docker/daemon.json
 """
 
-# A daemon.json that somebody changed since is left as it is
+# A daemon.json that was changed since is not restored
 RESTORE = """\
 cd "$1" || exit 0
 if [ -e daemon.json.before ] && cmp -s daemon.json.ours /etc/docker/daemon.json; then
@@ -66,7 +66,7 @@ true
 
 
 class NvidiaToolkit:
-    """The toolkit is installed on a host that has or promises NVIDIA GPUs."""
+    """Step: the toolkit is installed on hosts with NVIDIA GPUs, present or declared."""
 
     title = "NVIDIA toolkit"
 
@@ -88,7 +88,7 @@ class NvidiaToolkit:
         words = [line.split() for line in lines if line.strip()]
         found = {word[1]: word[2] for word in words if word[0] == "installed"}
         if not found and any(line.startswith("/") for line in lines):
-            return None  # not from packages, such as on NixOS: its owner's to keep
+            return None  # not from packages, such as on NixOS: leave it to its owner
         same = len(found) == len(PACKAGES) and len(set(found.values())) == 1
         if same and self._packages.toolkit in (None, *found.values()):
             return None
@@ -117,7 +117,7 @@ class NvidiaToolkit:
         manager.install(wanted)
 
     def _manager(self, view: HostView) -> PackageManager:
-        """Return a manager that has a source for that version, package lists refreshed."""
+        """Return a manager that has a source for that version, with fresh package lists."""
         if bundle := self._bundle(view):
             manager = manager_of(view, bundle, pause=self._pause)
             manager.prepare()
@@ -160,7 +160,7 @@ class NvidiaToolkit:
 
 
 class ToolkitAbsent:
-    """What clusterctl brought for GPUs is gone: packages, sources, its part of daemon.json."""
+    """Step: removes what clusterctl installed for GPUs: packages, sources, its daemon.json."""
 
     title = "NVIDIA toolkit"
 
@@ -177,10 +177,10 @@ class ToolkitAbsent:
 
 
 def _left(view: HostView) -> list[str]:
-    """Packages, and daemon.json where it was ours to change."""
+    """Names of installed packages, and the path of daemon.json if clusterctl changed it."""
     return root_script(view, LEFT, MARKER, doing=f"reading {MARKER}").split()
 
 
 def has_gpus(view: HostView) -> bool:
-    """A host with NVIDIA GPUs, or one that the inventory says has some."""
+    """Whether the host has NVIDIA GPUs, or the inventory declares some."""
     return bool(view.facts.gpus.gpus or view.host.gpus)

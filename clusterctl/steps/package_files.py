@@ -1,4 +1,4 @@
-"""Packages copied to a host as files, and indexed so that its package manager installs them."""
+"""Copy packages to a host as files, and index them so that its package manager can install them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterctl.steps.root_script import root_script
 
 CACHE = "/var/cache/clusterctl/packages"
 
-# `trusted`: every file was compared with its checksum before
+# `trusted`: the checksum of every file has been verified
 INDEX = """\
 set -e
 cd "$1"
@@ -32,7 +32,7 @@ mv Packages.new Packages
 printf 'deb [trusted=yes] file:%s ./\\n' "$1" >offline.list
 """
 
-# Packages that the host has are left as they are, whatever their version
+# Skip packages that the host has, whatever their version
 MISSING = """\
 directory=$1; shift
 for file in "$@"; do
@@ -43,9 +43,9 @@ done
 
 
 def bring(view: HostView, bundle: Bundle, files: Sequence[PackageFile]) -> str:
-    """Copy `files` to the host, those that are there already aside; the directory they are in.
+    """Copy `files` to the host, except those already there, and return their directory.
 
-    Raises StepFailed when what lies there is not what was sent.
+    Raises StepFailed if a copied file differs from what was sent.
     """
     directory = f"{CACHE}/{hashlib.sha256(str(bundle.path).encode()).hexdigest()[:12]}"
     root_script(view, directories.MAKE, "755", directory, doing=f"making {directory}")
@@ -86,8 +86,8 @@ def manager_of(
     wanted: Callable[[str], bool] = lambda _: True,
     pause: Callable[[float], None] = time.sleep,
 ) -> PackageManager:
-    """A package manager that knows the bundle's files alone. `wanted`: the names of files
-    that it may install, for dnf, which is given files."""
+    """Return a package manager that uses only the bundle's files. `wanted`: selects files by name
+    for dnf, which installs all files it is given."""
     if target(view).family == "apt":
         directory = bring(view, bundle, bundle.packages(".deb"))
         root_script(

@@ -1,4 +1,4 @@
-"""What steps ask of a host's package manager, apt-get or dnf."""
+"""The interface that steps use for a host's package manager, apt-get or dnf."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from clusterctl.transport.base import CommandResult
 
 
 class PackageManager(Protocol):
-    """All calls raise CommandFailed with the manager's own first error and a fix."""
+    """A host's package manager. All methods raise CommandFailed with its first error and a fix."""
 
     def prepare(self) -> None:
-        """Finish what an earlier run left half done, and read the package lists."""
+        """Finish an interrupted earlier installation, and refresh the package lists."""
 
     def offers(self, package: str) -> bool:
-        """Whether a source has it; `package` may be pinned."""
+        """Whether a source has `package`, which may be pinned to a version."""
 
     def pinned(self, package: str, version: str) -> str:
-        """Return how the manager is asked for exactly this version."""
+        """Return the argument that selects exactly this version."""
 
     def would_add(self, packages: Sequence[str]) -> list[str]:
         """Return the names of the packages that installing would add, dependencies included."""
@@ -36,7 +36,7 @@ class PackageManager(Protocol):
 
 
 def target(view: HostView) -> PackageSystem:
-    """Return the host's system. One that does not identify itself is assumed to be Debian."""
+    """Return the host's system; Debian if it could not be identified."""
     system = view.facts.os
     found = target_of(system.id, system.like, system.version, system.codename)
     return found or PackageSystem("debian", system.version, system.codename)
@@ -51,9 +51,9 @@ def waiting_for_lock(
     timeout: float,
     pause: Callable[[float], None],
 ) -> CommandResult:
-    """The command's result; the last one that was `locked`, once deadlines.PACKAGE_LOCK is over.
+    """Run the command until it is not `locked`, at most deadlines.PACKAGE_LOCK; return its result.
 
-    `whose`: the programs that hold the lock, for the word on the screen.
+    `whose`: the programs that may hold the lock, for the progress message.
     """
     deadline = time.monotonic() + deadlines.PACKAGE_LOCK
     while True:

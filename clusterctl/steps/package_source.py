@@ -1,4 +1,4 @@
-"""A repository added to a host's package sources, with the key that must have signed it."""
+"""Add a repository to a host's package sources, with the key that must have signed it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusterctl.steps.node_files import RemoteFile
 from clusterctl.steps.package_manager import target
 from clusterctl.steps.root_script import root_script
 
-# A bare Debian has neither curl nor wget; apt brings its own downloader
+# A minimal Debian has neither curl nor wget; apt has its own downloader
 FETCH = """\
 set -e
 if command -v curl >/dev/null; then exec curl -fsSL --max-time 60 "$1"; fi
@@ -28,9 +28,9 @@ cat "$directory/key"
 
 
 def ensure_source(view: HostView, repository: Repository) -> None:
-    """The repository is among the host's sources, trusted for its own key alone.
+    """Add the repository to the host's sources, trusted only for its own key.
 
-    Raises CommandFailed when the host cannot get the key, StepFailed when it is another one.
+    Raises CommandFailed if the host cannot download the key, StepFailed if it is a different key.
     """
     system = target(view)
     key = RemoteFile(key_path(repository, system), _key(view, repository))

@@ -1,4 +1,4 @@
-"""Files and directories to remove, all of them clusterctl's own."""
+"""Step that removes files and directories, all of them clusterctl's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for other in "${1%/*}"/*; do
 done
 """
 
-# The directory of ours above goes too, once nothing of another cluster is in it.
+# Also remove the parent directory of ours, once nothing of another cluster is in it.
 REMOVE = """\
 set -e
 for path in "$@"; do
@@ -37,10 +37,9 @@ done
 
 
 class PathsAbsent:
-    """Each path is removed recursively. Only paths in clusterctl's own directories are allowed.
+    """Step: each path is removed recursively. Only clusterctl's own directories are allowed.
 
-    `last_of`: a cluster's own directory, for paths that clusters share: they stay while another
-    cluster has a directory beside it.
+    `last_of`: this cluster's directory, for shared paths: they stay while another is beside it.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class PathsAbsent:
 
 
 def beside(view: HostView, own: str) -> list[str]:
-    """Other clusters of the host: directories beside `own`, the cluster's, there or gone."""
+    """Return other clusters' directories beside `own`, this cluster's, which need not exist."""
     return root_script(view, BESIDE, own, doing="looking for other clusters").split()
 
 

@@ -1,4 +1,4 @@
-"""Runs one of our fixed shell scripts as root; data is passed as "$1", "$2", ..."""
+"""Run one of our fixed shell scripts as root; data is passed as "$1", "$2", ..."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def root_script(
     stdin: bytes = b"",
     timeout: float = deadlines.COMMAND,
 ) -> str:
-    """Return the stdout of the POSIX `script`. `doing` describes the work for errors: "making x".
+    """Return the stdout of the POSIX `script`. `doing` describes it in errors, such as "making x".
 
-    Raises CommandFailed with the script's last lines when it ends with another status than 0.
+    Raises CommandFailed with the script's last lines if its exit status is not 0.
     """
     argv = ["sh", "-c", script, "clusterctl", *arguments]
     result = view.transport.run(argv, stdin=stdin, sudo=True, timeout=timeout)

@@ -1,4 +1,4 @@
-"""The cluster's secrets: made on the head, copied to the workers that need them.
+"""Steps for the cluster's secrets: generated on the head, copied to the workers that need them.
 
 A value passes through memory and stdin only: never through argv, a log or a plan.
 """
@@ -41,7 +41,7 @@ def secret_path(cluster: str, name: str) -> str:
 
 
 class SecretsMade:
-    """On the head: each secret is there, 0600 and root's. One that is there is never changed."""
+    """Step on the head: each secret exists, 0600 and owned by root. Existing ones never change."""
 
     title = "secrets"
 
@@ -59,7 +59,7 @@ class SecretsMade:
 
 
 class HeadSecret:
-    """A secret as the head has it, read once for all workers."""
+    """A secret of the head, read once for all workers."""
 
     def __init__(self, head: HostView, path: str) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class HeadSecret:
         return f"HeadSecret({self.host}:{self.path})"
 
     def value(self) -> bytes | None:
-        """Return the secret, None while the head has none."""
+        """Return the secret; None if the head does not have it yet."""
         with self._reading:
             if self._value is None:
                 text = root_script(self._head, READ, self.path, doing=f"reading {self.path}")
@@ -81,7 +81,7 @@ class HeadSecret:
 
 
 class SecretCopied:
-    """On a worker: the secret equals the head's."""
+    """Step on a worker: the secret equals the head's."""
 
     def __init__(self, secret: HeadSecret) -> None:
         self.title = "secrets"

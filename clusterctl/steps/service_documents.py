@@ -1,4 +1,4 @@
-"""Unreadable service documents, restored from what the supervisor read last."""
+"""Step that restores unreadable service documents from what the supervisor read last."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from clusterctl.transport.base import ABSENT
 
 
 class ServiceDocumentsReadable:
-    """Each document of `unreadable` can be read again, or is gone where no earlier version of it is
-    known: nothing serves by it."""
+    """Step: each document of `unreadable` is readable again, or removed if no earlier version of it
+    is known, as no service uses it."""
 
     title = "service documents"
 
@@ -47,7 +47,7 @@ class ServiceDocumentsReadable:
                 root_script(view, REMOVE, path, doing=f"removing {path}")
 
     def _broken(self, view: HostView) -> list[tuple[UnreadableDocument, str]]:
-        """Those that nobody wrote anew or removed meanwhile, with the digest of what they hold."""
+        """Return documents still unreadable or deleted, with the digest of their content."""
         found = []
         for document in self._unreadable:
             path = f"{self._directory}/{document.file}"

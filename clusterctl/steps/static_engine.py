@@ -1,7 +1,7 @@
-"""Docker's static archive as an engine: binaries and systemd units, without any package manager.
+"""Install Docker's static archive: binaries and systemd units, without a package manager.
 
-Docker documents the archive and where its files go (Install Docker Engine from binaries); the
-units follow those of Docker's packages.
+Docker documents the archive and where its files go (Install Docker Engine from binaries); the units
+follow those of Docker's packages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from clusterctl.steps.installed import record_installed
 from clusterctl.steps.package_files import bring
 from clusterctl.steps.root_script import root_script
 
-# Paths that we put there, one a line: what `down --purge` takes away again
+# Paths that we installed, one per line, which `down --purge` removes
 FILES_MARKER = "/var/lib/clusterctl/engine-files"
 
 UNITS = "/etc/systemd/system"
-BINARIES = "/usr/bin"  # Where Docker's page puts them: sudo's PATH on RHEL has no /usr/local/bin
+BINARIES = "/usr/bin"  # As in Docker's documentation: sudo's PATH on RHEL lacks /usr/local/bin
 
 NAMES = """\
 set -e
@@ -95,13 +95,13 @@ OOMScoreAdjust=-500
 WantedBy=multi-user.target
 """
 
-# For a host without iptables, where dockerd would not start: our containers use the host's
-# network, and others get none
+# For a host without iptables, where dockerd would not start: our containers use the host's network;
+# others have none
 NO_BRIDGE = " --bridge=none --iptables=false --ip6tables=false"
 
 
 class StaticEngine:
-    """Installs from the archive in a bundle."""
+    """An engine installed from the static archive in a bundle."""
 
     def __init__(self, bundle: Bundle, archive: PackageFile) -> None:
         self._bundle = bundle
@@ -121,7 +121,7 @@ class StaticEngine:
                 binaries=BINARIES, network="" if "+iptables" in told else NO_BRIDGE
             ),
         }
-        # Noted before they are there, so that an installation cut short can be taken back.
+        # Recorded before they are installed, so that an interrupted installation can be removed.
         record_installed(view, [*(f"{BINARIES}/{name}" for name in names), *units], FILES_MARKER)
         for path, text in units.items():
             view.transport.put(text.encode(), path, sudo=True)
