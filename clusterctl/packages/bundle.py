@@ -1,8 +1,8 @@
-"""Packages brought along: a directory, or a tar of one, on the operator's machine.
+"""Package bundles: a directory, or a tar of one, on the operator's machine.
 
-A bundle that `clusterctl bundle packages` made has a manifest and SHA256SUMS; a directory that
-somebody filled with .deb or .rpm files, or with Docker's static archive, needs neither. One
-directory may hold several bundles, each in a directory of its own.
+A bundle made by `clusterctl bundle packages` has a manifest and SHA256SUMS; a directory filled by
+hand with .deb or .rpm files, or with Docker's static archive, needs neither. One directory may
+contain several bundles, each in its own directory.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SUMS = "SHA256SUMS"
 _PACKAGE = re.compile(r".+\.(deb|rpm)|docker-[0-9][0-9.]*\.tgz")
 _STATIC = re.compile(r"docker-([0-9][0-9.]*)\.tgz")
 _TOOLKIT = re.compile(r"nvidia-container-toolkit[-_]([0-9][0-9.]*-[0-9]+)[._]")
-_KEPT_FILES = 4  # Files held in memory, for hosts that are served at the same time
+_KEPT_FILES = 4  # Files cached in memory, for hosts that are served at the same time
 
 
 @dataclass(frozen=True)
 class PackageFile:
     name: str
     size: int  # Bytes
-    sha256: str  # Empty where no SHA256SUMS says it
+    sha256: str  # Empty if SHA256SUMS does not have it
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files for one kind of host."""
+    """Package files for one kind of host."""
 
     path: Path
     files: tuple[PackageFile, ...]
@@ -56,21 +56,21 @@ class Bundle:
 
     @property
     def toolkit(self) -> str | None:
-        """Version of NVIDIA's toolkit in it."""
+        """Version of NVIDIA's toolkit in it; None if it has none."""
         found = (_TOOLKIT.match(file.name) for file in self.files)
         return next((match[1] for match in found if match), None)
 
     @property
     def static_engine(self) -> PackageFile | None:
-        """Docker's static archive."""
+        """Docker's static archive; None if it has none."""
         return next((file for file in self.files if _STATIC.fullmatch(file.name)), None)
 
     def packages(self, suffix: str) -> tuple[PackageFile, ...]:
-        """Files that end in `.deb` or `.rpm`."""
+        """Files whose names end in `suffix`: `.deb` or `.rpm`."""
         return tuple(file for file in self.files if file.name.endswith(suffix))
 
     def read(self, file: PackageFile) -> bytes:
-        """Return its content. Raises UsageError if it is missing or fails its checksum."""
+        """Return the file's content. Raises UsageError if it is missing or fails its checksum."""
         try:
             data = _content(self.path, f"{self.inside}{file.name}")
         except _UNREADABLE as error:
@@ -106,7 +106,7 @@ def open_bundles(path: Path) -> tuple[Bundle, ...]:
     return bundles
 
 
-# What reading files and tars ends in; a tar that was cut short, in any of them
+# Errors of reading files and tars; a truncated tar may raise any of them
 _UNREADABLE = (
     OSError,
     tarfile.TarError,
@@ -165,8 +165,8 @@ def _text(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> str:
 def _bundle(
     path: Path, sizes: Mapping[str, int], manifest: str, sums: str, *, inside: str = ""
 ) -> Bundle:
-    """Raises ValueError for files beside the packages that say something else, or that packages
-    are missing."""
+    """Build a Bundle. Raises ValueError if the manifest or SHA256SUMS is malformed, or packages are
+    missing."""
     rows = (line.split() for line in sums.splitlines() if line)
     known = {name.lstrip("*"): digest for digest, name in rows}
     if missing := {name for name in known if _PACKAGE.fullmatch(name)} - sizes.keys():
@@ -181,7 +181,7 @@ def _bundle(
 def fitting(
     bundles: Sequence[Bundle], target: PackageSystem, architecture: str, *, host: str
 ) -> Bundle:
-    """The bundle for that system. Raises RequirementsNotMet when none is for it."""
+    """Return the bundle for that system. Raises RequirementsNotMet if none is for it."""
     for bundle in bundles:
         if _is_for(bundle, target, architecture):
             return bundle

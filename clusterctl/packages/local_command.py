@@ -1,4 +1,4 @@
-"""Commands of this machine's package manager."""
+"""Run commands of this machine's package manager."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.errors import StepFailed
 
 
 def run(argv: Sequence[str], *, timeout: float = deadlines.LOCAL_COMMAND) -> str:
-    """Return stdout. Raises StepFailed with the command's last lines."""
+    """Return stdout. Raises StepFailed with the last lines, or after `timeout` seconds."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Packages of a Debian or Ubuntu release with all they need, by this machine's apt-get.
+"""Download packages of a Debian or Ubuntu release, with dependencies, by the local apt-get.
 
-apt works on sources, lists and a state of its own here: the machine's are left as they are, and
-what is installed on it does not count. So a bundle for another release can be made.
+apt uses sources, lists and a state separate from the machine's, which do not change, and ignores
+what is installed on it. So a bundle for another release can be made.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SHOWN = "$(CODENAME) $(COMPONENT) $(REPO_URI)"
 
 
 def download(wanted: BundleRequest, work: Path) -> list[Path]:
-    """The .deb files, in a directory below `work`. Raises UsageError where this machine does not
-    know the release's sources, StepFailed with apt's own words."""
+    """Return the .deb files, in a directory below `work`. Raises UsageError if this machine does
+    not know the release's sources, StepFailed with apt's message."""
     options = _private(wanted, work)
     local_command.run(["apt-get", *options, "update"], timeout=deadlines.PACKAGES_INDEX_HERE)
     names = _names(wanted, options)
@@ -50,13 +50,13 @@ def _names(wanted: BundleRequest, options: list[str]) -> list[str]:
 
 
 def _is_everywhere(archive: Path) -> bool:
-    """Whether every Debian has the package anyway: it is required or essential."""
+    """Whether every Debian has the package, as it is required or essential."""
     told = local_command.run(["dpkg-deb", "-f", str(archive), "Priority", "Essential"])
     return "Priority: required" in told or "Essential: yes" in told
 
 
 def _private(wanted: BundleRequest, work: Path) -> list[str]:
-    """Options that keep apt to files below `work`."""
+    """Return options that restrict apt to files below `work`."""
     for name in ("state/lists/partial", "cache/archives/partial", "keys"):
         (work / name).mkdir(parents=True, exist_ok=True)
     (work / "status").touch()
@@ -91,8 +91,8 @@ def _sources(wanted: BundleRequest, work: Path) -> Iterator[str]:
 
 
 def _own_sources(wanted: BundleRequest) -> list[tuple[str, str, str]]:
-    """URL, suite and components of the release's own packages: its mirror's, or those of this
-    machine with the release's name in place of the machine's."""
+    """Return URL, suite and components of the release's own packages: of the mirror, or of this
+    machine's sources with the release's name in place of the machine's."""
     codename = wanted.target.codename
     components = "main universe" if wanted.target.system == "ubuntu" else "main"
     if wanted.mirror:
@@ -127,12 +127,12 @@ def _machine() -> tuple[str, str]:
 
 
 def _vendor(repository: Repository, work: Path) -> str:
-    """A line of sources.list for a vendor's repository, whose key is known."""
+    """Return a line of sources.list for a vendor's repository, and store its verified key."""
     key = work / "keys" / f"{repository.name}.asc"
     key.write_bytes(vendor_key(repository))
     return f"deb [signed-by={key}] {_copied(repository.url)} {repository.suite}"
 
 
 def _copied(url: str) -> str:
-    """apt uses packages of a `file:` source where they lie, and brings those of `copy:` along."""
+    """Replace `file:`, whose packages apt uses in place, by `copy:`, whose packages it copies."""
     return f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url

@@ -1,7 +1,7 @@
-"""Packages of a RHEL-like release with all they need, by this machine's dnf.
+"""Download packages of a RHEL-like release, with dependencies, by the local dnf.
 
-dnf resolves against an empty root, so that what this machine has installed does not count. Hosts
-install of the files only those whose package they lack.
+dnf resolves against an empty root, so that packages installed on this machine do not count. Hosts
+install only those files whose package they lack.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ MACHINES_REPOSITORIES = "/etc/yum.repos.d"
 
 
 def download(wanted: BundleRequest, work: Path) -> list[Path]:
-    """The .rpm files, in a directory below `work`. Raises StepFailed with dnf's own words."""
+    """Return the .rpm files, in a directory below `work`. Raises StepFailed with dnf's message."""
     repositories = work / "repositories"
     repositories.mkdir()
     vendors = [docker(wanted.target, wanted.docker_url, wanted.docker_key)]
     if wanted.toolkit:
         vendors.append(nvidia(wanted.target, wanted.nvidia_url, wanted.nvidia_key))
     for repository in vendors:
-        # What hosts get too, with the key in a file of this run.
+        # The same text that hosts get, but with the key in a file of this run.
         key = work / f"{repository.name}.asc"
         key.write_bytes(vendor_key(repository))
         text = source_text(repository, wanted.target)
         text = text.replace(key_path(repository, wanted.target), str(key))
         (repositories / f"{repository.name}.repo").write_text(text)
     own = f",{MACHINES_REPOSITORIES}"
-    if wanted.mirror:  # a repository itself, such as .../9/BaseOS/x86_64/os
+    if wanted.mirror:  # the URL of one repository, such as .../9/BaseOS/x86_64/os
         own = ""
         signed = f"gpgcheck=1\ngpgkey=file://{wanted.keyring}" if wanted.keyring else "gpgcheck=0"
         (repositories / "mirror.repo").write_text(

@@ -1,4 +1,4 @@
-"""Making a bundle: packages and all they need, checksums, and a manifest of what it is for."""
+"""Make a bundle: packages with their dependencies, checksums, and a manifest."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Made:
 
 
 def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Made:
-    """A bundle at `output`: a tar where its name ends in .tar, else a directory.
+    """Make a bundle at `output`: a tar if its name ends in .tar, else a directory.
 
-    Nothing is there until all of it is. Raises UsageError when `output` holds something else,
-    cannot be written or this machine cannot make it, StepFailed with the package manager's own
-    words.
+    `output` is created only when complete. Raises UsageError if `output` holds something else or
+    cannot be written, or if this machine cannot make the bundle; StepFailed with the package
+    manager's message.
     """
     _insist_on_room(output)
     tool = _tool(wanted)
@@ -41,7 +41,7 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
         files = tool(wanted, work)
         bundle = work / "bundle"
         bundle.mkdir()
-        # apt before 2.1 does not find files with the `%3a` of an epoch in their names.
+        # apt before 2.1 does not find files whose names contain the `%3a` of an epoch.
         names = [file.name.replace("%3a", "-") for file in files]
         for file, its_name in zip(files, names, strict=True):
             file.rename(bundle / its_name)
@@ -55,7 +55,7 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
 
 
 def _insist_on_room(output: Path) -> None:
-    """Check `output` before hundreds of MB are downloaded."""
+    """Raise UsageError if `output` cannot be used, before hundreds of MB are downloaded."""
     packed = output.suffix == ".tar"
     if output.exists() and output.is_dir() == packed:
         kind = "a directory" if packed else "a file"
@@ -100,7 +100,7 @@ def _describe(wanted: BundleRequest, bundle: Path, names: Sequence[str]) -> None
 
 
 def _place(bundle: Path, output: Path) -> None:
-    """Write beside `output` first, then rename."""
+    """Write to a temporary name beside `output`, then rename."""
     fresh = output.with_name(f".{output.name}.new")
     if output.suffix == ".tar":
         with tarfile.open(fresh, "w") as tar:

@@ -1,4 +1,4 @@
-"""Package repositories that hosts are pointed to, and the keys that sign them. Pure.
+"""Package repositories to add to hosts, and the keys that sign them. Pure.
 
 Addresses and layouts: NVIDIA's installation guide of the container toolkit, and Docker's
 installation pages for Debian, Ubuntu, RHEL, CentOS and Fedora.
@@ -25,20 +25,20 @@ RPM_KEYS = "/etc/pki/rpm-gpg"
 
 @dataclass(frozen=True)
 class Repository:
-    """A signed repository, as one release of a system sees it."""
+    """A signed repository, for one release of a system."""
 
-    name: str  # Names its files on hosts
+    name: str  # Used in the names of its files on hosts
     url: str
     key_url: str
-    # Of which the key must have one; empty for a key that the user gave
+    # The key must have one of these; empty for a key given by the user
     fingerprints: frozenset[str]
     suite: str = ""  # apt: `bookworm stable`, or `/` for a repository without releases
-    signed_packages: bool = True  # dnf: the packages are signed, and not only the lists of them
+    signed_packages: bool = True  # dnf: the packages are signed, not only their lists
     key_file: Path | None = None  # The user's own key, on the operator's machine
 
 
 def nvidia(target: PackageSystem, url: str | None = None, key: Path | None = None) -> Repository:
-    """NVIDIA's container toolkit, for every release alike."""
+    """Return the repository of NVIDIA's container toolkit, the same for all releases."""
     base = (url or NVIDIA_URL).rstrip("/")
     keys = frozenset[str]() if key else NVIDIA_KEYS
     name = "nvidia-container-toolkit"
@@ -53,7 +53,7 @@ def nvidia(target: PackageSystem, url: str | None = None, key: Path | None = Non
 
 
 def docker(target: PackageSystem, url: str | None = None, key: Path | None = None) -> Repository:
-    """Docker's own packages. Rocky and AlmaLinux take those for CentOS."""
+    """Return the repository of Docker's own packages. Rocky and AlmaLinux use CentOS's."""
     base = (url or DOCKER_URL).rstrip("/")
     system = "centos" if target.system in ("rocky", "almalinux") else target.system
     if target.family == "apt":
@@ -70,7 +70,7 @@ def docker(target: PackageSystem, url: str | None = None, key: Path | None = Non
 
 
 def key_path(repository: Repository, target: PackageSystem) -> str:
-    """Where hosts keep the key. apt reads armored keys from files that end in .asc."""
+    """Return the key's path on hosts. apt reads armored keys only from files that end in .asc."""
     if target.family == "apt":
         return f"{APT_KEYRINGS}/clusterctl-{repository.name}.asc"
     return f"{RPM_KEYS}/RPM-GPG-KEY-clusterctl-{repository.name}"
@@ -83,7 +83,7 @@ def source_path(repository: Repository, target: PackageSystem) -> str:
 
 
 def source_text(repository: Repository, target: PackageSystem) -> str:
-    """What the file at `source_path` says; the key counts for this repository alone."""
+    """Return the content of `source_path`; the key is trusted for this repository only."""
     key = key_path(repository, target)
     if target.family == "apt":
         line = f"deb [signed-by={key}] {repository.url} {repository.suite}"

@@ -1,4 +1,4 @@
-"""The systems that packages are for: which package manager, which release. Pure."""
+"""Systems that packages are made for: package manager and release. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PackageSystem:
 
 
 def target_named(name: str) -> PackageSystem:
-    """Parse `debian12`, `ubuntu24.04`, `rocky9`. Raises ValueError that lists the known names."""
+    """Parse `debian12`, `ubuntu24.04`, `rocky9`. Raises ValueError with the known names."""
     system = name.rstrip("0123456789.")
     version = name[len(system) :]
     if name in CODENAMES:
@@ -52,9 +52,9 @@ def target_named(name: str) -> PackageSystem:
 def target_of(
     identifier: str, like: Iterable[str], version: str, codename: str
 ) -> PackageSystem | None:
-    """The system that /etc/os-release names; None for one that neither apt nor dnf serves.
+    """Return the system that /etc/os-release names; None for one without apt and dnf.
 
-    A release of RHEL and its like is its major version: 9.5 takes packages for 9.
+    The release of RHEL and its derivatives is the major version: 9.5 uses packages for 9.
     """
     names = (identifier, *like)
     if identifier in DNF_FAMILY or (not APT_FAMILY & set(names) and DNF_FAMILY & set(names)):
@@ -65,7 +65,7 @@ def target_of(
 
 
 ENGINE_OF_DISTRIBUTION = ("docker.io",)
-# From Debian 13 on the client is a package of its own, which docker.io only recommends
+# Since Debian 13 the client is a separate package, which docker.io only recommends
 CLIENT_OF_DISTRIBUTION = "docker-cli"
 ENGINE_OF_DOCKER = ("docker-ce", "docker-ce-cli", "containerd.io")
 TOOLKIT = (
@@ -74,10 +74,10 @@ TOOLKIT = (
     "libnvidia-container-tools",
     "libnvidia-container1",
 )
-TOOLKIT_VERSION = "1.19.1-1"  # What hosts without the toolkit get, where nothing else is asked for
+TOOLKIT_VERSION = "1.19.1-1"  # The default for hosts without the toolkit
 
 
-# Releases whose own `python3` is older than 3.9, and their package of a newer one.
+# Releases whose `python3` is older than 3.9, and their package of a newer one.
 _NEWER_PYTHON = {
     ("ubuntu", "20.04"): "python3.9",
     **{(system, "8"): "python39" for system in ("rhel", "centos", "rocky", "almalinux")},
@@ -85,25 +85,25 @@ _NEWER_PYTHON = {
 
 
 def python_package(target: PackageSystem) -> str:
-    """The package that brings a Python 3.9 or newer with its standard library."""
+    """Return the package of a Python 3.9 or newer with its standard library."""
     return _NEWER_PYTHON.get((target.system, target.version), "python3")
 
 
 @dataclass(frozen=True)
 class BundleRequest:
     target: PackageSystem
-    architecture: str = "x86_64"  # As `uname -m` says on the hosts
+    architecture: str = "x86_64"  # As `uname -m` prints it on the hosts
     toolkit: str | None = TOOLKIT_VERSION  # Version; None for a bundle without NVIDIA's toolkit
-    # Docker's repository, or a mirror; None for the distribution's engine, where it has one
+    # Docker's repository, or a mirror; None for the distribution's engine, if it has one
     docker_url: str | None = None
     docker_key: Path | None = None
     nvidia_url: str | None = None
     nvidia_key: Path | None = None
-    # Where the distribution's own packages are; None: where this machine gets its own from
+    # URL of the distribution's packages; None: the sources of this machine
     mirror: str | None = None
-    keyring: Path | None = None  # The distribution's keys; None: those that this machine trusts
+    keyring: Path | None = None  # The distribution's keys; None: the keys that this machine trusts
 
     @property
     def by_docker(self) -> bool:
-        """Docker's own packages: asked for, or the only ones there are."""
+        """Whether the engine is from Docker's packages: requested, or the only ones there are."""
         return self.docker_url is not None or self.target.family == "dnf"

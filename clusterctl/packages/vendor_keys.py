@@ -1,4 +1,4 @@
-"""The keys that sign vendors' repositories, got on this machine and compared with what is known."""
+"""Get the keys that sign vendors' repositories on this machine, and verify their fingerprints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.packages.repository import Repository
 
 LARGEST = 1 << 20
 
-# By repository: what to do where its key is out of reach
+# By repository: the fix if its key cannot be downloaded
 _INSTEAD = {
     "docker": "name a mirror: --docker URL",
     "nvidia-container-toolkit": "name a mirror: --nvidia URL; or leave it out: --engine-only",
@@ -25,9 +25,9 @@ _INSTEAD = {
 
 
 def vendor_key(repository: Repository) -> bytes:
-    """The key that signs it: the user's, or the vendor's, compared with its fingerprint.
+    """Return the signing key: the user's, or the vendor's after verifying its fingerprint.
 
-    Raises UsageError for a key that is another one or none, StepFailed when it cannot be had.
+    Raises UsageError for a different or malformed key, StepFailed if it cannot be downloaded.
     """
     whence = str(repository.key_file or repository.key_url)
     data = _read(repository.key_file) if repository.key_file else _fetched(repository)
@@ -72,9 +72,9 @@ _PUBLIC_KEY = 6  # Packet type of a primary key; subkeys are 14
 
 
 def fingerprints(data: bytes) -> frozenset[str]:
-    """Of every primary key in `data`, armored or not: 40 hex digits in capitals.
+    """Return fingerprints of all primary keys in `data`, armored or not: 40 upper-case hex digits.
 
-    Raises ValueError when `data` holds no key.
+    Raises ValueError if `data` contains no key.
     """
     found = frozenset(
         hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324 - RFC 9580, 5.5.4.1
@@ -101,7 +101,7 @@ def _binary(data: bytes) -> bytes:
 
 
 def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and body of each packet."""
+    """Yield type and body of each packet."""
     position = 0
     while position < len(data):
         first = data[position]
@@ -113,7 +113,7 @@ def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _header(data: bytes, position: int, *, new: bool) -> tuple[int, int, int]:
-    """Type, length of the body, where it starts (RFC 9580, 4.2). Raises ValueError."""
+    """Return type, length and position of the body (RFC 9580, 4.2). Raises ValueError."""
     first = data[position]
     if new:
         size, start = _new_length(data, position + 1)
