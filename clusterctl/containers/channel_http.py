@@ -1,4 +1,4 @@
-"""HTTP over a transport's channel: how requests reach a Docker engine on another host.
+"""HTTP over a transport's channel, to send requests to a Docker engine on another host.
 
 `docker system dial-stdio` on the host connects a channel to the engine's socket, wherever that is,
 so the operator's machine needs neither Docker nor a second SSH connection.
@@ -19,14 +19,14 @@ from clusterctl.errors import ClusterctlError, ConnectionFailed
 from clusterctl.transport.base import Channel
 
 OpenChannel = Callable[[], Channel]
-# Makes the error for a channel that ended without an answer.
+# Builds the error for a channel that ended without an answer.
 HungUp = Callable[[Channel], Exception]
 
 
 class ChannelAdapter(HTTPAdapter):
-    """Sends all requests over one channel that is kept open; a second one waits for the first.
+    """Sends all requests over one channel that stays open; a second request waits for the first.
 
-    Only one, because a host gets at most four channels at once (transport.base).
+    Only one channel, because a host allows at most four at once (transport.base).
     """
 
     def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
@@ -92,7 +92,7 @@ class _ChannelSocket:
 
     @property
     def quiet(self) -> bool:
-        """Whether it is open with nothing to read: anything else between requests means it is
+        """Whether the channel is open without data to read: data between requests means that it is
         dead."""
         if self._ended:
             return False
@@ -115,7 +115,7 @@ class _ChannelSocket:
             self._ended = True
             if self._answered:
                 raise
-            # It ended before we wrote: a host without Docker is that fast.
+            # It ended before we wrote, as on a host without Docker.
             raise self._hung_up(self._channel) from None
 
     def receive(self, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A container spec as the body of POST /containers/create (Docker Engine API 1.41). Pure.
+"""Convert a container spec to the body of POST /containers/create (Docker Engine API 1.41). Pure.
 
 docker-py's helpers are not used: they do not support CDI devices, and would add the operator's own
 proxy settings.

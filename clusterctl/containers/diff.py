@@ -1,4 +1,4 @@
-"""Compares the desired container with the one that is there. Pure."""
+"""Compare the desired container with the existing one. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from clusterctl.containers.spec import FINGERPRINT_LABEL, ContainerSpec, Mount
 
 @dataclass(frozen=True)
 class Keep:
-    """It was created from this spec."""
+    """The container was created from this spec."""
 
 
 @dataclass(frozen=True)
 class Create:
-    """There is no container."""
+    """The container does not exist."""
 
 
 @dataclass(frozen=True)
 class Recreate:
-    """It was created from another spec; `reasons` say what differs."""
+    """The container was created from another spec; `reasons` name the differences."""
 
     reasons: tuple[str, ...]
 
@@ -30,7 +30,7 @@ Verdict = Keep | Create | Recreate
 
 
 def compare(spec: ContainerSpec, container: Container | None) -> Verdict:
-    """Decide what to do so that `container` matches `spec`.
+    """Decide how to make `container` match `spec`.
 
     The fingerprint decides; the fields only explain.
     """
@@ -59,7 +59,7 @@ def _reasons(spec: ContainerSpec, container: Container) -> Iterator[str]:
 
 
 def _environment(spec: ContainerSpec, container: Container) -> Iterator[str]:
-    """Compare environments. Only names are shown: a value may be a secret."""
+    """Yield differences of environments. Only names are shown: a value may be a secret."""
     for name in sorted(spec.env.keys() | container.env.keys()):
         if name not in container.env:
             yield f"environment: {name} is new"
@@ -74,7 +74,7 @@ def _devices(thing: ContainerSpec | Container) -> tuple[str, ...]:
 
 
 def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Drop the fingerprint, which always differs here, and the image's labels."""
+    """Drop the image's labels, and the fingerprint, which always differs here."""
     return {
         name: value
         for name, value in labels.items()

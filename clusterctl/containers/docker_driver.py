@@ -36,8 +36,8 @@ _URL = "http://docker:80"
 
 
 class DockerDriver:
-    """`prefix` precedes every command on the host: ("env", "DOCKER_HOST=unix:///...") selects an
-    engine other than the host's own. The driver connects on first use."""
+    """The engine on one host; connects at first use. `prefix` precedes every command there: ("env",
+    "DOCKER_HOST=unix:///...") selects another engine than the host's default."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DockerDriver:
             return EngineVersion(told["Version"], engine.api_version)
 
     def image(self, reference: str) -> Image | None:
-        # Images from a relay or an archive are not known by the digest of their manifest.
+        # Images from a relay or an archive cannot be found by the digest of their manifest.
         names = (reference, tagged(reference)) if "@" in reference else (reference,)
         with self._engine() as engine:
             for name in names:
@@ -100,7 +100,7 @@ class DockerDriver:
                 found = self._inspect(engine, name)
             except NotFound:
                 return None
-        # The engine also accepts the beginning of an ID as a name.
+        # The engine also accepts a prefix of an ID as a name.
         return found if found.name == name else None
 
     def run(self, spec: ContainerSpec) -> str:
@@ -164,7 +164,7 @@ class DockerDriver:
             engine.tag(image, repository, tag)
 
     def pull(self, reference: str, say: Say) -> None:
-        # By the client, which uses the host's own login; docker-py would send the operator's.
+        # Use the client, which uses the host's own login; docker-py would send the operator's.
         ended = in_time("docker pull", self.host)
         with self.host_open(_client("pull", reference)) as channel, ended:
             image_pull.follow(channel, say)
@@ -187,7 +187,7 @@ class DockerDriver:
                 image_build.follow(answer.iter_lines(), say)
 
     def remove_image(self, reference: str) -> None:
-        # Not docker-py's, whose timeout is that of any other request.
+        # Not docker-py's, which uses the same timeout as for any other request.
         with self._engine() as engine:
             answer = engine.delete(
                 f"{_URL}/v{engine.api_version}/images/{quote(reference, safe='/:@')}",
@@ -226,7 +226,7 @@ class DockerDriver:
         return self._transport.open_channel([*self._prefix, *argv], sudo=self._sudo)
 
     def _insist(self, answer: requests.Response) -> None:
-        """Raise the engine's error, if the answer is one."""
+        """Raise the engine's error if the response is one."""
         if not answer.ok:
             raise engine_error(json.loads(answer.content)["message"], self.host)
 
@@ -256,7 +256,7 @@ class DockerDriver:
     def _connect(self) -> APIClient:
         """Return a client for the newest API that both sides support.
 
-        The engine's own answer names it, so the first request is made with the oldest one.
+        The engine's answer to a first request, made with the oldest API, names its newest.
         """
         first = self._api_client(MINIMUM_DOCKER_API_VERSION)
         try:

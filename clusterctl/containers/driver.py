@@ -1,4 +1,4 @@
-"""What clusterctl needs from a container engine on one host."""
+"""The interface of a container engine on one host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineVersion:
 class Image:
     """An image in the engine."""
 
-    # The config's digest, or the manifest's where containerd stores images: the same image may
+    # The config's digest, or the manifest's with the containerd image store: the same image may
     # have different IDs on two hosts.
     id: str
     layers: tuple[str, ...]  # diff IDs of RootFS, the same on every host
@@ -108,8 +108,7 @@ class ContainerDriver(Protocol):
         """Return the container of exactly that name, whoever created it."""
 
     def run(self, spec: ContainerSpec) -> str:
-        """Create and start a container and return its ID. One that cannot start is removed
-        again."""
+        """Create and start a container and return its ID. Removes it if it cannot start."""
 
     def start(self, container: str) -> None: ...
 
@@ -142,14 +141,14 @@ class ContainerDriver(Protocol):
         init: bool = False,
         devices_of: ContainerSpec | None = None,
     ) -> CommandResult:
-        """Run `argv` in a throw-away container without network; it is gone afterwards. `init`
-        puts the engine's own /sbin/docker-init into it, whatever the image holds; it has the
-        GPUs and devices of the spec `devices_of`."""
+        """Run `argv` in a temporary container without network, and remove it. `init`: add the
+        engine's own /sbin/docker-init, whatever the image contains. `devices_of`: the spec whose
+        GPUs and devices it gets."""
 
     def tag(self, image: str, reference: str) -> None: ...
 
     def pull(self, reference: str, say: Say) -> None:
-        """From its registry, with the host's own login."""
+        """Pull the image from its registry, with the host's own login."""
 
     def build(
         self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
@@ -157,35 +156,36 @@ class ContainerDriver(Protocol):
         """Build an image without context on the host's network, and tag it."""
 
     def remove_image(self, reference: str) -> None:
-        """Remove or untag. Removing what is gone is no error."""
+        """Remove or untag the image. A missing image is not an error."""
 
-    # Command lines on the host, for streams and for programs that run there. Whatever the engine,
-    # their input and output are as said here.
+    # Command lines to run on the host, for streams and programs there. Their input and output are
+    # the same for every engine.
 
     def save_argv(self, image: str) -> tuple[str, ...]:
-        """Writes the image of that ID as an archive: manifest.json, configuration, layers."""
+        """Command that writes the image with that ID as an archive: manifest, configuration,
+        layers."""
 
     def load_argv(self) -> tuple[str, ...]:
-        """Takes in such an archive, of which layers that the engine has may be left out, and says
+        """Command that loads such an archive, which may omit layers that the engine has, and prints
         `Loaded image: REFERENCE` or `Loaded image ID: ID`."""
 
     def pull_argv(self, reference: str) -> tuple[str, ...]:
-        """Pulls, and says nothing on the way."""
+        """Command that pulls the image, without progress output."""
 
     def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
-        """Runs `argv` in a running container, with the stdin that it is given."""
+        """Command that runs `argv` in a running container, with the command's own stdin."""
 
     def once_argv(self, image: str, program: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
-        """Runs `program` in a throw-away container on the host's network, with the stdin that it is
-        given; arguments may follow."""
+        """Command that runs `program` in a temporary container on the host's network, with the
+        command's own stdin; arguments may be appended."""
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
-        """Says what the engine has of images: lines that `transfer.engine_state` reads."""
+        """Command that prints what images the engine has, as lines for `transfer.engine_state`."""
 
     def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = deadlines.COMMAND
     ) -> CommandResult:
-        """Run a command on the engine's host, as who may use the engine."""
+        """Run a command on the engine's host, as a user with access to the engine."""
 
     def host_open(self, argv: Sequence[str]) -> Channel:
-        """Start one, for streams."""
+        """Start such a command, and return its channel."""

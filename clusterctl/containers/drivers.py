@@ -1,4 +1,4 @@
-"""Chooses the driver of the hosts' container engine. Nothing else does."""
+"""Select the driver for the hosts' container engine: the only place that does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from clusterctl.transport.base import Transport
 
 
 def driver_for(transport: Transport, *, sudo: bool = True) -> ContainerDriver:
-    """Return the driver for the transport's host. It connects on first use."""
-    # Docker's library takes half a second to load: not before an engine is asked.
+    """Return the driver for the transport's host. It connects at first use."""
+    # Docker's library takes 0.5 s to import: only when an engine is used.
     from clusterctl.containers.docker_driver import DockerDriver
 
     return DockerDriver(transport, sudo=sudo)

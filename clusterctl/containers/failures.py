@@ -1,7 +1,7 @@
-"""The engine's words for what went wrong, as a cause and a fix.
+"""Convert the engine's error messages to a cause and a fix.
 
-The phrases are Docker's own (20.10 to 29), matched in lower case; what is not known here is
-passed on as it is.
+The phrases are Docker's own (20.10 to 29), matched in lower case; unknown messages are passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clusterctl.errors import StepFailed
 
 @dataclass(frozen=True)
 class Failure:
-    """`unavailable`: the engine itself, not the request, is at fault."""
+    """Cause and fix of an error. `unavailable`: the engine itself is at fault, not the request."""
 
     summary: str
     hint: str | None
@@ -148,7 +148,7 @@ _KNOWN = (
 
 
 def explain(message: str) -> Failure:
-    """The cause and the fix behind an engine's `message`."""
+    """Return the cause and the fix for an engine's `message`."""
     lowered = message.lower()
     for known in _KNOWN:
         if any(phrase in lowered for phrase in known.phrases):
@@ -157,9 +157,9 @@ def explain(message: str) -> Failure:
 
 
 def engine_error(message: str, host: str | None = None, *, unavailable: bool = False) -> StepFailed:
-    """The error for an engine's `message`, which it keeps whole as detail.
+    """Build the error for an engine's `message`, which becomes the detail.
 
-    `unavailable`: known to be the engine's own fault, whatever the words.
+    `unavailable`: the engine itself is known to be at fault, whatever the message.
     """
     failure = explain(message)
     kind = EngineUnavailable if unavailable or failure.unavailable else StepFailed
@@ -167,6 +167,6 @@ def engine_error(message: str, host: str | None = None, *, unavailable: bool = F
 
 
 def first_line(message: str) -> str:
-    """The first line that says something, at most 300 characters."""
+    """Return the first non-empty line, at most 300 characters; "nothing" without one."""
     lines = (line.strip() for line in message.splitlines())
     return next((line[:300] for line in lines if line), "nothing")

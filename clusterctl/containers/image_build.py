@@ -1,7 +1,7 @@
-"""Builds an image from a Dockerfile alone, with the engine's classic builder.
+"""Build an image from a Dockerfile alone, with the engine's classic builder.
 
-The classic builder uses base images by tag without asking a registry, and is in every engine from
-20.10 on. BuildKit needs a plugin that Debian does not install.
+The classic builder uses base images by tag without contacting a registry, and is in every engine
+since 20.10. BuildKit needs a plugin that Debian does not install.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def parameters(reference: str, arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def context(dockerfile: str) -> bytes:
-    """Return a tar with nothing but the Dockerfile."""
+    """Return a tar that contains only the Dockerfile."""
     data, buffer = dockerfile.encode(), io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         entry = tarfile.TarInfo("Dockerfile")
@@ -39,7 +39,7 @@ def context(dockerfile: str) -> bytes:
 
 
 def follow(lines: Iterable[bytes], say: Say) -> None:
-    """Report the build's steps until it ends. Raises StepFailed with its last lines."""
+    """Report the build's steps until it ends. Raises StepFailed with the last lines of output."""
     printed: list[str] = []
     for line in lines:
         if not line:

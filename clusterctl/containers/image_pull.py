@@ -1,4 +1,4 @@
-"""Follows `docker pull`: how many layers have arrived, and why it failed."""
+"""Follow `docker pull`: report how many layers have arrived, and why it failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.transport.base import Channel, lines
 
 def follow(channel: Channel, say: Say) -> None:
     """Report layers until the pull ends. Raises StepFailed, CommandTimedOut, and TimeoutError if it
-    does not end after its last output."""
+    does not exit after its last output."""
     channel.settimeout(deadlines.PULL_SILENCE)
     layers: dict[str, bool] = {}
     try:
@@ -28,7 +28,7 @@ def follow(channel: Channel, say: Say) -> None:
 
 
 def _note(line: str, layers: dict[str, bool]) -> bool:
-    """Record a line such as `4abcf2066143: Pull complete`. Returns whether it was one."""
+    """Record a line such as `4abcf2066143: Pull complete`. Return whether it was one."""
     layer, colon, state = line.partition(": ")
     if not colon or state not in ("Pulling fs layer", "Pull complete", "Already exists"):
         return False

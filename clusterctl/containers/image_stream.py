@@ -1,4 +1,4 @@
-"""Images as streams: `docker save` out of one engine, `docker load` into another.
+"""Stream images: `docker save` out of one engine, `docker load` into another.
 
 They never pass through a temporary file of ours. (Engines before 25 write one of their own on
 either side, as large as the image: before the first byte when saving, before unpacking when
@@ -27,12 +27,12 @@ SLOWEST_UNPACK = 20 * MIB
 
 
 def silence_limit(size: int) -> float:
-    """Return the seconds without a byte after which the stream of an image counts as dead."""
+    """Return the seconds without a byte after which an image's stream is considered dead."""
     return 300.0 + size / SLOWEST_UNPACK
 
 
 def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
-    """Yield the image as `docker save` writes it. Raises StepFailed, CommandTimedOut."""
+    """Yield the output of `docker save`. Raises StepFailed, CommandTimedOut."""
     saving = in_time("docker save", driver.host)
     with driver.host_open(driver.save_argv(image.id)) as channel, saving:
         channel.settimeout(silence_limit(image.size))
@@ -43,7 +43,7 @@ def saved(driver: ContainerDriver, image: Image) -> Generator[bytes]:
 
 
 def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Meter) -> str:
-    """Feed `chunks` to `docker load`. Returns the reference or image ID that it loaded.
+    """Feed `chunks` to `docker load`. Return the reference or image ID that it loaded.
 
     Raises StepFailed with the engine's message, CommandTimedOut.
     """
@@ -56,7 +56,7 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
                 meter.reached(count)
             channel.close_stdin()
         except ConnectionFailed as error:
-            # It ended before its input did: its own message says more than a broken pipe.
+            # It exited before reading all input: report its own message, not a broken pipe.
             with in_time(LOADING, driver.host):
                 status = channel.wait(timeout=deadlines.STREAM_END)
             if status > 0:
@@ -66,8 +66,8 @@ def load(driver: ContainerDriver, chunks: Iterable[bytes], size: int, meter: Met
 
 
 def loaded(host: str, channel: Channel, size: int) -> str:
-    """Return what a `docker load` has loaded that got all its input. Raises StepFailed,
-    CommandTimedOut."""
+    """Return the reference or ID that a `docker load` loaded, after it got all its input. Raises
+    StepFailed, CommandTimedOut."""
     channel.settimeout(silence_limit(size))
     said = b""
     with in_time(LOADING, host):

@@ -1,4 +1,4 @@
-"""Turns a command that hangs into an error that names its host."""
+"""Convert the timeout of a hanging command to an error that names its host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISK = "check the disk of the host: dmesg | tail -n 30"
 
 @contextmanager
 def in_time(what: str, host: str, hint: str = ENGINE) -> Iterator[None]:
-    """Raise CommandTimedOut where `recv` and `wait` of a Channel raise TimeoutError."""
+    """Raise CommandTimedOut if a Channel's `recv` or `wait` raises TimeoutError in the block."""
     try:
         yield
     except TimeoutError as error:

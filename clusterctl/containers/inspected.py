@@ -1,4 +1,4 @@
-"""Reads the engine's inspect documents. Pure.
+"""Parse the engine's inspect documents. Pure.
 
 They are those of GET /containers/ID/json and /images/ID/json, API 1.41 to 1.52. Fields that are
 null or missing there are empty here.
@@ -62,7 +62,7 @@ def container_from(document: Document, image_env: Mapping[str, str]) -> Containe
 
 
 def environment(pairs: Iterable[str] | None) -> dict[str, str]:
-    """Return `NAME=value` strings as a mapping."""
+    """Convert `NAME=value` strings to a mapping."""
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs or ())}
 
 

@@ -1,4 +1,4 @@
-"""Reports the progress and rate of a stream of bytes, at most once a second."""
+"""Report the progress and rate of a stream of bytes, at most once a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 1024**3
 
 
 class Meter:
-    """Counts bytes. `total` is the expected number, None if unknown."""
+    """Counts bytes. `total`: expected number of bytes, None if unknown."""
 
     def __init__(
         self, say: Say, total: int | None, *, clock: Callable[[], float] = time.monotonic
@@ -22,7 +22,7 @@ class Meter:
         self.bytes = 0
 
     def reached(self, count: int) -> None:
-        """Record that `count` bytes have passed in total."""
+        """Set the number of bytes passed so far to `count`."""
         self.bytes = count
         now = self._clock()
         if now - self._told >= 1.0:
@@ -30,12 +30,12 @@ class Meter:
             self._say(self.text())
 
     def text(self) -> str:
-        """Return a text such as `512 of about 2600 MiB, 110 MiB/s`."""
+        """Format the progress: `512 of about 2600 MiB, 110 MiB/s`."""
         seconds = max(self._clock() - self._started, 1e-3)
         of = f" of about {self._total / MIB:.0f}" if self._total else ""
         return f"{self.bytes / MIB:.0f}{of} MiB, {self.bytes / MIB / seconds:.0f} MiB/s"
 
 
 def gib(count: int) -> str:
-    """Return a text such as `1.2 GiB`."""
+    """Format bytes: `1.2 GiB`."""
     return f"{count / GIB:.1f} GiB"

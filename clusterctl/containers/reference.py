@@ -37,7 +37,7 @@ def parse(reference: str) -> Reference:
 
 
 def repository_and_tag(reference: str) -> tuple[str, str | None]:
-    """Split into `registry:5000/acme/vllm` and `1`; None if there is no tag."""
+    """Split into `registry:5000/acme/vllm` and `1`; the latter is None if there is no tag."""
     name = reference.partition("@")[0]
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:

@@ -12,7 +12,7 @@ from clusterctl.containers.spec import FINGERPRINT_LABEL, LOG_OPTIONS, Container
 
 
 def docker_run_argv(spec: ContainerSpec) -> tuple[str, ...]:
-    """Return the complete `docker run --detach ...` for `spec`."""
+    """Return the complete `docker run --detach ...` command for `spec`."""
     return (
         "docker",
         "run",

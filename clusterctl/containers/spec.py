@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 FINGERPRINT_LABEL = "clusterctl.fingerprint"
 CLUSTER_LABEL = "clusterctl.cluster"
 
-# Of the json-file log driver, which keeps everything forever by default.
+# Of the json-file log driver, which never deletes logs by default.
 LOG_OPTIONS = {"max-size": "50m", "max-file": "3"}
 
 
@@ -29,17 +29,17 @@ class Mount:
 
     @property
     def bind(self) -> str:
-        """The argument of `docker run -v`."""
+        """The argument for `docker run -v`."""
         return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
 
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Everything that `docker run` would be told. Network and IPC are always the host's."""
+    """All settings of a container. Network and IPC are always the host's."""
 
     name: str
     image: str  # An image ID, never a tag: what was verified is what starts
-    # Replaces the image's entry point and arguments; empty keeps both.
+    # Replaces the image's entry point and arguments; if empty, both are kept.
     command: tuple[str, ...]
     env: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
