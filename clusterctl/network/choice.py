@@ -144,7 +144,7 @@ def _node(
         nccl_nics=(nccl.nic,),
         gloo_nic=gloo.nic,
         rdma=rdma.ports[host.name],
-        # An inventory that lists no GPUs for a host gets all that the host has.
+        # If the inventory lists no GPUs for a host, use all that the host has.
         gpus=len(host.gpus) or (len(facts.gpus.gpus) if counted else 0),
         speed=speed_of(facts, address.nic),
         explain=(

@@ -130,7 +130,8 @@ def _nics(report: FabricReport, purpose: str) -> dict[str, tuple[str, ...]]:
 def _sentence(
     one: Collective, report: FabricReport, carried: Mapping[str, Carried], line: float | None
 ) -> str:
-    """`NCCL, 2 ranks on 2 hosts: Socket on eth1, 9.3 Gbit/s of 10, 64 us a small all-reduce`."""
+    """Format `NCCL, 2 ranks on 2 hosts: Socket on eth1, 9.3 Gbit/s of 10, 64 us a small
+    all-reduce`."""
     if one.backend == "gloo":
         nics = {host: "+".join(names) for host, names in _nics(report, "gloo").items()}
         way = "Socket on " + _on_each(nics)
@@ -151,7 +152,7 @@ def _sentence(
 
 
 def _nccl_way(carried: Mapping[str, Carried], hosts: int) -> str:
-    """`Socket on eth1`, `IB mlx5_0 with GPUDirect, NVLink inside the hosts`, `NVLink`."""
+    """Format `Socket on eth1`, `IB mlx5_0 with GPUDirect, NVLink inside the hosts`, `NVLink`."""
     inside = sorted({one.inside for one in carried.values() if one.inside})
     if hosts == 1:
         return " and ".join(inside) + " inside the host" if inside else "inside the host"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clusterctl.network.pairs.model import Lane, Way, network
 from clusterctl.network.pairs.sizes import SMALL
 
-RED = 0.5  # of the link's speed; one TCP connection fills 94 % of an Ethernet link that works
+RED = 0.5  # of the link's speed; one TCP connection fills 94 % of a working Ethernet link
 
 # Mbit/s that one TCP connection of one process always reaches: faster links are judged by this
 CERTAIN = 20_000

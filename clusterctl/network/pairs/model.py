@@ -61,7 +61,7 @@ class Way:
     # Size of an unfragmented IP packet to its round trip in s, None if lost three times. The
     # mapping is None if raw sockets are not allowed.
     echo: Mapping[int, float | None] | None = None
-    largest: int | None = None  # The largest size that passed, once some were lost
+    largest: int | None = None  # The largest size that passed; None if none was lost
     rate: float | None = None  # Mbit/s; None if not measured
     rated: bool = False  # A measurement of `rate` was tried
 

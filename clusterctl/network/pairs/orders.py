@@ -167,7 +167,7 @@ def ways(table: Table, host: str, answer: ReachAnswer) -> list[Way]:
 
 
 def limits_order(found: Sequence[Way], host: str) -> list[tuple[str, str, int]]:
-    """Smaller sizes to try on ways where a large packet was lost and a small one passed."""
+    """Return smaller sizes to try on ways where a large packet was lost and a small one passed."""
     return [
         (way.sender.ip, way.receiver.ip, size)
         for way in found
