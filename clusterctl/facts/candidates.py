@@ -37,7 +37,7 @@ class Candidate:
     mtu: int
 
     def __str__(self) -> str:
-        """`100 Gbit/s, MTU 9000, RDMA mlx5_0, NUMA node 0 with GPUs`."""
+        """Format `100 Gbit/s, MTU 9000, RDMA mlx5_0, NUMA node 0 with GPUs`."""
         parts = [speed_text(self.speed), f"MTU {self.mtu}"]
         if self.rdma:
             parts.append(f"RDMA {' '.join(self.rdma)}")

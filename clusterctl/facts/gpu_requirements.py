@@ -231,7 +231,7 @@ def _memory_notes(gpus: Sequence[GpuFacts]) -> Iterator[str]:
 
 
 def describe(gpus: Sequence[GpuFacts]) -> str:
-    """`2 x NVIDIA L4 (22.5 GiB), 1 x ...`, in the order in which they first appear."""
+    """Format `2 x NVIDIA L4 (22.5 GiB), 1 x ...`, in the order in which models first appear."""
     counts: dict[str, int] = {}
     for gpu in gpus:
         memory = f" ({_gib(gpu.memory)})" if gpu.memory is not None else ""

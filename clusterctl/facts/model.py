@@ -62,7 +62,7 @@ class GpuReport:
     processes: tuple[GpuProcess, ...] = ()
     nouveau: bool = False  # The kernel's own driver for NVIDIA's GPUs is loaded
     module: str = ""  # Version of the kernel module that is loaded
-    # Device nodes that a container needs: /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm,
+    # Device nodes that a container needs: /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm, ...
     nodes: tuple[str, ...] = ()
     # State of nvidia-fabricmanager in systemd; None on a host without NVSwitches
     fabric_manager: str | None = None
@@ -144,7 +144,7 @@ class EngineFacts:
     running: bool
     version: str
     api_version: str
-    storage: str  # `overlay2`, `overlayfs` (the containerd image store),
+    storage: str  # `overlay2`, `overlayfs` (the containerd image store), ...
     data_root: str
     cgroup_driver: str
     cgroup_version: str
@@ -153,12 +153,12 @@ class EngineFacts:
     rootless: bool
     error: str | None
     client: str = ""  # Path of the `docker` command
-    # Images live in containerd, compressed layers beside unpacked ones
+    # Images are stored in containerd, compressed layers beside unpacked ones
     containerd_store: bool = False
     hung: bool = False  # The daemon does not answer
     podman: bool = False  # The `docker` command is Podman
     live_restore: bool = False  # Containers keep running while the engine restarts
-    default_runtime: str = ""  # `runc`, `nvidia`,
+    default_runtime: str = ""  # `runc`, `nvidia`, ...
     remapped: bool = False  # userns-remap: root in a container is another user outside
     desktop: bool = False  # Docker Desktop: the engine runs in a virtual machine
 
@@ -181,7 +181,7 @@ class ContainerFacts:
     started_at: str  # RFC 3339; of the last start
     restarts: int  # By the restart policy, since the container was created
     oom_killed: bool = False
-    error: str = ""  # Why the engine could not start it
+    error: str = ""  # The engine's reason why it could not start
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class HostFacts:
     user: str
     root: bool  # The user is root, or can become root by sudo
     sudo_error: str | None
-    python3: str | None  # Path of a Python that runs what clusterctl sends (transport/python.py)
+    python3: str | None  # Path of a Python for clusterctl's programs (transport/python.py)
     listening_ports: tuple[int, ...]  # TCP ports in use, from /proc/net/tcp and tcp6
     uid: int = -1  # Of the user that the probe ran as: 0 under sudo
     memory_available: int | None = None  # Bytes, as estimated by the kernel
@@ -255,7 +255,7 @@ class HostFacts:
     nvidia_ctk: str | None = None  # Path of the NVIDIA container toolkit's command
     # The kernel can restrict the devices of containers: the control groups for it are mounted
     device_cgroup: bool = True
-    runtimes: tuple[str, ...] = ()  # Other installed container runtimes: `podman`, `k3s`,
+    runtimes: tuple[str, ...] = ()  # Other installed container runtimes: `podman`, `k3s`, ...
     # The address of this host that SSH connected to; empty under sudo, which hides it
     ssh_ip: str = ""
     # One sentence for each fact that could not be read; its field has the empty value: 0, "", () or

@@ -156,7 +156,7 @@ def _ipv4(digits: str) -> IPv4Address:
 
 
 def parse_default_nic(files: Files) -> str | None:
-    """The NIC of the IPv4 default route with the lowest metric, else of the IPv6 one."""
+    """Return the NIC of the IPv4 default route with the lowest metric, else of the IPv6 one."""
     ipv4 = [(metric, name) for name, net, metric, _ in _routes(files) if net.prefixlen == 0]
     return min(ipv4 or _ipv6_defaults(files), default=(0, None))[1]
 
@@ -188,7 +188,7 @@ def parse_names(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_ssh_ip(connection: str) -> str:
-    """From SSH_CONNECTION: client, its port, this host, its port. Raises ValueError."""
+    """Parse SSH_CONNECTION: client, its port, this host, its port. Raises ValueError."""
     words = connection.split()
     return str(ip_address(words[2])) if len(words) == 4 else ""
 
