@@ -70,7 +70,7 @@ def found_in(text: str) -> EngineFound:
 
 
 class ContainerEngine:
-    """A Docker engine is installed and answers."""
+    """Step: a Docker engine is installed and answers."""
 
     title = "container engine"
 

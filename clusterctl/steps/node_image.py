@@ -70,7 +70,7 @@ def node_tag(image: Image) -> str:
 
 
 def tag_for(reference: str, ray: str) -> str:
-    """`vllm/vllm-openai:v0.33.0` with Ray 2.56.1 is `clusterctl/vllm-openai:v0.33.0-ray2.56.1`."""
+    """For `vllm/vllm-openai:v0.33.0` and 2.56.1: `clusterctl/vllm-openai:v0.33.0-ray2.56.1`."""
     repository, tag = repository_and_tag(reference)
     name, digest = repository.rsplit("/", 1)[-1], reference.partition("@sha256:")[2]
     return f"{OUR_REPOSITORY}{name}:{tag or digest[:12] or 'latest'}-ray{ray}"
