@@ -270,8 +270,8 @@ class DockerDriver:
     def _api_client(self, api: str) -> APIClient:
         client = APIClient(base_url=_URL, version=api, timeout=int(self._limit))
         client.trust_env = False
-        # Not methods of this object: it would then be part of a cycle, and an unused driver would
-        # keep one of the host's few channels until the cycle is collected.
+        # Not methods of this object: that would create a reference cycle, and an unused driver
+        # would keep one of the host's few channels until the cycle is collected.
         dial = partial(
             self._transport.open_channel,
             [*self._prefix, *_client("system", "dial-stdio")],

@@ -1,4 +1,4 @@
-"""The desired container, and a fingerprint of it."""
+"""The desired container, and its fingerprint."""
 
 from __future__ import annotations
 
