@@ -56,8 +56,7 @@ class SharedSubnet:
         return _rank([place.nic for alike in self.places.values() for place in alike[:1]])
 
     def __str__(self) -> str:
-        """Format `10.0.0.0/24 (100 Gbit/s, MTU 9000, RDMA)`, with the lowest values of
-        all hosts."""
+        """Format `10.0.0.0/24 (100 Gbit/s, MTU 9000, RDMA)`: the lowest values of all hosts."""
         speed, rdma, near, _, mtu = self.rank
         parts = [speed_text(speed or None), f"MTU {mtu}"]
         parts += ["RDMA"] if rdma else []

@@ -130,8 +130,7 @@ def _nics(report: FabricReport, purpose: str) -> dict[str, tuple[str, ...]]:
 def _sentence(
     one: Collective, report: FabricReport, carried: Mapping[str, Carried], line: float | None
 ) -> str:
-    """Format `NCCL, 2 ranks on 2 hosts: Socket on eth1, 9.3 Gbit/s of 10, 64 us a small
-    all-reduce`."""
+    """`NCCL, 2 ranks on 2 hosts: Socket on eth1, 9.3 Gbit/s of 10, 64 us a small all-reduce`."""
     if one.backend == "gloo":
         nics = {host: "+".join(names) for host, names in _nics(report, "gloo").items()}
         way = "Socket on " + _on_each(nics)
