@@ -34,7 +34,7 @@ def ask_unseen(question: str) -> str | None:
 
     Raises Interrupted at Ctrl-C, and at once if it was pressed before.
     """
-    _wait_for(signals(), 0)  # other hosts may have waited for their turn to ask
+    _wait_for(signals(), 0)  # it may have been pressed while this waited its turn
     try:
         with _terminal() as (keyboard, screen), _without_echo(keyboard):
             os.write(screen, question.encode())

@@ -357,7 +357,7 @@ def _dtype(config: Config, text: Config) -> str:
     given = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
     given = given or config.get("torch_dtype") or "bfloat16"
     known = _DTYPES.get(str(given).removeprefix("torch."), "bfloat16")
-    return "bfloat16" if known == "float32" else known  # vLLM's `auto` uses bfloat16 for float32
+    return "bfloat16" if known == "float32" else known  # vLLM's `auto` casts float32
 
 
 def _per_layer_vocab(text: Config) -> int:

@@ -78,7 +78,7 @@ class Child:
     def kill_all(self) -> None:
         """Send SIGKILL to the leader and to every remaining process of its session.
 
-        Waits for them to end for about half a second; a process that hangs in a driver may remain.
+        Waits for them to end for at most a second; a process that hangs in a driver may remain.
         """
         if self.exit_status() is None:
             self._process.kill()

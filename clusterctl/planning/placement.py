@@ -54,8 +54,8 @@ class Placement:
     tp: int
     pp: int
     seats: tuple[RankSeat, ...]
-    fabric: Fabric  # What connects the ranks of a tensor parallel group
-    replicas: int = 1  # The link between ranks of a tensor parallel group
+    fabric: Fabric  # The link between ranks of a tensor parallel group
+    replicas: int = 1  # Copies side by side (data parallel)
     partition: tuple[int, ...] = ()  # Layers per stage; empty means vLLM's own split
     reason: str = ""
 

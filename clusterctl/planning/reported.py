@@ -21,7 +21,7 @@ from clusterctl.planning.overheads import Measured
 from clusterctl.planning.rules import Rules, rules_for
 from clusterctl.transport.base import Transport
 
-WORTH_SAYING = 0.01  # Relative difference of forecast and report that is shown to users
+WORTH_SAYING = 0.01  # Larger relative differences of forecast and report are shown
 
 
 @dataclass(frozen=True, slots=True)

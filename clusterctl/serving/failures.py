@@ -362,7 +362,7 @@ CONTAINER = (
     ),
 )
 
-# Lines that only say that something failed earlier
+# Lines that only report that something failed earlier
 WRAPPERS = (
     signature(
         "rank-died",
