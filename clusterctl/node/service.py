@@ -32,6 +32,8 @@ _RANK_NAME = re.compile(
 
 _LOADING = ("starting", "loading")
 
+_RAY_GONE = "Ray is not running on this host"
+
 
 @dataclass(frozen=True)
 class RayConditions:
@@ -148,7 +150,7 @@ class Service:
         elif wanted is None or wanted.fingerprint != attempt.document.fingerprint:
             self._begin_stop(now, attempt, "it was changed" if wanted else "it was removed")
         elif not conditions.ray_up:
-            self._wait_again(attempt, "Ray is not running on this host")
+            self._wait_again(attempt, _RAY_GONE)
         else:
             self._shown = wanted
             self._look(now, attempt)
@@ -214,6 +216,8 @@ class Service:
             self._turn("waiting", "it was changed")
         # vLLM may end seconds before the GCS counts a lost host as dead, even with status 0.
         left = who_left(self._stood_on, conditions.snapshot)
+        if self._stood_on and not conditions.ray_up:
+            left = _RAY_GONE
         if left:
             self._stood_on = frozenset()
             self._last_failure = f"{left} (vLLM {self._last_failure})"

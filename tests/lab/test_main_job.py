@@ -516,7 +516,7 @@ def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHos
     finally:
         on_host("gpu2", "mv /data/models/away /data/models/tiny")
     assert ran.status == 5, ran.text
-    assert "gpu2: the model is not there" in ran.stderr
+    assert "gpu2: the model is missing" in ran.stderr
 
 
 @pytest.mark.parametrize(

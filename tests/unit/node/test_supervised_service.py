@@ -269,6 +269,23 @@ def test_a_vllm_that_ends_before_its_lost_host_is_known_names_the_host_as_the_ca
     bench.await_service("ready", restarts=1, last_failure=cause)
 
 
+def test_a_vllm_that_ends_before_ray_is_seen_to_be_gone_names_ray_as_the_cause(
+    bench: Bench,
+) -> None:
+    bench.timing = replace(bench.timing, service_backoff_first=1.0)
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+    os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
+    bench.await_service("backing-off", last_failure="was ended by signal 9")
+
+    bench.behaviour("ray", {"silent": True})
+    os.kill(bench.starts("ray")[0]["pid"], signal.SIGKILL)
+
+    cause = "Ray is not running on this host (vLLM was ended by signal 9)"
+    bench.await_service("waiting", last_failure=cause)
+
+
 def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:
     bench.timing = replace(bench.timing, canary_timeout=0.5)
     bench.declare(stall_timeout=1.5)
