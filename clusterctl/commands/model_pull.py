@@ -172,7 +172,7 @@ def _run_on_host(
         there = _held(listing, pull.name, push, views)
         if there:
             return there
-        hub.require_downloadable(listing)
+        hub.require_downloadable(listing, here=False)
         _note_unhashed(listing, sink)
         expected = expected_manifest(listing, pull.name)
         _require_room_on_hosts(expected, models, views)

@@ -68,8 +68,10 @@ class NodeContainer:
         ours, surplus = self._find(driver)
         for container in surplus:
             _end(driver, container)
-        must_go = ours and ours.running and self._why_anew(view, driver, ours) is not None
-        if ours and compare(spec, ours) == Keep() and not must_go:
+        keeps = ours is not None and compare(spec, ours) == Keep()
+        if keeps and ours and ours.running:  # asks the container, which may hang
+            keeps = self._why_anew(view, driver, ours) is None
+        if ours and keeps:
             if not ours.running:
                 driver.stop(ours.id, ours.stop_timeout)  # it may be `restarting`
                 driver.start(ours.id)

@@ -23,7 +23,7 @@ from clusterctl.errors import (
     ConnectionFailed,
     RequirementsNotMet,
 )
-from clusterctl.transport.base import Channel, Transport, last_words
+from clusterctl.transport.base import Channel, Transport
 
 OLDEST = (3, 9)
 MISSING = "no Python 3.9 or newer with its standard library"
@@ -173,12 +173,11 @@ def ask(
 
 def failure(channel: Channel, doing: str, host: str) -> ClusterctlError:
     """Return why a program whose output has ended failed: PythonMissing or CommandFailed."""
-    said = last_words(channel)
     try:
         status: int | None = channel.wait(deadlines.COMMAND_END)
     except TimeoutError:
         status = None
-    return _why(status, said, doing, host)
+    return _why(status, channel.stderr_tail(), doing, host)
 
 
 def _why(status: int | None, said: str, doing: str, host: str) -> ClusterctlError:

@@ -219,6 +219,7 @@ class Downloads:
             path.parent.mkdir(parents=True, exist_ok=True)
             cached = self._hub.cached(self._listing, file)
             if cached and not path.exists():
+                path.unlink(missing_ok=True)  # a link into a cache that is gone
                 path.symlink_to(cached)
             if not self._is_right(file, path):
                 path.unlink(missing_ok=True)
@@ -308,10 +309,12 @@ class Downloads:
         hashed = self._hashes(path)  # of every file: the manifest needs them too
         if file.sha256:
             return hashed.sha256 == file.sha256
+        if not file.git_sha1:
+            return True
         # Git's name of a blob: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
         data = path.read_bytes()
         git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-        return not file.git_sha1 or git.hexdigest() == file.git_sha1
+        return git.hexdigest() == file.git_sha1
 
     def _hashes(self, path: Path) -> Hashed:
         stamp = Stamp.of(path)

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import queue
+import socket
 import ssl
 import threading
 import time
@@ -39,7 +40,8 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, without credentials if the target is another server."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
-        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        # 308 is 307 for a GET, and unknown to urllib before Python 3.11.
+        new = super().redirect_request(req, fp, 307 if code == 308 else code, msg, headers, newurl)
         if new is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
             new.headers.pop("Authorization", None)
             new.headers.pop("Cookie", None)
@@ -52,10 +54,22 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-# Errors of a request; any other OSError comes from the disk.
-NETWORK = (urllib.error.URLError, HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
+# Errors of a request; any other OSError comes from the disk. Before Python 3.10 socket.timeout is
+# not a TimeoutError.
+NETWORK = (
+    urllib.error.URLError,
+    HTTPException,
+    ssl.SSLError,
+    socket.timeout,
+    TimeoutError,
+    ConnectionError,
+)
 
-OPENER = urllib.request.build_opener(Redirects())
+# urllib knows no ALL_PROXY, which curl and this machine's HTTP client use.
+PROXIES = urllib.request.getproxies()
+if "all" in PROXIES:
+    PROXIES = {"http": PROXIES["all"], "https": PROXIES["all"], **PROXIES}
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler(PROXIES), Redirects())
 
 
 class Refused(Exception):
@@ -123,7 +137,9 @@ class File:
 
     def fill(self, opened: BinaryIO, headers: dict[str, str]) -> None:
         """Download all missing bytes. Raises Refused, FetchFault, and OSError of the disk."""
-        self.have = min(opened.seek(0, 2), self.size)
+        self.have = opened.seek(0, 2)
+        if self.have > self.size:  # of another version: a file without a hash would pass
+            self.have = opened.truncate(0)
         failures = 0
         while self.have < self.size:
             before, text = self.have, "the connection ended early"

@@ -77,8 +77,9 @@ class Hub(Protocol):
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
         """Return the file in the cache of the hub's own client on this machine, if it is there."""
 
-    def require_downloadable(self, listing: Listing) -> None:
-        """Raise RequirementsNotMet for files that the hub does not serve over plain HTTP."""
+    def require_downloadable(self, listing: Listing, *, here: bool = True) -> None:
+        """Raise RequirementsNotMet for files that the hub does not serve over plain HTTP. `here`:
+        this machine downloads, and uses what `cached` has."""
 
 
 def endpoint_of(given: str | None, default: str) -> str:

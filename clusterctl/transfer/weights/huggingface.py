@@ -133,12 +133,12 @@ class HuggingFace:
         )
         return Path(found) if isinstance(found, str) else None
 
-    def require_downloadable(self, listing: Listing) -> None:
+    def require_downloadable(self, listing: Listing, *, here: bool = True) -> None:
         """See Hub."""
         large = [
             file.path
             for file in listing.files
-            if file.size > LARGEST_BY_HTTP and not self.cached(listing, file)
+            if file.size > LARGEST_BY_HTTP and not (here and self.cached(listing, file))
         ]
         if large:
             raise RequirementsNotMet(

@@ -126,7 +126,7 @@ class ModelScope:
         del listing, file
         return None
 
-    def require_downloadable(self, listing: Listing) -> None:
+    def require_downloadable(self, listing: Listing, *, here: bool = True) -> None:
         """See Hub. ModelScope serves every file over HTTP."""
 
 
