@@ -95,9 +95,11 @@ def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) ->
     return (
         *first,
         *images.stages(),
-        Stage("Node files", names, (directories, files)),
-        *([Stage("GPUs in the image", names, gpu_proof)] if gpu_proof else []),
+        Stage("Directories", names, (directories,)),
+        # Before node.json: a supervisor that has it again takes missing services for stopped.
         Stage("Services", heads, (services,)),
+        Stage("Node files", names, (files,)),
+        *([Stage("GPUs in the image", names, gpu_proof)] if gpu_proof else []),
         Stage("Secrets of the cluster", heads, (SecretsMade([token, key]),)),
         Stage("Secrets for workers", workers, (token_copied,)),
         Stage("Ray head", heads, (container,)),

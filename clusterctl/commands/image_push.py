@@ -63,8 +63,10 @@ class ImagePush:
 def make_plan(push: ImagePush, credentials: Credentials) -> Plan:
     """Return the plan of `run`. Changes nothing."""
     with connected(push.involved, credentials) as transports:
-        images, transfer, _ = _transfer(push, transports, credentials, lambda _: None)
-        return plan_stages(_stages(push, images, transfer), _survey(push, transports).views)
+        images, transfer, nodes = _transfer(push, transports, credentials, lambda _: None)
+        survey = _survey(push, transports)
+        nodes.update({node.host: node for node in survey.topology.nodes})
+        return plan_stages(_stages(push, images, transfer), survey.views)
 
 
 def run(

@@ -70,6 +70,14 @@ def plain(line: str) -> str:
     return _PREFIX.sub("", _COLOURS.sub("", line)).strip()[:160]
 
 
+def read_key(paths: NodePaths) -> str:
+    """Return the API key; an empty string if its file is missing."""
+    try:
+        return paths.api_key.read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+
+
 class Attempt:
     """One started process of a service. The constructor raises OSError if it cannot be started."""
 
@@ -80,8 +88,10 @@ class Attempt:
         paths: NodePaths,
         timing: Timing,
         nodes: FrozenSet[str],
+        key: str,
     ) -> None:
-        """`nodes`: ids of the Ray nodes that are alive when the process starts."""
+        """`nodes`: ids of the Ray nodes that are alive when the process starts. `key`: the API
+        key; empty for a service without one."""
         self.document = document
         self.nodes = nodes
         self.started = time.monotonic()
@@ -90,10 +100,6 @@ class Attempt:
         self._rank_missed: Optional[float] = None  # Since when one has been missing
         self.stage = ""
         self.stage_line = ""
-        try:
-            key = paths.api_key.read_text("utf-8").strip()
-        except FileNotFoundError:
-            key = ""
         self._child = Child(
             document.argv,
             {

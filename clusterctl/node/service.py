@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import FrozenSet, List, Mapping, Optional, Sequence
 
-from clusterctl.node.attempt import Attempt
+from clusterctl.node.attempt import Attempt, read_key
 from clusterctl.node.contract import breaches, free_gpus
 from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.node.files import Journal, NodePaths
@@ -123,6 +123,8 @@ class Service:
         self._last_error: List[str] = []
         self._last_failure = ""
         self._last_failure_time = 0.0
+        # Kept: vLLM must not come back without a key because its file was deleted.
+        self._key = ""
         # Ids of the Ray nodes of the attempt that failed last.
         self._stood_on: FrozenSet[str] = frozenset()
         self._phase = ""
@@ -238,7 +240,10 @@ class Service:
         nodes = conditions.snapshot.nodes if conditions.snapshot else []
         living = frozenset(node.node_id for node in nodes if node.alive)
         try:
-            self._attempt = Attempt(document, conditions.env, self._paths, self._timing, living)
+            self._key = read_key(self._paths) or self._key
+            self._attempt = Attempt(
+                document, conditions.env, self._paths, self._timing, living, self._key
+            )
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])
             return

@@ -192,6 +192,13 @@ class Survey:
         would then not process any change."""
         head = self.inventory.head.name
         self.require_answers((head,))
+        if head in self.config_deleted:
+            raise RequirementsNotMet(
+                "node.json was deleted while its container ran: the supervisor keeps what it "
+                "serves, and takes no change",
+                host=head,
+                hint=f"clusterctl bootstrap {self.inventory.file}",
+            )
         if self.fresh_state(head) is None and "file system that is full" in self.why_silent(head):
             raise RequirementsNotMet(
                 self.why_silent(head),

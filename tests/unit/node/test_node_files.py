@@ -138,8 +138,11 @@ def test_a_directory_of_documents_that_is_deleted_stops_nothing(tmp_path: Path) 
         "node.json": (DELETED, node), "services/tiny.json": (DELETED, to_json(GOOD)),
     }  # fmt: skip
 
-    paths.node_document.write_text(node)
+    # As bootstrap restores them; node.json first would make the service one that was stopped.
     file.write_text(to_json(GOOD))
+    for _ in range(3):
+        assert (declared.node(), declared.services()) == (None, {"tiny": GOOD})
+    paths.node_document.write_text(node)
     assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
     assert declared.unreadable() == []
 

@@ -286,6 +286,18 @@ def test_a_vllm_that_ends_before_ray_is_seen_to_be_gone_names_ray_as_the_cause(
     bench.await_service("waiting", last_failure=cause)
 
 
+def test_a_service_does_not_come_back_without_its_key(bench: Bench) -> None:
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+    bench.paths.api_key.unlink()
+
+    os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
+
+    bench.await_service("ready", restarts=1)
+    assert bench.starts("vllm")[1]["env"]["VLLM_API_KEY"] == "secret-key"
+
+
 def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:
     bench.timing = replace(bench.timing, canary_timeout=0.5)
     bench.declare(stall_timeout=1.5)

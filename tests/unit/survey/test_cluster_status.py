@@ -273,6 +273,17 @@ def test_a_deleted_configuration_is_lost_to_the_container_that_had_it(facts: Hos
     assert assess(survey).problems == (told,)
 
 
+def test_a_head_whose_configuration_was_deleted_takes_no_change(facts: HostFacts) -> None:
+    """It keeps what it serves, so that `stop` would wait in vain, and bootstrap bring it back."""
+    gone = UnreadableDocument("node.json", DELETED, "{}")
+    reports = healthy(facts)
+    reports["gpu1"] = replace(reports["gpu1"], state=state("gpu1", unreadable=[gone]))
+    survey = survey_of(INVENTORY, reports)
+    with pytest.raises(RequirementsNotMet, match=r"node\.json was deleted") as caught:
+        survey.require_supervised_head()
+    assert caught.value.hint == "clusterctl bootstrap ."
+
+
 def test_drift_is_a_problem_of_its_host(facts: HostFacts) -> None:
     status = assess(survey_of(INVENTORY, healthy(facts)), {"gpu2": ["node.json differs"]})
     assert status.problems == ("gpu2: node.json differs",)
