@@ -26,7 +26,7 @@ def _not_running(
 
 
 ABSENT = _not_running(installed=False)
-GARBLED = _not_running(error="what `docker info` said could not be read")
+GARBLED = _not_running(error="the output of `docker info` cannot be parsed")
 
 _TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
 

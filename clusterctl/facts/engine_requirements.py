@@ -61,7 +61,7 @@ def _unusable(facts: HostFacts, *, brought: bool) -> tuple[str, str] | None:
         )
     if engine.remapped:
         return (
-            "its Docker remaps users (userns-remap), which host networking and IPC exclude",
+            "its Docker remaps users (userns-remap), which rules out host networking and IPC",
             'remove "userns-remap" from /etc/docker/daemon.json; sudo systemctl restart docker',
         )
     if engine.default_runtime not in USUAL_RUNTIMES:
@@ -152,11 +152,11 @@ def needed_room(facts: HostFacts, image_size: int | None, usual_image: int) -> t
 def engine_notes(facts: HostFacts) -> Iterator[str]:
     engine = facts.engine
     if engine.installed and not (engine.running or engine.podman or engine.hung):
-        yield f"Docker is installed and does not run: {engine.error}"
+        yield f"Docker is installed but not running: {engine.error}"
     if facts.runtimes:
         yield (
-            f"{', '.join(facts.runtimes)} is there too: what runs there is out of Docker's sight, "
-            "its use of GPUs and ports included"
+            f"{', '.join(facts.runtimes)} is installed too: Docker does not see its containers, "
+            "nor the GPUs and ports that they use"
         )
     if facts.cgroup_version == 1:
         yield "cgroup version 1: Docker and Ray work with it, their newer versions will not"

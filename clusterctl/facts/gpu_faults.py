@@ -166,8 +166,8 @@ def _foreign(report: GpuReport) -> Iterator[tuple[str, str, None]]:
     if sum(process.memory or 0 for process in strangers) >= FOREIGN_MEMORY:
         pids = " ".join(dict.fromkeys(str(process.pid) for process in strangers))
         yield (
-            f"somebody else's processes compute on its GPUs: {describe_processes(strangers)}",
-            f"end them: kill {pids}; or give this host's other GPUs only",
+            f"other processes use its GPUs: {describe_processes(strangers)}",
+            f"end them: kill {pids}; or list only this host's other GPUs in the inventory",
             None,
         )
 

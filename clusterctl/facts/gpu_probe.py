@@ -18,7 +18,7 @@ NOUVEAU = "/sys/module/nouveau"
 def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuReport:
     """Parse all that the probe found out about GPUs; a part that cannot be parsed is noted in
     `answer` and left empty."""
-    garbled = GpuReport((), "what nvidia-smi said could not be read")
+    garbled = GpuReport((), "the output of nvidia-smi cannot be parsed")
     report = answer.read("GPUs", garbled, gpus.parse_gpus, answer.find("gpus"), files)
     found = report.gpus
     if rows := answer.find("gpu_rows"):

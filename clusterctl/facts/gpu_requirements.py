@@ -137,30 +137,31 @@ def _promise_problems(
     if not report.gpus:
         why = "the kernel's nouveau driver holds them" if report.nouveau else report.error
         yield RequirementsNotMet(
-            f"promises {_count(len(promised))}, and none can be used: {why}",
+            f"the inventory declares {_count(len(promised))}, but none can be used: {why}",
             host=host.name,
             hint=_driver_hint(inventory, facts),
             detail=report.error if report.nouveau else None,
         )
     elif len(report.gpus) < min(len(promised), report.pci_devices):
         yield RequirementsNotMet(
-            f"promises {_count(len(promised))}, and nvidia-smi shows {len(report.gpus)} of the "
-            f"{report.pci_devices} on its PCI bus: one fell off the bus",
+            f"the inventory declares {_count(len(promised))}, but nvidia-smi shows "
+            f"{len(report.gpus)} of the {report.pci_devices} on its PCI bus: one fell off the bus",
             host=host.name,
             hint="sudo dmesg | grep -i xid; then sudo reboot, or power it off and on",
             detail=report.error,
         )
     elif len(report.gpus) < len(promised):
         yield RequirementsNotMet(
-            f"promises {_count(len(promised))} and has {len(report.gpus)}: {describe(report.gpus)}",
+            f"the inventory declares {_count(len(promised))}, but the host has {len(report.gpus)}: "
+            f"{describe(report.gpus)}",
             host=host.name,
             hint=f"set gpus: {len(report.gpus)} in the inventory; on the host: nvidia-smi -L",
             detail=report.error,
         )
     elif broken := _unfulfilled(promised, report.gpus):
         yield RequirementsNotMet(
-            f"promises {', '.join(_promise(gpu) for gpu in broken)} and has "
-            f"{describe(report.gpus)}",
+            f"the inventory declares {', '.join(_promise(gpu) for gpu in broken)}, but the host "
+            f"has {describe(report.gpus)}",
             host=host.name,
             hint="correct gpus in the inventory; on the host: nvidia-smi -L",
         )
@@ -200,12 +201,15 @@ def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[st
         )
     if not host.gpus:
         if report.gpus:
-            yield f"has {describe(report.gpus)} and promises none: it will serve nothing"
+            yield (
+                f"has {describe(report.gpus)}, but the inventory declares none: they will not "
+                "be used"
+            )
         return
     if report.gpus and report.error:
         yield f"nvidia-smi says: {report.error}"
     if len(report.gpus) > len(host.gpus):
-        yield f"has {_count(len(report.gpus))} and promises {len(host.gpus)}"
+        yield f"has {_count(len(report.gpus))}, but the inventory declares {len(host.gpus)}"
     yield from _condition(report)
     yield from _memory_notes(report.gpus)
 
@@ -213,11 +217,11 @@ def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[st
 def _condition(report: GpuReport) -> Iterator[str]:
     if any(gpu.persistence is False for gpu in report.gpus):
         yield (
-            "persistence mode is off: GPUs are set up anew by each program that finds them idle "
+            "persistence mode is off: each program that finds the GPUs idle initializes them again "
             "(sudo systemctl enable --now nvidia-persistenced)"
         )
     if strangers := foreign(report):
-        yield f"computes for others: {describe_processes(strangers)}"
+        yield f"other processes use its GPUs: {describe_processes(strangers)}"
     for xid in report.xids:
         if xid.code in CATALOG and CATALOG[xid.code].waits:
             yield f"the GPU at {xid.bus} reported Xid {xid.code}: {CATALOG[xid.code].what}"
@@ -225,9 +229,9 @@ def _condition(report: GpuReport) -> Iterator[str]:
 
 def _memory_notes(gpus: Sequence[GpuFacts]) -> Iterator[str]:
     if any(gpu.unified for gpu in gpus):
-        yield "its GPU has no memory of its own: the host's memory was taken for it"
+        yield "its GPU has no memory of its own: the host's memory is counted as the GPU's"
     if any(gpu.memory is None for gpu in gpus):
-        yield "nvidia-smi does not say how much memory a GPU has: the promise was not compared"
+        yield "nvidia-smi does not say how much memory a GPU has: not compared with the inventory"
 
 
 def describe(gpus: Sequence[GpuFacts]) -> str:
@@ -295,7 +299,7 @@ _COMPLAINTS = (
     (
         "unknown error",
         "NVML may not open /dev/nvidia*: sudo systemctl restart nvidia-persistenced; if that does "
-        "not help: sudo reboot (a host that is a container itself must be made anew)",
+        "not help: sudo reboot (a host that is a container itself must be created again)",
     ),
     ("insufficient permissions", "run as root: set ssh.user: root, or give the user sudo"),
     ("no devices were found", "sudo dmesg | grep -i nvrm; then sudo reboot"),

@@ -26,14 +26,14 @@ def current(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> P
     try:
         text = os.fsdecode(memory.read_bytes()).removesuffix("\n")
     except FileNotFoundError:
-        raise UsageError("no inventory is named, and there is no current one", hint=_HINT) from None
+        raise UsageError("no inventory given, and there is no current one", hint=_HINT) from None
     except OSError as error:
         raise UsageError(f"{memory} cannot be read: {error.strerror}", hint=_HINT) from error
     path = Path(text)
     if not path.is_absolute():
-        raise UsageError(f"{memory} does not hold the path of an inventory", hint=_HINT)
+        raise UsageError(f"{memory} does not contain the path of an inventory", hint=_HINT)
     if not path.exists():
-        raise UsageError(f"the current inventory {path} is gone", hint=_HINT)
+        raise UsageError(f"the current inventory {path} does not exist", hint=_HINT)
     return path
 
 

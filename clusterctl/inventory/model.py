@@ -115,7 +115,7 @@ class Nics(_Model):
 
 
 class Gpu(_Model):
-    """One GPU that the inventory promises. What is left out may be anything."""
+    """One GPU that the inventory declares. What is left out may be anything."""
 
     model: str | None = Field(
         default=None, min_length=1, description="Name as nvidia-smi -L shows it."
@@ -205,7 +205,7 @@ class Host(_Model):
     nics: Nics = Field(default=Nics(), description="Interfaces by purpose.")
     gpus: Gpus = Field(
         default=(),
-        description="What the host promises: a count, or a list with model and memory. "
+        description="The host's GPUs: a count, or a list with model and memory. "
         "A host that has less is an error.",
     )
     labels: dict[LabelName, LabelValue] = Field(

@@ -121,7 +121,7 @@ def _not_reserved(name: str) -> str:
 
 def _not_role(name: str) -> str:
     if name == "role":
-        raise ValueError("a label cannot be named role: the host's own key `role` says it")
+        raise ValueError("a label cannot be named `role`: set the host's `role` key instead")
     return name
 
 

@@ -282,6 +282,13 @@ def _ssh_address(host: Host, facts: HostFacts) -> tuple[ChosenAddress, IPv4Netwo
     return None
 
 
+def _why_none(facts: HostFacts) -> str:
+    """Return why no address of a single host stands out."""
+    if addresses := _listed(_addresses(facts)):
+        return f"no usable interface has the default route ({addresses})"
+    return "it has no address"
+
+
 def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
     """Choose the node IP of a single host, which no other has to reach. Raises
     RequirementsNotMet."""
@@ -294,7 +301,7 @@ def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
     best = [nic for nic in offered if nic.default_route or len(offered) == 1]
     if not best:
         raise RequirementsNotMet(
-            f"cannot choose its node IP: {_listed(_addresses(facts)) or 'it has no address'}",
+            f"cannot choose its node IP: {_why_none(facts)}",
             host=host.name,
             hint=f"set network.subnet, or hosts.{host.name}.node_ip",
         )

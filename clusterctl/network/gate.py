@@ -139,7 +139,7 @@ def incarnations(scope: GateScope) -> dict[str, str]:
         found = scope.driver(transport).find(name)
         if found is None or not found.running:
             raise RequirementsNotMet(
-                f"{name} does not run, so its fabric cannot be tried",
+                f"{name} is not running, so its fabric cannot be tested",
                 hint=f"clusterctl bootstrap {scope.inventory.file}",
             )
         return f"{found.id} {found.started_at}"
@@ -202,7 +202,7 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
                 host=host,
                 hint=f"clusterctl logs --host {host}, then: clusterctl check "
                 f"{scope.inventory.file} --fabric",
-                detail=f"the last it said: {last or 'nothing'}",
+                detail=f"last message: {last or 'nothing'}",
             ) from None
         said = last_words(channel)
         if "can't open file" in said:
@@ -227,7 +227,7 @@ def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
     pending = b""
     while True:
         if cancelled.is_set():
-            raise Interrupted("stopped on request while the fabric was tried")
+            raise Interrupted("stopped on request while the fabric was tested")
         with suppress(TimeoutError):
             chunk = channel.recv(65536)
             if not chunk:

@@ -47,7 +47,7 @@ def judge(
     told = _nics(report, "nccl")
     errors += (
         RequirementsNotMet(
-            f"NCCL took {', '.join(one.devices)}, and was told {', '.join(told[host])}",
+            f"NCCL uses {', '.join(one.devices)} instead of {', '.join(told[host])}",
             host=host,
             hint=f"take NCCL_SOCKET_IFNAME out of env, or correct hosts.{host}.nics.nccl",
         )
@@ -110,8 +110,8 @@ def _wrong_environment(
                 has = f"{name}={seen}" if seen is not None else f"no {name}"
                 found.append(
                     RequirementsNotMet(
-                        f"a process that Ray starts there has {has}, and {name}={wanted[name]} is "
-                        "wanted",
+                        f"a process that Ray starts there has {has}, but needs "
+                        f"{name}={wanted[name]}",
                         host=node.host,
                         hint=f"clusterctl bootstrap {file}",
                     )

@@ -182,9 +182,9 @@ def _name_servers(answer: LookupAnswer) -> Iterator[_ServerProblem]:
         domains = " ".join(answer.search) or "none"
         yield _ServerProblem(
             "wildcard",
-            f"{{where}}the name server {servers} says that {answer.made_up}, a name that nobody "
-            f"has, is at {_listed(found[0])}: a wildcard, in a search domain ({domains}) or of "
-            "the server; the cluster's own names are not asked there, mistyped ones are",
+            f"{{where}}the name server {servers} resolves {answer.made_up}, which does not "
+            f"exist, to {_listed(found[0])}: a wildcard, in a search domain ({domains}) or of "
+            "the server; it affects mistyped names, not the cluster's own",
         )
 
 

@@ -59,7 +59,7 @@ def _of_node(
         text = f"joined Ray as {node.node_ip}, and its node IP is {promise.node_ip}"
         found.append(Breach(promise.host, text))
     if node.gpus < promise.gpus:
-        text = f"brought {node.gpus:g} GPUs to Ray, and {promise.gpus} are promised"
+        text = f"brought {node.gpus:g} GPUs to Ray, but the inventory declares {promise.gpus}"
         found.append(Breach(promise.host, text))
     return found
 

@@ -187,8 +187,7 @@ def fitting(
             return bundle
     there = ", ".join(f"{b.system or 'unnamed'} {b.architecture}".strip() for b in bundles)
     raise RequirementsNotMet(
-        f"needs packages for {target.name} {architecture}, and the packages brought along are for "
-        f"{there}",
+        f"needs packages for {target.name} {architecture}, but the bundle is for {there}",
         host=host,
         hint=f"clusterctl bundle packages --for {target.name} -o DIRECTORY",
     )

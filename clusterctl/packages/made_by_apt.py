@@ -100,7 +100,7 @@ def _own_sources(wanted: BundleRequest) -> list[tuple[str, str, str]]:
     system, here = _machine()
     if system != wanted.target.system:
         raise UsageError(
-            f"this machine is no {wanted.target.system} and does not know where its packages are",
+            f"this machine is not {wanted.target.system} and has no package sources for it",
             hint=f"make the bundle on a {wanted.target.system} machine (a container does), or "
             "give --mirror URL and --keyring FILE",
         )

@@ -80,7 +80,7 @@ def _tool(wanted: BundleRequest) -> Callable[[BundleRequest, Path], list[Path]]:
     name = "apt-get" if by_apt else "dnf"
     if shutil.which(name) is None:
         raise UsageError(
-            f"packages for {wanted.target.name} are gathered by {name}, which is missing here",
+            f"bundling packages for {wanted.target.name} needs {name}, which is not installed here",
             hint=f"run it on a connected machine with {name}, or in a container of that system",
         )
     return made_by_apt.download if by_apt else made_by_dnf.download

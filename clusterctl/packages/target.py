@@ -46,7 +46,7 @@ def target_named(name: str) -> PackageSystem:
     if system in DNF_FAMILY and version.isdigit():
         return PackageSystem(system, version)
     known = ", ".join([*CODENAMES, "rocky9, almalinux9, rhel9, centos9, fedora43 and their like"])
-    raise ValueError(f"{name} is no system that packages can be bundled for: {known}")
+    raise ValueError(f"{name} is not a system that packages can be bundled for: {known}")
 
 
 def target_of(

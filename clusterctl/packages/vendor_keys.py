@@ -37,7 +37,8 @@ def vendor_key(repository: Repository) -> bytes:
         raise UsageError(f"{whence} is not a signing key: {error}") from error
     if repository.key_file is None and not found & repository.fingerprints:
         raise UsageError(
-            f"{whence} gives another key than {repository.name}'s: {', '.join(sorted(found))}",
+            f"{whence} returned a different key than {repository.name}'s: "
+            f"{', '.join(sorted(found))}",
             hint="for a mirror of your own give its key: --nvidia-key FILE, --docker-key FILE",
         )
     return data

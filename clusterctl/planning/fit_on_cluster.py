@@ -160,7 +160,7 @@ def ask_images(
             return read_answer(result.stdout)
         except ValueError:
             raise StepFailed(
-                "the image's vLLM could not be asked; the prediction stands without it",
+                "asking the image's vLLM failed; the prediction does not depend on it",
                 host=host,
                 hint="clusterctl fit without --probe",
                 detail=result.last_lines(),

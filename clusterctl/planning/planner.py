@@ -167,7 +167,7 @@ def request_for(
     """Return a request to plan the service that this launch starts, with its flags for vLLM."""
     asked = launch.request
     if last_value(asked.given, "runner") == "pooling":
-        counted = "a pooling model is planned like one that generates, which it does not"
+        counted = "a pooling model is planned as if it generated text"
         shape = replace(shape, assumptions=(*shape.assumptions, counted))
     return PlanRequest(
         shape=shape,
@@ -247,7 +247,7 @@ def require_possible(
     if shape and pp and pp > len(shape.layers):
         layers = len(shape.layers)
         found.append(UsageError(f"--pp {pp} is more than the model's {layers} layers",
-                                hint=f"--pp {layers} is the most"))  # fmt: skip
+                                hint=f"use --pp {layers} or less"))  # fmt: skip
     ranks, total = (tp or 1) * (pp or 1) * replicas, sum(host.free for host in free)
     if ranks > total:
         given = (("tp", tp or 1), ("pp", pp or 1), ("dp", replicas))

@@ -126,7 +126,7 @@ def _number_formats(
             "bf16-unsupported",
             False,
             f"the weights are bfloat16, which {old} lacks: they are cast to float16, and in a "
-            "cluster of different GPUs every rank has to be told",
+            "cluster of different GPUs every rank needs --dtype half",
             "--dtype half",
         )
 

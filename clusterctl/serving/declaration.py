@@ -45,7 +45,7 @@ def require_service(name: str, declared: Mapping[str, ServiceDocument]) -> Servi
     if name in declared:
         return declared[name]
     have = ", ".join(sorted(declared)) or "none"
-    raise UsageError(f"no service is called {name}; there are: {have}", hint="clusterctl status")
+    raise UsageError(f"no service named {name}; services: {have}", hint="clusterctl status")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class HeadServices:
             except ClusterctlError as error:
                 note = f"{name} stays declared: {error}; to end it: clusterctl stop {name}"
             else:
-                was = "it goes back to what was served before" if old else "it would fail again"
+                was = "its previous declaration is restored" if old else "it would fail again"
                 note = f"{name} is withdrawn: {was}"
             self.sink(Note(note))
             raise
@@ -112,7 +112,7 @@ class HeadServices:
             return  # unreadable: the supervisor reports it, and keeps the last good version
         if not same:
             raise ChangedByOthers(
-                f"{document.name} was {'served otherwise' if text else 'stopped'} by someone else "
+                f"{document.name} was {'changed' if text else 'stopped'} by someone else "
                 "meanwhile, and is left as it is",
                 host=self.head.host.name,
                 hint="clusterctl status",

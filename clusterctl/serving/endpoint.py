@@ -60,9 +60,9 @@ class ServiceEndpoint:
 
 
 _REFUSALS = {
-    401: ("refused the API key", "clusterctl bootstrap copies the head's key to where it belongs"),
+    401: ("refused the API key", "clusterctl bootstrap copies the head's key to the other hosts"),
     404: ("serves no model called {model}", "clusterctl status names what it serves"),
-    503: ("is up and its engine is not", "clusterctl logs"),
+    503: ("is up, but its engine is not", "clusterctl logs"),
 }
 
 
@@ -100,7 +100,9 @@ def ask(
         ) from error
     except httpx2.HTTPError as error:
         raise StepFailed(
-            f"{endpoint.url} broke off the request", hint="clusterctl logs", detail=str(error)
+            f"{endpoint.url} closed the connection before it answered",
+            hint="clusterctl logs",
+            detail=str(error),
         ) from error
     code = response.status_code
     if not response.is_success:
@@ -132,7 +134,7 @@ def _read(endpoint: ServiceEndpoint, answer: Any, seconds: float) -> ServiceAnsw
         return ServiceAnswer(task.name, text, tokens, seconds)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StepFailed(
-            f"{endpoint.url} answered with something that holds no {task.name}",
+            f"{endpoint.url} returned no {task.name}",
             hint=f"is another program on that port? curl {shlex.quote(endpoint.url)}/version",
             detail=str(answer)[:2000],
         ) from error

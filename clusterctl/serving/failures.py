@@ -136,7 +136,7 @@ MODEL = (
     signature(
         "model-path-missing",
         r"Invalid repository ID or local directory specified|Repo id must (?:be in the form|use)",
-        "the model's path does not exist in the container of this host, and is no Hub id either",
+        "the model's path does not exist in the container of this host, and is not a Hub id either",
         "the same path on every host, under `models` of the inventory: clusterctl check",
     ),
     signature(
@@ -315,7 +315,7 @@ CONTAINER = (
         "gpu-lost",
         r"Failed to initialize NVML: Unknown Error",
         "the container lost its GPUs (a systemctl daemon-reload takes them away)",
-        "clusterctl bootstrap makes the container anew",
+        "clusterctl bootstrap creates the container again",
     ),
     signature(
         "driver-mismatch",
@@ -376,7 +376,7 @@ WRAPPERS = (
         "engine-not-started",
         r"Engine core initialization failed|EngineCore failed to start|WorkerProc initialization "
         r"failed",
-        "the engine did not start; its own words stand above",
+        "the engine did not start; see the lines above",
         "clusterctl logs",
         wrapper=True,
     ),

@@ -164,7 +164,7 @@ def await_ready(
             waiting_since = now
         elif now - waiting_since > deadlines.WAIT_FOR_RAY:
             raise RayNotFormed(
-                f"Ray did not come to hold what the service needs: {state.detail}",
+                f"Ray does not have what the service needs: {state.detail}",
                 host=events.host,
                 hint="clusterctl status",
             )

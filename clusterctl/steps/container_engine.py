@@ -118,7 +118,7 @@ def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
         if time.monotonic() > deadline:
             journal = view.transport.run(["sh", "-c", WHY_NOT], sudo=True)
             raise CommandFailed(
-                f"docker.service was started and the engine does not answer: {found.refusal}",
+                f"docker.service was started, but the engine does not answer: {found.refusal}",
                 host=view.host.name,
                 hint="systemctl status docker; journalctl -u docker",
                 detail=journal.stdout.strip() or None,
@@ -150,7 +150,7 @@ def _refuse(view: HostView, found: EngineFound, *, brought: bool) -> None:
     elif found.server:
         return
     elif found.hung:
-        problem = "the Docker engine is there and does not answer", "systemctl restart docker"
+        problem = "the Docker engine is installed but does not answer", "systemctl restart docker"
     elif view.facts.engine.rootless:
         problem = "Docker runs rootless there", "dockerd-rootless-setuptool.sh uninstall"
     elif not (found.unit or found.packages or brought):

@@ -189,7 +189,7 @@ class GpuAccess:
 
 def _todo(found: GpuAccessFound) -> Iterator[str]:
     if found.by_cdi and not found.fresh:
-        stale = f"{found.specs[0]} is for another driver" if found.specs else "there is none"
+        stale = f"{found.specs[0]} is for another driver" if found.specs else "missing"
         yield f"write the CDI specification ({stale})"
     if found.unlinked or not found.rule:
         yield "link GPU device nodes in /dev/char"

@@ -39,8 +39,8 @@ _FIXES = (
     ("driver on your system is too old", _NEWER_DRIVER),
     (
         "error 803",
-        "the image brings CUDA libraries of its own that this driver does not go with (vllm "
-        "#33447): an image for an older CUDA, or " + _NEWER_DRIVER,
+        "the image's own CUDA libraries do not work with this driver (vllm #33447): use an image "
+        "for an older CUDA, or " + _NEWER_DRIVER,
     ),
     (
         "error 804",
@@ -99,7 +99,7 @@ def parse(text: str) -> CudaReport:
     try:
         return CudaReport(**json.loads(text.strip().splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
-        return CudaReport(error="PyTorch said nothing that can be read")
+        return CudaReport(error="the output of PyTorch cannot be parsed")
 
 
 def _require(view: HostView, answer: CudaReport, file: str) -> None:
@@ -116,7 +116,8 @@ def _require(view: HostView, answer: CudaReport, file: str) -> None:
         )
     if answer.gpus < promised:
         raise RequirementsNotMet(
-            f"promises {promised} GPUs, and a container of the image sees {answer.gpus}",
+            f"the inventory declares {promised} GPUs, but a container of the image sees "
+            f"{answer.gpus}",
             host=view.host.name,
             hint="nvidia-smi -L on the host; nvidia-ctk cdi list",
         )

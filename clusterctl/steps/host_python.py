@@ -73,7 +73,7 @@ class HostPython:
         manager.install([package])
         if not _usable(view):
             raise RequirementsNotMet(
-                f"{package} is installed, and the host still has {MISSING}",
+                f"{package} is installed, but the host still has {MISSING}",
                 host=view.host.name,
                 hint="install a newer one there as python3.9 or later, on root's PATH",
             )
@@ -87,7 +87,7 @@ class HostPython:
         package = python_package(system)
         if not any(file.name.startswith((f"{package}_", f"{package}-")) for file in bundle.files):
             raise RequirementsNotMet(
-                f"has {MISSING}, and the packages brought along ({bundle.path}) lack {package}",
+                f"has {MISSING}, and the bundle {bundle.path} lacks {package}",
                 host=view.host.name,
                 hint=f"clusterctl bundle packages --for {system.name} -o DIRECTORY",
             )

@@ -144,7 +144,7 @@ def _died(
     view: HostView, driver: ContainerDriver, name: str, found: Container | None
 ) -> StepFailed:
     if found is None:
-        return StepFailed(f"{name} is gone immediately after it started", host=view.host.name)
+        return StepFailed(f"{name} disappeared immediately after it started", host=view.host.name)
     status = f"status {found.exit_code}" if found.exit_code or not found.running else "an error"
     return StepFailed(
         f"{name} ended with {status} immediately after it started",

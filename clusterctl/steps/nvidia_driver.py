@@ -107,9 +107,9 @@ class DriverFile:
         match = _FILE_VERSION.search(path.name)
         if not path.is_file() or match is None:
             raise UsageError(
-                f"--install-driver {path}: no driver of NVIDIA's, such as "
+                f"--install-driver {path}: not a driver file of NVIDIA, such as "
                 "NVIDIA-Linux-x86_64-580.95.05.run",
-                hint="get it from NVIDIA's page of drivers; or name a package",
+                hint="download it from NVIDIA's driver page; or name a package",
             )
         self._path = path
         self._version = match[1]

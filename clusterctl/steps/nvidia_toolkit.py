@@ -138,16 +138,16 @@ class NvidiaToolkit:
         make = f"clusterctl bundle packages --for {system.name} -o DIRECTORY"
         if bundle.toolkit is None:
             raise RequirementsNotMet(
-                f"has GPUs, and the packages brought along ({bundle.path}) lack NVIDIA's toolkit",
+                f"has GPUs, but the bundle {bundle.path} lacks NVIDIA's toolkit",
                 host=view.host.name,
                 hint=f"{make}, without --engine-only",
             )
         if self._packages.toolkit not in (None, bundle.toolkit):
             raise RequirementsNotMet(
-                f"packages.toolkit is {self._packages.toolkit}, and the packages brought along "
-                f"({bundle.path}) have {bundle.toolkit}",
+                f"packages.toolkit is {self._packages.toolkit}, but the bundle {bundle.path} "
+                f"contains {bundle.toolkit}",
                 host=view.host.name,
-                hint=f"{make} --toolkit {self._packages.toolkit}; or take packages.toolkit out",
+                hint=f"{make} --toolkit {self._packages.toolkit}; or remove packages.toolkit",
             )
         return bundle
 
@@ -166,14 +166,14 @@ class ToolkitAbsent:
 
     def check(self, view: HostView) -> Change | None:
         left = _left(view)
-        return Change(f"take back {', '.join(left)}") if left else None
+        return Change(f"remove {', '.join(left)}") if left else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
         packages = [name for name in _left(view) if not name.startswith("/")]
         if packages:
             manager_here(view).purge(packages)
-        root_script(view, RESTORE, KEPT, doing="taking back what was brought for GPUs")
+        root_script(view, RESTORE, KEPT, doing="removing what was installed for GPUs")
 
 
 def _left(view: HostView) -> list[str]:

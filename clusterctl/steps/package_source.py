@@ -61,8 +61,8 @@ def _key(view: HostView, repository: Repository) -> bytes:
         raise CommandFailed(
             error.summary,
             host=error.host,
-            hint="the host cannot reach it: name a mirror in the inventory (packages), or bring "
-            "packages along: clusterctl bundle packages --help",
+            hint="the host cannot reach it: name a mirror in the inventory (packages), or use a "
+            "bundle: clusterctl bundle packages --help",
             detail=error.detail,
         ) from error
     data = told.encode()

@@ -92,8 +92,8 @@ def unseen(inventory: Inventory, host: Host) -> Node:
     if address is None or (counted and not host.gpus):
         lacking, key = ("GPUs", "gpus") if address else ("node IP", "node_ip")
         raise RequirementsNotMet(
-            f"it does not answer, and without it its {lacking} cannot be told, which the others "
-            "must know",
+            f"it does not answer, so its {lacking}, needed by the other hosts, cannot be "
+            "determined",
             host=host.name,
             hint=f"give hosts.{host.name}.{key} in the inventory, or take the host out of it",
         )

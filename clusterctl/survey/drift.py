@@ -124,7 +124,7 @@ def gpu_problems(survey: Survey) -> list[RequirementsNotMet]:
         and len(survey.facts[host.name].gpus.gpus) >= len(host.gpus)
         and (words := survey.gpus_lost(host.name))
     }
-    fix = f"clusterctl bootstrap {survey.inventory.file} (it makes the container anew)"
+    fix = f"clusterctl bootstrap {survey.inventory.file} (it creates the container again)"
     return [RequirementsNotMet(words, host=name, hint=fix) for name, words in found.items()]
 
 

@@ -31,7 +31,7 @@ def named_hosts(words: Iterable[str], ssh: Ssh) -> tuple[Host, ...]:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             problem = value_problem(first, shown(first["input"], None))
-            problems.append(UsageError(f"{word!r} names no host: {problem}", hint=FORMS))
+            problems.append(UsageError(f"{word!r} is not a valid host: {problem}", hint=FORMS))
     raise_all([*problems, *_named_twice(hosts)])
     return tuple(hosts)
 

@@ -194,8 +194,8 @@ class Survey:
         self.require_answers((head,))
         if head in self.config_deleted:
             raise RequirementsNotMet(
-                "node.json was deleted while its container ran: the supervisor keeps what it "
-                "serves, and takes no change",
+                "node.json was deleted while its container ran: the supervisor keeps its "
+                "services running, but accepts no changes",
                 host=head,
                 hint=f"clusterctl bootstrap {self.inventory.file}",
             )

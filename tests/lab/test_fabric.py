@@ -232,7 +232,7 @@ def test_serving_and_recovery_ask_no_name_server_for_the_cluster(
     [
         ("silent", "the name server 10.77.0.1 does not answer: looking up huggingface.co takes"),
         ("slow", "the name server 10.77.0.1 answers after 4."),
-        ("wrong", f"a name that nobody has, is at {WRONG}: a wildcard"),
+        ("wrong", f"which does not exist, to {WRONG}: a wildcard"),
     ],
 )
 def test_check_names_the_name_server_and_what_it_costs(

@@ -32,8 +32,8 @@ IN_USE = (
 )
 
 NO_PYTHON = (
-    f"it has {python.MISSING}, which bootstrap installs: its ways to the others, its throughput "
-    "and its clock are tried after that"
+    f"it has {python.MISSING}, which bootstrap installs: its connections, throughput and clock "
+    "are tested after that"
 )
 
 LEAD = 0.3  # seconds from sending the order to the first round: enough to reach 100 hosts
@@ -153,7 +153,7 @@ class _Participants:
                 return read(answer)
             except (TypeError, ValueError, LookupError) as error:
                 raise CommandFailed(
-                    f"{DOING} failed: it answers something else", host=host, detail=repr(error)
+                    f"{DOING} failed: unexpected answer", host=host, detail=repr(error)
                 ) from error
 
         live = {host: host for host in by_host if host not in self.unproven}

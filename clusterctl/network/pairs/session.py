@@ -14,7 +14,7 @@ from clusterctl.transport import python
 from clusterctl.transport.base import Transport, lines
 
 PROGRAM = python.Program("clusterctl.network.pairs", ("host_listen", "host_ways", "host_main"))
-DOING = "trying its ways to the other hosts"
+DOING = "testing its connections to the other hosts"
 
 
 class PairProbeSession:
@@ -44,7 +44,9 @@ class PairProbeSession:
         try:
             return json.loads(answer)
         except (ValueError, RecursionError) as error:
-            raise CommandFailed(f"{DOING} failed: it answers no JSON", host=self._host) from error
+            raise CommandFailed(
+                f"{DOING} failed: its answer is not JSON", host=self._host
+            ) from error
 
     def clocks(self, times: int = 3) -> tuple[Clock, float]:
         """Return the seconds by which the host's clock and its monotonic clock are ahead of ours.

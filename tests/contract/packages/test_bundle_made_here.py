@@ -64,7 +64,7 @@ def test_a_bundle_holds_engine_and_toolkit_with_all_they_need(
 def test_a_mirror_with_another_key_than_nvidias_is_refused(
     here: PackageSystem, mirror: tuple[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="gives another key") as raised:
+    with pytest.raises(UsageError, match="returned a different key") as raised:
         make(BundleRequest(here, nvidia_url=mirror[0]), tmp_path / "bundle", lambda _: None)
     assert "--nvidia-key" in str(raised.value.hint)
     assert not list(tmp_path.iterdir())

@@ -126,7 +126,7 @@ def test_on_a_terminal_the_keys_are_shown_and_asked_about(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("10.0.0.300",), "names no host"),
+        (("10.0.0.300",), "is not a valid host"),
         (("gpu1", "--image", "No Image"), "--image: must be an image name"),
         (("gpu1", "--models", "data"), "--models: must be an absolute path"),
         (("gpu1", "--cluster", "My Cluster"), "--cluster: must be lower case"),

@@ -45,7 +45,7 @@ def test_two_that_differ_are_a_usage_error(clusterctl: Run, inventory: Path, com
 def test_without_any_it_is_said_how_to_name_one(clusterctl: Run, command: str) -> None:
     ran = clusterctl(command)
     assert ran.returncode == 2
-    assert "no inventory is named, and there is no current one" in ran.stderr
+    assert "no inventory given, and there is no current one" in ran.stderr
     assert "clusterctl -i FILE" in ran.stderr
 
 

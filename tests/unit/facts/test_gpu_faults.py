@@ -102,7 +102,9 @@ def test_nouveau_holds_the_gpus(said: Said) -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
     summary, hint = only(said(paths="/sys/module/nouveau", gpus=(9, words)))
     assert (
-        summary == "promises 2 GPUs, and none can be used: the kernel's nouveau driver holds them"
+        summary
+        == "the inventory declares 2 GPUs, but none can be used: the kernel's nouveau driver "
+        "holds them"
     )
     assert "blacklist nouveau" in hint
     assert "update-initramfs -u; sudo reboot" in hint
@@ -119,7 +121,7 @@ def test_nouveau_holds_the_gpus(said: Said) -> None:
 )
 def test_what_nvidia_smi_complains_of_is_the_cause(said: Said, words: str, help_: str) -> None:
     summary, hint = only(said(gpus=(255, f"{words}\n")))
-    assert summary == f"promises 2 GPUs, and none can be used: {words}"
+    assert summary == f"the inventory declares 2 GPUs, but none can be used: {words}"
     assert help_ in hint
 
 
@@ -128,7 +130,8 @@ def test_a_gpu_that_fell_off_the_bus(said: Said) -> None:
     log = f"{RAN}[ 99.1] NVRM: Xid (PCI:0000:28:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"  # noqa: E501
     lines, xid = found(said(gpus=(0, smi(count=1) + lost), kernel_log=(0, log)))
     assert lines.summary == (
-        "promises 2 GPUs, and nvidia-smi shows 1 of the 2 on its PCI bus: one fell off the bus"
+        "the inventory declares 2 GPUs, but nvidia-smi shows 1 of the 2 on its PCI bus: one "
+        "fell off the bus"
     )
     assert "GPU is lost" in str(lines.detail)
     assert xid.summary == "the GPU at 0000:28:00 reported Xid 79: it fell off the PCI bus"
@@ -220,9 +223,7 @@ def test_foreign_processes(said: Said) -> None:
         ("VLLM::Worker", "demo"), ("python3, a.py", ""),
     ]  # fmt: skip
     summary, hint = only(facts)
-    assert summary == (
-        "somebody else's processes compute on its GPUs: python3, a.py (pid 815, 2.0 GiB)"
-    )
+    assert summary == ("other processes use its GPUs: python3, a.py (pid 815, 2.0 GiB)")
     assert hint.startswith("end them: kill 815")
 
 
@@ -230,7 +231,7 @@ def test_a_small_foreign_process_is_noted(said: Said) -> None:
     line = "\tGPU-00000001-1111-2222-3333-444455556666, 815, gnome-shell, 100\n"
     facts = said(gpu_processes=(0, line))
     assert found(facts) == []
-    assert "computes for others: gnome-shell (pid 815, 0.1 GiB)" in noted(facts)
+    assert "other processes use its GPUs: gnome-shell (pid 815, 0.1 GiB)" in noted(facts)
 
 
 def test_persistence_mode_off_is_noted(said: Said) -> None:

@@ -123,7 +123,10 @@ def test_rdma_devices_missing_and_inactive(healthy: HostFacts) -> None:
 
 def test_more_gpus_promised_than_present(healthy: HostFacts) -> None:
     problem = only(*found(healthy, {"gpus": ({},) * 9}))
-    assert problem.summary == "promises 9 GPUs and has 8: 8 x NVIDIA H200 (140.4 GiB)"
+    assert (
+        problem.summary
+        == "the inventory declares 9 GPUs, but the host has 8: 8 x NVIDIA H200 (140.4 GiB)"
+    )
 
 
 def gpu(model: str, mebibytes: int | None) -> GpuFacts:
@@ -156,22 +159,25 @@ def test_gpus_that_are_what_was_promised(
         (
             {"model": "NVIDIA H800", "memory": 80 * GIB},
             ("NVIDIA GeForce RTX 3090", 24576),
-            "promises NVIDIA H800 (80 GiB) and has 1 x NVIDIA GeForce RTX 3090 (24 GiB)",
+            "the inventory declares NVIDIA H800 (80 GiB), but the host has 1 x NVIDIA GeForce "
+            "RTX 3090 (24 GiB)",
         ),
         (
             {"model": "RTX 3090"},
             ("NVIDIA GeForce RTX 3090 Ti", 24564),
-            "promises RTX 3090 and has 1 x NVIDIA GeForce RTX 3090 Ti (24 GiB)",
+            "the inventory declares RTX 3090, but the host has 1 x NVIDIA GeForce RTX 3090 Ti "
+            "(24 GiB)",
         ),
         (
             {"model": "NVIDIA A100", "memory": 80 * GIB},
             ("NVIDIA A100-PCIE-40GB", 40960),
-            "promises NVIDIA A100 (80 GiB) and has 1 x NVIDIA A100-PCIE-40GB (40 GiB)",
+            "the inventory declares NVIDIA A100 (80 GiB), but the host has 1 x NVIDIA "
+            "A100-PCIE-40GB (40 GiB)",
         ),
         (
             {"memory": 16 * GIB},
             ("NVIDIA L4", 23034),
-            "promises a GPU (16 GiB) and has 1 x NVIDIA L4 (22.5 GiB)",
+            "the inventory declares a GPU (16 GiB), but the host has 1 x NVIDIA L4 (22.5 GiB)",
         ),
     ],
 )
@@ -210,7 +216,7 @@ def test_a_mixed_host_is_matched_whatever_the_order(healthy: HostFacts) -> None:
 def test_a_host_whose_gpus_cannot_be_used(report: GpuReport, hint: str, healthy: HostFacts) -> None:
     file = Path("/srv/demo.yaml")
     problem = only(*found(replace(healthy, gpus=report), {"gpus": ({}, {})}, source=file))
-    assert problem.summary == f"promises 2 GPUs, and none can be used: {report.error}"
+    assert problem.summary == f"the inventory declares 2 GPUs, but none can be used: {report.error}"
     assert hint in str(problem.hint)
 
 
@@ -277,15 +283,15 @@ def test_notes_say_what_does_not_stop_anything(captured: Captured) -> None:
     facts = captured("spark-gb10-docker-denied").facts
     text = noted(replace(facts, nofile_hard=4096, unknown=("disks could not be read",)),
                  {"gpus": ({"memory": 128 * GIB},)})  # fmt: skip
-    assert "its GPU has no memory of its own: the host's memory was taken for it" in text
+    assert "its GPU has no memory of its own: the host's memory is counted as the GPU's" in text
     assert "at most 4096 open files, 65536 are better" in text
     assert "not known: disks could not be read" in text
-    assert "Docker is installed and does not run: permission denied" in text
+    assert "Docker is installed but not running: permission denied" in text
 
 
 def test_gpus_besides_the_promise_are_noted(healthy: HostFacts) -> None:
-    assert "has 8 GPUs and promises 2" in noted(healthy, {"gpus": ({}, {})})
-    assert "has 8 x NVIDIA H200 (140.4 GiB) and promises none" in noted(healthy)
+    assert "has 8 GPUs, but the inventory declares 2" in noted(healthy, {"gpus": ({}, {})})
+    assert "has 8 x NVIDIA H200 (140.4 GiB), but the inventory declares none" in noted(healthy)
 
 
 def test_complaints_are_noted(healthy: HostFacts) -> None:

@@ -70,7 +70,7 @@ def test_a_remembered_file_that_is_gone_is_named(
 ) -> None:
     remember(inventory, environ)
     inventory.unlink()
-    with pytest.raises(UsageError, match="is gone"):
+    with pytest.raises(UsageError, match="does not exist"):
         current(None, environ)
 
 

@@ -77,8 +77,8 @@ from tests.unit.inventory.conftest import HOST, Problems
             "11: `hosts.gpu1.env.GLOO_SOCKET_IFNAME`: GLOO_SOCKET_IFNAME cannot be set here: "
             "use `nics.gloo` of the host",
         ),
-        ("labels: {role: a}", "14: `hosts.gpu1.labels.role`: a label cannot be named role: "
-         "the host's own key `role` says it"),
+        ("labels: {role: a}", "14: `hosts.gpu1.labels.role`: a label cannot be named `role`: "
+         "set the host's `role` key instead"),
         (
             "mounts: {/a: /x, /b: /x}",
             "13: `hosts.gpu1.mounts` /a and /b are both mounted at /x",

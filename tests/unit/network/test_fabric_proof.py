@@ -197,7 +197,7 @@ def test_a_gate_that_says_nothing_more_is_given_up_and_its_last_words_told(
     with pytest.raises(StepFailed, match="reported nothing of gpu1, gpu2") as caught:
         prove(lab.ground, lab.events.append)
 
-    assert caught.value.detail == "the last it said: 2 ranks import torch"
+    assert caught.value.detail == "last message: 2 ranks import torch"
     assert "clusterctl check /srv/demo.yaml --fabric" in (caught.value.hint or "")
     assert mute.closed
 
@@ -205,7 +205,7 @@ def test_a_gate_that_says_nothing_more_is_given_up_and_its_last_words_told(
 def test_a_host_whose_container_does_not_run_is_named() -> None:
     lab = Lab()
     lab.up.remove("gpu2")
-    with pytest.raises(RequirementsNotMet, match="does not run") as caught:
+    with pytest.raises(RequirementsNotMet, match="is not running") as caught:
         incarnations(lab.ground)
     assert caught.value.host == "gpu2"
     assert caught.value.hint == "clusterctl bootstrap /srv/demo.yaml"

@@ -122,7 +122,7 @@ def test_nccl_on_another_interface_than_told() -> None:
     log = [line.replace("ens2", "docker0") for line in base.ranks[1].log]
     found = verdict(replace(base, ranks=[base.ranks[0], replace(base.ranks[1], log=log)]))
     assert [(e.host, e.summary) for e in found.errors] == [
-        ("gpub", "NCCL took docker0, and was told ens2")
+        ("gpub", "NCCL uses docker0 instead of ens2")
     ]
 
 
@@ -131,8 +131,8 @@ def test_an_environment_that_does_not_reach_rays_processes() -> None:
     found = judge(report("two-h200-over-sockets"), topology(), wanted, {}, "demo.yaml")
     (error,) = found.errors
     assert str(error) == (
-        "gpub: a process that Ray starts there has GLOO_SOCKET_IFNAME=ens2, and "
-        "GLOO_SOCKET_IFNAME=ens3 is wanted"
+        "gpub: a process that Ray starts there has GLOO_SOCKET_IFNAME=ens2, but needs "
+        "GLOO_SOCKET_IFNAME=ens3"
     )
     assert error.hint == "clusterctl bootstrap demo.yaml"
 

@@ -73,7 +73,7 @@ def test_a_made_up_name_that_exists_is_a_wildcard() -> None:
         search=["corp.example"], names={**answer().names, MADE_UP: (["192.0.2.77"], 0.04)}
     )
     told = said(wrong, wrong)
-    assert "the name server 10.0.0.53 says that no-such-1" in told
+    assert "the name server 10.0.0.53 resolves no-such-1" in told
     assert "192.0.2.77: a wildcard, in a search domain (corp.example)" in told
     assert told.count("wildcard") == 1
 

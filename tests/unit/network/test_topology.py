@@ -76,7 +76,11 @@ def test_else_the_only_candidate_is_taken() -> None:
 def test_nothing_is_guessed_between_two_candidates() -> None:
     with pytest.raises(RequirementsNotMet) as caught:
         only_node(head(), TWO_NICS)
-    assert str(caught.value) == "a: cannot choose its node IP: 10.0.0.1 on eth0, 10.9.0.1 on ens2"
+    assert (
+        str(caught.value)
+        == "a: cannot choose its node IP: no usable interface has the default route (10.0.0.1 "
+        "on eth0, 10.9.0.1 on ens2)"
+    )
     assert caught.value.hint == "set network.subnet, or hosts.a.node_ip"
 
 

@@ -39,7 +39,7 @@ def test_a_node_that_is_there_twice() -> None:
 def test_the_wrong_address_and_too_few_gpus_both() -> None:
     assert said(A, replace(B, node_ip="192.168.0.2", gpus=1)) == [
         "b joined Ray as 192.168.0.2, and its node IP is 10.0.0.2",
-        "b brought 1 GPUs to Ray, and 2 are promised",
+        "b brought 1 GPUs to Ray, but the inventory declares 2",
     ]
 
 

@@ -96,7 +96,7 @@ def test_a_service_out_of_sight_stays_declared() -> None:
 
 @pytest.mark.parametrize(
     ("meanwhile", "said"),
-    [(None, "was stopped by someone else meanwhile"), (AS_OLD, "was served otherwise by someone")],
+    [(None, "was stopped by someone else meanwhile"), (AS_OLD, "was changed by someone")],
 )
 def test_what_others_did_while_this_run_was_frozen_stays_so(
     meanwhile: str | None, said: str

@@ -52,7 +52,7 @@ def test_cdi_that_is_on_needs_no_restart(made: Cluster) -> None:
     ready(made)
     made.head.gpus.specified_for = ""
     made.head.engine.containers["x"] = foreign("training")
-    assert check(made) == Change("write the CDI specification (there is none)")
+    assert check(made) == Change("write the CDI specification (missing)")
 
 
 def test_a_specification_for_another_driver_is_stale(made: Cluster) -> None:

@@ -88,7 +88,7 @@ def test_a_node_that_runs_is_not_asked_again(made: Cluster) -> None:
 
 
 def test_an_answer_that_is_none() -> None:
-    assert parse("Segmentation fault").error == "PyTorch said nothing that can be read"
+    assert parse("Segmentation fault").error == "the output of PyTorch cannot be parsed"
 
 
 def test_the_toolkits_own_refusal_is_named() -> None:

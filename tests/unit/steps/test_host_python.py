@@ -50,7 +50,7 @@ def test_what_came_with_it_is_noted(made: Cluster) -> None:
 
 
 def test_packages_brought_along_that_lack_it_are_named(made: Cluster) -> None:
-    with pytest.raises(RequirementsNotMet, match="lack python3") as raised:
+    with pytest.raises(RequirementsNotMet, match="lacks python3") as raised:
         HostPython(bundle(*DEBS)).check(made.head_view)
     assert raised.value.hint == "clusterctl bundle packages --for debian12 -o DIRECTORY"
 
@@ -66,7 +66,7 @@ def test_a_package_that_brings_an_older_one_is_an_error(made: Cluster) -> None:
     change = step.check(view)
     assert change is not None
     made.head.python_too_old = True
-    with pytest.raises(RequirementsNotMet, match="python39 is installed, and the host still has"):
+    with pytest.raises(RequirementsNotMet, match="python39 is installed, but the host still has"):
         step.apply(view, change)
 
 

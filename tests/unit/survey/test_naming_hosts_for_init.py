@@ -39,7 +39,7 @@ def test_all_words_that_name_no_host_are_told_at_once() -> None:
     with pytest.raises(Problems) as caught:
         named_hosts(["gpu1", "10.0.0.300", "gpu one", "gpu2:99999"], COMMON)
     assert [error.exit_code for error in caught.value.errors] == [2, 2, 2]
-    assert "'10.0.0.300' names no host: 10.0.0.300 is not an IP address" in str(
+    assert "'10.0.0.300' is not a valid host: 10.0.0.300 is not an IP address" in str(
         caught.value.errors[0]
     )
 
