@@ -60,7 +60,7 @@ class ServiceEndpoint:
 
 
 _REFUSALS = {
-    401: ("refused the API key", "clusterctl bootstrap copies the head's key to the other hosts"),
+    401: ("refused the API key", "clusterctl bootstrap copies the head's key to where it belongs"),
     404: ("serves no model called {model}", "clusterctl status names what it serves"),
     503: ("is up, but its engine is not", "clusterctl logs"),
 }
