@@ -28,8 +28,8 @@ def agreement(
             print("\n".join(plan_lines(plan, width=line_width(sys.stderr))), file=sys.stderr)
         if plan.disruptive and not _confirmed(progress, yes=yes, as_json=as_json):
             raise UsageError(
-                "not confirmed: some changes stop what serves now",
-                hint="add --yes to go on, or --dry-run to look only",
+                "not confirmed: some changes stop running services",
+                hint="add --yes to continue, or --dry-run to only show the changes",
             )
         agreed()
 
@@ -39,7 +39,7 @@ def agreement(
 def _confirmed(progress: Progress, *, yes: bool, as_json: bool) -> bool:
     if yes or as_json:
         return yes
-    return confirm("Lines with ! stop what serves now. Go on?", yes=yes, progress=progress)
+    return confirm("Changes marked ! stop running services. Continue?", yes=yes, progress=progress)
 
 
 def show_plan(

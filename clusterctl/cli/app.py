@@ -65,7 +65,7 @@ def _root(
             "--inventory",
             callback=_named,
             metavar="FILE",
-            help="Inventory, for any command; a command's own -i wins.",
+            help="Inventory for any command; a command's own -i overrides it.",
         ),
     ] = None,
 ) -> None:

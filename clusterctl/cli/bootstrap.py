@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AcceptNew = Annotated[
     bool,
     typer.Option(
-        "--accept-new", help="Remember the key of a host never seen; a changed key still fails."
+        "--accept-new", help="Accept and save unknown host keys; a changed key still fails."
     ),
 ]
 
@@ -40,7 +40,7 @@ def bootstrap(
         typer.Option(
             "--install-driver",
             metavar="DRIVER",
-            help="First install NVIDIA's: its .run file, or a package's name.",
+            help="NVIDIA driver to install first: a .run file or a package name.",
         ),
     ] = None,
 ) -> None:

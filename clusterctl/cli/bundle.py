@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from clusterctl.packages.making import Made
     from clusterctl.packages.target import BundleRequest, PackageSystem
 
-app = Commands("Gather what hosts without internet need, on a machine with it.")
+app = Commands("Download packages for hosts without internet access.")
 
 
 _Target = Annotated[
     str,
     typer.Option(
-        "--for", metavar="SYSTEM", help="Of the hosts: debian12, ubuntu24.04, rocky9, ..."
+        "--for", metavar="SYSTEM", help="Hosts' system: debian12, ubuntu24.04, rocky9, ..."
     ),
 ]
 _Output = Annotated[
@@ -34,29 +34,42 @@ _Output = Annotated[
     ),
 ]
 _Arch = Annotated[
-    str, typer.Option("--arch", metavar="ARCH", help="Of the hosts: x86_64 or aarch64.")
+    str,
+    typer.Option("--arch", metavar="ARCH", help="Hosts' processors: x86_64 or aarch64."),
 ]
 _EngineOnly = Annotated[
-    bool, typer.Option("--engine-only", help="Without NVIDIA's container toolkit.")
+    bool, typer.Option("--engine-only", help="Leave out NVIDIA's container toolkit.")
 ]
 _Toolkit = Annotated[
     str | None,
-    typer.Option("--toolkit", metavar="VERSION", help="Of NVIDIA's toolkit, such as 1.19.1-1."),
+    typer.Option("--toolkit", metavar="VERSION", help="NVIDIA toolkit version, such as 1.19.1-1."),
 ]
 _Docker = Annotated[
     str | None,
-    typer.Option("--docker", metavar="URL", help="Docker's repository, for docker-ce on Debian."),
+    typer.Option(
+        "--docker",
+        metavar="URL",
+        help="Docker's repository; on Debian, for docker-ce.",
+    ),
 ]
 _DockerKey = Annotated[
     Path | None,
-    typer.Option("--docker-key", metavar="FILE", help="Key of --docker, if it has its own."),
+    typer.Option(
+        "--docker-key",
+        metavar="FILE",
+        help="Signing key of --docker; default: Docker's.",
+    ),
 ]
 _Nvidia = Annotated[
     str | None, typer.Option("--nvidia", metavar="URL", help="Mirror of NVIDIA's repository.")
 ]
 _NvidiaKey = Annotated[
     Path | None,
-    typer.Option("--nvidia-key", metavar="FILE", help="Key of --nvidia, if it has its own."),
+    typer.Option(
+        "--nvidia-key",
+        metavar="FILE",
+        help="Signing key of --nvidia; default: NVIDIA's.",
+    ),
 ]
 _Mirror = Annotated[
     str | None,
@@ -64,7 +77,7 @@ _Mirror = Annotated[
 ]
 _Keyring = Annotated[
     Path | None,
-    typer.Option("--keyring", metavar="FILE", help="Keys of the system's packages."),
+    typer.Option("--keyring", metavar="FILE", help="Signing keys of the system's packages."),
 ]
 
 
@@ -84,7 +97,7 @@ def packages(
     keyring: _Keyring = None,
     as_json: options.Json = False,
 ) -> None:
-    """Gather container engine, NVIDIA's toolkit and what they need."""
+    """Download the engine, NVIDIA's toolkit and what they need."""
     from clusterctl.packages.making import make
     from clusterctl.packages.target import TOOLKIT_VERSION, BundleRequest
 

@@ -29,7 +29,7 @@ def check_lines(report: Report, *, width: int | None = None) -> list[str]:
 
 def _row(name: str, facts: HostFacts) -> tuple[str, ...]:
     engine = facts.engine
-    docker = f"docker {engine.version}" if engine.running else "no engine yet"
+    docker = f"docker {engine.version}" if engine.running else "no container engine"
     kinds = {gpu.model: 0 for gpu in facts.gpus.gpus}
     for gpu in facts.gpus.gpus:
         kinds[gpu.model] += 1

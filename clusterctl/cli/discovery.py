@@ -27,11 +27,11 @@ def insist_on_room(output: Path, *, force: bool) -> None:
     if output == STDOUT:
         return
     if output.is_dir() or not output.absolute().parent.is_dir():
-        what = "is a directory" if output.is_dir() else "is in no directory that exists"
+        what = "is a directory" if output.is_dir() else "is in a directory that does not exist"
         raise UsageError(f"{output} {what}", hint="name a file: -o inventory.yaml; or print: -o -")
     if output.exists() and not force:
         raise UsageError(
-            f"{output} is there already, and your changes may be in it",
+            f"{output} already exists and may contain your changes",
             hint="--force overwrites it; -o names another file, and -o - prints",
         )
     try:
@@ -61,11 +61,11 @@ def _accepted(keys: Mapping[str, OfferedKey], progress: Progress) -> bool:
     if not sys.stdin.isatty():
         return False
     with progress.paused():
-        print("Nobody knows these hosts yet. The keys that they show:", file=sys.stderr)
+        print("These hosts are not in known_hosts yet. Their keys:", file=sys.stderr)
         rows = [(host, str(key)) for host, key in keys.items()]
         print("\n".join(columns(rows)), file=sys.stderr)
         print(
-            "A host tells its own with: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+            "To compare, run on the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
             file=sys.stderr,
         )
     files = ", ".join(dict.fromkeys(str(key.file) for key in keys.values()))

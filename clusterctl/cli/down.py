@@ -20,7 +20,7 @@ def down(
     purge: Annotated[
         bool,
         typer.Option(
-            "--purge", help="Also remove what bootstrap brought: engine, images, caches, logs."
+            "--purge", help="Also remove what bootstrap installed: engine, images, caches, logs."
         ),
     ] = False,
     dry_run: options.DryRun = False,
@@ -28,7 +28,7 @@ def down(
     limit: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
-    """Stop services and Ray, remove containers and node files. What --purge names stays."""
+    """Stop services and Ray, remove containers and node files. The rest needs --purge."""
     from clusterctl.cli.agreement import agreement
     from clusterctl.cli.session import session
     from clusterctl.commands.down import run

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @guarded
 def exec_(
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="With its arguments; no shell.")
+        list[str],
+        typer.Argument(metavar="COMMAND", help="Command and its arguments; not run in a shell."),
     ],
     inventory: options.Inventory = None,
     limit: options.Limit = None,
@@ -32,7 +33,7 @@ def exec_(
     node: Annotated[bool, typer.Option("--node", help="Run it inside the node container.")] = False,
     timeout: Annotated[
         float,
-        typer.Option("--timeout", metavar="SECONDS", min=1, help="When it is ended on a host."),
+        typer.Option("--timeout", metavar="SECONDS", min=1, help="Time limit on each host."),
     ] = deadlines.COMMAND,
     as_json: options.Json = False,
 ) -> None:

@@ -23,7 +23,7 @@ _Probe = Annotated[
     bool,
     typer.Option(
         "--probe",
-        help="Ask the image's own vLLM on the cluster too, and say what differs (20 s).",
+        help="Also ask the image's vLLM on the cluster, and report differences (20 s).",
     ),
 ]
 
@@ -53,7 +53,7 @@ _Vllm = Annotated[
     typer.Option(
         "--vllm",
         metavar="VERSION",
-        help="vLLM whose rules apply, such as 0.25.1; default: the cluster's.",
+        help="vLLM version to plan for, such as 0.25.1; default: the cluster's.",
     ),
 ]
 _Network = Annotated[
@@ -75,7 +75,7 @@ _Utilization = Annotated[
     typer.Option(
         "--gpu-memory-utilization",
         metavar="SHARE",
-        help="Of each GPU's memory, such as 0.9; default: vLLM's.",
+        help="Share of each GPU's memory, such as 0.9; default: vLLM's.",
     ),
 ]
 
@@ -87,7 +87,9 @@ def fit(
     tp: options.TensorParallel = None,
     pp: options.PipelineParallel = None,
     gpus: _Gpus = None,
-    hosts: Annotated[int, typer.Option("--hosts", metavar="N", help="Hosts with --gpus.")] = 1,
+    hosts: Annotated[
+        int, typer.Option("--hosts", metavar="N", help="Number of hosts, with --gpus.")
+    ] = 1,
     vllm: _Vllm = None,
     network: _Network = None,
     max_model_len: _MaxModelLen = None,
@@ -119,7 +121,7 @@ def _answers(asked: FitArguments, inventory: Path | None) -> tuple[FitReport, Pr
 
         if asked.probe:
             raise UsageError(
-                "--probe asks hosts, and --gpus means hosts that are not there",
+                "--probe asks the cluster's hosts, but --gpus plans without a cluster",
                 hint="leave one of them out",
             )
         return without_cluster(asked), None
@@ -127,7 +129,7 @@ def _answers(asked: FitArguments, inventory: Path | None) -> tuple[FitReport, Pr
     from clusterctl.commands.fit import run
 
     if asked.hosts != 1:
-        raise UsageError("--hosts counts hosts with the GPUs of --gpus", hint="--gpus 2xH200")
+        raise UsageError("--hosts needs --gpus", hint="--gpus 2xH200")
     try:
         loaded = load_inventory(inventory)
     except UsageError as none:

@@ -34,7 +34,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise _reported(error, as_json=bool(kwargs.get("as_json"))) from None
         except KeyboardInterrupt:
             interrupted = Interrupted(
-                "interrupted", hint="run the same command again: it goes on from where hosts are"
+                "interrupted",
+                hint="run the same command again: it continues from the hosts' current state",
             )
             raise _reported(interrupted, as_json=bool(kwargs.get("as_json"))) from None
         except BrokenPipeError:

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 @guarded
 def cache(
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove them all; what is needed again comes again.")
+        bool,
+        typer.Option(
+            "--clear", help="Remove all cached layers; they are fetched again when needed."
+        ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show what image layers take up on this machine, and where. Needs no cluster."""
+    """Show the cache of image layers on this machine and its size. Needs no cluster."""
     from clusterctl.transfer.blob_store import BlobStore
 
     store = BlobStore()
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
     from clusterctl.commands.image_bundle import BundledImages
     from clusterctl.commands.image_push import PushedImage
 
-app = Commands("Bring container images to hosts, or into files.")
+app = Commands("Copy container images to hosts, or into files.")
 
 
 @app.command("push")
@@ -94,7 +97,7 @@ def push(
         bool | None,
         typer.Option(
             "--compress/--no-compress",
-            help="Compress the plain layers of an archive or of Docker here; default: with a "
+            help="Compress uncompressed layers before sending them; default: with a "
             "--limit-rate under 500 Mbit/s.",
         ),
     ] = None,
@@ -140,7 +143,7 @@ def bundle(
         typer.Option(
             "--platform",
             metavar="PLATFORM",
-            help="Such as linux/arm64; default: what there is, and linux/amd64 of a registry.",
+            help="Such as linux/arm64; default: the source's; from a registry, linux/amd64.",
         ),
     ] = None,
     inventory: options.Inventory = None,

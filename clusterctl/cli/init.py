@@ -34,14 +34,14 @@ _Identity = Annotated[
 ]
 _KnownHosts = Annotated[
     Path | None,
-    typer.Option("--known-hosts", metavar="FILE", help=f"The hosts' keys; {_AS_SSH}."),
+    typer.Option("--known-hosts", metavar="FILE", help=f"File of host keys; {_AS_SSH}."),
 ]
 _AcceptNew = Annotated[
     bool,
     typer.Option(
         "--accept-new-host-keys",
         "--accept-new",
-        help="Remember the key of a host never seen, unasked; a changed key still fails.",
+        help="Save unknown host keys without asking; a changed key still fails.",
     ),
 ]
 _Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
@@ -67,7 +67,7 @@ _Subnet = Annotated[
 def init(
     hosts: _Hosts,
     output: _Output = Path("inventory.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     user: _User = None,
     port: _Port = None,
     identity: _Identity = None,
@@ -79,7 +79,7 @@ def init(
     accelerator: _Accelerator = DEFAULT,
     subnet: _Subnet = None,
 ) -> None:
-    """Look at hosts over SSH and write their inventory. Every choice is explained in it."""
+    """Look at hosts over SSH and write their inventory. Comments explain every choice."""
     from clusterctl.cli.discovery import deliver, insist_on_room, look
     from clusterctl.commands.init import ssh_of
     from clusterctl.survey.inventory_text import Wishes

@@ -12,7 +12,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Commands
 
-app = Commands("Try it all without GPUs, on whole Debian hosts on this machine.")
+app = Commands("Create Debian test hosts on this machine, without GPUs.")
 
 
 def _say(text: str) -> None:
@@ -23,19 +23,19 @@ def _say(text: str) -> None:
 @guarded
 def up(
     hosts: Annotated[
-        int, typer.Option("--hosts", metavar="N", min=1, max=20, help="How many.")
+        int, typer.Option("--hosts", metavar="N", min=1, max=20, help="Number of hosts.")
     ] = 2,
     link_rate: Annotated[
         str | None,
-        typer.Option("--link-rate", metavar="RATE", help="Of every cable, both ways: 200mbit."),
+        typer.Option("--link-rate", metavar="RATE", help="Rate of each link, both ways: 200mbit."),
     ] = None,
     model: Annotated[
         Literal["tiny", "qwen2.5-1.5b"],
-        typer.Option("--for", metavar="MODEL", help="What there must be memory for."),
+        typer.Option("--for", metavar="MODEL", help="Model that must fit into memory."),
     ] = "tiny",
     as_json: options.Json = False,
 ) -> None:
-    """Make the hosts: bare, with systemd and sshd, two NICs each. A second run changes nothing."""
+    """Create bare hosts, with systemd and sshd, two NICs each. A second run changes nothing."""
     from clusterctl.lab import lifecycle
 
     made = lifecycle.up(hosts, link_rate=link_rate, model=model, say=_say)
@@ -49,7 +49,7 @@ def up(
 @app.command()
 @guarded
 def status(as_json: options.Json = False) -> None:
-    """Show which hosts there are, and whether they run."""
+    """Show the lab's hosts and whether they run."""
     from clusterctl.lab import lifecycle
 
     found = lifecycle.status()
@@ -64,7 +64,7 @@ def down(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Remove hosts, networks and processes; leaves nothing but caches."""
+    """Remove hosts, networks and processes; only caches are kept."""
     from clusterctl.lab import lifecycle
 
     changes = lifecycle.down(purge=purge, say=_say)

@@ -33,7 +33,9 @@ def logs(
     ] = None,
     inventory: options.Inventory = None,
     limit: _Limit = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")
+    ] = False,
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines per host.")
     ] = 40,

@@ -23,20 +23,18 @@ if TYPE_CHECKING:
     from clusterctl.inventory.model import Inventory
     from clusterctl.transfer.weights.delivery import PushedModel
 
-app = Commands("Bring models to hosts, and see which host has which.")
+app = Commands("Copy models to hosts, and list the models on each host.")
 
 
 @app.command("ls")
 @guarded
 def ls(
-    hub: Annotated[
-        bool, typer.Option("--hub", help="Print only the ids on the Hub, one a line.")
-    ] = False,
+    hub: Annotated[bool, typer.Option("--hub", help="Print only Hub ids, one per line.")] = False,
     inventory: options.Inventory = None,
     limit: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the models that have an alias, and which host has which."""
+    """List the models with an alias, and the models on each host."""
     from clusterctl.cli.model_view import catalogue_lines, holding_lines, listed_document
     from clusterctl.models.catalogue import CATALOGUE
     from clusterctl.reporting.error_view import error_lines
@@ -74,14 +72,13 @@ def push(
     directory: Annotated[
         str,
         typer.Argument(
-            metavar="DIRECTORY", help="Model's directory here; with --from, its name or path there."
+            metavar="DIRECTORY",
+            help="Local model directory; with --from, its name or path on that host.",
         ),
     ],
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="What hosts call it; default: as it is called."
-        ),
+        typer.Option("--name", metavar="NAME", help="Name on the hosts; default: the directory's."),
     ] = None,
     source: Annotated[
         str | None,
@@ -94,7 +91,7 @@ def push(
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:
-    """Bring a model's directory to every host. A second run moves nothing."""
+    """Copy a model's directory to every host. A second run moves nothing."""
     from clusterctl.commands.model_push import DirectoryPush, make_plan, run
 
     rate = options.rate_of(limit_rate)
@@ -116,11 +113,13 @@ _Revision = Annotated[
 ]
 _Name = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="What hosts call it; default: as the hub does."),
+    typer.Option("--name", metavar="NAME", help="Name on the hosts; default: the hub's."),
 ]
 _Include = Annotated[
     str | None,
-    typer.Option("--include", metavar="PATTERN", help="Of the weights, only these: '*Q4_K_M*'."),
+    typer.Option(
+        "--include", metavar="PATTERN", help="Only weights that match, such as '*Q4_K_M*'."
+    ),
 ]
 _On = Annotated[
     str | None,
@@ -156,7 +155,7 @@ def pull(
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:
-    """Get a model from a hub and bring it to every host. A second run moves nothing."""
+    """Download a model from a hub and copy it to every host. A second run moves nothing."""
     from clusterctl.commands import model_pull
     from clusterctl.transfer.weights.delivery import ModelPush
 
@@ -181,12 +180,12 @@ def _host_named(on: str | None, inventory: Inventory) -> str | None:
     """Raise UsageError if the inventory has no host `on`."""
     known = [host.name for host in inventory.hosts]
     if on is not None and on not in known:
-        raise UsageError(f"--on {on} is no host of the inventory", hint=f"--on {known[0]}")
+        raise UsageError(f"--on {on} is not a host of the inventory", hint=f"--on {known[0]}")
     return on
 
 
 def _words() -> Words[PushedModel]:
-    nothing = "Nothing to move: every host has the model, whole."
+    nothing = "Nothing to move: every host has the complete model."
     return Words(nothing, pushed_sentence, pushed_document)
 
 

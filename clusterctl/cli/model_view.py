@@ -21,7 +21,7 @@ def catalogue_lines() -> list[str]:
 def holding_lines(listed: ModelList) -> list[str]:
     """Return one line per model: its size, its alias, and its state on each host."""
     if not listed.holdings:
-        return [f"no model is in {listed.directory} on any host"]
+        return [f"no host has a model in {listed.directory}"]
     rows = [
         (each.name, size(each.size), _alias(each) or "-", _where(each)) for each in listed.holdings
     ]

@@ -57,13 +57,15 @@ Limit = Annotated[
     typer.Option("--limit", metavar="HOSTS", help=LIMIT, autocompletion=complete_hosts),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; go on.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would change; exit 10 when something would.")
+    bool, typer.Option("--dry-run", help="Show what would change; exit 10 if anything would.")
 ]
 LimitRate = Annotated[
     str | None,
-    typer.Option("--limit-rate", metavar="RATE", help="Send at most this a second: 400mbit, 50MB."),
+    typer.Option(
+        "--limit-rate", metavar="RATE", help="Send at most this much per second: 400mbit, 50MB."
+    ),
 ]
 TensorParallel = Annotated[
     int | None,
@@ -88,7 +90,7 @@ def named_inventory(
     typed = _typed_option(context)
     if file is not None and typed is not None and file.absolute() != typed.absolute():
         raise UsageError(
-            f"two inventories are named: {file} and -i {typed}", hint="leave one of them out"
+            f"two inventories are given: {file} and -i {typed}", hint="leave one of them out"
         )
     return file or inventory
 

@@ -50,7 +50,11 @@ _Name = Annotated[
 _Port = Annotated[
     int | None,
     typer.Option(
-        "--port", metavar="N", min=1, max=65535, help="Port of the API; default: from 8000 on."
+        "--port",
+        metavar="N",
+        min=1,
+        max=65535,
+        help="Port of the API; default: the first free from 8000.",
     ),
 ]
 _Config = Annotated[
@@ -65,7 +69,7 @@ _StallTimeout = Annotated[
         "--stall-timeout",
         metavar="SECONDS",
         min=10,
-        help="Restart an engine that shows no sign of life for so long while asked; default: 50.",
+        help="Restart vLLM if pending requests make no progress for this long; default: 50.",
     ),
 ]
 
@@ -85,7 +89,7 @@ def serve(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Serve MODEL with vLLM and prove that it answers. Serving the same twice changes nothing."""
+    """Serve MODEL with vLLM and verify that it answers. A second run changes nothing."""
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.serve import Asked, run
     from clusterctl.errors import CHANGES_PENDING, UsageError
@@ -102,7 +106,7 @@ def serve(
                 _show_plan(changes, as_json=as_json)
                 raise typer.Exit(CHANGES_PENDING if changes.lines else 0)
             if changes.restarts and not confirm(
-                "This restarts the service. Go on?", yes=yes, progress=opened.progress
+                "This restarts the service. Continue?", yes=yes, progress=opened.progress
             ):
                 raise UsageError("not confirmed: the service would restart", hint="add --yes")
 
@@ -112,7 +116,7 @@ def serve(
 
 def _change_lines(changes: Changes) -> list[str]:
     if not changes.lines:
-        return ["Nothing to change: it is served like this already."]
+        return ["Nothing to change: the service already runs like this."]
     head = "This restarts the service:" if changes.restarts else "To do:"
     return [head, *(f"  {line}" for line in changes.lines)]
 
@@ -152,7 +156,7 @@ def _lines(served: Served) -> list[str]:
         *([f"  KV cache    {cache}"] if cache else []),
         f"  ready       {proof.ready_seconds:.0f} s after vLLM started",
         "",
-        "Ask it yourself; the key stays off the screen:",
+        "Try it yourself (the key is not printed):",
         key_line(["clusterctl", "ssh", served.head], served.key_file, sudo=served.sudo),
         curl_line(replace(plan.endpoint, task=proof.task)),
     ]

@@ -75,7 +75,7 @@ def session(
             line = headline(inventory.cluster, len(hosts), log)
             print("\n".join(below_itself("", line, line_width(sys.stderr))), file=sys.stderr)
         elif log is None:
-            print("note: no log is kept: its directory cannot be written", file=sys.stderr)
+            print("note: no log file is written: its directory is not writable", file=sys.stderr)
         with Progress(sys.stderr, quiet=quiet) as progress:
             yield Session(inventory, hosts, progress, credentials(progress))
 

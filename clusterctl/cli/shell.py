@@ -54,7 +54,7 @@ def _host(inventory: Inventory, name: str) -> Host:
         return hosts[name]
     known = tuple(hosts)
     raise UsageError(
-        f"no host is called {name}{did_you_mean(name, known)}",
+        f"no host is named {name}{did_you_mean(name, known)}",
         hint=f"clusterctl ssh {known[0]}   (hosts: {', '.join(known[:20])})",
     )
 

@@ -50,7 +50,7 @@ def _wait_for(descriptor: int, seconds: float | None) -> None:
     """Wait until the descriptor is readable. Raises Interrupted at Ctrl-C."""
     ready, _, _ = select.select([descriptor, signals()], [], [], seconds)
     if signals() in ready:
-        raise Interrupted("interrupted at the question for a password")
+        raise Interrupted("interrupted while asking for a password")
 
 
 def _line(keyboard: int) -> str | None:
@@ -109,7 +109,7 @@ class _Results(io.FileIO):
         except OSError as error:
             raise OutputLost(
                 f"stdout cannot be written: {error.strerror}",
-                hint="give stdout a place with room, and run the same command again",
+                hint="write stdout to a disk with free space, and run the same command again",
             ) from error
 
 

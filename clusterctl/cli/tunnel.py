@@ -23,7 +23,7 @@ def tunnel(
             metavar="N",
             min=0,
             max=65535,
-            help="Port here, 0: any that is free; default: the one there.",
+            help="Local port, 0 for any free one; default: the remote port.",
         ),
     ] = None,
     inventory: options.Inventory = None,

@@ -27,7 +27,7 @@ from clusterctl.survey.requirements import name_listeners, place, requirements
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 
-NOT_TRIED = "the fabric gate was not run: what is wrong comes first"
+NOT_TRIED = "the fabric gate was not run: fix the other problems first"
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _locked(
     answer, report that and continue without a lock: the other hosts must come down all the same."""
     head = ready.get(inventory.head.name)
     if head is None:
-        sink(Note("does not answer: going on without the cluster's lock", inventory.head.name))
+        sink(Note("does not answer: continuing without the cluster's lock", inventory.head.name))
         yield lambda: None
         return
     with ClusterLock(head.transport, inventory.cluster, "down") as lock:

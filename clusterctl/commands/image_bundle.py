@@ -85,13 +85,13 @@ def run(
 def _require_valid(bundle: ImageBundle) -> None:
     """Raise UsageError for every invalid image name and an invalid platform."""
     errors = [
-        UsageError(f"{name!r} is no image name: it {PATTERN_MEANS[IMAGE]}")
+        UsageError(f"{name!r} is not a valid image name: it {PATTERN_MEANS[IMAGE]}")
         for name in bundle.references
         if not re.match(IMAGE, name)
     ]
     if bundle.platform and not re.match(PLATFORM, bundle.platform):
         hint = "--platform linux/amd64, or linux/arm64"
-        errors.append(UsageError(f"{bundle.platform!r} is no platform", hint=hint))
+        errors.append(UsageError(f"{bundle.platform!r} is not a valid platform", hint=hint))
     raise_all(errors)
 
 

@@ -156,7 +156,7 @@ def _told_for_init(error: ClusterctlError) -> ClusterctlError:
     if isinstance(error, UnknownHostKey):
         error.detail = f"it shows {error.offered}"
         error.hint = (
-            "compare with what the host says (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
+            "compare with the host's own key (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
             "then add --accept-new-host-keys; on a terminal, init shows the keys and asks"
         )
     return error
@@ -213,6 +213,6 @@ def _question_for_init(error: ClusterctlError) -> ClusterctlError:
     if isinstance(error, Undecided):
         subnets = list(dict.fromkeys(option.subnet for option in error.options))
         said = " or ".join(f"--subnet {subnet}" for subnet in subnets)
-        asks = "run it on a terminal, where it asks"
-        error.hint = f"say which: {said}; or {asks}" if len(subnets) > 1 else asks
+        asks = "run init on a terminal, where it asks"
+        error.hint = f"choose one: {said}; or {asks}" if len(subnets) > 1 else asks
     return error

@@ -91,7 +91,7 @@ def _raise(name: str | None, failed: list[ClusterctlError], *, asked: int) -> No
     missing = [error for error in failed if isinstance(error, _NoSuchLog)]
     if name is not None and len(missing) == asked:
         there = ", ".join(sorted({log for error in missing for log in error.there})) or "none"
-        raise UsageError(f"no log is called {name}; there are: {there}", hint="clusterctl status")
+        raise UsageError(f"no log is named {name}; logs: {there}", hint="clusterctl status")
     raise_all(failed)
 
 

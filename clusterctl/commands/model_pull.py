@@ -71,7 +71,7 @@ def hub_model(
     model = resolve(asked, models)
     if asked.startswith("/") or model.hub_id is None:
         raise UsageError(
-            f"{asked} does not name a model of a hub",
+            f"{asked} is not a model on a hub",
             hint="clusterctl model pull ORGANIZATION/NAME",
         )
     known: HubName = "hf" if hub == "hf" else "modelscope"
@@ -79,8 +79,8 @@ def hub_model(
 
 
 def unset(_views: Mapping[str, HostView]) -> Supply:
-    """Placeholder for `ModelPush.supplying` until the hub has been asked. Raises UsageError."""
-    raise UsageError("a model of a hub is brought by model_pull")
+    """Placeholder for `ModelPush.supplying` until the hub has been asked."""
+    raise AssertionError("supplying is set by model_pull")
 
 
 def make_plan(pull: HubModel, push: ModelPush, credentials: Credentials) -> Plan:

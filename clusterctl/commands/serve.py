@@ -157,10 +157,10 @@ def new_key(
         return None
     if declared:
         raise UsageError(
-            "the api-key in the config file is not the key of this cluster, which "
-            f"{', '.join(declared)} {'uses' if len(declared) == 1 else 'use'}",
+            "the api-key in the config file differs from the cluster's key, which "
+            f"{', '.join(declared)} already {'uses' if len(declared) == 1 else 'use'}",
             host=head.host.name,
-            hint="take api-key out of the file, or first: "
+            hint="remove api-key from the file, or first: "
             + " && ".join(f"clusterctl stop {name}" for name in declared),
         )
     return key

@@ -44,7 +44,7 @@ def persistently(build: Callable[[], None], source: str | None = None) -> None:
         except StepFailed as error:
             if source and (why := out_of_reach(source)):
                 raise LabUnavailable(
-                    f"what the lab is made of cannot be downloaded: {why}",
+                    f"the lab's packages cannot be downloaded: {why}",
                     hint="look at /etc/resolv.conf, `ip route`, http_proxy and apt's sources",
                 ) from error
             time.sleep(pause)

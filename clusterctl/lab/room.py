@@ -77,7 +77,7 @@ def lack_of_memory(hosts: int, model: str | None, available: int) -> LabUnavaila
         f"{what} {_gib(needed)} of memory, and {_gib(available)} are available",
         hint=f"serve {smaller}: scripts/demo.sh --model {smaller}"
         if model and smaller
-        else "end what takes memory, or use a machine with more",
+        else "stop programs that use memory, or use a machine with more",
     )
 
 

@@ -67,7 +67,7 @@ class ArchivedImage:
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         place = self._place(blob)
         if place is None:
-            raise StepFailed(f"{self._path} has no {blob.digest}")
+            raise StepFailed(f"{self._path} does not contain {blob.digest}")
         record = self._records.of(place)
         if offset or record.known(place) == blob.digest:
             yield from record.read(place, offset)
@@ -120,7 +120,7 @@ def _members(path: Path, store: BlobStore, records: _Records, say: Say) -> Membe
     for magic, program in OTHER_CODECS.items():
         if start.startswith(magic):
             raise RequirementsNotMet(
-                f"{path} is compressed with a method that clusterctl does not read",
+                f"{path} is compressed with a method that clusterctl does not support",
                 hint=f"{program} {path}",
             )
     record = records.of(Location(path, 0, 0))

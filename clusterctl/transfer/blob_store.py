@@ -99,7 +99,7 @@ class BlobStore:
             with self.use.open("ab") as file:
                 if not locked(file):
                     raise LockHeld(
-                        f"another clusterctl uses the layers in {self.directory}",
+                        f"another clusterctl is using the layers in {self.directory}",
                         hint=f"wait until it ends; see which one: fuser -v {self.use}",
                     )
                 for directory in (self.directory / "refs", self.blobs.parent):
@@ -180,7 +180,7 @@ class BlobStore:
                     is_right = _complete(blob, file, fetch, arrived)
                 if not is_right:
                     self.part(blob.digest).unlink()
-                    raise WrongBytes(f"{blob.digest} arrived with bytes of another digest")
+                    raise WrongBytes(f"{blob.digest} arrived with another digest")
                 os.fsync(file.fileno())
                 self.part(blob.digest).rename(path)
         arrived(blob.size)

@@ -41,7 +41,7 @@ def write_bundle(images: Sequence[ImageSource], path: Path, *, say: Say) -> int:
             # Another process may hold the lock, or may have finished and renamed the file by now.
             if not locked(file) or not same_file(file, part):
                 raise StepFailed(
-                    f"another process writes {part}", hint=f"see which one: fuser -v {part}"
+                    f"another process is writing {part}", hint=f"see which one: fuser -v {part}"
                 )
             file.truncate(0)
             try:
@@ -133,6 +133,6 @@ def _checked(image: ImageSource, blob: Blob) -> Iterator[bytes]:
         yield chunk
     if hashed.hexdigest() != blob.hex:
         raise StepFailed(
-            f"{blob.digest} of {image.content.reference} was read as other bytes",
+            f"{blob.digest} of {image.content.reference} was read as bytes that do not match it",
             hint="run the same command again; if it fails again, its source is damaged",
         )

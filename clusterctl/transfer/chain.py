@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, UsageError, raise_all
+from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import Link, LinkProgress
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from clusterctl.transfer.relay import frames
@@ -134,7 +134,7 @@ class Chain:
         if supervisor.lost is not None:
             raise supervisor.lost
         if not self._pull_name:
-            raise UsageError("the chain carries no image")
+            raise AssertionError("the chain has no image to pull")
         return f"127.0.0.1:{supervisor.ports.engine}/{self._pull_name}"
 
     def fetch(self, host: str, digests: Collection[str], timeout: float) -> dict[str, str]:

@@ -71,7 +71,7 @@ def compressed_image(
     if store.has_room(total):
         packed |= _Compression(source, store, say, total).run(rest.values())
     else:
-        say(f"no room here to compress {gib(total)} of layers: they travel as they are; {ROOM}")
+        say(f"no room here to compress {gib(total)} of layers: sending them uncompressed; {ROOM}")
     if not packed:
         return source
     return CompressedImage(_with_layers(content, packed), source, store, frozenset(packed))
@@ -142,7 +142,7 @@ class _Compression:
     def _read(self, layer: Blob) -> Iterator[bytes]:
         for chunk in self._source.open(layer):
             if self._stopped.is_set():
-                raise StepFailed("compressing was given up: another layer failed")
+                raise StepFailed("compression stopped: another layer failed")
             with self._counting:
                 self._count += len(chunk)
                 self._meter.reached(self._count)

@@ -120,7 +120,7 @@ def _failure(channel: Channel, image: Image, host: str) -> ClusterctlError:
         return error
     if "not enough free space" in said:
         return RequirementsNotMet(
-            f"docker save of {image.size / MIB:.0f} MiB has no room on this host",
+            f"not enough room on this host for docker save ({image.size / MIB:.0f} MiB)",
             host=host,
             hint="make room: docker system df; docker image prune",
             detail=said,
@@ -134,7 +134,7 @@ def _words(host: str) -> Iterator[None]:
         yield
     except (BrokenArchive, NotAnImage, ValueError) as error:
         raise StepFailed(
-            f"docker save wrote what is no whole image: {error}",
+            f"docker save wrote an incomplete image: {error}",
             host=host,
             hint="see what the engine says: journalctl -u docker -n 50",
         ) from error

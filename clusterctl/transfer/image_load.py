@@ -145,5 +145,5 @@ def member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
         count += len(chunk)
         yield chunk
     if count != size:
-        raise StepFailed(f"{name} has {count} bytes where {size} were promised")
+        raise StepFailed(f"{name} has {count} bytes, but {size} were expected")
     yield bytes(-size % _BLOCK)

@@ -122,14 +122,14 @@ def _room_problems(
     )
     if delivery.layers and stock.free < needed:
         yield RequirementsNotMet(
-            f"the image needs {gib(needed)} at {stock.root} while it comes, packed and "
-            f"unpacked, and {gib(stock.free)} are free",
+            f"the image needs {gib(needed)} at {stock.root} while it is loaded, packed "
+            f"and unpacked, but {gib(stock.free)} are free",
             host=host,
             hint=hint,
         )
     if not stock.one_disk and stock.cache_free < cached:
         yield RequirementsNotMet(
-            f"{gib(cached)} of layers pass through /var/cache, and "
+            f"{gib(cached)} of layers pass through /var/cache, but "
             f"{gib(stock.cache_free)} are free",
             host=host,
             hint="make room there: df -h /var/cache",

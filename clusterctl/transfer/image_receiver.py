@@ -180,7 +180,7 @@ class ImageReceiver:
                 view.say("loading the missing layers")
                 load_from_cache(driver, content, config, paths)
             else:
-                view.say("no relay can run here: sending it over SSH, for this host alone")
+                view.say("no relay can run here: sending the image to this host over SSH")
                 load_by_stream(driver, content, delivery.layers, supply.blobs, view.say)
                 sent_beside = delivery.size
             view.say("starting a container from it")
@@ -199,7 +199,7 @@ class ImageReceiver:
         done = min(progress.done, expected)
         amount = f"{done / MIB:.0f} of {max(expected, 1) / MIB:.0f} MiB"
         if done >= expected:
-            return f"{amount}, the engine unpacks"
+            return f"{amount}, the engine is unpacking"
         return ", ".join((amount, *progress.movement(expected - done)))
 
     def clear(self) -> None:
@@ -241,7 +241,7 @@ class ImageReceiver:
 def _naming(here: HeldImage, reference: str) -> Change | None:
     """Return the change of tags that an interrupted run left undone; None if there is none."""
     if reference not in here.tags:
-        return Change(f"tag the image that is there as {reference}")
+        return Change(f"tag the existing image as {reference}")
     if any(map(is_relay_name, here.tags)):
         return Change(f"remove temporary names of {reference}")
     return None
@@ -264,13 +264,13 @@ def prove(driver: ContainerDriver, content: ImageContent, identifier: str) -> No
     found = driver.image(identifier)
     if found is None:
         raise StepFailed(
-            f"{content.reference} arrived under another ID than {identifier}",
+            f"{content.reference} arrived with another ID than {identifier}",
             host=driver.host,
             hint="run the same command again",
         )
     if found.layers != content.diff_ids:
         raise StepFailed(
-            f"{content.reference} arrived with other layers than it was sent with",
+            f"{content.reference} arrived with layers other than those sent",
             host=driver.host,
             hint=f"docker image rm {identifier} there, and run the same command again",
         )

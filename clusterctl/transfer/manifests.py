@@ -91,7 +91,7 @@ def _require_digest(text: str) -> str:
     """Raise NotAnImage unless `text` is a sha256 digest: digests become file names."""
     algorithm, _, digits = text.partition(":")
     if algorithm != "sha256" or not is_digest(digits):
-        raise NotAnImage(f"{text} is no sha256 digest")
+        raise NotAnImage(f"{text} is not a sha256 digest")
     return text
 
 

@@ -73,7 +73,7 @@ def _told(channel: Channel, say: Say) -> Iterator[list[Any]]:
 def _insist_on_room(words: str, host: str) -> None:
     if "not enough free space" in words:
         raise RequirementsNotMet(
-            "there is no room for the layers that other hosts lack",
+            "there is not enough room for the layers that other hosts lack",
             host=host,
             hint="make room: df -h /var/cache",
             detail=words.strip(),

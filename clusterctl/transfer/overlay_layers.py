@@ -102,7 +102,7 @@ class OverlayLayer:
 
 def digits(digest: str) -> str:
     if not DIGEST.fullmatch(digest):
-        raise UnknownLayout(f"{digest!r} is no digest")
+        raise UnknownLayout(f"{digest!r} is not a digest")
     return digest[7:]
 
 

@@ -64,7 +64,7 @@ def registry_image(
         try:
             return _image(client, reference, platform, store)
         except ClusterctlError as error:
-            say(f"the mirror {mirror.registry} does not help: {error.summary}")
+            say(f"the mirror {mirror.registry} was not used: {error.summary}")
     endpoint = find_endpoint(named.registry, insecure, docker)
     client = RegistryClient(named, endpoint, Logins(ask=ask), say=say, pause=pause)
     return _image(client, reference, platform, store)
@@ -227,7 +227,7 @@ class Arrivals:
             while offset < blob.size:
                 chunk = file.read(min(CHUNK, there - offset))
                 if not chunk:
-                    raise StepFailed(f"{blob.digest} was taken back: its source sent wrong bytes")
+                    raise StepFailed(f"{blob.digest} was discarded: its source sent wrong bytes")
                 offset += len(chunk)
                 if offset == blob.size:
                     arrival.whole()

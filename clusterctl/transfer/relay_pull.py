@@ -99,7 +99,7 @@ def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
                     moved = time.monotonic()
                 elif time.monotonic() - moved > deadlines.RELAYED_PULL_SILENCE:
                     raise _PullStalled(
-                        f"docker pull did nothing for {deadlines.RELAYED_PULL_SILENCE:.0f} s",
+                        f"docker pull made no progress for {deadlines.RELAYED_PULL_SILENCE:.0f} s",
                         host=host,
                         hint="look at the engine there: journalctl -u docker -n 50",
                     ) from None

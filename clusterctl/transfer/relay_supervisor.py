@@ -124,7 +124,7 @@ class RelaySupervisor:
             try:
                 error = self._run_once()
             except Exception as failure:  # else the thread would end unnoticed, and all would wait
-                error = StepFailed("the relay's answers make no sense", detail=repr(failure))
+                error = StepFailed("the relay's answer is not valid", detail=repr(failure))
             if self._closing.is_set():
                 return
             attempt = 0 if time.monotonic() - began > 60 else attempt + 1

@@ -101,7 +101,7 @@ class SharedSource:
             for digest, times in self._wrong.items():
                 if times >= MAX_WRONG:
                     return StepFailed(
-                        f"the source sends other bytes than those of sha256:{digest[:12]}",
+                        f"the source sends bytes that do not match sha256:{digest[:12]}",
                         hint="the file is damaged, or changed while it was sent: get it again",
                     )
             if self._failing is None:

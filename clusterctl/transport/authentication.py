@@ -50,7 +50,7 @@ class KeyRing:
                     self._keys[path] = _load(path, passphrase)
         found = self._keys[path]
         if found is None:
-            raise ValueError("it stays encrypted")
+            raise ValueError("it is encrypted, and no passphrase opened it")
         return found
 
 

@@ -188,7 +188,9 @@ class RunningCommand(Closing):
             self._wire.send(data)
         except OSError as error:
             raise ConnectionFailed(
-                f"`{self._frame.argv[0]}` takes no more input", host=self._host, detail=str(error)
+                f"`{self._frame.argv[0]}` stopped reading its input",
+                host=self._host,
+                detail=str(error),
             ) from error
 
     def recv(self, size: int) -> bytes:
@@ -211,7 +213,7 @@ class RunningCommand(Closing):
         """Return the exit status; -1 when the connection was lost. Raises TimeoutError."""
         status = self._wire.wait(timeout)
         if status is None:
-            raise TimeoutError(f"`{self._frame.argv[0]}` still runs after {timeout} s")
+            raise TimeoutError(f"`{self._frame.argv[0]}` is still running after {timeout} s")
         # The reading thread may still process the end of stderr; a background child of the command
         # may hold it open for ever.
         self._errors.join(LAST_WORDS)

@@ -183,8 +183,8 @@ class Dialer:
         except TimeoutError as error:
             raise ConnectionFailed(
                 f"its jump host {jump} gave no connection within "
-                f"{deadlines.GATEWAY * behind.connect_timeout:g} s: somebody else's attempt still "
-                "waits there",
+                f"{deadlines.GATEWAY * behind.connect_timeout:g} s: an earlier attempt is still "
+                "waiting",
                 host=behind.name,
                 hint=f"ssh {jump.rpartition(',')[2]} true",
             ) from error
@@ -274,9 +274,9 @@ def _rejected(
     tried = error.result if isinstance(error, AuthFailure) else []
     lines = [f"{source}: {result}" for source, result in tried] or [_detail(error)]
     return AuthenticationRejected(
-        f"{place} accepted no key and no password",
+        f"{place} accepted neither a key nor a password",
         host=target.name,
-        hint=f"see that this works: {target.command_line('true')}",
+        hint=f"check that this works: {target.command_line('true')}",
         detail="tried\n" + "\n".join(f"  {line}" for line in lines),
     )
 

@@ -134,7 +134,7 @@ def host_key_problem(verdict: Verdict, target: SshTarget, offered: OfferedKey) -
     return HostKeyProblem(
         f"its host key {word}: {entry.file}:{entry.line}",
         host=target.name,
-        hint="someone may stand between you and the host; if it was set up anew: "
+        hint="someone may be intercepting the connection; if the host was reinstalled: "
         f"ssh-keygen -f {entry.file} -R '{offered.name}'",
         detail=f"shown: {offered}\nknown: {entry.key_type} {fingerprint(entry.key)}",
     )

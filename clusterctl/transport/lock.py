@@ -170,7 +170,7 @@ class ClusterLock(Closing):
             raise StepFailed(
                 f"{path} was changed by someone else meanwhile, and is left as it is",
                 host=self._head.host.name,
-                hint="run the same clusterctl command again: it looks at what is there now",
+                hint="run the same clusterctl command again: it starts from the current state",
             )
         if not result.ok:
             raise StepFailed(
@@ -220,7 +220,7 @@ class ClusterLock(Closing):
 
     def _held(self, answer: str) -> LockHeld:
         # A holder without a record is about to write it, or is another program.
-        holder = _holder(answer) or "someone who has not given a name yet"
+        holder = _holder(answer) or "a run that has not written its name yet"
         return LockHeld(
             f"cluster {self._cluster} is being worked on by {holder}",
             host=self._head.host.name,
@@ -232,7 +232,8 @@ class ClusterLock(Closing):
         other = _holder(answer)
         self._gone = ConnectionFailed(
             f"the lock of cluster {self._cluster} was lost: the connection to the head broke, "
-            f"or stayed silent for {self._silence} s" + (f"; it is {other}'s now" if other else ""),
+            f"or stayed silent for {self._silence} s"
+            + (f"; {other} holds it now" if other else ""),
             host=self._head.host.name,
             hint="run the same clusterctl command again",
         )

@@ -97,7 +97,7 @@ class OrderedChannel:
                             transport._send_message(message)  # noqa: SLF001
                     return
             if time.monotonic() > deadline:
-                raise OSError("the key exchange does not end")
+                raise OSError("the key exchange did not end")
         raise OSError("the connection is gone")
 
 

@@ -183,9 +183,9 @@ class ShellTransport(ABC):
 
     def _timed_out(self, argv: Sequence[str], timeout: float, detail: str) -> CommandTimedOut:
         return CommandTimedOut(
-            f"`{argv[0]}` ran past its {timeout:g} s and was ended",
+            f"`{argv[0]}` did not end within {timeout:g} s and was stopped",
             host=self._host.name,
-            hint=f"see what is slow there: clusterctl exec --limit {self._host.name} -- uptime",
+            hint=f"check its load: clusterctl exec --limit {self._host.name} -- uptime",
             detail=detail or None,
         )
 
@@ -193,14 +193,14 @@ class ShellTransport(ABC):
         """The login worked, but it runs no command: nologin, a forced command, `exit` in
         ~/.bashrc."""
         how = (
-            "started no command in time"
+            "did not start a command in time"
             if failure.status is None
             else f"ended with status {failure.status} before the command began"
         )
         return ConnectionFailed(
             f"the login shell of {self.user} {how}",
             host=self._host.name,
-            hint="look at the shell's start-up files; this must print nothing and end with 0: "
+            hint="look at the shell's start-up files; this must print nothing and exit with 0: "
             + target_of(self._host).command_line("true"),
             detail=failure.output or None,
         )
@@ -216,9 +216,9 @@ class ShellTransport(ABC):
         if failure.status == 127:
             return self._no_sudo("sudo is not installed", failure)
         if failure.status is None:
-            return self._no_sudo("sudo started nothing in time", failure)
+            return self._no_sudo("sudo did not start the command in time", failure)
         if "password is required" in failure.output:
-            return self._no_sudo(f"sudo wants a password for {self.user}", failure)
+            return self._no_sudo(f"sudo needs a password for {self.user}", failure)
         return self._no_sudo(f"{self.user} may not use sudo", failure)
 
     def _no_sudo(self, summary: str, failure: NotStarted) -> RequirementsNotMet:

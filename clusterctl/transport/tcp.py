@@ -103,8 +103,8 @@ class Tunnel(Closing):
             self._listener = socket.create_server(("127.0.0.1", self._wanted))
         except OSError as error:
             raise UsageError(
-                f"port {self._wanted} of this machine is taken",
-                hint="choose another one, or 0 for any",
+                f"port {self._wanted} of this machine is in use",
+                hint="choose another port, or 0 for any free one",
                 detail=str(error),
             ) from error
         threading.Thread(

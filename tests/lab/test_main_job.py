@@ -404,7 +404,7 @@ def test_a_full_file_system_of_logs_is_named_and_stops_nothing(
         assert service(operator, "tiny")["state"] == "ready"
         ran = operator.run(*words, "--dry-run")
         assert ran.status == 0, ran.text
-        assert "Nothing to change: it is served like this already." in ran.stderr, ran.text
+        assert "Nothing to change: the service already runs like this." in ran.stderr, ran.text
     finally:
         on_host("gpu1", f"{inside} umount {logs}")
     until(lambda: operator.run("status").status == 0, within=30, what="all is healthy again")
@@ -572,7 +572,7 @@ def test_weights_that_differ_between_hosts_are_named_before_ranks_start(
     on_host("gpu2", flip)
     copied = operator.run(*serve)
     assert copied.status == 5, copied.text
-    assert "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has" in (
+    assert "gpu2: model.safetensors in /data/models/tiny differs from the one on gpu1" in (
         copied.stderr
     )
     assert "no manifest says" in copied.stderr
@@ -582,7 +582,7 @@ def test_weights_that_differ_between_hosts_are_named_before_ranks_start(
     on_host("gpu2", flip)
     pushed = operator.run(*serve)
     assert pushed.status == 5, pushed.text
-    assert "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has\n" in (
+    assert "gpu2: model.safetensors in /data/models/tiny differs from the one on gpu1\n" in (
         pushed.stderr
     )
     operator.ok("model", "push", "tiny", "--from", "host:gpu1", "--yes")

@@ -125,8 +125,8 @@ def _chosen(entries: list[_Entry], reference: str | None) -> _Entry:
         if len(entries) == 1:
             return entries[0]
         raise RequirementsNotMet(
-            f"it holds {len(entries)} images, and one is expected",
-            hint=f"name one of: {', '.join(names)}" if names else "save one image alone",
+            f"it holds {len(entries)} images, but one is expected",
+            hint=f"name one of: {', '.join(names)}" if names else "save a single image",
         )
     for entry in entries:
         if any(_same(name, reference) for name in entry.names):
@@ -147,7 +147,7 @@ def _from_layout(
     chosen = choose(_with_platforms(members, entry.manifests), platform, name)
     manifest = members.read(_path(chosen.blob))
     if digest_of(manifest) != chosen.blob.digest:
-        raise NotAnImage(f"{_path(chosen.blob)} is corrupt: its bytes are not those of its digest")
+        raise NotAnImage(f"{_path(chosen.blob)} is corrupt: its bytes do not match its digest")
     config = members.read(_path(blob_of(document(manifest, "the manifest").get("config"))))
     content = image_content(name, manifest, config, chosen.blob.media_type)
     for blob in content.layers:

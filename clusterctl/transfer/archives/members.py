@@ -53,7 +53,7 @@ class FileMembers:
     def read(self, name: str) -> bytes:
         place = self._place(name)
         if place.size > LARGEST_DOCUMENT:
-            raise NotAnImage(f"{name} is too large for what it should be: {place.size} bytes")
+            raise NotAnImage(f"{name} is unexpectedly large: {place.size} bytes")
         return self._bytes(place, place.size)
 
     def size(self, name: str) -> int:

@@ -53,7 +53,7 @@ class TarStream:
         while missing:
             chunk = self._read(min(missing, CHUNK))
             if not chunk:
-                raise BrokenArchive(f"the archive ends after {self._count} bytes, too early")
+                raise BrokenArchive(f"the archive is truncated after {self._count} bytes")
             parts.append(chunk)
             missing -= len(chunk)
             self._count += len(chunk)
@@ -73,7 +73,7 @@ class TarStream:
 
     def whole(self, size: int) -> bytes:
         if size > LARGEST_TEXT:
-            raise BrokenArchive(f"one of its headers has {size} bytes")
+            raise BrokenArchive(f"one of its headers is too large: {size} bytes")
         return b"".join(self.body(size))
 
     def drain(self) -> None:

@@ -82,7 +82,7 @@ def _gzip(path: Path) -> Iterator[Read]:
 def _zstd(path: Path) -> Iterator[Read]:
     if shutil.which("zstd") is None:
         raise RequirementsNotMet(
-            f"{path} is compressed with zstd, and there is no zstd on this machine",
+            f"{path} is compressed with zstd, but zstd is not installed on this machine",
             hint=f"install zstd, or unpack it elsewhere: zstd -d {path}",
         )
     argv = ["zstd", "-dcq", "--", str(path)]

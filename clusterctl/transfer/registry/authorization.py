@@ -127,8 +127,9 @@ class Authorization:
         if realm.scheme == "https" or not self._login or self.plain:
             return
         raise RegistryFailed(
-            f"{self._reference.registry} wants the password sent in the clear, to {realm.host}",
-            hint="tell who runs the registry: its realm must be https",
+            f"{self._reference.registry} asks for the password to be sent unencrypted to "
+            f"{realm.host}",
+            hint="ask the registry's operator: its realm must be https",
         )
 
 

@@ -80,7 +80,7 @@ class RegistryClient:
         accept = ", ".join((*INDEXES, *MANIFESTS))
         data, kind = self._persistently(lambda: self._document(f"manifests/{name}", accept))
         if name.startswith("sha256:") and digest_of(data) != name:
-            raise NotAnImage(f"{self._reference.registry} sent other bytes than {name}")
+            raise NotAnImage(f"{self._reference.registry} sent bytes that do not match {name}")
         return data, kind
 
     def config(self, blob: Blob) -> bytes:
@@ -188,5 +188,5 @@ def _start(response: httpx2.Response) -> int:
     said = response.headers.get("Content-Range", "")
     first = said.removeprefix("bytes ").partition("-")[0]
     if not first.isdigit():
-        raise RegistryFailed(f"a part was asked for, and the answer is of {said!r}")
+        raise RegistryFailed(f"a range was requested, but the response is of {said!r}")
     return int(first)

@@ -99,7 +99,7 @@ def unreached(registry: str, error: httpx2.TransportError) -> RegistryFailed:
     if "ssl" in lowered or "tls" in lowered:
         return RegistryFailed(
             f"the TLS handshake with {registry} failed",
-            hint=f'if it has none: {{"insecure-registries": ["{registry}"]}} in '
+            hint=f'if it does not use TLS: {{"insecure-registries": ["{registry}"]}} in '
             "/etc/docker/daemon.json",
             detail=words,
         )

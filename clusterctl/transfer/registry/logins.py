@@ -144,8 +144,14 @@ def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
         said = json.loads(done.stdout)
         return Login(str(said["Username"]), str(said["Secret"]))
     except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+        if isinstance(error, subprocess.TimeoutExpired):
+            why = f"no answer within {deadlines.LOGIN_HELPER} s"
+        elif isinstance(error, OSError):
+            why = f"it cannot be run: {error.strerror}"
+        else:
+            why = "its answer is not a login"
         raise RequirementsNotMet(
-            f"the credential helper {program} does not work: {type(error).__name__}",
+            f"the credential helper {program} does not work: {why}",
             hint=f"try it: echo {key} | {program} list",
         ) from error
 

@@ -131,4 +131,4 @@ def _size(files: Mapping[str, HeldFile]) -> int:
 
 def _sentence(path: str, one: DifferingFile) -> str:
     which = "" if one.recorded else "; no manifest says which of them is right"
-    return f"{one.path} in {path} is not the file that {one.other} has{which}"
+    return f"{one.path} in {path} differs from the one on {one.other}{which}"

@@ -245,7 +245,7 @@ class Downloads:
             self._move(arrival, 0)
         raise StepFailed(
             f"{file.path} arrived twice with a hash other than the hub's",
-            hint="is a proxy in between that changes files?",
+            hint="check that no proxy in between changes files",
         )
 
     def _fill(self, file: HubFile, arrival: _Arrival, opened: BinaryIO) -> None:
@@ -269,7 +269,7 @@ class Downloads:
                 reason = error
             have = opened.tell()
             if have > file.size:
-                raise StepFailed(f"{file.path} is longer than the hub says")
+                raise StepFailed(f"{file.path} is longer than the hub lists")
             failures = failures + 1 if have <= before else 1
             if have < file.size and (
                 failures >= TRIES or self._stopped.wait(self._pause * 2 ** (failures - 1))
@@ -427,7 +427,7 @@ def require_room(listing: Listing, hub: Hub, directory: Path) -> None:
     if missing > free:
         raise RequirementsNotMet(
             f"{listing.model_id} needs {gib(missing)} on this machine while it passes through, "
-            f"and {gib(free)} are free in {directory}",
+            f"but {gib(free)} are free in {directory}",
             hint="set XDG_CACHE_HOME to a directory on a larger disk, or let a host download it: "
             "clusterctl model pull ... --on HOST",
         )

@@ -169,7 +169,7 @@ def _hashed(
     name = file.source.name
     if file.path.startswith("blobs/") and len(name) == 64 and name != hashed.sha256:
         return StepFailed(
-            f"{file.source} is damaged: its sha256 is not its name",
+            f"{file.source} is damaged: its sha256 does not match its name",
             hint=f"rm {file.source}   and download the model again",
         )
     return WeightFile(file.path, before.size, file.mode, hashed.sha256, hashed.chunks)

@@ -103,7 +103,7 @@ def show(url: str, headers: dict[str, str]) -> dict[str, Any]:
     except (OSError, HTTPException, ValueError) as error:
         return {"failed": f"{urlsplit(url).netloc} cannot be reached: {reason_of(error)}"}
     if answer.status == 200 and len(body) > most:
-        text = f"sent more than {most >> 20} MiB, which is no list of a model's files"
+        text = f"sent more than {most >> 20} MiB, too much for a list of a model's files"
         return {"failed": f"{urlsplit(url).netloc} {text}"}
     named = {name.lower(): value for name, value in answer.headers.items()}
     return {"status": answer.status, "headers": named, "body": body[:most].decode(errors="replace")}
@@ -152,7 +152,7 @@ class File:
             except NETWORK as error:
                 text = f"{urlsplit(self.url).netloc} cannot be reached: {reason_of(error)}"
             if self.have > self.size:
-                raise FetchFault("it is longer than the hub says")
+                raise FetchFault("it is longer than the hub lists")
             if self.have < self.size:
                 failures = failures + 1 if self.have <= before else 1
                 if failures >= TRIES:

@@ -107,8 +107,8 @@ def needed(listing: Listing, include: str | None = None) -> Listing:
             problem = f"{file.path} has {file.size} bytes and the hash {file.sha256!r}"
         if problem:
             raise StepFailed(
-                f"{listing.hub} lists an impossible file in {listing.model_id}: {problem}",
-                hint="is the address of the hub right, and is no other server in between?",
+                f"{listing.hub} lists an invalid file in {listing.model_id}: {problem}",
+                hint="check the hub's address, and that no other server answers in its place",
             )
     weights = {f.path for f in listing.files if _is_weight(f, include)}
     chosen = next((s for s in _FORMATS if any(p.endswith(s) for p in weights)), None)

@@ -105,7 +105,7 @@ class _Bounded(_Beginning):
             if left < 0:
                 raise StepFailed(
                     f"{self._server} sent more than {self._most >> 20} MiB, "
-                    "which is no list of a model's files",
+                    "too much for a list of a model's files",
                     hint="check HF_ENDPOINT and MODELSCOPE_ENDPOINT",
                 )
             yield piece

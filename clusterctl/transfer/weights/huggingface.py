@@ -53,8 +53,8 @@ class HuggingFace:
         """See Hub. One request, so that all files are of one commit."""
         if huggingface_hub.is_offline_mode():
             raise RequirementsNotMet(
-                "HF_HUB_OFFLINE is set, so the Hub is not asked",
-                hint="unset HF_HUB_OFFLINE, or bring a directory: clusterctl model push DIRECTORY",
+                "HF_HUB_OFFLINE is set, so the Hub cannot be asked",
+                hint="unset HF_HUB_OFFLINE, or copy a directory: clusterctl model push DIRECTORY",
             )
         wanted = revision or DEFAULT_REVISION
         api = huggingface_hub.HfApi(
@@ -85,7 +85,7 @@ class HuggingFace:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise StepFailed(
                     f"{self.endpoint} did not respond like the Hugging Face Hub",
-                    hint="is HF_ENDPOINT right, and is no login page of a proxy in between?",
+                    hint="check HF_ENDPOINT, and that no proxy's login page answers in its place",
                     detail=repr(error),
                 ) from error
         return Listing("hf", model_id, commit, files)

@@ -108,7 +108,7 @@ def parse(text: str) -> Manifest:
 def _file(entry: dict[str, object]) -> WeightFile:
     chunks = entry["chunks"]
     if not isinstance(chunks, list):
-        raise TypeError(f"{chunks!r} is no list")
+        raise TypeError(f"{chunks!r} is not a list")
     return WeightFile(
         path=inside(str(entry["path"])),
         size=int(str(entry["size"])),
@@ -121,7 +121,7 @@ def _file(entry: dict[str, object]) -> WeightFile:
 def _digest(value: object) -> str:
     """Return the digest; raise ValueError if invalid, since hosts use it as a file name."""
     if not is_digest(str(value)):
-        raise ValueError(f"{value!r} is no sha256")
+        raise ValueError(f"{value!r} is not a sha256")
     return str(value)
 
 
@@ -130,5 +130,5 @@ def inside(path: str) -> str:
     hosts, listings from hubs: neither is trusted."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or any(ord(c) < 32 for c in path):
-        raise ValueError(f"{path!r} is no path below the model's directory")
+        raise ValueError(f"{path!r} is not a path below the model's directory")
     return path

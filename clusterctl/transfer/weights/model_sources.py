@@ -44,7 +44,7 @@ def holder_named(source: str | None, inventory: Inventory) -> str | None:
     known = [host.name for host in inventory.hosts]
     if kind != "host" or name not in known:
         raise UsageError(
-            f"--from {source} is no host of the inventory",
+            f"--from {source} is not a host of the inventory",
             hint=f"--from host:{known[0]}; a directory of this machine needs no --from",
         )
     return name
@@ -68,8 +68,8 @@ def require_name(name: str) -> None:
     parts = PurePosixPath(name).parts
     if not parts or name.startswith(("/", ".")) or ".." in parts or len(parts) > MOST_PARTS:
         raise UsageError(
-            f"--name {name!r} is no name of a model directory",
-            hint="NAME or ORGANISATION/NAME, as `serve` is to be told",
+            f"--name {name!r} is not a valid name of a model directory",
+            hint="use NAME or ORGANISATION/NAME, as for `serve`",
         )
 
 

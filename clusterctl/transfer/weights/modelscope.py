@@ -86,12 +86,13 @@ class ModelScope:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StepFailed(
                 f"{self.endpoint} did not respond like ModelScope",
-                hint="is MODELSCOPE_ENDPOINT right, and is no login page of a proxy in between?",
+                hint="check MODELSCOPE_ENDPOINT, and that no proxy's login page answers in its "
+                "place",
                 detail=repr(error),
             ) from error
         if len(entries) >= MOST_ENTRIES:
             raise StepFailed(
-                f"{model_id} has {MOST_ENTRIES} files or more, and ModelScope lists no others",
+                f"{model_id} has {MOST_ENTRIES} files or more, and ModelScope lists no more",
                 hint="download it with ModelScope's own client, then: "
                 "clusterctl model push DIRECTORY",
             )

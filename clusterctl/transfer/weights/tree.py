@@ -81,7 +81,7 @@ def _cache_entry(entry: Path, name: str | None) -> Tree:
         path = snapshot / file.path
         real = path.resolve()
         if not real.is_relative_to(entry):
-            raise UsageError(f"{path} leads out of {entry}")
+            raise UsageError(f"{path} points outside {entry}")
         files[str(real.relative_to(entry))] = file  # a blob, or a file that is not a link
         if path.is_symlink():
             # Relative, with other links resolved, so that the link is valid on any host.
@@ -110,7 +110,7 @@ def _files(
             continue
         if entry.is_dir():
             if (directory / path).resolve() in within:
-                raise UsageError(f"{directory / path} leads back to a directory that it is in")
+                raise UsageError(f"{directory / path} links back to a directory that contains it")
             yield from _files(directory, f"{path}/", within)
         else:
             yield _tree_file(path, directory / path)
@@ -136,7 +136,7 @@ def _tree_file(path: str, source: Path) -> TreeFile:
     if not stat.S_ISREG(found.st_mode):
         raise UsageError(f"{source} is neither a file nor a directory", hint="move it away")
     if not os.access(source, os.R_OK):
-        raise UsageError(f"{source} may not be read by you", hint=f"chmod u+r {source}")
+        raise UsageError(f"{source} is not readable: permission denied", hint=f"chmod u+r {source}")
     return TreeFile(path, source.resolve(), found.st_size, stat.S_IMODE(found.st_mode))
 
 

@@ -150,7 +150,7 @@ def test_an_image_that_is_gone(engine: Engine, store: BlobStore, tmp_path: Path)
 
 def test_a_host_without_room(engine: Engine, tmp_path: Path) -> None:
     huge = Image("sha256:" + "0" * 64, (), 10**13)
-    with pytest.raises(RequirementsNotMet, match="no room"):
+    with pytest.raises(RequirementsNotMet, match="not enough room"):
         save_on_host(engine.driver(), huge, NAME, str(tmp_path), say=nothing)
 
 

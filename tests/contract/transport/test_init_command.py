@@ -132,7 +132,7 @@ def test_on_a_terminal_the_keys_are_shown_and_asked_about(
         (("gpu1", "--cluster", "My Cluster"), "--cluster: must be lower case"),
         (("gpu1", "--subnet", "10.0.0.1/24"), "did you mean 10.0.0.0/24?"),
         (("gpu1", "--subnet", "eth0"), "fix: without --subnet, init chooses"),
-        (("gpu1", "-o", "nowhere/inventory.yaml"), "is in no directory that exists"),
+        (("gpu1", "-o", "nowhere/inventory.yaml"), "is in a directory that does not exist"),
         (("gpu1", "-o", "/proc/inventory.yaml"), "cannot be written: No such file"),
     ],
 )

@@ -132,7 +132,7 @@ def test_nothing_is_written_once_the_lock_is_another_s(
             frozen.replace(str(file), b"one", before=None)
         with (
             ClusterLock(transport, "demo", "another run", directory=str(tmp_path)),
-            pytest.raises(ConnectionFailed, match=r"it is .*another run's now"),
+            pytest.raises(ConnectionFailed, match=r"another run holds it now"),
         ):
             frozen.replace(str(file), b"one", before=None)
     assert not file.exists()
@@ -143,7 +143,7 @@ def test_a_name_that_is_not_there_yet(transport: Transport, tmp_path: Path) -> N
     file.touch()
     with file.open() as taken:
         fcntl.flock(taken, fcntl.LOCK_EX)
-        with pytest.raises(LockHeld, match="someone who has not given a name yet"):
+        with pytest.raises(LockHeld, match="a run that has not written its name yet"):
             ClusterLock(transport, "demo", "c", directory=str(tmp_path)).__enter__()
 
 
@@ -224,7 +224,7 @@ def test_a_tunnel_to_nothing_says_why(transport: Transport, closed_port: int) ->
 
 
 def test_a_taken_port_is_named(transport: Transport, web: int) -> None:
-    with pytest.raises(UsageError, match=f"port {web} of this machine is taken"):
+    with pytest.raises(UsageError, match=f"port {web} of this machine is in use"):
         Tunnel(transport, "127.0.0.1", 1, local_port=web).__enter__()
 
 

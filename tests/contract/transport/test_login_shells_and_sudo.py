@@ -178,7 +178,7 @@ def test_sudo_that_wants_a_password_nobody_gives(
     with pytest.raises(RequirementsNotMet) as caught:
         transport.run(["true"], sudo=True)
 
-    assert f"sudo wants a password for {person.name}" in caught.value.summary
+    assert f"sudo needs a password for {person.name}" in caught.value.summary
     assert "CLUSTERCTL_SUDO_PASSWORD" in (caught.value.hint or "")
     transport.close()
 

@@ -103,7 +103,7 @@ def test_a_wrong_password_is_tried_once(sshd: Sshd, person: Person, tmp_path: Pa
         who(host, dialer)
 
     assert caught.value.host == "gpu1"
-    assert f"127.0.0.1:{sshd.port} accepted no key and no password" in caught.value.summary
+    assert f"127.0.0.1:{sshd.port} accepted neither a key nor a password" in caught.value.summary
     assert f"{person.name}@127.0.0.1 true" in (caught.value.hint or "")
     assert "password: Authentication failed" in (caught.value.detail or "")
     assert "not it" not in str(vars(caught.value))
@@ -123,7 +123,9 @@ def test_what_was_tried_is_told(sshd: Sshd, tmp_path: Path) -> None:
 
 
 def test_a_missing_key_file_is_told(sshd: Sshd, tmp_path: Path) -> None:
-    with pytest.raises(AuthenticationRejected, match="accepted no key") as caught:
+    with pytest.raises(
+        AuthenticationRejected, match="accepted neither a key nor a password"
+    ) as caught:
         who(sshd.host(identity_file=tmp_path / "absent"), dialer_with(tmp_path))
 
     assert "No such file" in (caught.value.detail or "")

@@ -36,7 +36,7 @@ def test_a_failed_command_alone_ends_with_6(clusterctl: Run, inventory: Path) ->
 def test_a_log_that_is_not_there_is_an_error(clusterctl: Run, inventory: Path) -> None:
     ran = clusterctl("-i", str(inventory), "logs", "chat")
     assert ran.returncode == 2
-    assert "no log is called chat; there are: none" in ran.stderr
+    assert "no log is named chat; logs: none" in ran.stderr
 
 
 def test_every_host_without_its_journal_is_named(clusterctl: Run, inventory: Path) -> None:
@@ -72,7 +72,7 @@ def test_ssh_to_this_machine_needs_no_ssh(
 def test_ssh_goes_to_one_host_by_its_name(clusterctl: Run, inventory: Path, name: str) -> None:
     ran = clusterctl("ssh", "-i", str(inventory), name, "true")
     assert ran.returncode == 2
-    assert "no host is called" in ran.stderr
+    assert "no host is named" in ran.stderr
 
 
 def test_status_in_a_pipe_is_one_uncoloured_screen(clusterctl: Run, inventory: Path) -> None:
@@ -111,7 +111,7 @@ def test_no_place_for_a_log_is_one_note(clusterctl: Run, inventory: Path) -> Non
     words = ("exec", "-i", str(inventory), "--limit", "here", "echo", "done")
     ran = clusterctl(*words, XDG_STATE_HOME="/proc/nowhere")
     assert (ran.returncode, ran.stdout) == (0, "here  done\n")
-    assert ran.stderr == "note: no log is kept: its directory cannot be written\n"
+    assert ran.stderr == "note: no log file is written: its directory is not writable\n"
 
 
 def test_what_stdout_cannot_hold_is_no_crash(clusterctl: Run, inventory: Path) -> None:

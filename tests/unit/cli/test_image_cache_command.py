@@ -35,6 +35,6 @@ def test_a_run_that_uses_them_keeps_them(clusterctl: Run, directory: Path) -> No
     store.keep(bytes(1000))
     ran = clusterctl("image", "cache", "--clear")
     assert ran.returncode == 7
-    assert f"error: another clusterctl uses the layers in {directory}" in ran.stderr
+    assert f"error: another clusterctl is using the layers in {directory}" in ran.stderr
     assert store.recall("anything") is None
     assert clusterctl("image", "cache").stdout.startswith(f"{directory}: 1000 B of image layers")

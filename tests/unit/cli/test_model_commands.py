@@ -43,13 +43,13 @@ def test_ls_lists_what_answers_and_names_what_does_not(
     ("words", "said"),
     [
         (("push", "/nowhere/Tiny"), "/nowhere/Tiny does not exist"),
-        (("push", "Tiny", "--from", "host:gpu9"), "host:gpu9 is no host of the inventory"),
+        (("push", "Tiny", "--from", "host:gpu9"), "host:gpu9 is not a host of the inventory"),
         (("push", ".", "--limit-rate", "fast"), "--limit-rate: 'fast' is not a rate"),
-        (("push", ".", "--name", "../x"), "is no name of a model directory"),
+        (("push", ".", "--name", "../x"), "is not a valid name of a model directory"),
         (("pull", "qwen3-9b"), "unknown model qwen3-9b; did you mean"),
-        (("pull", "/data/models/x"), "/data/models/x does not name a model of a hub"),
+        (("pull", "/data/models/x"), "/data/models/x is not a model on a hub"),
         (("pull", "qwen3-8b", "--source", "nexus"), "--source nexus is not known"),
-        (("pull", "qwen3-8b", "--on", "gpu9"), "--on gpu9 is no host of the inventory"),
+        (("pull", "qwen3-8b", "--on", "gpu9"), "--on gpu9 is not a host of the inventory"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_host_is_asked(

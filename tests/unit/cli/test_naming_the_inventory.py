@@ -37,7 +37,7 @@ def test_two_that_differ_are_a_usage_error(clusterctl: Run, inventory: Path, com
     for words in (("-i", "b.yaml", command, "a.yaml"), (command, "a.yaml", "-i", "b.yaml")):
         ran = clusterctl(*words)
         assert ran.returncode == 2
-        assert "two inventories are named: a.yaml and -i b.yaml" in ran.stderr
+        assert "two inventories are given: a.yaml and -i b.yaml" in ran.stderr
     assert READ in clusterctl("-i", inventory.name, command, str(inventory)).stderr
 
 

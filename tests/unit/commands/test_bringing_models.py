@@ -42,7 +42,7 @@ def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
     assert (other.hub, other.model_id, other.name, other.revision) == (
         "modelscope", "org/name", "mine", "v1",
     )  # fmt: skip
-    with pytest.raises(UsageError, match="does not name a model of a hub"):
+    with pytest.raises(UsageError, match="is not a model on a hub"):
         hub_model("/data/models/x", "/data/models", "hf", None, None)
 
 
@@ -77,5 +77,5 @@ def test_what_was_got_and_is_read_once_more_is_said_too() -> None:
 
 def test_a_name_that_leads_out_of_the_models_directory_is_refused() -> None:
     for name in ("../elsewhere", "/etc", "a/../..", ".hidden"):
-        with pytest.raises(UsageError, match="is no name of a model directory"):
+        with pytest.raises(UsageError, match="is not a valid name of a model directory"):
             hub_model("Qwen/Qwen2.5-1.5B-Instruct", "/data/models", "hf", None, name)

@@ -55,7 +55,7 @@ def test_without_the_head_a_worker_is_taken_down_without_the_lock_and_that_is_sa
             sink=told.append,
         )
     assert raised.value.host == "gpu2", "the head was not asked to come down"
-    assert told == [Note("does not answer: going on without the cluster's lock", "gpu1")]
+    assert told == [Note("does not answer: continuing without the cluster's lock", "gpu1")]
 
 
 def test_an_empty_plan_is_said_in_the_commands_own_words(

@@ -215,7 +215,7 @@ def test_check_says_that_the_gate_was_not_run_where_something_is_wrong() -> None
     report = Report({}, {}, ("a note",), (RequirementsNotMet("its clock is 300 s behind"),))
     found = with_fabric(report, Lab().ground.inventory, (), Credentials(), lambda _: None)
     assert found.errors == report.errors
-    assert found.notes == ("a note", "the fabric gate was not run: what is wrong comes first")
+    assert found.notes == ("a note", "the fabric gate was not run: fix the other problems first")
 
 
 def test_a_request_to_stop_ends_it() -> None:

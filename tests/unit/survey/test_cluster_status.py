@@ -96,7 +96,7 @@ def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: Host
     survey = survey_of(INVENTORY, reports, transports)
     status = assess(survey, weights_apart=weights_apart(survey))
     assert status.problems == (
-        "gpu2: model.safetensors in /data/models/tiny is not the file that gpu1 has; no manifest "
+        "gpu2: model.safetensors in /data/models/tiny differs from the one on gpu1; no manifest "
         "says which of them is right",
     )
 

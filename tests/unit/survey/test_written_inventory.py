@@ -166,7 +166,7 @@ def test_a_tie_that_nobody_decides_tells_the_option() -> None:
     with pytest.raises(RequirementsNotMet) as caught:
         settle(inventory, TIED, lambda _: None)
     assert caught.value.hint == (
-        "say which: --subnet 10.0.0.0/24 or --subnet 10.1.0.0/24; or run it on a terminal, "
+        "choose one: --subnet 10.0.0.0/24 or --subnet 10.1.0.0/24; or run init on a terminal, "
         "where it asks"
     )
     assert "10.1.0.0/24 (100 Gbit/s, MTU 9000): x b0, y b0" in str(caught.value.detail)

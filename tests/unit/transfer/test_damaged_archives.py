@@ -89,7 +89,7 @@ def test_a_layer_that_would_become_another_file_is_refused(tmp_path: Path) -> No
     listed = {"Config": "config", "RepoTags": [SMALL.name], "Layers": list(layers)}
     files = {"manifest.json": packed([listed]), "config": packed(config), **layers}
     (tmp_path / "image.tar").write_bytes(tar_of(files))
-    with pytest.raises(RequirementsNotMet, match="is no sha256 digest"):
+    with pytest.raises(RequirementsNotMet, match="is not a sha256 digest"):
         archive_image(
             tmp_path / "image.tar",
             BlobStore(tmp_path / "cache"),

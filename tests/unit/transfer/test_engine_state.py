@@ -67,7 +67,7 @@ def test_progress_says_how_much_how_fast_how_long_and_from_whom() -> None:
         LinkProgress("gpu2", 0, 0, 0, 0.0, waiting="waits for gpu1"), 5 * MIB
     ) == ("0 of 5 MiB, waits for gpu1")
     done = LinkProgress("gpu2", 500 * MIB, 0, 0, 1.0)
-    assert ImageReceiver.describe(done, 420 * MIB) == "420 of 420 MiB, the engine unpacks"
+    assert ImageReceiver.describe(done, 420 * MIB) == "420 of 420 MiB, the engine is unpacking"
 
 
 def test_an_archive_holds_the_layers_that_are_sent_and_names_them_all() -> None:

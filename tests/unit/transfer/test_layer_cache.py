@@ -69,7 +69,7 @@ def test_what_a_run_uses_stays(tmp_path: Path) -> None:
     running = BlobStore(tmp_path / "cache")
     assert running.recall("anything") is None
     keep_some(running)
-    with pytest.raises(LockHeld, match="another clusterctl uses") as raised:
+    with pytest.raises(LockHeld, match="another clusterctl is using") as raised:
         BlobStore(running.directory).clear()
     assert str(raised.value.hint).endswith(f"fuser -v {running.use}")
     assert running.usage().size == 1500
@@ -136,7 +136,7 @@ def test_without_room_to_compress_layers_they_travel_as_they_are(
     first = {source.content.diff_ids[0]}
     free(SPARE)
     assert compressed_image(source, store, say=said.append, lacking=first) is source
-    assert said[-1].startswith("no room here to compress 0.0 GiB of layers: they travel as")
+    assert said[-1].startswith("no room here to compress 0.0 GiB of layers: sending them")
     free(SPARE + source.content.size)
     packed = compressed_image(source, store, say=said.append, lacking=first)
     assert packed.content.layers[0] != source.content.layers[0]

@@ -172,7 +172,7 @@ def test_mirrors_of_docker_hub_are_asked_first_and_by_their_own_login(
         found = pulled("acme/vllm:1", docker=home)
         assert found.content.reference == "acme/vllm:1"
         assert read(found) == [image.config, *image.layers]
-        assert any(f"mirror {empty.address} does not help" in line for line in said)
+        assert any(f"mirror {empty.address} was not used" in line for line in said)
         assert not any(one.authorization for one in empty.requests)
 
 

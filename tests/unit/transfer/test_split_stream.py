@@ -104,14 +104,14 @@ def test_sizes_beyond_eight_gibibytes() -> None:
 def test_a_header_without_end_is_not_read_into_memory(tmp_path: Path) -> None:
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 8 << 30
-    with pytest.raises(BrokenArchive, match="one of its headers has 8589934592 bytes"):
+    with pytest.raises(BrokenArchive, match="one of its headers is too large: 8589934592 bytes"):
         split(header.tobuf(tarfile.GNU_FORMAT), tmp_path)
 
 
 @pytest.mark.parametrize("cut", [100, 700, 1024])
 def test_a_stream_that_ends_early(tmp_path: Path, cut: int) -> None:
     data = archive(tarfile.GNU_FORMAT)
-    with pytest.raises(BrokenArchive, match="too early"):
+    with pytest.raises(BrokenArchive, match="the archive is truncated after"):
         split(data[:cut], tmp_path)
     assert not list(tmp_path.glob("save-*"))
 

@@ -20,7 +20,7 @@ TOKEN = "hf_secret"
 
 @pytest.mark.parametrize("path", ["../up.json", "/etc/cron.d/x", "a/../../b", "two\nlines", ""])
 def test_a_file_that_would_be_written_elsewhere_is_refused(path: str) -> None:
-    with pytest.raises(StepFailed, match=f"lists an impossible file in {MODEL}"):
+    with pytest.raises(StepFailed, match=f"lists an invalid file in {MODEL}"):
         needed(
             Listing("hf", MODEL, "c", (HubFile("model.safetensors", 1, "u"), HubFile(path, 1, "u")))
         )
@@ -28,7 +28,7 @@ def test_a_file_that_would_be_written_elsewhere_is_refused(path: str) -> None:
 
 def test_a_hash_that_is_none_is_refused() -> None:
     file = HubFile("model.safetensors", 1, "u", sha256="../../" + "a" * 58)
-    with pytest.raises(StepFailed, match="lists an impossible file"):
+    with pytest.raises(StepFailed, match="lists an invalid file"):
         needed(Listing("hf", MODEL, "c", (file,)))
 
 

@@ -57,7 +57,7 @@ def test_other_bytes_are_refused_with_host_file_and_fix() -> None:
     error = caught.value
     assert error.host == "gpu2"
     assert error.summary == (
-        "model.safetensors in /data/models/tiny is not the file that gpu1 has; no manifest "
+        "model.safetensors in /data/models/tiny differs from the one on gpu1; no manifest "
         "says which of them is right"
     )
     assert error.hint == "clusterctl model push tiny --from host:gpu1"

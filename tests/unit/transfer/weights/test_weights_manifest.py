@@ -69,5 +69,5 @@ def test_another_text_is_refused(damage: object) -> None:
 
 def test_a_hash_that_is_none_is_refused() -> None:
     for wrong in ("../" + "a" * 61, "a" * 63):
-        with pytest.raises(ValueError, match="is no sha256"):
+        with pytest.raises(ValueError, match="is not a sha256"):
             parse(dump(Manifest("m", (WeightFile("config.json", 10, 0o644, wrong),))))
