@@ -14,6 +14,7 @@ from functools import partial
 
 import httpx2
 import huggingface_hub
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from clusterctl import __version__, deadlines
@@ -38,6 +39,10 @@ NO_ROUTE = (
 # It logs URLs, and those of the Hub's storage are signed: anyone who has one can download.
 logging.getLogger("huggingface_hub").propagate = False
 logging.getLogger("huggingface_hub").addHandler(logging.NullHandler())
+
+# Its telemetry includes a request of its own to huggingface.co before the first one that is asked
+# of it (utils/_detect_agent.py in 2.4), also if HF_ENDPOINT was not set when it was imported.
+constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 @contextmanager
