@@ -67,7 +67,7 @@ def test_the_key_of_a_config_file_becomes_the_clusters_while_nothing_is_served(
 
 def test_a_key_that_clients_of_other_services_would_have_to_learn_is_refused() -> None:
     head = FakeTransport().on(starts("cat"), stdout="the-clusters\n")
-    with pytest.raises(UsageError, match="which a, b use") as caught:
+    with pytest.raises(UsageError, match="which a, b already use") as caught:
         new_key(INVENTORY, head, ServiceRequest("m", api_key="ones-own"), ("a", "b"))
     assert "clusterctl stop a && clusterctl stop b" in str(caught.value.hint)
     assert "ones-own" not in f"{caught.value} {caught.value.hint}"

@@ -103,7 +103,7 @@ def test_room_is_for_packed_and_unpacked_and_for_what_waits() -> None:
     enough = (12 + 36 + 12 + 256) * 1024**2
     assert found(stock(free=enough)) == []
     (short,) = found(stock(free=enough - 1))
-    assert short.startswith("the image needs 0.3 GiB at /var/lib/docker while it comes")
+    assert short.startswith("the image needs 0.3 GiB at /var/lib/docker while it is loaded")
     assert found(stock(free=enough - 12 * 1024**2, one_disk=False)) == []
     (cache,) = found(stock(one_disk=False, cache_free=1))
     assert "pass through /var/cache" in cache
