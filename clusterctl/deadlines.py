@@ -10,6 +10,35 @@ waited for, for how long, and what was seen last.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Clock, sleep and progress output used while waiting; tests replace them."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = lambda _: None
+
+
+def wait_until(
+    look: Callable[[], T | None], timeout: float, *, every: float, wait: Wait | None = None
+) -> T | None:
+    """Call `look` every `every` seconds and return its first result that is not None; return None
+    once `timeout` seconds have passed. The last look is made at the deadline or after it."""
+    wait = wait or Wait()
+    deadline = wait.clock() + timeout
+    while (found := look()) is None and wait.clock() < deadline:
+        wait.sleep(every)
+    return found
+
+
 # Connections to hosts
 
 # To connect to a host, including retries; the inventory's `ssh.connect_timeout` overrides it. A

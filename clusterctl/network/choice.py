@@ -16,7 +16,7 @@ from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.fabric_choice import Fabric, choose_fabric
 from clusterctl.network.rdma_choice import RdmaChoice, choose_rdma
-from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 
 T = TypeVar("T")
 
@@ -60,16 +60,7 @@ def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
     nodes = _for_each(
         inventory, lambda host: _node(inventory, host, known[host.name], network, rdma)
     )
-    owners: dict[str, str] = {}
-    raise_all(
-        RequirementsNotMet(
-            f"its node IP {node.node_ip} is also the one of {owner}",
-            host=node.host,
-            hint=f"give hosts.{node.host}.node_ip its own address",
-        )
-        for node in nodes.values()
-        if (owner := owners.setdefault(node.node_ip, node.host)) != node.host
-    )
+    raise_all(shared_addresses(nodes.values()))
     return Topology(tuple(nodes.values()))
 
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from clusterctl import deadlines
+from clusterctl.deadlines import STALE, Wait, wait_until
 from clusterctl.errors import RayNotFormed, raise_all
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import ExpectedNode, NodeState, RayNode
 
 POLL = 1.0  # Seconds between two reads of the head's state
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Clock, sleep and progress output used while waiting; tests replace them."""
-
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    say: Callable[[str], None] = lambda _: None
 
 
 def problems(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> list[RayNotFormed]:
@@ -43,30 +32,32 @@ def await_formed(
     Raises RayNotFormed, or Problems with one for every host, from the last state read.
     """
     wait = wait or Wait()
-    deadline = wait.clock() + timeout
+    found: list[RayNotFormed] = []
     said = ""
-    while True:
+
+    def look() -> NodeState | None:
+        nonlocal found, said
         state = read_state()
         if state is None:
             nothing = "the head's supervisor has reported nothing yet"
             found = [RayNotFormed(nothing, hint="clusterctl status")]
-        elif state.time - state.nodes_time > deadlines.STALE:
-            found = [
-                RayNotFormed(
-                    f"Ray on the head is {state.ray}: "
-                    f"{state.ray_detail or 'no report of its nodes'}",
-                    host=state.host,
-                    hint=f"clusterctl logs --host {state.host}",
-                )
-            ]
+        elif state.time - state.nodes_time > STALE:
+            detail = state.ray_detail or "no report of its nodes"
+            hint = f"clusterctl logs --host {state.host}"
+            summary = f"Ray on the head is {state.ray}: {detail}"
+            found = [RayNotFormed(summary, host=state.host, hint=hint)]
         else:
             found = problems(expected, state.nodes)
             if not found:
                 return state
-        if wait.clock() >= deadline:
-            raise_all(found)
         text = "waiting for Ray: " + "; ".join(str(problem) for problem in found)
         if text != said:
             wait.say(text)
             said = text
-        wait.sleep(POLL)
+        return None
+
+    formed = wait_until(look, timeout, every=POLL, wait=wait)
+    if formed is None:
+        raise_all(found)
+        raise AssertionError("the contract does not hold, for no reason")
+    return formed

@@ -8,8 +8,10 @@ two nodes with the same one, are classic causes of waiting forever for GPUs (vll
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Role
 
@@ -47,6 +49,19 @@ class Topology:
             if node.host == host:
                 return node
         raise KeyError(host)
+
+
+def shared_addresses(nodes: Iterable[Node]) -> Iterator[RequirementsNotMet]:
+    """Yield an error for each node that has the node IP of an earlier one."""
+    owners: dict[str, str] = {}
+    for node in nodes:
+        owner = owners.setdefault(node.node_ip, node.host)
+        if owner != node.host:
+            yield RequirementsNotMet(
+                f"its node IP {node.node_ip} is also the one of {owner}",
+                host=node.host,
+                hint=f"give hosts.{node.host}.node_ip its own address",
+            )
 
 
 def host_port(ip: str, port: int) -> str:

@@ -129,23 +129,24 @@ class HeadServices:
         self.sink(StageStarted(title, (host,)))
         self.sink(StepStarted(host, title, Change("let running requests finish, then end vLLM")))
         lock.replace(service_file(self.inventory.cluster, document.name), None, before=file)
-        deadline = started + document.shutdown_timeout + deadlines.STOP_SLACK
-        while True:
+
+        def stopped() -> bool | None:
             state = read_head_state(self.inventory, self.head)
             if state is None:
                 raise RequirementsNotMet(
                     "no supervisor reports from the head, so nothing there can stop the service",
                     hint="clusterctl status",
                 )
-            if all(it.name != document.name or it.state == "stopped" for it in state.services):
-                break
-            if time.monotonic() > deadline:
-                raise StepFailed(
-                    f"{document.name} still runs after {deadline - started:.0f} s",
-                    host=host,
-                    hint=f"clusterctl logs {document.name}",
-                )
-            time.sleep(0.3)
+            runs = [it for it in state.services if it.name == document.name]
+            return all(it.state == "stopped" for it in runs) or None
+
+        limit = document.shutdown_timeout + deadlines.STOP_SLACK
+        if not deadlines.wait_until(stopped, limit, every=0.3):
+            raise StepFailed(
+                f"{document.name} still runs after {limit:.0f} s",
+                host=host,
+                hint=f"clusterctl logs {document.name}",
+            )
         self.sink(StepFinished(host, title, "changed", time.monotonic() - started))
         self.sink(StageFinished(title, time.monotonic() - started))
 

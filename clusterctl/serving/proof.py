@@ -76,22 +76,24 @@ def _with_ranks(
     document: ServiceDocument, read: Callable[[], NodeState | None]
 ) -> tuple[NodeState, ServiceState]:
     """Wait until the head reports all ranks of the service. Raises StepFailed on a timeout."""
-    deadline = time.monotonic() + deadlines.RANKS
-    while True:
+    ranks: list[Rank] = []
+
+    def look() -> tuple[NodeState, ServiceState] | None:
+        nonlocal ranks
         state = read()
         services = state.services if state else []
         service = next((s for s in services if s.name == document.name), None)
         ranks = service.ranks if service else []
-        if state and service and len(ranks) >= document.gpus:
-            return state, service
-        if time.monotonic() > deadline:
-            where = ", ".join(f"{rank.rank} on {rank.host}" for rank in ranks)
-            raise StepFailed(
-                f"Ray reports {len(ranks)} of {document.gpus} ranks within "
-                f"{deadlines.RANKS:.0f} s" + (f": {where}" if where else ""),
-                hint=f"clusterctl logs {document.name}",
-            )
-        time.sleep(0.3)
+        return (state, service) if state and service and len(ranks) >= document.gpus else None
+
+    if found := deadlines.wait_until(look, deadlines.RANKS, every=0.3):
+        return found
+    where = ", ".join(f"{rank.rank} on {rank.host}" for rank in ranks)
+    raise StepFailed(
+        f"Ray reports {len(ranks)} of {document.gpus} ranks within "
+        f"{deadlines.RANKS:.0f} s" + (f": {where}" if where else ""),
+        hint=f"clusterctl logs {document.name}",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from clusterctl import deadlines
+from clusterctl.deadlines import Wait
 from clusterctl.engine.events import EventSink, StepFinished, StepProgress, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import (
@@ -19,7 +20,6 @@ from clusterctl.errors import (
     StepFailed,
 )
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
-from clusterctl.ray_cluster.contract import Wait
 from clusterctl.serving.diagnose import explain
 
 POLL = 0.3  # seconds between two reads of the head's state

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from clusterctl.containers.diff import Create, Keep, Recreate, compare
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec, container_name
+from clusterctl.deadlines import wait_until
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
@@ -80,14 +80,13 @@ class NodeContainer:
                 view.say(f"stopping the old container, at most {ours.stop_timeout} s")
                 _end(driver, ours)
             driver.run(spec)
-        deadline = time.monotonic() + self._settle
-        while True:
+
+        def require_running() -> None:
             found = driver.find(spec.name)
             if found is None or not found.running or found.restarts:
                 raise _died(view, driver, spec.name, found)
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(min(0.25, self._settle))
+
+        wait_until(require_running, self._settle, every=min(0.25, self._settle))
 
     def _find(self, driver: ContainerDriver) -> tuple[Container | None, list[Container]]:
         """Return the cluster's container by name, and the cluster's other containers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -13,7 +13,7 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.network.gate import GateScope
-from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 from clusterctl.survey.requirements import name_listeners, requirements
 from clusterctl.survey.survey import Survey
 
@@ -75,10 +75,9 @@ def topology_of(survey: Survey) -> Topology:
     for host in inventory.hosts:
         try:
             nodes.append(known.node(host.name) if host in answered else unseen(inventory, host))
-            _insist_on_own_address(nodes)
         except RequirementsNotMet as problem:
             problems.append(problem)
-    raise_all(problems)
+    raise_all([*problems, *shared_addresses(nodes)])
     return Topology(tuple(nodes))
 
 
@@ -98,18 +97,6 @@ def unseen(inventory: Inventory, host: Host) -> Node:
             hint=f"give hosts.{host.name}.{key} in the inventory, or take the host out of it",
         )
     return Node(host.name, host.role, address, "", (), "", (), len(host.gpus))
-
-
-def _insist_on_own_address(nodes: Sequence[Node]) -> None:
-    """Raise RequirementsNotMet if the last of `nodes` has the node IP of an earlier one."""
-    last = nodes[-1]
-    owner = next((node for node in nodes[:-1] if node.node_ip == last.node_ip), None)
-    if owner:
-        raise RequirementsNotMet(
-            f"its node IP {last.node_ip} is also the one of {owner.host}",
-            host=last.host,
-            hint=f"give hosts.{last.host}.node_ip its own address",
-        )
 
 
 def _address(inventory: Inventory, host: Host) -> str | None:

@@ -7,11 +7,12 @@ import time
 from dataclasses import dataclass, replace
 
 from clusterctl import deadlines
+from clusterctl.deadlines import Wait
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
 from clusterctl.node.documents import NodeState
 from clusterctl.node.files import NodePaths
-from clusterctl.ray_cluster.contract import Wait, await_formed
+from clusterctl.ray_cluster.contract import await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.survey import read_head_state

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from clusterctl.deadlines import Wait
 from clusterctl.errors import Problems, RayNotFormed
 from clusterctl.node.documents import ExpectedNode, NodeState, RayNode
-from clusterctl.ray_cluster.contract import Wait, await_formed, problems
+from clusterctl.ray_cluster.contract import await_formed, problems
 
 EXPECTED = [ExpectedNode("a", "10.0.0.1", 1), ExpectedNode("b", "10.0.0.2", 1)]
 A = RayNode("n1", "10.0.0.1", "a", True, True, 1, 0, 8)

@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from clusterctl.deadlines import Wait
 from clusterctl.engine.events import Event, StepFinished, StepProgress, StepStarted
 from clusterctl.errors import (
     AuthenticationRejected,
@@ -16,7 +17,6 @@ from clusterctl.errors import (
     Unreachable,
 )
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
-from clusterctl.ray_cluster.contract import Wait
 from clusterctl.serving.watch import ContactLost, PatientReader, StageEvents, await_ready
 
 DOCUMENT = ServiceDocument(
