@@ -28,7 +28,7 @@ from clusterctl.containers.in_time import in_time
 from clusterctl.containers.inspected import container_from, image_from
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.containers.run_argv import device_flags
-from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
+from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport
 
@@ -207,11 +207,6 @@ class DockerDriver:
 
     def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
         return _client("exec", "--interactive", container, *argv)
-
-    def once_argv(self, image: str, program: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
-        volumes = [word for mount in mounts for word in ("-v", mount.bind)]
-        run = ("run", "--rm", "-i", "--network", "host", *volumes)
-        return _client(*run, "--entrypoint", program, image)
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
         return ("sh", "-c", _stock_script(), "stock", cache, reference)

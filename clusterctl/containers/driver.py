@@ -175,10 +175,6 @@ class ContainerDriver(Protocol):
     def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
         """Command that runs `argv` in a running container, with the command's own stdin."""
 
-    def once_argv(self, image: str, program: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
-        """Command that runs `program` in a temporary container on the host's network, with the
-        command's own stdin; arguments may be appended."""
-
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
         """Command that prints what images the engine has, as lines for `transfer.engine_state`."""
 

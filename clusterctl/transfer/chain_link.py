@@ -49,7 +49,7 @@ class Link:
     # By digest: paths of blobs that this host already has and serves.
     origin: Mapping[str, str] = field(default_factory=dict)
     speed: int | None = None  # Mbit/s of the network that `address` is on, if known
-    # argv that starts Python there, for example in a container; (): find the host's Python.
+    # argv of the Python that runs the relay; (): the host's first suitable one.
     python: tuple[str, ...] = ()
 
     @property

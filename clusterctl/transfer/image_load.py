@@ -6,16 +6,15 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from clusterctl import deadlines
-from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.failures import engine_error
-from clusterctl.containers.image_stream import load, silence_limit
+from clusterctl.containers.image_stream import silence_limit
 from clusterctl.containers.in_time import DISK, in_time
-from clusterctl.containers.meter import Meter
 from clusterctl.errors import StepFailed
-from clusterctl.transfer.content import CHUNK, Blob, BlobSource, ImageContent
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent
 
 LOAD = """\
 directory=$(mktemp -d) || exit 1
@@ -40,18 +39,6 @@ def load_from_cache(
     )
     if not result.ok or "Loaded image" not in result.stdout:
         raise engine_error(result.last_lines() or "docker load failed", driver.host)
-
-
-def load_by_stream(
-    driver: ContainerDriver,
-    content: ImageContent,
-    layers: Sequence[Blob],
-    source: BlobSource,
-    say: Say,
-) -> None:
-    """Stream the missing layers over SSH into `docker load`. Raises StepFailed, CommandTimedOut."""
-    size = archive_size(layers)
-    load(driver, archive(content, layers, source), size, Meter(say, size))
 
 
 class HostBlobs:
@@ -118,21 +105,6 @@ def skeleton(content: ImageContent, config: bytes, paths: Mapping[str, str]) -> 
             entry.type, entry.linkname = tarfile.SYMTYPE, path
             tar.addfile(entry)
     return buffer.getvalue()
-
-
-def archive(content: ImageContent, layers: Collection[Blob], source: BlobSource) -> Iterator[bytes]:
-    """Yield the bytes of an archive with `layers`, read from `source` one after the other."""
-    config = b"".join(source.open(content.config))
-    for name, data in documents(content, config).items():
-        yield from member(name, len(data), (data,))
-    for layer in layers:
-        yield from member(blob_name(layer.digest), layer.size, source.open(layer))
-    yield bytes(2 * _BLOCK)
-
-
-def archive_size(layers: Iterable[Blob]) -> int:
-    """Return the approximate size in bytes of an archive with these layers."""
-    return sum(layer.size for layer in layers)
 
 
 def member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -49,9 +49,6 @@ class Method(StrEnum):
 
     PULL = "docker pull"  # From the relay on the host
     LOAD = "docker load"  # Of the missing layers, which the relay on the host fetches
-    # Of the missing layers, for a host where no relay can run. The bytes are sent over the
-    # operator's link once more for each such host.
-    STREAM = "docker load over SSH"
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,12 @@ def same_image(stock: EngineState, wanted: WantedImage) -> HeldImage | None:
 def choose_delivery(stock: EngineState, content: ImageContent) -> ImageDelivery:
     """Return the delivery that moves the fewest bytes, for a host without the image."""
     lacking = content.layers[stock.common(content.diff_ids) :]
-    if stock.python is None or stock.rootless:
-        return ImageDelivery(Method.STREAM, lacking if _takes_partial(stock) else content.layers)
+    takes_partial = not stock.containerd or _major(stock.version) >= PARTIAL_SINCE
+    if stock.rootless:
+        return ImageDelivery(Method.LOAD, lacking if takes_partial else content.layers)
     pulled = content.layers[_recognized(stock, content) :]
     surplus = sum(blob.size for blob in pulled) - sum(blob.size for blob in lacking)
-    if surplus > SMALL and _takes_partial(stock):
+    if surplus > SMALL and takes_partial:
         return ImageDelivery(Method.LOAD, lacking)
     return ImageDelivery(Method.PULL, pulled)
 
@@ -108,28 +106,20 @@ def problems(host: str, stock: EngineState, content: ImageContent) -> Iterator[R
             host=host,
             hint=f"update Docker there to {ZSTD_SINCE} or later, or push it from a docker archive",
         )
-    yield from _room_problems(host, stock, choose_delivery(stock, content))
-
-
-def _room_problems(
-    host: str, stock: EngineState, delivery: ImageDelivery
-) -> Iterator[RequirementsNotMet]:
-    cached = 0 if delivery.method is Method.STREAM else delivery.size
-    shared = cached if stock.one_disk else 0
+    delivery = choose_delivery(stock, content)
+    shared = delivery.size if stock.one_disk else 0
     needed = delivery.size + sum(map(unpacked, delivery.layers)) + shared + SLACK
-    hint = (
-        f"make room there: clusterctl exec --limit {host} -- docker system df; docker image prune"
-    )
     if delivery.layers and stock.free < needed:
         yield RequirementsNotMet(
             f"the image needs {gib(needed)} at {stock.root} while it is loaded, packed "
             f"and unpacked, but {gib(stock.free)} are free",
             host=host,
-            hint=hint,
+            hint="make room there: "
+            f"clusterctl exec --limit {host} -- docker system df; docker image prune",
         )
-    if not stock.one_disk and stock.cache_free < cached:
+    if not stock.one_disk and stock.cache_free < delivery.size:
         yield RequirementsNotMet(
-            f"{gib(cached)} of layers pass through /var/cache, but "
+            f"{gib(delivery.size)} of layers pass through /var/cache, but "
             f"{gib(stock.cache_free)} are free",
             host=host,
             hint="make room there: df -h /var/cache",
@@ -150,10 +140,6 @@ def _recognized(stock: EngineState, content: ImageContent) -> int:
         return common
     known = [layer.digest in stock.digests for layer in content.layers[:common]]
     return known.index(False) if False in known else common
-
-
-def _takes_partial(stock: EngineState) -> bool:
-    return not stock.containerd or _major(stock.version) >= PARTIAL_SINCE
 
 
 def _major(version: str) -> int:

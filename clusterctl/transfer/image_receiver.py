@@ -17,7 +17,7 @@ from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
 from clusterctl.transfer.content import ImageContent
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine
-from clusterctl.transfer.image_load import load_by_stream, load_from_cache, manifest_digest
+from clusterctl.transfer.image_load import load_from_cache, manifest_digest
 from clusterctl.transfer.image_plan import (
     ImageDelivery,
     Method,
@@ -29,6 +29,7 @@ from clusterctl.transfer.image_sources import EngineStates, ImageSupply, Origin
 from clusterctl.transfer.relay_pull import is_relay_name, pull
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transport.fanout import fan_out, values
+from clusterctl.transport.python import PythonMissing
 
 # Seconds that a host's engine state is cached: a plan, its confirmation and its first stage share
 # one query. After a change the host is queried again at once.
@@ -93,7 +94,7 @@ class ImageReceiver:
 
     def check(self, view: HostView) -> Change | Unknown | None:
         """See Step. Raises RequirementsNotMet if the host can never take the image, as far as that
-        is known before the image is read."""
+        is known before the image is read, StepFailed if it has no Python for a relay."""
         self._look()
         self._engine(view.host.name)
         origin = self.origin()
@@ -103,6 +104,9 @@ class ImageReceiver:
         here = same_image(engine, origin.wanted)
         if here is not None:
             return _naming(here, reference)
+        if engine.python is None:  # A StepFailed: bootstrap's plan installs Python first.
+            missing = PythonMissing(view.host.name)
+            raise StepFailed(missing.summary, host=missing.host, hint=missing.hint)
         verb = "replace" if engine.tagged(reference) else "get"
         if origin.content is None:
             return Change(f"{verb} {reference} from {origin.name}")
@@ -153,36 +157,28 @@ class ImageReceiver:
         }
         return Sending(
             expected={name: found.delivery.size for name, found in self._prepared.items()},
-            links=[
-                self._route.link(name)
-                for name, found in self._prepared.items()
-                if found.delivery.method is not Method.STREAM
-            ],
+            links=[self._route.link(name) for name in self._prepared],
             holder=self._route.link(supply.holder, supply.paths) if supply.holder else None,
             source=None if supply.holder else supply.blobs,
             image=supply.content,
         )
 
-    def receive(self, view: HostView, chain: Chain) -> int:
+    def receive(self, view: HostView, chain: Chain) -> None:
         """Deliver the image to this host, verify it, and tag it."""
         name, reference = view.host.name, self._require_origin(view.host.name).wanted.reference
         supply, engine, delivery = self._prepared[name]
         driver, content = self._drivers[name], supply.content
-        pulled_as, sent_beside = None, 0
+        pulled_as = None
         try:
             if delivery.method is Method.PULL:
                 pulled_as = pull(driver, chain, view.say)
-            elif delivery.method is Method.LOAD:
+            else:
                 wanted = [layer.digest for layer in delivery.layers]
                 limit = fetch_limit(delivery.size)
                 paths = chain.fetch(name, wanted, timeout=limit) if wanted else {}
                 config = b"".join(supply.blobs.open(content.config))
                 view.say("loading the missing layers")
                 load_from_cache(driver, content, config, paths)
-            else:
-                view.say("no relay can run here: sending the image to this host over SSH")
-                load_by_stream(driver, content, delivery.layers, supply.blobs, view.say)
-                sent_beside = delivery.size
             view.say("starting a container from it")
             identifier = image_id(content, containerd=engine.containerd)
             prove(driver, content, identifier)
@@ -191,7 +187,6 @@ class ImageReceiver:
                 driver.remove_image(pulled_as)
         finally:
             self._seen.pop(name, None)
-        return sent_beside
 
     @staticmethod
     def describe(progress: LinkProgress, expected: int) -> str:

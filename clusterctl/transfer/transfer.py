@@ -31,7 +31,6 @@ class Route:
     limit_rate: int | None = None  # Bytes per second that the source sends, in all
     speed: Callable[[str], int | None] = lambda _: None  # Mbit/s of that network, if known
     cache: Callable[[str], str] = lambda _: CACHE  # Directory of the relay's cache
-    python: Callable[[str], tuple[str, ...]] = lambda _: ()  # See Link.python
     say: Callable[[str, str], None] = lambda _host, _text: None  # Gets host and sentence
     chain: Callable[..., Chain] = Chain
 
@@ -48,7 +47,6 @@ class Route:
             places=places or {},
             origin=origin or {},
             speed=self.speed(host),
-            python=self.python(host),
         )
 
 
@@ -83,9 +81,8 @@ class Receiver(Protocol):
         """Make all hosts and the source ready. `first` is the host that began; `say_on` returns the
         progress callback of a host. Raises the problems of all hosts together."""
 
-    def receive(self, view: HostView, chain: Chain) -> int:
-        """Receive the content on this host, complete and verified. Return the bytes that this
-        machine sent to it outside the chain. Raises StepFailed."""
+    def receive(self, view: HostView, chain: Chain) -> None:
+        """Receive the content on this host, complete and verified. Raises StepFailed."""
 
     def describe(self, progress: LinkProgress, expected: int) -> str:
         """Return a progress line; `expected` in bytes."""
@@ -110,7 +107,6 @@ class _ChainRun:
     chain: Chain
     waiting: set[str]  # Hosts that have not finished
     arrived: set[str] = field(default_factory=set)
-    sent_beside: int = 0
 
 
 class Transfer(Closing):
@@ -156,10 +152,8 @@ class Transfer(Closing):
                     host=name,
                     hint="run the same command again",
                 )
-            beside = self._receiver.receive(view, run.chain)
+            self._receiver.receive(view, run.chain)
             arrived = True
-            with self._lock:
-                run.sent_beside += beside
         finally:
             self._leave(run, name, arrived=arrived)
 
@@ -220,7 +214,7 @@ class Transfer(Closing):
         received = {
             name: progress[name].received for name in run.sending.expected if name in progress
         }
-        sent = self.moved.sent + run.chain.sent + run.sent_beside
+        sent = self.moved.sent + run.chain.sent
         self.moved = Moved(sent, {**self.moved.received, **received})
         if complete:
             self._receiver.clear()

@@ -9,7 +9,7 @@ from itertools import count
 
 from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
 from clusterctl.containers.reference import tagged
-from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec, Mount
+from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec
 from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Channel, CommandResult
 from tests.fakes.loaded_image import loaded_image
@@ -32,6 +32,8 @@ class FakeEngine:
     registry: dict[str, Image] = field(default_factory=dict)
     contents: dict[str, str | None] = field(default_factory=lambda: {"ray": None, "vllm": "0.33.0"})
     free: int = 100 * GIB
+    python: bool = True
+    """The host has one that runs programs of clusterctl."""
     dies_at_once: bool = False
     cuda: str = '{"cuda": "13.0", "gpus": 1}'
     """What CUDA in an image says."""
@@ -180,9 +182,6 @@ class FakeDriver:
     def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
         return ("engine", "exec", container, *argv)
 
-    def once_argv(self, image: str, program: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
-        return ("engine", "once", *(mount.bind for mount in mounts), image, program)
-
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
         return ("sh", "-c", "engine stock", "stock", cache, reference)
 
@@ -238,7 +237,8 @@ def _stock(engine: FakeEngine) -> str:
          "config": {"Labels": dict(i.labels), "Env": [f"{k}={v}" for k, v in i.env.items()]}}
         for i in engine.images.values()
     ]  # fmt: skip
-    lines = ["root\t/var/lib/docker", f"engine\t{json.dumps(told)}", "python\tpython3"]
+    lines = ["root\t/var/lib/docker", f"engine\t{json.dumps(told)}"]
+    lines += ["python\tpython3"] if engine.python else []
     lines += [f"image\t{json.dumps(image)}" for image in images]
     lines += [f"disk\t{engine.free // 1024}\t/dev/sda1"] * 2
     return "".join(f"{line}\n" for line in lines)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from clusterctl.transfer.content import CHUNK, Blob, ImageContent, Location
+from clusterctl.transfer.image_load import blob_name, documents
 
 REFERENCE = "clusterctl-test/layered:1"
 PLAIN = "application/vnd.oci.image.layer.v1.tar"
@@ -40,6 +41,18 @@ class MadeImage:
     @property
     def config(self) -> bytes:
         return self.blobs[self.content.config.digest]
+
+    def archive(self) -> bytes:
+        """The image as `docker load` takes it, without a tag."""
+        members = documents(self.content, self.config)
+        layers = {blob_name(each.digest): self.blobs[each.digest] for each in self.content.layers}
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name, data in {**members, **layers}.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+        return buffer.getvalue()
 
 
 def layer(name: str, data: bytes) -> bytes:

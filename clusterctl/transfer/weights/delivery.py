@@ -7,19 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.containers.driver import ContainerDriver
-from clusterctl.containers.drivers import driver_for
-from clusterctl.containers.spec import Mount
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
 from clusterctl.engine.interrupt import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
-from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.survey.survey import connected, take_survey
-from clusterctl.transfer.chain_link import CACHE
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.receiver import Supply, WeightsReceiver
@@ -107,15 +102,10 @@ def _prepare(
     involved = push.inventory.model_copy(update={"hosts": push.involved})
     survey = take_survey(involved, transports).require_answers()
     nodes = {node.host: node for node in survey.topology.nodes}
-    pythons = {
-        name: python_on(answer, models, driver_for(transports[name]))
-        for name, answer in survey.answers.items()
-    }
     route = Route(
         transports,
         lambda name: nodes[name].node_ip,
         limit_rate=push.limit_rate,
-        python=lambda name: pythons[name],
         speed=lambda name: nodes[name].speed,
         say=lambda host, text: sink(Note(text, host)),
     )
@@ -125,12 +115,3 @@ def _prepare(
     # A failing host does not stop the others.
     stages = (Stage("Model", tuple(views), (transfer,), OnFailure.SET_HOST_ASIDE),)
     return (supply, transfer), stages, views
-
-
-def python_on(answer: Probe, models: str, driver: ContainerDriver) -> tuple[str, ...]:
-    """Return the argv of a Python for the relay: () for the host's own; without one, that of the
-    node image (if the host has it), with the models directory mounted at its own path."""
-    if answer.facts.python3 is not None or answer.image is None:
-        return ()
-    mounts = [Mount(path, path) for path in (models, CACHE)]
-    return driver.once_argv(answer.image.id, "python3", mounts)

@@ -107,7 +107,7 @@ class WeightsReceiver:
             failures={name: each.error for name, each in ready.items() if isinstance(each, Failed)},
         )
 
-    def receive(self, view: HostView, chain: Chain) -> int:
+    def receive(self, view: HostView, chain: Chain) -> None:
         """Fetch the missing files to this host and move the staged model into place."""
         name, found, directory = view.host.name, self._needs[view.host.name], self._directory
         if found.brought:
@@ -127,7 +127,6 @@ class WeightsReceiver:
         placing.settle(view.transport, final, directory)
         if self._has_chain:
             chain.relocate(name, placing.settled(final, directory))
-        return 0
 
     @staticmethod
     def describe(progress: LinkProgress, expected: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import StepFailed
 from clusterctl.transfer.engine_state import inspect_engine, settings
-from clusterctl.transfer.image_load import load_by_stream, load_from_cache
+from clusterctl.transfer.image_load import load_from_cache
 from clusterctl.transfer.image_plan import WantedImage, same_image
 from clusterctl.transfer.image_receiver import image_id, prove
 from tests.contract.containers.dockerd import Engine
@@ -57,14 +57,14 @@ def with_first(engine: Engine) -> Iterator[str]:
     """The first image is there, and nothing else; its ID."""
     engine.clear()
     driver, content = engine.driver(), FIRST.content
-    load_by_stream(driver, content, content.layers, FIRST, lambda _: None)
+    engine.docker("load", stdin=FIRST.archive())
     identifier = image_id(content, containerd=inspect_engine(driver).containerd)
     driver.tag(identifier, REFERENCE)
     yield identifier
     engine.clear()
 
 
-def test_an_image_streamed_whole_is_proved_by_a_container(engine: Engine, with_first: str) -> None:
+def test_an_image_loaded_whole_is_proved_by_a_container(engine: Engine, with_first: str) -> None:
     prove(engine.driver(), FIRST.content, with_first)
     stock = inspect_engine(engine.driver())
     assert stock.tagged(REFERENCE) == same_image(stock, wanted(FIRST))
@@ -87,12 +87,6 @@ def test_only_the_layer_that_lacks_is_loaded(
     driver.tag(identifier, REFERENCE)
     assert same_image(inspect_engine(driver), wanted(SECOND)) is not None
     assert FIRST.content.diff_ids != SECOND.content.diff_ids
-
-
-def test_the_same_by_a_stream_over_ssh(engine: Engine, with_first: str) -> None:
-    driver, content = engine.driver(), SECOND.content
-    load_by_stream(driver, content, content.layers[1:], SECOND, lambda _: None)
-    prove(driver, content, image_id(content, containerd=inspect_engine(driver).containerd))
 
 
 def test_a_layer_that_is_not_what_it_should_be_is_no_image(

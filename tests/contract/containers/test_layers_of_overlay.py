@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl.transfer.engine_state import inspect_engine
-from clusterctl.transfer.image_load import load_by_stream
 from clusterctl.transfer.overlay_image import overlay_image
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
@@ -41,7 +40,7 @@ def awkward() -> bytes:
 @pytest.fixture
 def image(engine: Engine) -> MadeImage:
     made = made_image(layer("base", os.urandom(300_000)), awkward())
-    load_by_stream(engine.driver(), made.content, made.content.layers, made, lambda _: None)
+    engine.docker("load", stdin=made.archive())
     engine.driver().tag(made.content.config.digest, REFERENCE)
     return made
 
@@ -84,7 +83,7 @@ def test_a_layer_whose_files_were_changed_is_left_to_docker_save(
 def test_another_store_is_left_to_docker_save(newer_engine: Engine, tmp_path: Path) -> None:
     made = made_image(layer("base", b"1"))
     driver = newer_engine.driver()
-    load_by_stream(driver, made.content, made.content.layers, made, lambda _: None)
+    newer_engine.docker("load", stdin=made.archive())
     stock = inspect_engine(driver)
     told = overlay_image(
         driver, stock, stock.images[0], REFERENCE, str(tmp_path), [], lambda _: None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from clusterctl.commands.model_pull import DownloadProgress, hub_model
@@ -11,28 +9,14 @@ from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import Event, StepProgress
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import ImageFacts
-from clusterctl.facts.parse import Probe
 from clusterctl.transfer.chain_link import LinkProgress
-from clusterctl.transfer.weights.delivery import python_on
 from clusterctl.transfer.weights.hub import HubFile, Listing
 from clusterctl.transfer.weights.receiver import WeightsReceiver
-from tests.fakes.host_facts import host_facts
 from tests.fakes.transport import FakeTransport
 
 IMAGE = ImageFacts("sha256:1", (), (), (), 1, "amd64", {})
 GIB = 2**30
 DRIVER = driver_for(FakeTransport())
-
-
-def test_the_relay_runs_in_the_node_image_where_the_host_has_no_python() -> None:
-    answer = Probe(host_facts(), {}, (), (), IMAGE)
-    assert python_on(answer, "/data/models", DRIVER) == ()
-    without = replace(answer, facts=host_facts(python3=None))
-    argv = python_on(without, "/data/models", DRIVER)
-    assert argv[:4] == ("docker", "run", "--rm", "-i")
-    assert argv[-3:] == ("--entrypoint", "python3", "sha256:1")
-    assert "/data/models:/data/models" in argv
-    assert python_on(replace(without, image=None), "/data/models", DRIVER) == ()
 
 
 def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:

@@ -72,6 +72,16 @@ def test_a_host_that_has_it_is_left_out_of_the_chain(site: Site) -> None:
     assert site.chains.links == [("gpu2",)]
 
 
+def test_a_host_without_python_is_told_what_installs_it(site: Site) -> None:
+    site.made.worker.engine.python = False
+    with pytest.raises(StepFailed, match=r"no Python 3\.9 or newer") as raised:
+        site.run(from_archive(IMAGE))
+    assert raised.value.host == "gpu2"
+    assert "clusterctl bootstrap" in str(raised.value.hint)
+    give_image(site.made.worker, IMAGE, REFERENCE)
+    assert site.run(from_archive(IMAGE)) == 0, "one that has the image needs none"
+
+
 def test_only_what_lacks_is_fetched_for_a_partial_load(site: Site) -> None:
     give_image(site.made.worker, IMAGE, REFERENCE)
     site.run(from_archive(NEWER))

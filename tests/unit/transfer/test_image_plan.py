@@ -60,17 +60,16 @@ def known(count: int) -> frozenset[str]:
             stock(held("a", "b"), containerd=True, version="26.1.5"),
             ImageDelivery(Method.PULL, LAYERS[2:]),
         ),
-        (stock(held("a", "b"), python=None), ImageDelivery(Method.STREAM, LAYERS[2:])),
-        (stock(held("a", "b"), rootless=True), ImageDelivery(Method.STREAM, LAYERS[2:])),
+        (stock(held("a", "b"), rootless=True), ImageDelivery(Method.LOAD, LAYERS[2:])),
         (
-            stock(held("a"), containerd=True, version="24.0.9", python=None),
-            ImageDelivery(Method.STREAM, LAYERS),
+            stock(held("a"), containerd=True, version="24.0.9", rootless=True),
+            ImageDelivery(Method.LOAD, LAYERS),
         ),
     ],
     ids=[
         "nothing there", "another image", "base came by pull", "base came by load",
         "part of the base by pull", "the longest common base counts", "layers that are gone again",
-        "containerd knows unpacked layers", "no Python", "rootless",
+        "containerd knows unpacked layers", "rootless",
         "an old containerd store takes no partial archive",
     ],
 )  # fmt: skip

@@ -9,7 +9,6 @@ import pytest
 
 from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver
-from clusterctl.containers.meter import Meter
 from clusterctl.errors import CommandTimedOut
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import save_on_host
@@ -77,11 +76,6 @@ def streamed(driver: ContainerDriver, directory: Path) -> object:
     return list(image_stream.saved(driver, image("sha256:i", NAME)))
 
 
-def loaded(driver: ContainerDriver, directory: Path) -> object:
-    del directory
-    return image_stream.load(driver, [b"tar"], 3, Meter(lambda _: None, 3))
-
-
 def pulled(driver: ContainerDriver, directory: Path) -> object:
     del directory
     return pull(driver, Line(), lambda _: None, pause=lambda _: None)
@@ -96,8 +90,6 @@ def pulled(driver: ContainerDriver, directory: Path) -> object:
         (saved, False, "docker save"),
         (streamed, True, "docker save"),
         (streamed, False, "docker save"),
-        (loaded, True, "docker load"),
-        (loaded, False, "docker load"),
         (file, True, "reading .*/blob"),
         (file, False, "reading .*/blob"),
         (pulled, False, "docker pull"),
