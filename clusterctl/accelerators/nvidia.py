@@ -14,8 +14,7 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.gpu_requirements import driver_notes, gpu_notes, gpu_problems
 from clusterctl.facts.model import GpuFacts, HostFacts
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.inventory.packages import Packages
+from clusterctl.inventory.model import Host, Inventory, Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle

@@ -13,7 +13,7 @@ from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.gpu_probe import GpuProbe
 from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.facts.requirements import DeviceRequirements
-from clusterctl.inventory.packages import Packages
+from clusterctl.inventory.model import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle

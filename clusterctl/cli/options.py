@@ -107,7 +107,7 @@ def _typed_option(context: typer.Context) -> Path | None:
 def rate_of(limit_rate: str | None) -> int | None:
     """Return the rate in bytes per second, or None. Raises UsageError."""
     from clusterctl.errors import UsageError
-    from clusterctl.inventory.units import parse_rate
+    from clusterctl.inventory.values import parse_rate
 
     try:
         return parse_rate(limit_rate) if limit_rate else None

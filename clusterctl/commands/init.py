@@ -21,7 +21,7 @@ from clusterctl.facts.gather import probe
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory, Nics, Ssh
-from clusterctl.inventory.wording import shown, value_problem
+from clusterctl.inventory.values import shown, value_problem
 from clusterctl.network.choice import OutsideSubnet, resolve
 from clusterctl.network.fabric_choice import Option, Undecided, shared_subnets
 from clusterctl.ray_cluster.topology import Topology

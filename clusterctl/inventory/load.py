@@ -1,33 +1,30 @@
 """Load an `Inventory` from a YAML file, or report every problem of the file with its position.
 
-The file is parsed with YAML 1.2's core schema, as in editors: `on`, `yes` and `12:30` are text, and
-010 is not octal. A duplicate key is an error, where PyYAML alone would take the last one.
+The file has hosts as a mapping and paths relative to itself; the models have a tuple of hosts, each
+complete on its own. Conditions that involve several hosts are checked in the raw data, even if it
+has other errors, so that all problems are reported together.
 """
 
 from __future__ import annotations
 
-import re
-import stat
+import json
+import typing
+from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
+from pydantic import BaseModel, ValidationError
 
-from clusterctl.errors import InventoryError
-from clusterctl.inventory.checks import check
-from clusterctl.inventory.document import Document, Position, Problem, Trail
+from clusterctl.inventory.document import Document, Trail, dotted, file_error, read
 from clusterctl.inventory.model import Inventory
-from clusterctl.inventory.shape import validate
-from clusterctl.inventory.wording import yaml_problem
+from clusterctl.inventory.values import did_you_mean, shown, value_problem
 
-# Bytes; enough for 2000 hosts without anchors. PyYAML reads about 250 KiB/s.
-LARGEST_FILE = 512 * 1024
-# Limit of values after resolving aliases: nested aliases can expand to billions.
-MOST_VALUES = 100_000
-DEEPEST = 20  # Levels; an inventory has 5
-
-_CORE = "tag:yaml.org,2002:"
-_MERGE = _CORE + "merge"
+EXTENSION = "x-"  # Top-level keys with this prefix belong to the user, for anchors
+_DEFAULT_SSH_PORT = 22
+_Hosts = Mapping[str, Mapping[str, Any]]
+_M = TypeVar("_M", bound=BaseModel)
 
 
 def load(path: Path) -> Inventory:
@@ -38,241 +35,201 @@ def load(path: Path) -> Inventory:
     document = read(path)
     inventory = None
     if isinstance(document.data, dict):
-        check(document)
-        inventory = validate(document, path)
+        inventory = _validated(document, document.data, path)
     elif not document.problems:
         document.report(document.at(()), "an inventory is a mapping: cluster, image, hosts")
     if document.problems or inventory is None:
-        raise _error(path, document.problems)
+        raise file_error(path, document.problems)
     return inventory
 
 
-def read(path: Path) -> Document:
-    """Read a YAML file as plain data with positions. Problems of single values are in the document.
-
-    Raises InventoryError if the file cannot be read, is not YAML, or is empty.
-    """
-    text = _text(path)
+def _validated(document: Document, data: Mapping[str, Any], path: Path) -> Inventory | None:
+    """Return the inventory, or None after reporting its problems to `document`."""
+    listed = data.get("hosts")
+    given = listed if isinstance(listed, dict) else {}
+    hosts = {name: host for name, host in given.items() if isinstance(host, dict)}
+    if listed is not None and not given:
+        text = "`hosts` must be a mapping of names to hosts: gpu1: {address: ...}"
+        document.report(document.at(("hosts",)), text)
+    for name in given.keys() - hosts.keys():
+        text = f"`hosts.{name}` must be a mapping: {name}: {{address: ...}}"
+        document.report(document.at(("hosts", name)), text)
+    # Keys that exist in the models but not in the file
+    if "source" in data:
+        document.report(document.at_key(("source",)), "unknown key `source`")
+    for name in (name for name, host in hosts.items() if "name" in host):
+        text = f"unknown key `name`; the host's name is its key, {name}"
+        document.report(document.at_key(("hosts", name, "name")), text)
+    _check_heads(document, hosts)
+    _check_addresses(document, data, hosts)
     try:
-        document = _Builder().document(yaml.compose(text, Loader=_CoreLoader))
-    except yaml.YAMLError as error:
-        raise _error(path, [_from_yaml(error, text)]) from None
-    except RecursionError:
-        raise _error(path, [Problem(Position(), "values are nested too deeply")]) from None
-    except (ValueError, OverflowError) as error:
-        problem = Problem(Position(), f"an invalid number or escape: {error}")
-        raise _error(path, [problem]) from None
-    except _TooMany as error:
-        raise _error(path, [Problem(error.position, "aliases expand to too many values")]) from None
-    if document.data is None and not document.problems:
-        raise _error(path, [Problem(Position(), "the file is empty")])
-    return document
+        # JSON mode is strict about types and still reads paths and networks from text.
+        shaped = json.dumps(_shaped(document, data, hosts))
+        inventory = Inventory.model_validate_json(shaped, strict=True)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            _report(document, item, list(hosts))
+        return None
+    base = path.absolute().parent
+    inventory = _with_paths(document, inventory, (), base)
+    completed = []
+    for host in inventory.hosts:
+        own = _with_paths(document, host.ssh, ("hosts", host.name, "ssh"), base)
+        ssh = inventory.ssh.model_copy(update={k: v for k, v in own if v is not None})
+        env = {**inventory.env, **host.env}
+        completed.append(host.model_copy(update={"ssh": ssh, "env": env}))
+    return inventory.model_copy(update={"hosts": tuple(completed), "source": path.absolute()})
 
 
-def _error(path: Path, problems: list[Problem]) -> InventoryError:
-    """Return an error with a line for each problem, in the order of the file."""
-    lines = [f"{path}:{p.position.line}:{p.position.column}: {p.text}" for p in sorted(problems)]
-    count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
-    return InventoryError(
-        f"the inventory {path} has {count}",
-        detail="\n".join(lines),
-        hint=f"edit it, then: clusterctl check {path}   (every key: docs/inventory.md)",
-    )
-
-
-def _text(path: Path) -> str:
-    """Read the file's text. Raises InventoryError if it cannot be read or is not UTF-8."""
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            what = "a directory" if stat.S_ISDIR(mode) else "not a file"
-            raise InventoryError(f"the inventory {path} is {what}", hint=_NAME_A_FILE)
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InventoryError(
-            f"the inventory {path} cannot be read: {reason}", hint=_NAME_A_FILE
-        ) from error
-    if len(content) > LARGEST_FILE:
-        raise InventoryError(
-            f"the inventory {path} is larger than {LARGEST_FILE // 1024} KiB",
-            hint="use anchors and `<<` for what many hosts share: docs/inventory.md",
+def _check_heads(document: Document, hosts: _Hosts) -> None:
+    roles = {name: host["role"] for name, host in hosts.items() if "role" in host}
+    heads = [name for name, role in roles.items() if role == "head"]
+    for name in heads[1:]:
+        document.report(
+            document.at(("hosts", name, "role")),
+            f"{name} is a second head; {heads[0]} is already the head, on line "
+            f"{document.at(('hosts', heads[0], 'role')).line}",
         )
-    return _decoded(path, content)
+    if not heads and len(hosts) > 1 and all(role == "worker" for role in roles.values()):
+        document.report(
+            document.at_key(("hosts",)),
+            f"no host is the head; add `role: head` to one of them, such as {next(iter(hosts))}",
+        )
+    if len(hosts) == 1 and "worker" in roles.values():
+        place = document.at(("hosts", *roles, "role"))
+        document.report(place, "the only host is the head; remove `role`")
 
 
-_NAME_A_FILE = "name the file: clusterctl -i FILE ...   (how to write one: docs/inventory.md)"
+def _check_addresses(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> None:
+    """Report addresses that two hosts have, node addresses outside the cluster's subnet, and
+    loopbacks among several hosts."""
+
+    def canonical(address: str) -> str:
+        """Return one spelling: IPv6 addresses have many, and host names ignore case."""
+        try:
+            return str(ip_address(address))
+        except ValueError:
+            return address.lower().removesuffix(".")
+
+    def port_of(owner: Mapping[str, Any]) -> object:
+        ssh = owner.get("ssh")
+        return ssh.get("port") if isinstance(ssh, dict) else None
+
+    network, subnet = data.get("network"), None
+    if isinstance(network, dict) and isinstance(network.get("subnet"), str):
+        with suppress(ValueError):
+            subnet = ip_network(network["subnet"])
+    first: dict[tuple[str, str], Trail] = {}
+    for name, host in hosts.items():
+        address, node_ip = host.get("address"), host.get("node_ip")
+        found: list[tuple[str, str, object]] = []
+        if isinstance(address, str):
+            port = port_of(host) or port_of(data) or _DEFAULT_SSH_PORT
+            found.append(("address and port", "address", (canonical(address), port)))
+        if isinstance(node_ip, str):
+            found.append(("node_ip", "node_ip", canonical(node_ip)))
+        for what, key, value in found:
+            trail: Trail = ("hosts", name, key)
+            other = first.setdefault((what, repr(value)), trail)
+            if other != trail:
+                line = document.at(other).line
+                text = f"{name} has the same {what} as {other[1]}, on line {line}"
+                document.report(document.at(trail), text)
+        with suppress(ValueError):
+            ip, place = ip_address(str(node_ip)), document.at(("hosts", name, "node_ip"))
+            if subnet is not None and ip not in subnet:
+                document.report(place, f"{ip} is outside network.subnet {subnet}")
+            if ip.is_loopback and len(hosts) > 1:
+                document.report(place, f"the other hosts cannot reach {ip}")
 
 
-def _decoded(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        position = _after(content[: error.start].decode("utf-8-sig"))
-        raise _error(path, [Problem(position, "not UTF-8 text; save the file as UTF-8")]) from None
+def _shaped(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> dict[str, Any]:
+    """Return the data for the models, without parts whose problems are reported already."""
 
-
-def _after(text: str) -> Position:
-    """Return the position of the character after `text`."""
-    return Position(text.count("\n") + 1, len(text) - text.rfind("\n"))
-
-
-class _CoreLoader(yaml.SafeLoader):
-    """The YAML 1.2 core schema: which plain scalars are null, booleans and numbers.
-
-    Numbers with leading zeros stay text: parsers disagree on whether 010 is 8 or 10.
-    """
-
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (declared so by PyYAML)
-
-
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-    ("merge", r"<<", ["<"]),
-):
-    _CoreLoader.add_implicit_resolver(_CORE + _tag, re.compile(rf"^(?:{_pattern})\Z"), _first)
-
-
-def _from_yaml(error: yaml.YAMLError, text: str) -> Problem:
-    """Convert the parser's message and marks to a problem."""
-    if isinstance(error, yaml.reader.ReaderError):
-        where = _after(text[: error.position])
-        return Problem(where, f"YAML does not allow the character {text[error.position]!r}")
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return Problem(Position(), f"not YAML: {error}")
-    mark = error.problem_mark or error.context_mark
-    begun = error.context_mark.line + 1 if error.context_mark else 0
-    return Problem(_at(mark), yaml_problem(error.problem or "", error.context or "", begun))
-
-
-def _at(mark: Any) -> Position:
-    return Position(mark.line + 1, mark.column + 1) if mark else Position()
-
-
-class _TooMany(Exception):
-    def __init__(self, position: Position) -> None:
-        super().__init__()
-        self.position = position
-
-
-class _Builder:
-    """Builds plain data from YAML nodes, and records their positions."""
-
-    def __init__(self) -> None:
-        self._document = Document()
-        self._left = MOST_VALUES
-
-    def document(self, root: yaml.Node | None) -> Document:
-        if root is not None:
-            self._document.data = self._value(root, ())
-        return self._document
-
-    def _value(self, node: yaml.Node, trail: Trail) -> object:
-        self._document.values[trail] = self._count(node)
-        if len(trail) > DEEPEST:
-            return self._refuse(node, f"nested deeper than {DEEPEST} levels")
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, trail)
-        if isinstance(node, yaml.SequenceNode):
-            items = (self._value(item, (*trail, i)) for i, item in enumerate(node.value))
-            return [self._present(item, (*trail, i)) for i, item in enumerate(items)]
-        return self._scalar(node, trail)
-
-    def _count(self, node: yaml.Node) -> Position:
-        position = _at(node.start_mark)
-        self._left -= 1
-        if self._left < 0:
-            raise _TooMany(position)
-        return position
-
-    def _mapping(self, node: yaml.MappingNode, trail: Trail) -> dict[str, object]:
-        result: dict[str, object] = {}
-        for name, (key, value) in self._pairs(node, 0).items():
-            inner = (*trail, name)
-            self._document.keys[inner] = _at(key.start_mark)
-            item = self._present(self._value(value, inner), inner)
-            if item is not None:
-                result[name] = item
+    def with_texts(owner: Mapping[str, Any], trail: Trail) -> dict[str, Any]:
+        """Keep numbers in environments and labels as their original text: 1.10 stays 1.10."""
+        result = dict(owner)
+        for key in ("env", "labels"):
+            values = owner.get(key)
+            if isinstance(values, dict):
+                result[key] = {
+                    name: document.texts.get((*trail, key, name), value)
+                    if isinstance(value, int | float) and not isinstance(value, bool)
+                    else value
+                    for name, value in values.items()
+                }
         return result
 
-    def _present(self, value: object, trail: Trail) -> object:
-        """Report a null, which means a key whose value was forgotten or commented out."""
-        position = self._document.values[trail]
-        if value is None and not any(p.position == position for p in self._document.problems):
-            where = self._document.keys.get(trail, position)
-            name = f"`{trail[-1]}`" if isinstance(trail[-1], str) else "this item"
-            self._document.report(where, f"{name} has no value; give it one or remove it")
-        return value
-
-    def _pairs(self, node: yaml.Node, depth: int) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return keys with their nodes. Keys merged by `<<` come last and never replace others."""
-        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        merged: list[yaml.Node] = []
-        for key, value in node.value:
-            position = self._count(key)
-            if not isinstance(key, yaml.ScalarNode):
-                self._document.report(position, "a key must be text; a text with `{` needs quotes")
-            elif key.value in own or (merged and key.tag == _MERGE):
-                self._document.report(position, self._twice(key.value, own))
-            elif key.tag == _MERGE:
-                merged = value.value if isinstance(value, yaml.SequenceNode) else [value]
-            else:
-                own[key.value] = (key, value)
-        return self._with_merged(own, merged, depth)
-
-    def _twice(self, name: str, own: dict[str, tuple[yaml.Node, yaml.Node]]) -> str:
-        first = f", first on line {own[name][0].start_mark.line + 1}" if name in own else ""
-        return f"`{name}` is given twice{first}"
-
-    def _with_merged(
-        self, own: dict[str, tuple[yaml.Node, yaml.Node]], merged: list[yaml.Node], depth: int
-    ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        for source in merged:
-            if not isinstance(source, yaml.MappingNode):
-                self._document.report(_at(source.start_mark), "`<<` needs a mapping: <<: *name")
-            elif depth >= DEEPEST:
-                self._document.report(_at(source.start_mark), "`<<` leads back to itself")
-            else:
-                own = {**self._pairs(source, depth + 1), **own}
-        return own
-
-    def _scalar(self, node: yaml.Node, trail: Trail) -> object:
-        text, kind = str(node.value), node.tag.removeprefix(_CORE)
-        if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            return self._refuse(node, "the text contains an invalid character")
-        if kind in {"str", "!"}:
-            return text
-        if kind in {"null", "bool", "int", "float"}:
-            self._document.texts[trail] = text
-            return self._plain(kind, text, node)
-        tag = f"!!{kind}" if node.tag.startswith(_CORE) else node.tag
-        return self._refuse(node, f"the tag {tag} is not supported")
-
-    def _plain(self, kind: str, text: str, node: yaml.Node) -> object:
-        try:
-            return _PLAIN[kind](text)
-        except (ValueError, KeyError):
-            shown = text if len(text) <= 40 else text[:40] + "..."
-            return self._refuse(node, f"{shown} is not a value of type {kind}")
-
-    def _refuse(self, node: yaml.Node, text: str) -> object:
-        """Report a value that cannot be used, and return None for it."""
-        self._document.report(_at(node.start_mark), text)
-        return None
+    own = {k: v for k, v in data.items() if not k.startswith(EXTENSION) and k != "source"}
+    shaped = with_texts(own, ())
+    if "hosts" in shaped:
+        shaped["hosts"] = [
+            {**with_texts(host, ("hosts", name)), "name": name} for name, host in hosts.items()
+        ]
+        if len(hosts) == 1:
+            shaped["hosts"][0].setdefault("role", "head")
+    return shaped
 
 
-_PLAIN: dict[str, Any] = {
-    "null": lambda _: None,
-    "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    "int": lambda text: int(text, 0),
-    "float": lambda text: float(re.sub(r"\.(inf|nan)$", r"\1", text.lower())),
-}
+def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> None:
+    """Report one of pydantic's errors at its position in the file."""
+    trail: Trail = error["loc"]
+    if len(trail) > 1 and trail[0] == "hosts":  # pydantic has the host's index, the file its name
+        trail = ("hosts", names[int(trail[1])], *trail[2:])
+    if error["input"] is None:
+        return  # `read` has reported values that are missing or unreadable
+    if trail and trail[-1] == "[key]":
+        problem = value_problem(error, shown(trail[-2]))
+        document.report(document.at_key(trail[:-1]), f"`{dotted(trail[:-1])}`: {problem}")
+    elif error["type"] == "extra_forbidden":
+        document.report(document.at_key(trail), _unknown(trail))
+    elif error["type"] == "missing":
+        if trail not in document.keys:
+            document.report(document.at_key(trail[:-1]), f"`{dotted(trail)}` is missing")
+    elif trail != ("hosts",):
+        problem = value_problem(error, shown(error["input"], document.texts.get(trail)))
+        name_is_key = len(trail) == 3 and trail[0] == "hosts" and trail[2] == "name"
+        if name_is_key:
+            document.report(document.at_key(trail[:-1]), f"the host name {problem}")
+        else:
+            document.report(document.at(trail), f"`{dotted(trail)}` {problem}")
+
+
+def _unknown(trail: Trail) -> str:
+    """Describe an unknown key, with the nearest known one or the section that has it."""
+    owner: type[BaseModel] = Inventory
+    for part in trail[:-1]:
+        field = owner.model_fields.get(str(part)) if isinstance(part, str) else None
+        owner = (_model_of(field.annotation) if field else None) or owner
+    key = str(trail[-1])
+    known = tuple(name for name, field in owner.model_fields.items() if not field.exclude)
+    near = did_you_mean(key, known)
+    for section in () if near else known:
+        inner = _model_of(owner.model_fields[section].annotation)
+        if inner and key in inner.model_fields and section != "hosts":
+            near = f"; did you mean {section}.{key}?"
+    return f"unknown key `{dotted(trail)}`{near or '; known keys: ' + ', '.join(known)}"
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model inside `tuple[Gpu, ...]`, `Ssh`, and the like."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_of(inner) for inner in typing.get_args(annotation))
+    return next((model for model in found if model), None)
+
+
+def _with_paths(document: Document, model: _M, trail: Trail, base: Path) -> _M:
+    """Expand `~` in all paths of `model`, and resolve relative ones from the directory `base`."""
+    update: dict[str, object] = {}
+    for key, value in model:
+        inner = (*trail, key)
+        if isinstance(value, BaseModel):
+            update[key] = _with_paths(document, value, inner, base)
+        elif isinstance(value, Path):
+            try:
+                update[key] = base / value.expanduser()
+            except RuntimeError:
+                text = f"`{dotted(inner)}`: there is no user {value.parts[0]}"
+                document.report(document.at(inner), text)
+    return model.model_copy(update=update)

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     WithJsonSchema,
     field_validator,
@@ -17,22 +19,21 @@ from pydantic import (
 )
 
 from clusterctl.accelerators.names import DEFAULT, MODULES
-from clusterctl.inventory.packages import Packages as Packages
-from clusterctl.inventory.packages import PackageSource as PackageSource
-from clusterctl.inventory.strict import StrictModel as _Model
-from clusterctl.inventory.units import Memory
 from clusterctl.inventory.values import (
     AbsolutePath,
     Address,
     EnvName,
     FixedPort,
     ImageReference,
+    IndexUrl,
     IpAddress,
     JumpHost,
     LabelName,
     LabelValue,
+    Memory,
     Name,
     NicName,
+    PackageVersion,
     RdmaDevice,
     Subnet,
     UserName,
@@ -57,6 +58,12 @@ AcceleratorName = Annotated[
 ]
 
 MOST_GPUS = 64  # More than any host has, so a larger count is a typo
+
+
+class _Model(BaseModel):
+    """Immutable; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Ssh(_Model):
@@ -184,6 +191,48 @@ class RayPorts(_Model):
         if self.min_worker > self.max_worker:
             raise ValueError(f"min_worker {self.min_worker} is above max_worker {self.max_worker}")
         return self
+
+
+class PackageSource(_Model):
+    """A package repository: the vendor's own, or a mirror of it."""
+
+    url: IndexUrl | None = Field(
+        default=None, description="Of a mirror with the vendor's layout. Default: the vendor's."
+    )
+    key: Path | None = Field(
+        default=None,
+        description="The public key that signs it, on the operator's machine. Default: the "
+        "vendor's, got from the repository and compared with its known fingerprint. Relative "
+        "paths start at the inventory file.",
+    )
+
+
+class Packages(_Model):
+    """Where hosts get packages from. Default: the sources that a host already has."""
+
+    offline: Path | None = Field(
+        default=None,
+        description="Packages on the operator's machine, for hosts that reach no source: a "
+        "directory or a tar from `clusterctl bundle packages`, or a directory of .deb or .rpm "
+        "files or with Docker's static archive. Relative paths start at the inventory file.",
+    )
+    docker: PackageSource | None = Field(
+        default=None,
+        description="Docker's own packages instead of the distribution's; {} for those at "
+        "download.docker.com, which RHEL and its like always get.",
+    )
+    nvidia: PackageSource = Field(
+        default=PackageSource(), description="NVIDIA's container toolkit, on hosts with GPUs."
+    )
+    toolkit: PackageVersion | None = Field(
+        default=None,
+        description="Version of NVIDIA's container toolkit, such as 1.19.1-1, for all four of "
+        "its packages. Default: the one a host has, or the one that this version was made with.",
+    )
+    pip_index: IndexUrl | None = Field(
+        default=None,
+        description="URL of a simple index (PEP 503) for what a derived image needs.",
+    )
 
 
 class Host(_Model):

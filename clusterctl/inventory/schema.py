@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from clusterctl.inventory.load import EXTENSION
 from clusterctl.inventory.model import MOST_GPUS, Inventory
-from clusterctl.inventory.shape import EXTENSION
 from clusterctl.inventory.values import NAME, SET_BY_CLUSTERCTL
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -26,7 +26,24 @@ def schema() -> _Schema:
     """Return the schema as plain data."""
     root = Inventory.model_json_schema()
     for part in _parts(root):
-        _simplify(part)
+        # Titles, nulls and defaults of whole sections do not help readers.
+        if isinstance(part.get("title"), str):
+            del part["title"]
+        if "default" in part and part["default"] in (None, {}, []):
+            del part["default"]
+        if isinstance(part.get("default"), dict) and "$ref" in part:
+            del part["default"]
+        if part.get("format") == "path":
+            del part["format"]
+        if "patternProperties" in part:
+            part["additionalProperties"] = False
+        # In the file an optional key may be absent, but not null.
+        choices = [one for one in part.get("anyOf", []) if one != {"type": "null"}]
+        if len(choices) == 1:
+            del part["anyOf"]
+            part.update(choices[0])
+        elif choices:
+            part["anyOf"] = choices
     _as_in_the_file(root)
     return {
         "$schema": DRAFT,
@@ -52,38 +69,26 @@ def _parts(value: object) -> Iterator[_Schema]:
             yield from _parts(inner)
 
 
-def _simplify(part: _Schema) -> None:
-    """Drop titles, nulls and defaults of whole sections, which do not help readers."""
-    if isinstance(part.get("title"), str):
-        del part["title"]
-    if "default" in part and part["default"] in (None, {}, []):
-        del part["default"]
-    if isinstance(part.get("default"), dict) and "$ref" in part:
-        del part["default"]
-    if part.get("format") == "path":
-        del part["format"]
-    if "patternProperties" in part:
-        part["additionalProperties"] = False
-    # In the file an optional key may be absent, but not null.
-    choices = [one for one in part.get("anyOf", []) if one != {"type": "null"}]
-    if len(choices) == 1:
-        del part["anyOf"]
-        part.update(choices[0])
-    elif choices:
-        part["anyOf"] = choices
-
-
 def _as_in_the_file(root: _Schema) -> None:
     host = root["$defs"]["Host"]
     del host["properties"]["name"], root["properties"]["source"]
     host["required"].remove("name")
     host["description"] = "One machine, under its name."
-    host["properties"]["gpus"] = _gpus(host["properties"]["gpus"])
-    for owner in (root, host):
-        _refuse_reserved(owner["properties"]["env"])
-        _allow_numbers(owner["properties"]["env"])
-    _allow_numbers(host["properties"]["labels"])
-    host["properties"]["labels"]["propertyNames"] = {"not": {"const": "role"}}
+    listed = host["properties"]["gpus"]
+    description = listed.pop("description")
+    count = {"type": "integer", "minimum": 0, "maximum": MOST_GPUS}
+    counted = {"description": description, "anyOf": [count, {**listed, "maxItems": MOST_GPUS}]}
+    host["properties"]["gpus"] = counted
+    # Variables that clusterctl sets itself; names that end in `_` are prefixes.
+    reserved = (f"{name}.*" if name.endswith("_") else name for name in SET_BY_CLUSTERCTL)
+    refused = {"not": {"pattern": f"^({'|'.join(reserved)})$"}}
+    labels, envs = host["properties"]["labels"], [it["properties"]["env"] for it in (root, host)]
+    for env in envs:
+        env["propertyNames"] = refused
+    labels["propertyNames"] = {"not": {"const": "role"}}
+    for mapping in (labels, *envs):  # `load` uses the original text of numbers
+        for value in mapping["patternProperties"].values():
+            value["type"] = ["string", "number"]
     root["properties"]["hosts"] = {
         "description": root["properties"]["hosts"]["description"],
         "type": "object",
@@ -94,24 +99,6 @@ def _as_in_the_file(root: _Schema) -> None:
     root["patternProperties"] = {
         f"^{EXTENSION}": {"description": "Yours: a place for anchors; clusterctl skips it."}
     }
-
-
-def _gpus(listed: _Schema) -> _Schema:
-    description = listed.pop("description")
-    count = {"type": "integer", "minimum": 0, "maximum": MOST_GPUS}
-    return {"description": description, "anyOf": [count, {**listed, "maxItems": MOST_GPUS}]}
-
-
-def _refuse_reserved(env: _Schema) -> None:
-    """Exclude variables that clusterctl sets itself; names that end in `_` are prefixes."""
-    names = (f"{name}.*" if name.endswith("_") else name for name in SET_BY_CLUSTERCTL)
-    env["propertyNames"] = {"not": {"pattern": f"^({'|'.join(names)})$"}}
-
-
-def _allow_numbers(mapping: _Schema) -> None:
-    """Allow numbers too, of which `load` uses the original text."""
-    for value in mapping["patternProperties"].values():
-        value["type"] = ["string", "number"]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ must match a host of the inventory, so that a typo never silently selects fewer 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -26,18 +25,24 @@ _PART = re.compile(r"(?:\[[^\]]*\]|[^,\[])+")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _SHOWN = 20
 
-Test = Callable[[Host], bool]
-
 
 def select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
     """Return the hosts that `limit` selects, in the inventory's order.
 
     Raises UsageError if a part matches nothing or cannot be parsed, or if no host is left.
     """
-    parts = [part.strip() for part in _parts(limit)]
-    chosen = {host.name for part in parts if not _negated(part) for host in _of(inventory, part)}
-    without = {host.name for part in parts if _negated(part) for host in _of(inventory, part[1:])}
-    if all(_negated(part) for part in parts):
+    parts = _PART.findall(limit)
+    if not parts or ",".join(parts) != limit or not all(part.strip() for part in parts):
+        raise UsageError(
+            f"--limit '{limit}' cannot be parsed",
+            hint="write it as gpu1,gpu[2-4],gpu*,role=head,LABEL=VALUE,!gpu3",
+        )
+    chosen: set[str] = set()
+    without: set[str] = set()
+    for part in (part.strip() for part in parts):
+        negated = part.startswith("!")
+        (without if negated else chosen).update(_names_of(inventory, part.removeprefix("!")))
+    if all(part.strip().startswith("!") for part in parts):
         chosen = {host.name for host in inventory.hosts}
     left = tuple(host for host in inventory.hosts if host.name in chosen - without)
     if not left:
@@ -45,63 +50,34 @@ def select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
     return left
 
 
-def _parts(limit: str) -> list[str]:
-    """Split at commas, except inside brackets. Raises UsageError for an empty part."""
-    parts = _PART.findall(limit)
-    if not parts or ",".join(parts) != limit or not all(part.strip() for part in parts):
-        raise UsageError(
-            f"--limit '{limit}' cannot be parsed",
-            hint="write it as gpu1,gpu[2-4],gpu*,role=head,LABEL=VALUE,!gpu3",
-        )
-    return parts
-
-
-def _negated(part: str) -> bool:
-    return part.startswith("!")
-
-
-def _of(inventory: Inventory, part: str) -> list[Host]:
+def _names_of(inventory: Inventory, part: str) -> list[str]:
     """Return the hosts that one part matches. Raises UsageError if there are none."""
-    test = _property_test(part) if "=" in part else _name_test(part)
-    found = [host for host in inventory.hosts if test(host)]
+    key, is_property, wanted = part.partition("=")
+    if is_property:
+        matches = re.compile(translate(wanted)).match
+        values = {h.name: h.role if key == "role" else h.labels.get(key) for h in inventory.hosts}
+        found = [name for name, value in values.items() if value is not None and matches(value)]
+    else:
+        found = _with_name(inventory, part)
     if not found:
-        names = tuple(host.name for host in inventory.hosts)
-        near = did_you_mean(part, names)
+        near = did_you_mean(part, tuple(host.name for host in inventory.hosts))
         raise UsageError(f"--limit {part} matches no host{near}", hint=_known(inventory))
     return found
 
 
-def _property_test(part: str) -> Test:
-    key, _, wanted = part.partition("=")
-    matches = re.compile(translate(wanted)).match
-
-    def test(host: Host) -> bool:
-        value = host.role if key == "role" else host.labels.get(key)
-        return value is not None and matches(value) is not None
-
-    return test
-
-
-def _name_test(part: str) -> Test:
+def _with_name(inventory: Inventory, part: str) -> list[str]:
+    """Return the names that match a part with wildcards and ranges of numbers."""
     pieces = re.split(r"\[([^\]]*)\]", part)
     numbers = [_numbers(piece, part) for piece in pieces[1::2]]
-    pattern = "(\\d+)".join(_wildcards(piece) for piece in pieces[::2])
-    compiled = re.compile(pattern, re.ASCII)
-
-    def test(host: Host) -> bool:
-        match = compiled.fullmatch(host.name)
-        if match is None:
-            return False
-        return all(
-            any(span.holds(digits) for span in spans)
-            for spans, digits in zip(numbers, match.groups(), strict=True)
-        )
-
-    return test
-
-
-def _wildcards(text: str) -> str:
-    return re.escape(text).replace(r"\*", ".*").replace(r"\?", ".")
+    texts = (re.escape(it).replace(r"\*", ".*").replace(r"\?", ".") for it in pieces[::2])
+    pattern = re.compile("(\\d+)".join(texts), re.ASCII)
+    found = []
+    for host in inventory.hosts:
+        match = pattern.fullmatch(host.name)
+        groups = zip(numbers, match.groups(), strict=True) if match else ()
+        if match and all(any(span.holds(it) for span in spans) for spans, it in groups):
+            found.append(host.name)
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The types of values in an inventory, with the error message of each.
+"""The types of values in an inventory, and the messages for values that are not valid.
 
 A pattern is used three times: pydantic checks it, the JSON Schema contains it for editors, and
 `PATTERN_MEANS` has the message for a value that does not match.
@@ -7,11 +7,19 @@ A pattern is used three times: pydantic checks it, the JSON Schema contains it f
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+)
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NIC = r"^[^\s/:,=^]{1,15}$"
@@ -131,6 +139,113 @@ def did_you_mean(word: str, known: tuple[str, ...]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+_FACTORS = {
+    "": 1, "b": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"^\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*$", re.ASCII)
+_BITS = re.compile(r"^\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKmMgGtT])bit(?:/s)?\s*$", re.ASCII)
+_POWERS = {"k": 3, "m": 6, "g": 9, "t": 12}
+_SMALLEST_MEMORY = 2**20
+
+
+def parse_bytes(value: object) -> int:
+    """Return the bytes in `value`. Raises ValueError with the accepted forms."""
+    match = _SIZE.match(str(value))
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{value!r} is not a size; write it as 24 GiB, 80 GB or a number of bytes")
+    return round(float(match[1]) * factor)
+
+
+def parse_rate(value: str) -> int:
+    """Return the bytes per second in `400mbit` (bits), or in `50 MB` or `50 MiB/s` (bytes). Raises
+    ValueError with the accepted forms."""
+    bits = _BITS.match(value)
+    try:
+        if bits:
+            rate = int(float(bits[1]) * 10 ** _POWERS[bits[2].lower()] / 8)
+        else:
+            rate = parse_bytes(value.removesuffix("/s"))
+    except ValueError:
+        rate = 0
+    if rate < 1:
+        raise ValueError(f"{value!r} is not a rate; write it as 400mbit, or 50 MB for bytes")
+    return rate
+
+
+def _parse_memory(value: object) -> int:
+    """Parse a GPU's memory. Rejects `memory: 80`, which is 80 bytes but was meant as GiB."""
+    size = parse_bytes(value)
+    if size < _SMALLEST_MEMORY:
+        raise ValueError(f"{value} is {size} bytes; write the unit, such as {value} GiB")
+    return size
+
+
+_EXPECTED = {
+    "string_type": "text",
+    "path_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "model_type": "a mapping (key: value)",
+    "model_attributes_type": "a mapping (key: value)",
+    "dict_type": "a mapping (key: value)",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def value_problem(error: Mapping[str, Any], written: str) -> str:
+    """Reword the problem of a value that pydantic found, without the key's name: `must be text, not
+    22`. `written` is the value as `shown` returns it."""
+    kind, details, value = str(error["type"]), error.get("ctx", {}), error["input"]
+    if expected := _EXPECTED.get(kind):
+        advice = ""
+        if expected == "text" and isinstance(value, int | float):
+            advice = f'; put it in quotes: "{written}"'
+        elif expected == "a whole number" and isinstance(value, str) and value.isascii():
+            digits = value.strip().lstrip("0")
+            advice = f"; write {digits} without quotes" if digits.isdigit() else ""
+        return f"must be {expected}, not {written}{advice}"
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"must be {words} {details[key]:g}, not {written}"
+    if kind == "string_pattern_mismatch":
+        means = PATTERN_MEANS.get(details["pattern"], "has the wrong format")
+        return f"{means}; not {written}"
+    if kind == "literal_error":
+        choices = tuple(re.findall(r"'([^']*)'", details["expected"]))
+        return f"must be {' or '.join(choices)}, not {written}{did_you_mean(str(value), choices)}"
+    if kind == "value_error":
+        return str(details["error"])
+    if kind == "missing":
+        return "is missing"
+    if kind in {"string_too_short", "too_short"}:
+        return "must not be empty"
+    return f"is not usable: {written}"
+
+
+def shown(value: object, text: str | None = None) -> str:
+    """Return a value as the user wrote it, shortened. `text`: a number's or boolean's own."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return f'"{value[:60]}..."' if len(value) > 60 else f'"{value}"'
+    return text or str(value)
+
+
 # A host or cluster name: lower case letters, digits and dashes, as in DNS labels.
 Name = Annotated[str, Field(pattern=NAME)]
 
@@ -160,4 +275,18 @@ Subnet = Annotated[
     PlainValidator(_subnet),
     PlainSerializer(str),
     WithJsonSchema({"type": "string", "examples": ["192.168.1.0/24"]}),
+]
+
+# Bytes, with or without a unit in the file.
+Memory = Annotated[
+    int,
+    BeforeValidator(_parse_memory),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": _SMALLEST_MEMORY},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]*\s*$"},
+            ]
+        }
+    ),
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed, RequirementsNotMet
-from clusterctl.inventory.packages import Packages
+from clusterctl.inventory.model import Packages
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engine_source import EngineSource, engine_source
 from clusterctl.steps.root_script import root_script

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
-from clusterctl.inventory.packages import Packages
+from clusterctl.inventory.model import Packages
 from clusterctl.packages.bundle import Bundle, fitting
 from clusterctl.packages.repository import Repository, docker
 from clusterctl.packages.target import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.inventory.packages import Packages
+from clusterctl.inventory.model import Packages
 from clusterctl.packages.bundle import Bundle, fitting
 from clusterctl.packages.repository import Repository, nvidia
 from clusterctl.packages.target import TOOLKIT as PACKAGES

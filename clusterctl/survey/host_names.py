@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from clusterctl.errors import UsageError, raise_all
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Ssh
-from clusterctl.inventory.wording import shown, value_problem
+from clusterctl.inventory.values import shown, value_problem
 from clusterctl.transport.target import split_port
 
 _LONGEST = 60  # characters: a name has at most 63, and a number may be added

@@ -15,8 +15,8 @@ from clusterctl.accelerators.names import DEFAULT
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.facts.candidates import candidates, rejected
 from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.inventory.document import scalar
 from clusterctl.inventory.model import Host, Inventory, Ssh
-from clusterctl.inventory.scalars import scalar
 from clusterctl.network.fabric_choice import shared_subnets
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.survey.host_names import why_no_gpu

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.inventory.units import parse_rate
+from clusterctl.inventory.values import parse_rate
 
 MIB = 2**20
 SHARDS = (900, 600, 400, 100)

@@ -15,8 +15,7 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.gpu_probe import GpuProbe
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.sections import Answer
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.inventory.packages import Packages
+from clusterctl.inventory.model import Host, Inventory, Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle

@@ -12,8 +12,7 @@ import pytest
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, EngineFacts, HostFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.inventory.packages import Packages
+from clusterctl.inventory.model import Host, Inventory, Packages
 from tests.unit.facts.judged import problems
 
 GIB = 2**30

@@ -14,7 +14,8 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
 from clusterctl.errors import InventoryError
-from clusterctl.inventory.load import load, read
+from clusterctl.inventory.document import read
+from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Gpu, Host, Inventory, Network, Nics, Packages, RayPorts, Ssh
 from clusterctl.inventory.schema import render, schema
 from clusterctl.inventory.values import SET_BY_CLUSTERCTL

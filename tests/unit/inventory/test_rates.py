@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.inventory.units import parse_rate
+from clusterctl.inventory.values import parse_rate
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InventoryError
-from clusterctl.inventory.load import LARGEST_FILE, load
+from clusterctl.inventory.document import LARGEST_FILE
+from clusterctl.inventory.load import load
 from tests.unit.inventory.conftest import Problems
 
 

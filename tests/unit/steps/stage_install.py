@@ -11,8 +11,7 @@ from pathlib import Path
 
 from clusterctl.engine.step import HostView
 from clusterctl.facts.model import Os
-from clusterctl.inventory.model import Gpu
-from clusterctl.inventory.packages import Packages, PackageSource
+from clusterctl.inventory.model import Gpu, Packages, PackageSource
 from clusterctl.packages.bundle import Bundle, open_bundles
 from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps.container_engine import ContainerEngine

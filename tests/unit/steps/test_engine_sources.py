@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
-from clusterctl.inventory.packages import Packages, PackageSource
+from clusterctl.inventory.model import Packages, PackageSource
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.static_engine import FILES_MARKER

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
-from clusterctl.inventory.packages import Packages, PackageSource
+from clusterctl.inventory.model import Packages, PackageSource
 from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps.nvidia_toolkit import MARKER, NvidiaToolkit, ToolkitAbsent
 from tests.fakes.container_engine import foreign
