@@ -32,8 +32,6 @@ from clusterctl.survey.survey import read_head_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
 
-_READ = 'if [ -e "$1" ]; then cat "$1"; fi'
-
 
 def service_file(cluster: str, name: str) -> str:
     """Return the path on the head of the file that declares the service `name`."""
@@ -103,9 +101,7 @@ class HeadServices:
     def _ensure_declared(self, document: ServiceDocument) -> None:
         """Raise ChangedByOthers if the head's file of the service was deleted or changed."""
         path = service_file(self.inventory.cluster, document.name)
-        text = self.head.run(
-            ["sh", "-c", _READ, "read", path], sudo=True, timeout=deadlines.SMALL_FILE
-        ).stdout
+        text = (self.head.read_file(path) or b"").decode(errors="replace")
         try:
             same = text and from_json(ServiceDocument, text).fingerprint == document.fingerprint
         except ValueError:
@@ -153,12 +149,13 @@ class HeadServices:
 
 def read_key(inventory: Inventory, head: Transport) -> str:
     """Return the API key from its file on the head, read over SSH."""
-    result = head.run(["cat", str(NodePaths(inventory.cluster).api_key)], sudo=True)
-    if not result.ok:
+    path = str(NodePaths(inventory.cluster).api_key)
+    key = head.read_file(path)
+    if key is None:
         raise StepFailed(
             "the API key cannot be read",
             host=head.host.name,
             hint=f"clusterctl bootstrap {inventory.file}",
-            detail=result.last_lines(),
+            detail=f"{path} does not exist",
         )
-    return result.stdout.strip()
+    return key.decode().strip()

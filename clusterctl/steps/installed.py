@@ -17,8 +17,6 @@ mkdir -p "${1%/*}"; touch "$1"
 sort -u - "$1" >"$1.new"; mv "$1.new" "$1"
 """
 
-READ = 'if [ -f "$1" ]; then cat "$1"; fi'
-
 FORGET = """\
 [ -f "$1" ] || exit 0
 grep -vxF -- "$2" "$1" >"$1.new"
@@ -37,7 +35,7 @@ def record_installed(view: HostView, names: Sequence[str], marker: str = MARKER)
 
 def installed_by_us(view: HostView, marker: str = MARKER) -> list[str]:
     """Return the names in the marker."""
-    return root_script(view, READ, marker, doing=f"reading {marker}").split()
+    return (view.transport.read_file(marker) or b"").decode().split()
 
 
 def forget_installed(view: HostView, name: str, marker: str) -> None:

@@ -21,9 +21,6 @@ done
 """
 
 
-READ = 'if [ -f "$1" ]; then cat "$1"; fi'
-
-
 @dataclass(frozen=True)
 class RemoteFile:
     """The content and mode that a file should have. Its directory must exist."""
@@ -63,7 +60,9 @@ class FilesPresent:
         return Change(
             f"write {names}",
             disruptive=disrupts is not None
-            and any(disrupts(file, _content(view, file.path)) for file in differing),
+            and any(
+                disrupts(file, view.transport.read_file(file.path) or b"") for file in differing
+            ),
         )
 
     def apply(self, view: HostView, change: Change) -> None:
@@ -81,8 +80,3 @@ class FilesPresent:
             for file, seal in zip(wanted, told, strict=True)
             if seal != file.seal
         ]
-
-
-def _content(view: HostView, path: str) -> bytes:
-    """Return the file's current content, b"" if it does not exist."""
-    return root_script(view, READ, path, doing=f"reading {path}").encode()

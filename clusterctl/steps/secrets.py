@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed
-from clusterctl.steps.node_files import READ, FilesPresent, RemoteFile
+from clusterctl.steps.node_files import FilesPresent, RemoteFile
 from clusterctl.steps.root_script import root_script
 
 RAY_TOKEN = "ray.token"  # noqa: S105 - the file's name
@@ -75,8 +75,7 @@ class HeadSecret:
         """Return the secret; None if the head does not have it yet."""
         with self._reading:
             if self._value is None:
-                text = root_script(self._head, READ, self.path, doing=f"reading {self.path}")
-                self._value = text.encode() or None
+                self._value = self._head.transport.read_file(self.path) or None
             return self._value
 
 

@@ -12,7 +12,7 @@ from clusterctl.node.documents import (
     config_dir,
     from_json,
 )
-from clusterctl.steps.node_files import LOOK, READ
+from clusterctl.steps.node_files import LOOK
 from clusterctl.steps.paths_absent import REMOVE
 from clusterctl.steps.root_script import root_script
 from clusterctl.transport.base import ABSENT
@@ -54,14 +54,14 @@ class ServiceDocumentsReadable:
             _, _, digest = root_script(view, LOOK, path, doing="looking at files").partition(" ")
             if document.why == DELETED:
                 found += [] if digest else [(document, ABSENT)]
-            elif digest and not _readable(root_script(view, READ, path, doing=f"reading {path}")):
+            elif digest and not _readable(view.transport.read_file(path) or b""):
                 found.append((document, digest.strip()))
         return found
 
 
-def _readable(text: str) -> bool:
+def _readable(data: bytes) -> bool:
     try:
-        from_json(ServiceDocument, text)
+        from_json(ServiceDocument, data.decode())
     except ValueError:
         return False
     return True

@@ -280,9 +280,7 @@ def read_state(data: bytes | None) -> NodeState | None:
 def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
     """Read the head's state from its file only, for commands that poll it."""
     file = str(NodePaths(inventory.cluster).state)
-    return read_state(
-        head.run(["cat", file], sudo=True, timeout=deadlines.SMALL_FILE).stdout.encode()
-    )
+    return read_state(head.read_file(file))
 
 
 def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: float) -> NodeState:

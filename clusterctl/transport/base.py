@@ -144,6 +144,12 @@ class Transport(Protocol):
         nothing is written. Raises CommandFailed when the file cannot be written.
         """
 
+    def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
+        """Return the content of a small text file, or None if there is no such file.
+
+        Raises as `run`, and CommandFailed when the file cannot be read.
+        """
+
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         """Start `argv` on the host and return its channel. No time limit. Raises as `run`."""
 

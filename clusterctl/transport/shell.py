@@ -54,6 +54,9 @@ mv -f "$new" "$1"
 """
 # The size is checked because a lost connection looks like the end of the data to `cat`.
 
+_NO_FILE = 66  # EX_NOINPUT of sysexits.h
+_READ = f'cat "$1" || {{ [ ! -e "$1" ] && exit {_NO_FILE}; exit 1; }}'
+
 
 # Characters of a command line that are logged; scripts are longer.
 _LOGGED = 300
@@ -136,6 +139,20 @@ class ShellTransport(ABC):
                 hint=f"clusterctl exec --limit {self._host.name} -- ls -ld {path}",
                 detail=result.last_lines(),
             )
+
+    def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
+        argv = ("sh", "-c", _READ, "read", path)
+        result = self.run(argv, sudo=sudo, timeout=deadlines.SMALL_FILE)
+        if result.status == _NO_FILE:
+            return None
+        if not result.ok:
+            raise CommandFailed(
+                f"{path} could not be read",
+                host=self._host.name,
+                hint=f"clusterctl exec --limit {self._host.name} -- ls -ld {path}",
+                detail=result.last_lines(),
+            )
+        return result.stdout.encode()
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         return self._command(Framed(tuple(argv)), sudo=sudo, keep_stderr=STDERR_TAIL)

@@ -93,7 +93,6 @@ class FakeTransport:
             node_files.LOOK: self._look_at_files,
             secret_files.LOOK: self._look_at_secrets,
             secret_files.MAKE: self._make_secrets,
-            node_files.READ: self._read,
             paths_absent.LOOK: self._look_for_paths,
             paths_absent.BESIDE: self._other_clusters,
             paths_absent.REMOVE: self._remove_paths,
@@ -102,7 +101,6 @@ class FakeTransport:
             container_engine.WHY_NOT: lambda *_: "",
             installed.REMEMBER: self._remember,
             engine_absent.REMOVE_FILES: self._remove_paths,
-            installed.READ: self._read,
             installed.FORGET: self._unmark,
             engine_absent.LEFT: self._container_names,
             engine_absent.STOP: self._stop_engine,
@@ -142,6 +140,10 @@ class FakeTransport:
         if before not in (None, hashlib.sha256(there[0]).hexdigest() if there else ABSENT):
             raise CommandFailed(f"someone else changed {path} meanwhile", host=self.host.name)
         self.state.files[path] = (data, mode)
+
+    def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
+        self.seen.append(("cat", path))
+        return self.state.files[path][0] if path in self.state.files else None
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         raise AssertionError(f"steps stream through drivers only: {argv}")
@@ -186,9 +188,6 @@ class FakeTransport:
             value = hashlib.sha256(f"{self.host.name}{path}".encode()).hexdigest().encode()
             self.state.files[path] = (self.state.files.get(path, (value, 0))[0], 0o600)
         return ""
-
-    def _read(self, paths: list[str], _: bytes) -> str:
-        return self.state.files.get(paths[0], (b"", 0))[0].decode()
 
     def _look_for_paths(self, paths: list[str], _: bytes) -> str:
         return "".join(f"{path}\n" for path in paths if self._below(path))
@@ -240,7 +239,7 @@ class FakeTransport:
     def _remember(self, arguments: list[str], stdin: bytes) -> str:
         self.state.about_to_change()
         (path,) = arguments
-        lines = {*self._read([path], b"").split(), *stdin.decode().split()}
+        lines = {*(self.read_file(path) or b"").decode().split(), *stdin.decode().split()}
         self.state.files[path] = ("".join(f"{line}\n" for line in sorted(lines)).encode(), 0o644)
         return ""
 
@@ -251,7 +250,7 @@ class FakeTransport:
 
     def _unmark(self, arguments: list[str], _: bytes) -> str:
         path, gone = arguments
-        kept = [line for line in self._read([path], b"").split() if line != gone]
+        kept = [line for line in (self.read_file(path) or b"").decode().split() if line != gone]
         if path in self.state.files:
             self.state.about_to_change()
             self.state.files[path] = ("".join(f"{line}\n" for line in kept).encode(), 0o644)

@@ -101,6 +101,11 @@ class FakeTransport:
         self.connect()
         self.files[path] = (data, mode, sudo)
 
+    def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
+        """Answered like the command ("cat", path); a status other than 0 is a missing file."""
+        result = self._answer(Call(("cat", path), sudo=sudo, timeout=deadlines.SMALL_FILE))
+        return result.stdout.encode() if result.ok else None
+
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         """A channel that plays the answer to `argv`: its stdout, then the end."""
         return FakeChannel(self._answer(Call(tuple(argv), sudo=sudo)))

@@ -101,6 +101,16 @@ def test_without_input_stdin_is_at_its_end(transport: Transport) -> None:
     assert transport.run(["cat"], timeout=60).stdout == ""
 
 
+def test_a_small_file_is_read(transport: Transport, tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("one\ntwo")
+
+    assert transport.read_file(str(file), sudo=False) == b"one\ntwo"
+    assert transport.read_file(f"{tmp_path}/none", sudo=False) is None
+    with pytest.raises(CommandFailed, match="could not be read"):
+        transport.read_file(str(tmp_path), sudo=False)
+
+
 def test_output_that_is_not_utf_8_is_kept_readable(transport: Transport) -> None:
     assert transport.run(["printf", "a\\377b"]).stdout == "a\N{REPLACEMENT CHARACTER}b"
 

@@ -51,6 +51,9 @@ class ThisMachine:
     ) -> None:
         raise NotImplementedError
 
+    def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
+        raise NotImplementedError
+
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         raise NotImplementedError
 

@@ -38,7 +38,6 @@ class Head(FakeTransport):
         self.on(starts("cat"), stdout=to_json(_saying(state)))
         self.on(lambda argv: "clusterctl-lock" in argv, stdout="held\n")
         self.on(lambda argv: "clusterctl-write" in argv, answer=self._replace)
-        self.on(lambda argv: "read" in argv, answer=self._read)
 
     def _replace(self, call: Call) -> CommandResult:
         *_, path, before, size = call.argv
@@ -49,8 +48,10 @@ class Head(FakeTransport):
         self.text = None if size == "gone" else call.stdin.decode()
         return CommandResult(call.argv, 0, "", "")
 
-    def _read(self, call: Call) -> CommandResult:
-        return CommandResult(call.argv, 0, self.text or "", "")
+    def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
+        if path != FILE:
+            return super().read_file(path, sudo=sudo)
+        return None if self.text is None else self.text.encode()
 
 
 def run(head: Head, old: ServiceDocument | None, events: list[Event] | None = None) -> None:
