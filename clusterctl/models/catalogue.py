@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from clusterctl.models.config_json import describe
@@ -52,10 +52,6 @@ class CatalogueEntry:
     @cached_property
     def shape(self) -> ModelShape:
         return describe(self.config, self.hub_id)
-
-    @property
-    def organisation(self) -> str:
-        return self.hub_id.partition("/")[0]
 
     @property
     def directory(self) -> str:
@@ -98,19 +94,12 @@ _GEMMA4_NOTE = (
 )
 
 
-def _qwen2(
-    hidden: int,
-    layers: int,
-    heads: int,
-    kv: int,
-    width: int,
-    vocab: int,
-    context: int,
-    *,
-    tied: bool = False,
-) -> Config:
+def _decoder(
+    architecture: str, hidden: int, layers: int, heads: int, kv: int, width: int, vocab: int,
+    context: int, **more: object,
+) -> Config:  # fmt: skip
     return {
-        "architectures": ["Qwen2ForCausalLM"],
+        "architectures": [f"{architecture}ForCausalLM"],
         "torch_dtype": "bfloat16",
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -119,142 +108,87 @@ def _qwen2(
         "intermediate_size": width,
         "vocab_size": vocab,
         "max_position_embeddings": context,
-        "tie_word_embeddings": tied,
-        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        **more,
     }
 
 
-_QWEN3_8B: Config = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "torch_dtype": "bfloat16",
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 12288,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": False,
-}
-
-_LLAMA_70B: Config = {
-    "architectures": ["LlamaForCausalLM"],
-    "torch_dtype": "bfloat16",
-    "hidden_size": 8192,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 28672,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
-
-_GPT_OSS_20B: Config = {
-    "architectures": ["GptOssForCausalLM"],
-    "torch_dtype": "bfloat16",
-    "hidden_size": 2880,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 2880,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "attention_bias": True,
-    "tie_word_embeddings": False,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-    },
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-
-_GEMMA4_VISION: Config = {
-    "model_type": "gemma4_vision",
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 16,
-    "position_embedding_size": 10240,
-}
+_qwen2 = partial(_decoder, "Qwen2", use_sliding_window=False)
 
 
-def _gemma4(text: Config) -> Config:
-    layers = text["num_hidden_layers"]
+def _gemma4(layers: int, **text: int) -> Config:
     kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(layers)]
-    shared = {
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "attention_k_eq_v": True,
-        "vocab_size": 262144,
-        "max_position_embeddings": 262144,
-        "sliding_window": 1024,
-        "layer_types": kinds,
-        "tie_word_embeddings": True,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
-            "sliding_attention": {"rope_type": "default"},
-        },
-    }
     return {
         "architectures": ["Gemma4ForConditionalGeneration"],
         "dtype": "bfloat16",
-        "text_config": {**shared, **text},
-        "vision_config": _GEMMA4_VISION,
+        "text_config": {
+            **text,
+            "num_hidden_layers": layers,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "attention_k_eq_v": True,
+            "vocab_size": 262144,
+            "max_position_embeddings": 262144,
+            "sliding_window": 1024,
+            "layer_types": kinds,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_type": "default"},
+            },
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "patch_size": 16,
+            "position_embedding_size": 10240,
+        },
     }
 
+
+_LLAMA_70B = _decoder(
+    "Llama", 8192, 80, 64, 8, 28672, 128256, 131072, head_dim=128,
+    rope_scaling={
+        "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192,
+    },
+)  # fmt: skip
+
+_GPT_OSS_20B = _decoder(
+    "GptOss", 2880, 24, 64, 8, 2880, 201088, 131072, head_dim=64,
+    num_local_experts=32, num_experts_per_tok=4, attention_bias=True, sliding_window=128,
+    layer_types=["sliding_attention", "full_attention"] * 12,
+    rope_scaling={
+        "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+    },
+    quantization_config={"quant_method": "mxfp4"},
+)  # fmt: skip
 
 _GEMMA4_26B = _gemma4(
-    {
-        "hidden_size": 2816,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "num_global_key_value_heads": 2,
-        "intermediate_size": 2112,
-        "num_experts": 128,
-        "top_k_experts": 8,
-        "moe_intermediate_size": 704,
-    }
-)
+    30, hidden_size=2816, num_attention_heads=16, num_key_value_heads=8,
+    num_global_key_value_heads=2, intermediate_size=2112, num_experts=128, top_k_experts=8,
+    moe_intermediate_size=704,
+)  # fmt: skip
 
 _GEMMA4_31B = _gemma4(
-    {
-        "hidden_size": 5376,
-        "num_hidden_layers": 60,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "num_global_key_value_heads": 4,
-        "intermediate_size": 21504,
-    }
-)
+    60, hidden_size=5376, num_attention_heads=32, num_key_value_heads=16,
+    num_global_key_value_heads=4, intermediate_size=21504,
+)  # fmt: skip
 
 CATALOGUE: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         "qwen2.5-1.5b",
         "Qwen/Qwen2.5-1.5B-Instruct",
-        _qwen2(1536, 28, 12, 2, 8960, 151936, 32768, tied=True),
+        _qwen2(1536, 28, 12, 2, 8960, 151936, 32768, tie_word_embeddings=True),
         ("qwen2.5-1.5b-instruct",),
         (_HERMES_TOOLS,),
     ),
     CatalogueEntry(
         "qwen3-8b",
         "Qwen/Qwen3-8B",
-        _QWEN3_8B,
+        _decoder("Qwen3", 4096, 36, 32, 8, 12288, 151936, 40960, head_dim=128),
         (),
         (_QWEN3_REASONING, _HERMES_TOOLS),
         "thinks before it answers; a request may turn that off with "

@@ -50,14 +50,11 @@ def checkpoint_bytes(directory: Path) -> int | None:
     None if the directory has no safetensors at all (config.json alone is valid). Raises UsageError
     with the missing shards of the index.
     """
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        return _indexed(directory, parse_config(index.read_text(encoding="utf-8"), str(index)))
-    files = sorted(directory.glob("*.safetensors"))
-    return sum(header_bytes(file) for file in files) if files else None
-
-
-def _indexed(directory: Path, index: Mapping[str, Any]) -> int | None:
+    file = directory / "model.safetensors.index.json"
+    if not file.is_file():
+        files = sorted(directory.glob("*.safetensors"))
+        return sum(header_bytes(file) for file in files) if files else None
+    index = parse_config(file.read_text(encoding="utf-8"), str(file))
     names = index.get("weight_map")
     shards = sorted(set(names.values())) if isinstance(names, Mapping) else []
     missing = [name for name in shards if not (directory / str(name)).is_file()]

@@ -48,8 +48,6 @@ _COUNTS = (
 
 _OWN_CONFIG = "copy the model's own config.json from the Hub next to its weights"
 
-_DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32"}
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -105,37 +103,70 @@ def describe(config: Config, name: str = "") -> ModelShape:
     UsageError with every key that is missing or not a positive number, if they are not enough to
     compute the weights.
     """
-    architecture = architecture_of(config) or str(config.get("model_type") or "unknown")
-    text = _text_part(config)
-    _require(text)
+    named = architecture_of(config)
+    architecture = named or str(config.get("model_type") or "unknown")
+    text = _language_part(config)
     family = _FAMILIES.get(architecture)
-    assumptions = [] if family else [_unknown(architecture)]
     traits = family or _LLAMA
-    layers = tuple(
-        _layer(text, traits, index, kind) for index, kind in enumerate(_kinds(text, traits))
-    )
-    assumptions += _assumptions(config, text, layers)
+    layers = _layers(text, traits)
     context, key = longest_context(text)
-    if key is None:
-        assumptions.append(f"config.json lacks the longest context: {context} tokens assumed")
+    stored, tower = quantization_of(config, text), _tower(config)
+    encoder = any(word in named.lower() for word in _ENCODERS)
+    # Gemma 4 has "vision" there: it reads images in both directions, but generates text.
+    both_ways = (
+        encoder
+        or text.get("use_bidirectional_attention") in (True, "all")
+        or text.get("is_causal") is False
+        or "Bidirectional" in named
+    )
+    blind = tower is None and isinstance(config.get("vision_config"), Mapping)
+    recurrent = any(layer.attention is None for layer in layers)
+    method = stored.method if stored else ""
+    guesses = (
+        (
+            family is None,
+            f"the architecture {architecture} is unknown: treated as a Llama with the sizes in "
+            "config.json",
+        ),
+        (
+            recurrent,
+            "layers without attention (Mamba, linear) count with the weights of an MLP only",
+        ),
+        (blind, "the vision encoder is not counted: its sizes are not in config.json"),
+        (
+            stored and method not in KNOWN_METHODS,
+            f"quantisation {method!r} is computed from its bits alone",
+        ),
+        (config.get("audio_config"), "the audio encoder is not counted"),
+        (both_ways, "it attends in both directions: the KV cache planned for it stays empty"),
+        (
+            text.get("num_nextn_predict_layers"),
+            "the multi-token prediction layer is not loaded, as in vLLM by default",
+        ),
+        (key is None, f"config.json lacks the longest context: {context} tokens assumed"),
+    )
+    dtypes = [part.get(key) for part in (text, config) for key in ("dtype", "torch_dtype")]
+    dtype = str(next(filter(None, dtypes), "")).removeprefix("torch.")
+    per_layer = text.get("hidden_size_per_layer_input")
     return ModelShape(
         name=name or str(config.get("_name_or_path") or architecture),
         architecture=architecture,
         hidden=text["hidden_size"],
         vocab=text["vocab_size"],
-        tied=_tied(config, text, traits),
+        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", traits.tied))),
         context=context,
         context_key=key or "default",
-        dtype=_dtype(config, text),
+        # vLLM's `auto` casts float32
+        dtype="float16" if dtype in ("float16", "half") else "bfloat16",
         layers=layers,
         rotary=rotary_tables(text, layers),
-        quantization=quantization_of(config, text),
-        tower=_tower(config),
-        per_layer_vocab=_per_layer_vocab(text),
+        quantization=stored,
+        tower=tower,
+        per_layer_vocab=_first(text, "vocab_size_per_layer_input") if per_layer else 0,
         multimodal=any(config.get(key) for key in ("vision_config", "audio_config")),
-        encoder=_is_encoder(config),
-        both_ways=_reads_both_ways(config, text),
-        assumptions=tuple(assumptions),
+        encoder=encoder,
+        both_ways=both_ways,
+        assumptions=tuple(sentence for applies, sentence in guesses if applies),
     )
 
 
@@ -157,21 +188,6 @@ def architecture_of(config: Config) -> str:
 # SnowflakeGteNewModel.
 _ENCODERS = ("bert", "gtemodel", "gtenew")
 
-
-def _is_encoder(config: Config) -> bool:
-    """Return whether the model is like BERT: it does not generate, and has no KV cache."""
-    return any(word in architecture_of(config).lower() for word in _ENCODERS)
-
-
-def _reads_both_ways(config: Config, text: Config) -> bool:
-    """Return whether the model attends in both directions: an encoder, or a decoder changed to one
-    for embeddings (gte-Qwen2, EmbeddingGemma, the Bidirectional classes of vLLM)."""
-    # Gemma 4 has "vision" there: it reads images in both directions, but generates text.
-    told = text.get("use_bidirectional_attention") in (True, "all")
-    made_so = told or text.get("is_causal") is False or "Bidirectional" in architecture_of(config)
-    return made_so or _is_encoder(config)
-
-
 # Names of these keys in other models: GPT-2 and nomic-embed, DistilBERT.
 _OTHER_KEYS = {
     "hidden_size": ("n_embd", "dim"),
@@ -181,21 +197,19 @@ _OTHER_KEYS = {
 }
 
 
-def _text_part(config: Config) -> dict[str, Any]:
-    """Return the section for the language model, with the usual keys."""
+def _language_part(config: Config) -> dict[str, Any]:
+    """Return the section for the language model, with the usual keys. Raises UsageError."""
     parts = (config.get(key) for key in _TEXT_PARTS)
-    found = next((p for p in parts if isinstance(p, Mapping) and "hidden_size" in p), config)
-    text = dict(found)
+    text = dict(next((p for p in parts if isinstance(p, Mapping) and "hidden_size" in p), config))
     for key, others in _OTHER_KEYS.items():
         other = next((other for other in others if other in text), None)
         if key not in text and other:
             text[key] = text[other]
-    return text
-
-
-def _require(text: Config) -> None:
     wrong = [key for key in _NEEDED if not _positive(text.get(key))]
-    wrong += [key for key in _COUNTS if not _count_or_nothing(text.get(key))]
+    for key in _COUNTS:
+        value = text.get(key)
+        if not (value is None or value is False or (isinstance(value, int) and value >= 0)):
+            wrong.append(key)
     if wrong:
         raise UsageError(
             f"config.json has no usable {', '.join(wrong)}: not that of a language model",
@@ -207,69 +221,41 @@ def _require(text: Config) -> None:
             f"a hidden size of {text['hidden_size']}, and there is no head_dim",
             hint=_OWN_CONFIG,
         )
-
-
-def _count_or_nothing(value: object) -> bool:
-    return value is None or value is False or (isinstance(value, int) and value >= 0)
+    return text
 
 
 def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _unknown(architecture: str) -> str:
-    return (
-        f"the architecture {architecture} is unknown: treated as a Llama with the sizes in "
-        "config.json"
-    )
+def _first(text: Config, *keys: str) -> int:
+    """Return the value of the first key that has a positive number, or 0."""
+    return next((int(text[key]) for key in keys if _positive(text.get(key))), 0)
 
 
-def _assumptions(config: Config, text: Config, layers: Sequence[DecoderLayer]) -> list[str]:
+def _layers(text: Config, traits: Family) -> tuple[DecoderLayer, ...]:
+    count, kinds = text["num_hidden_layers"], text.get("layer_types")
+    if not isinstance(kinds, Sequence) or len(kinds) != count:
+        window = text.get("sliding_window")
+        every = text.get("sliding_window_pattern") or traits.window_every
+        if window and not every and text.get("use_sliding_window", True):
+            every = count + 1  # no layer is global
+        sliding = [bool(window and every and (index + 1) % every) for index in range(count)]
+        kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
     found = []
-    if any(layer.attention is None for layer in layers):
+    for index, kind in enumerate(kinds):
+        mlp, experts = _feed_forward(text, traits, index)
         found.append(
-            "layers without attention (Mamba, linear) count with the weights of an MLP only"
+            DecoderLayer(
+                attention=_attention(text, traits, index, str(kind)),
+                mlp=mlp,
+                experts=experts,
+                # Gemma 4's experts have three norms and a router scale
+                norms=traits.norms + (4 if "global_head_dim" in text and experts else 0),
+                per_layer_input=text.get("hidden_size_per_layer_input") or 0,
+            )
         )
-    if isinstance(config.get("vision_config"), Mapping) and _tower(config) is None:
-        found.append("the vision encoder is not counted: its sizes are not in config.json")
-    stored = quantization_of(config, text)
-    if stored and stored.method not in KNOWN_METHODS:
-        found.append(f"quantisation {stored.method!r} is computed from its bits alone")
-    if config.get("audio_config"):
-        found.append("the audio encoder is not counted")
-    if _reads_both_ways(config, text):
-        found.append("it attends in both directions: the KV cache planned for it stays empty")
-    if text.get("num_nextn_predict_layers"):
-        found.append("the multi-token prediction layer is not loaded, as in vLLM by default")
-    return found
-
-
-def _kinds(text: Config, traits: Family) -> list[str]:
-    """Return the kind of every layer: full_attention, sliding_attention, chunked_attention, ..."""
-    count = text["num_hidden_layers"]
-    given = text.get("layer_types")
-    if isinstance(given, Sequence) and len(given) == count:
-        return [str(kind) for kind in given]
-    window = text.get("sliding_window")
-    every = text.get("sliding_window_pattern") or traits.window_every
-    if window and every:
-        return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
-    if window and text.get("use_sliding_window", True) and traits.window_every == 0:
-        return ["sliding_attention"] * count
-    return ["full_attention"] * count
-
-
-def _layer(text: Config, traits: Family, index: int, kind: str) -> DecoderLayer:
-    experts = _experts(text, traits, index)
-    gemma4 = "global_head_dim" in text
-    norms = traits.norms + (4 if gemma4 and experts else 0)  # three norms and a router scale
-    return DecoderLayer(
-        attention=_attention(text, traits, index, kind),
-        mlp=_mlp(text, index, dense=experts is None or gemma4),
-        experts=experts,
-        norms=norms,
-        per_layer_input=text.get("hidden_size_per_layer_input") or 0,
-    )
+    return tuple(found)
 
 
 def _attention(text: Config, traits: Family, index: int, kind: str) -> Attention | None:
@@ -281,89 +267,61 @@ def _attention(text: Config, traits: Family, index: int, kind: str) -> Attention
     if kind == "full_attention" and text.get("global_head_dim"):
         head_dim = text["global_head_dim"]
         kv_heads = text.get("num_global_key_value_heads") or kv_heads
-    shared_from = text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0)
+    latent = None
+    if text.get("kv_lora_rank"):
+        latent = Latent(
+            query_rank=text.get("q_lora_rank"),
+            kv_rank=text["kv_lora_rank"],
+            nope_dim=text.get("qk_nope_head_dim") or 128,
+            rope_dim=text.get("qk_rope_head_dim") or 64,
+            value_dim=text.get("v_head_dim") or 128,
+        )
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         window=text.get("sliding_window") if kind == "sliding_attention" else None,
         chunk=text.get("attention_chunk_size") if kind == "chunked_attention" else None,
-        latent=_latent(text),
+        latent=latent,
         qkv_bias=bool(text.get("attention_bias", text.get("qkv_bias", traits.qkv_bias))),
         out_bias=traits.out_bias and bool(text.get("attention_bias", True)),
         qk_norm=traits.qk_norm,
         sinks=traits.sinks,
-        shares_cache=index >= shared_from,
+        shares_cache=index >= _shared_from(text),
     )
 
 
-def _latent(text: Config) -> Latent | None:
-    if not text.get("kv_lora_rank"):
-        return None
-    return Latent(
-        query_rank=text.get("q_lora_rank"),
-        kv_rank=text["kv_lora_rank"],
-        nope_dim=text.get("qk_nope_head_dim") or 128,
-        rope_dim=text.get("qk_rope_head_dim") or 64,
-        value_dim=text.get("v_head_dim") or 128,
-    )
+def _shared_from(text: Config) -> int:
+    """Return the first layer that reads the KV cache of an earlier one."""
+    return int(text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0))
 
 
-def _first(text: Config, *keys: str) -> int:
-    """Return the value of the first key that has a positive number, or 0."""
-    return next((int(text[key]) for key in keys if _positive(text.get(key))), 0)
-
-
-def _experts(text: Config, traits: Family, index: int) -> Experts | None:
+def _feed_forward(text: Config, traits: Family, index: int) -> tuple[Mlp | None, Experts | None]:
+    """Return the dense block of a layer, or the shared expert, and the experts."""
     count = _first(text, "num_experts", "n_routed_experts", "num_local_experts")
     step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
     dense = index < (text.get("first_k_dense_replace") or 0) or (index + 1) % step
-    if not count or dense or index in _indices(text.get("mlp_only_layers")):
-        return None
-    return Experts(
-        count=count,
-        per_token=_first(text, "num_experts_per_tok", "top_k_experts", "moe_top_k") or 1,
-        width=_first(
-            text, "moe_intermediate_size", "expert_intermediate_size", "intermediate_size"
-        ),
-        bias=traits.experts_bias,
-    )
-
-
-def _indices(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else ()
-
-
-def _mlp(text: Config, index: int, *, dense: bool) -> Mlp | None:
-    """Return the dense block of a layer, or the shared expert beside experts."""
-    if dense:
+    without = text.get("mlp_only_layers")
+    experts = None
+    if count and not dense and not (isinstance(without, list) and index in without):
+        experts = Experts(
+            count=count,
+            per_token=_first(text, "num_experts_per_tok", "top_k_experts", "moe_top_k") or 1,
+            width=_first(
+                text, "moe_intermediate_size", "expert_intermediate_size", "intermediate_size"
+            ),
+            bias=traits.experts_bias,
+        )
+    if experts is None or "global_head_dim" in text:  # Gemma 4 has both in a layer
         width = _first(text, "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
-        shared_from = text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0)
-        doubled = bool(text.get("use_double_wide_mlp")) and index >= shared_from
+        doubled = bool(text.get("use_double_wide_mlp")) and index >= _shared_from(text)
         width = (width or 4 * text["hidden_size"]) * (2 if doubled else 1)
-        return Mlp(width, bias=bool(text.get("mlp_bias")))
+        return Mlp(width, bias=bool(text.get("mlp_bias"))), experts
     shared = _first(text, "shared_expert_intermediate_size")
     shared = shared or (text.get("n_shared_experts") or 0) * _first(text, "moe_intermediate_size")
     if text.get("attention_chunk_size"):
         shared = _first(text, "intermediate_size")  # Llama 4: one shared expert, always
-    return Mlp(shared) if shared else None
-
-
-def _tied(config: Config, text: Config, traits: Family) -> bool:
-    return bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", traits.tied)))
-
-
-def _dtype(config: Config, text: Config) -> str:
-    given = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
-    given = given or config.get("torch_dtype") or "bfloat16"
-    known = _DTYPES.get(str(given).removeprefix("torch."), "bfloat16")
-    return "bfloat16" if known == "float32" else known  # vLLM's `auto` casts float32
-
-
-def _per_layer_vocab(text: Config) -> int:
-    return (
-        _first(text, "vocab_size_per_layer_input") if text.get("hidden_size_per_layer_input") else 0
-    )
+    return (Mlp(shared) if shared else None), experts
 
 
 def _tower(config: Config) -> Tower | None:
@@ -411,26 +369,17 @@ def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
     if not found:
         return _NO_KEY_LENGTH, None
     length, key = min(found, key=lambda pair: pair[0])
-    kind, factor, original = _scaling(text)
-    if kind == "yarn" and original:
-        return int(original * factor), key
-    if kind not in _UNSCALED:
-        return int(length * factor), key
-    return length, key
-
-
-def _scaling(text: Mapping[str, Any]) -> tuple[str, float, int]:
-    """Return the rope type, its factor, and the length before scaling."""
     rope = text.get("rope_scaling") or text.get("rope_parameters")
     if not isinstance(rope, Mapping):
-        return "default", 1.0, 0
+        return length, key
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     factor = rope.get("factor")
-    original = rope.get("original_max_position_embeddings") or text.get(
-        "original_max_position_embeddings"
-    )
-    usable = float(factor) if isinstance(factor, int | float) and factor >= 1 else 1.0
-    return kind, usable, original if isinstance(original, int) else 0
+    factor = float(factor) if isinstance(factor, int | float) and factor >= 1 else 1.0
+    before = "original_max_position_embeddings"
+    original = rope.get(before) or text.get(before)
+    if kind == "yarn" and original and isinstance(original, int):
+        return int(original * factor), key
+    return int(length if kind in _UNSCALED else length * factor), key
 
 
 def rotary_tables(
@@ -444,23 +393,14 @@ def rotary_tables(
     positions, _ = longest_context(text)
     part = text.get("partial_rotary_factor")
     factor = float(part) if isinstance(part, int | float) and 0 < part <= 1 else 1.0
-    widths = {
-        (bool(attention.window), _rotary_width(attention.head_dim, factor, attention.latent))
-        for layer in layers
-        if (attention := layer.attention)
-    }
-    if not _has_local_table(text):
-        widths = {(False, width) for _, width in widths}
-    return tuple(RotaryTable(positions, width) for _, width in sorted(widths))
-
-
-def _rotary_width(head_dim: int, factor: float, latent: object) -> int:
-    rope_dim = getattr(latent, "rope_dim", 0)
-    return rope_dim or int(head_dim * factor)
-
-
-def _has_local_table(text: Mapping[str, Any]) -> bool:
-    """Return whether sliding layers have another rope base than global ones (Gemma 3 and 4)."""
+    # In Gemma 3 and 4 sliding layers have another rope base than global ones.
     rope = text.get("rope_parameters")
     nested = isinstance(rope, Mapping) and "sliding_attention" in rope
-    return nested or "rope_local_base_freq" in text
+    has_local_table = nested or "rope_local_base_freq" in text
+    widths = set()
+    for layer in layers:
+        if heads := layer.attention:
+            latent = heads.latent.rope_dim if heads.latent else 0
+            width = latent or int(heads.head_dim * factor)
+            widths.add((has_local_table and bool(heads.window), width))
+    return tuple(RotaryTable(positions, width) for _, width in sorted(widths))

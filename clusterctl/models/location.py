@@ -27,10 +27,8 @@ class ModelLocation:
 
     path: str
     shape: ModelShape | None  # None if config.json lacks keys
-    weight_bytes: int  # On disk; 0 with random weights
     random_weights: bool  # To be served with `--load-format dummy`
     chat_template: bool
-    tokenizer: bool
     config: str | None = None  # Text of config.json
 
     @property
@@ -56,28 +54,6 @@ def locate(
     Raises RequirementsNotMet for every host that lacks the model or has an incomplete one, and
     UsageError if no host has weights but some have a config.json.
     """
-    path = _best_path(model, findings)
-    if path is None:
-        raise _nowhere(model, findings, models)
-    there = {host: _at(path, found) for host, found in findings.items()}
-    fix = _Fix(model, models)
-    raise_all(_problems(path, there, fix, random_weights=random_weights, head=head))
-    present = [directory for directory in there.values() if directory is not None]
-    return _location(path, present, random_weights)
-
-
-def copy_from(model: Model, models: str, path: str, source: str) -> str:
-    """Return the command that copies the model in `path` from `source` to the other hosts."""
-    return _Fix(model, models).from_host(path, source)
-
-
-def _at(path: str, found: Sequence[ModelDirectory]) -> ModelDirectory | None:
-    return next((directory for directory in found if directory.path == path), None)
-
-
-def _best_path(model: Model, findings: Findings) -> str | None:
-    """Return the path that is complete on most hosts, then the one that exists on most. The order
-    of the model's candidates breaks ties."""
     complete: Counter[str] = Counter()
     known: Counter[str] = Counter()
     for found in findings.values():
@@ -85,164 +61,101 @@ def _best_path(model: Model, findings: Findings) -> str | None:
         known.update(directory.path for directory in found if directory.config is not None)
         known.update({directory.path: 0 for directory in found})
     if not known:
-        return None
-    return min(known, key=lambda path: (-complete[path], -known[path], _rank(model, path)))
+        source = f"; its name on the Hub is {model.hub_id}" if model.hub_id else ""
+        raise RequirementsNotMet(
+            f"{model.asked} is on none of the hosts ({', '.join(findings)}){source}",
+            hint=copy_from(model, models, model.candidates[0], None),
+            detail="looked at:\n" + "\n".join(f"  {path}" for path in model.candidates),
+        )
+
+    def rank(path: str) -> int:
+        """Return the index of the candidate that is `path` or a parent of it."""
+        ranks = [i for i, c in enumerate(model.candidates) if path == c or path.startswith(f"{c}/")]
+        return min(ranks, default=len(model.candidates))
+
+    path = min(known, key=lambda path: (-complete[path], -known[path], rank(path)))
+    there = {
+        host: next((directory for directory in found if directory.path == path), None)
+        for host, found in findings.items()
+    }
+    raise_all(_problems(model, models, path, there, random_weights=random_weights, head=head))
+    present = [directory for directory in there.values() if directory is not None]
+    marked = any(found.random_weights and not found.weight_files for found in present)
+    return ModelLocation(
+        path=path,
+        shape=present[0].shape,
+        random_weights=random_weights or marked,
+        chat_template=present[0].chat_template,
+        config=present[0].config,
+    )
 
 
-def _rank(model: Model, path: str) -> int:
-    """Return the index of the candidate that is `path` or a parent of it."""
-    ranks = [i for i, c in enumerate(model.candidates) if path == c or path.startswith(f"{c}/")]
-    return min(ranks, default=len(model.candidates))
+def copy_from(model: Model, models: str, path: str, source: str | None) -> str:
+    """Return the command that brings the model in `path` to the hosts that lack it: from the host
+    `source`, or, if that is None, from a hub or a directory of this machine."""
+    if source is None:
+        path = model.candidates[0]
+    # The name for `model push`; empty for a path outside the models directory.
+    below = path.removeprefix(f"{models.rstrip('/')}/")
+    name = "" if below == path else below.partition("/snapshots/")[0]
+    if source is not None and name:
+        return f"clusterctl model push {name} --from host:{source}"
+    if source is not None:
+        return f"clusterctl ssh {source}, then there: rsync -a --partial {path}/ HOST:{path}/"
+    if model.hub_id is not None and not model.asked.startswith("/"):
+        return f"clusterctl model pull {model.asked}"
+    return (
+        f"clusterctl model push DIRECTORY --name {name}"
+        if name
+        else f"put it at {path} on every host"
+    )
 
 
 def _problems(
+    model: Model,
+    models: str,
     path: str,
     there: Mapping[str, ModelDirectory | None],
-    fix: _Fix,
     *,
     random_weights: bool,
     head: str | None,
 ) -> list[ClusterctlError]:
-    source = _source(there, head, random_weights)
-    if source is None and any(found and _shape_only(found) for found in there.values()):
-        return [_needs_dummy(path)]
-    found = [
-        problem
-        for host, directory in there.items()
-        if (problem := _problem(host, path, directory, fix.from_host(path, source), random_weights))
-        is not None
+    """Return an error for every host whose directory is missing or incomplete, or whose config.json
+    differs from that of most hosts."""
+    whole = [
+        host
+        for host, found in there.items()
+        if found and found.usable(random_weights=random_weights)
     ]
-    return [*found, *_different_configs(path, there, fix)]
-
-
-def _usable(directory: ModelDirectory, random_weights: bool) -> bool:
-    if directory.random_weights or random_weights:
-        return directory.config is not None
-    return directory.complete
-
-
-def _shape_only(directory: ModelDirectory) -> bool:
-    return directory.config is not None and not directory.weight_files and not directory.broken
-
-
-def _source(
-    there: Mapping[str, ModelDirectory | None], head: str | None, random_weights: bool
-) -> str | None:
-    """Return a host that has the whole model, preferably the head; None if there is none."""
-    whole = [host for host, found in there.items() if found and _usable(found, random_weights)]
-    if head in whole:
-        return head
-    return whole[0] if whole else None
-
-
-def _problem(
-    host: str,
-    path: str,
-    directory: ModelDirectory | None,
-    hint: str,
-    random_weights: bool,
-) -> RequirementsNotMet | None:
-    if directory is not None and _usable(directory, random_weights):
-        return None
-    if directory is None:
-        return RequirementsNotMet(f"the model is missing: {path}", host=host, hint=hint)
-    reason = _incomplete(directory)
-    if directory.pointers:
-        hint = f"git -C {path} lfs pull"
-    return RequirementsNotMet(f"the model in {path} {reason}", host=host, hint=hint)
-
-
-def _incomplete(directory: ModelDirectory) -> str:
-    if directory.unreadable:
-        return "has a config.json that cannot be read"
-    if directory.config is None:
-        return "has no config.json"
-    if directory.pointers:
-        return f"has {directory.pointers} git-lfs pointers in place of weights"
-    if directory.missing:
-        count = len(directory.missing)
-        return f"lacks {count} of its weight files: {', '.join(directory.missing[:3])}"
-    return "has no weights, only a config.json"
-
-
-@dataclass(frozen=True)
-class _Fix:
-    """Builds the command that copies a model to hosts without it."""
-
-    model: Model
-    models: str
-
-    def from_host(self, path: str, source: str | None) -> str:
-        """Return the command to copy from the host `source`, or from elsewhere if it is None."""
-        if source is None:
-            return self.from_elsewhere()
-        name = self._name(path)
-        if name is None:
-            return f"clusterctl ssh {source}, then there: rsync -a --partial {path}/ HOST:{path}/"
-        return f"clusterctl model push {name} --from host:{source}"
-
-    def from_elsewhere(self) -> str:
-        """Return the command to copy from a hub, or from a directory of this machine."""
-        name = self._name(self.model.candidates[0])
-        if self.model.hub_id is not None and not self.model.asked.startswith("/"):
-            return f"clusterctl model pull {self.model.asked}"
-        if name is None:
-            return f"put it at {self.model.candidates[0]} on every host"
-        return f"clusterctl model push DIRECTORY --name {name}"
-
-    def _name(self, path: str) -> str | None:
-        """Return the name for `model push`; None for a path outside the models directory."""
-        below = path.removeprefix(f"{self.models.rstrip('/')}/")
-        return None if below == path else below.partition("/snapshots/")[0]
-
-
-def _needs_dummy(path: str) -> UsageError:
-    return UsageError(
-        f"{path} has a config.json but no weights on any host",
-        hint="put the weights there, or serve random ones: add -- --load-format dummy",
-    )
-
-
-def _different_configs(
-    path: str, there: Mapping[str, ModelDirectory | None], fix: _Fix
-) -> list[RequirementsNotMet]:
-    """Return an error for every host whose config.json differs from that of most hosts."""
-    hashes = {host: found.config_hash for host, found in there.items() if found and found.config}
-    usual = Counter(hashes.values()).most_common(1)
-    if not usual or usual[0][1] == len(hashes):
-        return []
-    most = usual[0][0]
-    model_host = next(host for host, value in hashes.items() if value == most)
-    return [
-        RequirementsNotMet(
-            f"{path}/config.json differs from the one on {model_host}: another model or revision",
-            host=host,
-            hint=fix.from_host(path, model_host),
+    if not whole and any(found and found.shape_only for found in there.values()):
+        return [
+            UsageError(
+                f"{path} has a config.json but no weights on any host",
+                hint="put the weights there, or serve random ones: add -- --load-format dummy",
+            )
+        ]
+    source = head if head in whole else next(iter(whole), None)
+    problems: list[ClusterctlError] = []
+    for host, directory in there.items():
+        if host in whole:
+            continue
+        text = f"the model in {path} {directory.defect}" if directory else ""
+        hint = copy_from(model, models, path, source)
+        if directory and directory.pointers:
+            hint = f"git -C {path} lfs pull"
+        problems.append(
+            RequirementsNotMet(text or f"the model is missing: {path}", host=host, hint=hint)
         )
-        for host, value in hashes.items()
-        if value != most
+    configs = {host: found.config for host, found in there.items() if found and found.config}
+    usual = Counter(configs.values()).most_common(1)
+    like = next((host for host, config in configs.items() if config == usual[0][0]), "")
+    problems += [
+        RequirementsNotMet(
+            f"{path}/config.json differs from the one on {like}: another model or revision",
+            host=host,
+            hint=copy_from(model, models, path, like),
+        )
+        for host, config in configs.items()
+        if config != configs[like]
     ]
-
-
-def _nowhere(model: Model, findings: Findings, models: str) -> RequirementsNotMet:
-    hosts = ", ".join(findings)
-    source = f"; its name on the Hub is {model.hub_id}" if model.hub_id else ""
-    return RequirementsNotMet(
-        f"{model.asked} is on none of the hosts ({hosts}){source}",
-        hint=_Fix(model, models).from_elsewhere(),
-        detail="looked at:\n" + "\n".join(f"  {path}" for path in model.candidates),
-    )
-
-
-def _location(path: str, present: Sequence[ModelDirectory], random_weights: bool) -> ModelLocation:
-    first = present[0]
-    marked = any(found.random_weights and not found.weight_files for found in present)
-    return ModelLocation(
-        path=path,
-        shape=first.shape,
-        weight_bytes=max(directory.weight_bytes for directory in present),
-        random_weights=random_weights or marked,
-        chat_template=first.chat_template,
-        tokenizer=first.tokenizer,
-        config=first.config,
-    )
+    return problems

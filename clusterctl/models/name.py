@@ -33,13 +33,28 @@ def resolve(name: str, models_dir: str) -> Model:
     relative path.
     """
     if name.startswith("/"):
-        return _of_path(name)
+        path = PurePosixPath(name)
+        if not path.name or ".." in path.parts:
+            raise UsageError(f"{name} is not the path of a model directory")
+        entry = by_directory(path.name)
+        hub_id = entry.hub_id if entry else None
+        return Model(name, path.name, (str(path),), hub_id=hub_id, entry=entry)
     entry = by_alias(name) or by_hub_id(name)
     if entry is not None:
-        return _of_entry(name, entry, models_dir)
+        served = entry.hub_id if "/" in name else entry.alias
+        candidates = hub_candidates(models_dir, entry.hub_id, entry.names)
+        return Model(name, served, candidates, hub_id=entry.hub_id, entry=entry)
     if _HUB_ID.match(name):
         return Model(name, name, hub_candidates(models_dir, name), hub_id=name)
-    raise _unknown(name)
+    if "/" in name:
+        raise UsageError(
+            f"{name} is neither a Hub id (organisation/name) nor an absolute path",
+            hint="give the path from the root, as the hosts see it: /data/models/NAME",
+        )
+    raise UsageError(
+        f"unknown model {name}{did_you_mean(name)}",
+        hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
+    )
 
 
 def did_you_mean(name: str) -> str:
@@ -58,31 +73,3 @@ def hub_candidates(models_dir: str, hub_id: str, names: tuple[str, ...] = ()) ->
     cache = f"models--{organisation}--{directory}"
     tails = (directory, hub_id, *names, cache, f"hub/{cache}", f"huggingface/hub/{cache}")
     return tuple(dict.fromkeys(f"{models_dir.rstrip('/')}/{tail}" for tail in tails))
-
-
-def _of_path(path: str) -> Model:
-    clean = str(PurePosixPath(path))
-    name = PurePosixPath(clean).name
-    if not name or ".." in PurePosixPath(clean).parts:
-        raise UsageError(f"{path} is not the path of a model directory")
-    entry = by_directory(name)
-    hub_id = entry.hub_id if entry else None
-    return Model(path, name, (clean,), hub_id=hub_id, entry=entry)
-
-
-def _of_entry(name: str, entry: CatalogueEntry, models_dir: str) -> Model:
-    served = entry.hub_id if "/" in name else entry.alias
-    candidates = hub_candidates(models_dir, entry.hub_id, entry.names)
-    return Model(name, served, candidates, hub_id=entry.hub_id, entry=entry)
-
-
-def _unknown(name: str) -> UsageError:
-    if "/" in name:
-        return UsageError(
-            f"{name} is neither a Hub id (organisation/name) nor an absolute path",
-            hint="give the path from the root, as the hosts see it: /data/models/NAME",
-        )
-    return UsageError(
-        f"unknown model {name}{did_you_mean(name)}",
-        hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -40,13 +39,31 @@ class ModelDirectory:
         return bool(self.pointers or self.missing)
 
     @property
-    def shape(self) -> ModelShape | None:
-        return described(self.config)
+    def shape_only(self) -> bool:
+        """Whether there is a config.json, and no weights on purpose or by accident."""
+        return self.config is not None and not self.weight_files and not self.broken
+
+    def usable(self, *, random_weights: bool) -> bool:
+        """Return whether vLLM can start from it: with `random_weights`, config.json is enough."""
+        return self.config is not None if self.random_weights or random_weights else self.complete
 
     @property
-    def config_hash(self) -> str:
-        """The hash of the config's text; empty without a config."""
-        return hashlib.sha256(self.config.encode()).hexdigest()[:12] if self.config else ""
+    def defect(self) -> str:
+        """Why a directory that is not usable is incomplete."""
+        if self.unreadable:
+            return "has a config.json that cannot be read"
+        if self.config is None:
+            return "has no config.json"
+        if self.pointers:
+            return f"has {self.pointers} git-lfs pointers in place of weights"
+        if self.missing:
+            files = ", ".join(self.missing[:3])
+            return f"lacks {len(self.missing)} of its weight files: {files}"
+        return "has no weights, only a config.json"
+
+    @property
+    def shape(self) -> ModelShape | None:
+        return described(self.config)
 
 
 def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDirectory, ...]:
@@ -71,40 +88,31 @@ def parse_probe(text: str) -> tuple[ModelDirectory, ...]:
     found: list[ModelDirectory] = []
     record: list[str] = []
     for line in text.splitlines():
-        if line == "end" and record:
-            found.append(_directory(record))
-            record = []
-        elif line.startswith("directory "):
+        if line.startswith("directory "):
             record = [line]
-        elif record:
+        elif record and line != "end":
             record.append(line)
+        elif record:
+            content = [line[1:] for line in record if line.startswith("|")]
+            sizes = _all(record, "weights")[:1] or ("0 0 0",)
+            files, total, pointers = map(int, sizes[0].split())
+            found.append(
+                ModelDirectory(
+                    path=_all(record, "directory")[0],
+                    config="\n".join(content) if content else None,
+                    weight_files=files,
+                    weight_bytes=total,
+                    pointers=pointers,
+                    missing=_all(record, "missing"),
+                    tokenizer="tokenizer" in record,
+                    chat_template="chat-template" in record,
+                    random_weights="random-weights" in record,
+                    unreadable=_all(record, "unreadable"),
+                )
+            )
+            record = []
     return tuple(found)
-
-
-def _directory(record: Sequence[str]) -> ModelDirectory:
-    files, total, pointers = (int(n) for n in _first(record, "weights", "0 0 0").split())
-    return ModelDirectory(
-        path=_first(record, "directory", ""),
-        config=_content(record),
-        weight_files=files,
-        weight_bytes=total,
-        pointers=pointers,
-        missing=_all(record, "missing"),
-        tokenizer="tokenizer" in record,
-        chat_template="chat-template" in record,
-        random_weights="random-weights" in record,
-        unreadable=_all(record, "unreadable"),
-    )
-
-
-def _content(record: Sequence[str]) -> str | None:
-    content = [line[1:] for line in record if line.startswith("|")]
-    return "\n".join(content) if content else None
 
 
 def _all(record: Sequence[str], word: str) -> tuple[str, ...]:
     return tuple(line.partition(" ")[2] for line in record if line.startswith(f"{word} "))
-
-
-def _first(record: Sequence[str], word: str, otherwise: str) -> str:
-    return next(iter(_all(record, word)), otherwise)

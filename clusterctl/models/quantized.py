@@ -24,15 +24,27 @@ def quantization_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quant
         return None
     method = str(given.get("quant_method") or "").lower()
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
-        return _grouped(method.removesuffix("_marlin"), given)
+        group = _count(128, given.get("group_size"), given.get("q_group_size"))
+        bits = _count(4, given.get("bits"), given.get("w_bit"))
+        # GPTQ has zeros even when symmetric
+        return Quantization(method.removesuffix("_marlin"), bits, group=max(0, group))
     if method == "compressed-tensors":
-        return _compressed(given)
+        groups = given.get("config_groups")
+        first: object = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+        weights = first.get("weights") if isinstance(first, Mapping) else None
+        weights = weights if isinstance(weights, Mapping) else {}
+        bits = _count(8, weights.get("num_bits"))
+        group = _count(128, weights.get("group_size"))
+        zeros = not weights.get("symmetric", True)
+        return _FP8 if bits >= 8 else Quantization("gptq", bits, group=group, zeros=zeros)
     if method == "bitsandbytes":
         return Quantization("bitsandbytes", 8 if given.get("load_in_8bit") else 4, group=64)
     if method == "mxfp4":
         return Quantization("mxfp4", 4, group=32, experts_only=True)
     if "fp8" in method or given.get("quant_algo") == "FP8":
-        return _fp8(given)
+        block = given.get("weight_block_size")
+        side = _count(0, block[0]) if isinstance(block, list) and block else 0
+        return Quantization("fp8", 8, block=side) if side > 0 else _FP8
     return Quantization(method or "unknown", _count(8, given.get("bits")))
 
 
@@ -40,30 +52,6 @@ def _count(default: int, *values: object) -> int:
     """Return the first of `values` that is a non-zero number, else `default`."""
     found = (value for value in values if isinstance(value, int) and value)
     return next(found, default)
-
-
-def _grouped(method: str, given: Mapping[str, Any]) -> Quantization:
-    group = _count(128, given.get("group_size"), given.get("q_group_size"))
-    bits = _count(4, given.get("bits"), given.get("w_bit"))
-    return Quantization(method, bits, group=max(0, group))  # GPTQ has zeros even when symmetric
-
-
-def _fp8(given: Mapping[str, Any]) -> Quantization:
-    block = given.get("weight_block_size")
-    side = _count(0, block[0]) if isinstance(block, list) and block else 0
-    return Quantization("fp8", 8, block=side) if side > 0 else _FP8
-
-
-def _compressed(given: Mapping[str, Any]) -> Quantization:
-    groups = given.get("config_groups")
-    first: object = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    weights = weights if isinstance(weights, Mapping) else {}
-    bits = _count(8, weights.get("num_bits"))
-    if bits >= 8:
-        return _FP8
-    group = _count(128, weights.get("group_size"))
-    return Quantization("gptq", bits, group=group, zeros=not weights.get("symmetric", True))
 
 
 def requested(method: str | None, own: Quantization | None) -> Quantization | None:
