@@ -21,7 +21,7 @@ from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.pairs import judgement
-from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
+from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.node.documents import config_dir
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import directories_present, files_present
@@ -205,7 +205,7 @@ def _require_links(cluster: Cluster, sink: EventSink) -> None:
         return
     sink(StageStarted("Links between hosts", cluster.held))
     held = {name: cluster.views[name] for name in cluster.held}
-    seen = prove(
+    seen = probe_pairs(
         cluster.inventory,
         cluster.topology,
         {name: view.facts for name, view in held.items()},

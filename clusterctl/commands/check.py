@@ -19,7 +19,7 @@ from clusterctl.network.gate import prove as prove_fabric
 from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
-from clusterctl.network.pairs.proof import IN_USE, prove, ray_ports
+from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.survey.cluster import Cluster, require_fit
 from clusterctl.survey.consistency import differences
 from clusterctl.survey.drift import gpu_problems, log_problems, plan_problems, ray_problems
@@ -61,7 +61,7 @@ def run(
         if topology:
             placed = {node.host: survey.facts[node.host] for node in topology.nodes}
             unrated = IN_USE if survey.running else ""
-            seen = prove(inventory, topology, placed, transports, unrated=unrated)
+            seen = probe_pairs(inventory, topology, placed, transports, unrated=unrated)
         names = lookup_notes(inventory, topology, survey.facts, transports, survey.running)
         drift = [
             *gpu_problems(survey),

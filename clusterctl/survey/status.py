@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host
-from clusterctl.network.pairs.faults import CARRIES
+from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.node.documents import (
     DELETED,
     BrokenNic,

@@ -9,6 +9,8 @@ from ipaddress import ip_interface
 from clusterctl.facts.model import HostFacts
 from clusterctl.ray_cluster.topology import Node, Topology
 
+SMALL = 84  # Bytes of an IP packet that every path carries: the default of `ping`
+
 # Kinds of NICs that report the link's speed; a veth always reports 10 Gbit/s
 _HONEST = ("physical", "bond", "vlan")
 
@@ -130,12 +132,11 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
 def _end(node: Node, facts: HostFacts, name: str) -> End | None:
     """Return the node's address on that NIC, of the node IP's family; None if there is none."""
     nic = facts.nic(name)
-    if nic is None:
-        return None
     six = ":" in node.node_ip
-    held = [a for a in nic.addresses if a.scope == "global" and (":" in a.ip) == six]
+    offered = nic.addresses if nic else ()
+    held = [a for a in offered if a.scope == "global" and (":" in a.ip) == six]
     held.sort(key=lambda address: address.ip != node.node_ip)
-    if not held:
+    if not nic or not held:
         return None
     speed = nic.speed if nic.kind in _HONEST else None
     macs = frozenset(each.mac for each in facts.nics)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from clusterctl.network.pairs.model import End, Lane, Way, network
-from clusterctl.network.pairs.sizes import SMALL, near, packet_sizes, rounds, smaller_sizes
+from clusterctl.network.pairs.model import SMALL, End, Lane, Way, network
 
 # Seconds: ramp-up to ignore, time to measure, and from one round to the next. TCP reaches 10 Gbit/s
 # after some 10 ms in a local network; 0.18 s are 22 MB on 1 Gbit/s.
@@ -16,6 +15,17 @@ WARM_UP, WINDOW, SLOT = 0.07, 0.18, 0.3
 LATE = 1.5  # Seconds to wait for results after the last round
 
 ROUNDS_WITHIN = 6.0  # Seconds for throughput; pairs that do not fit are left out, with a note
+
+ETHERNET = 1500
+
+# Sizes to try for a lower limit: IPv6's minimum, tunnels (WireGuard 1420, VXLAN 1450), PPPoE,
+# InfiniBand's datagram modes, jumbo frames inside a tunnel.
+STEPS = (576, 1280, 1400, 1420, 1450, 1460, 1480, 1492, 1500, 2044, 4092, 4200, 8000, 8900, 8950)
+
+# Number of peers, those that follow a host in the ring of hosts, that are tried on all ports;
+# others are tried on an ephemeral port and the head's GCS port. Firewall rules are set for a host,
+# seldom for one of its peers.
+NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,16 @@ def reach_order(table: Table, host: str) -> Any:
     }  # fmt: skip
 
 
+def packet_sizes(sender: End, receiver: End) -> tuple[int, ...]:
+    """Sizes of IP packets: SMALL, the smaller MTU of both ends, the sender's, and ETHERNET."""
+    both = min(sender.mtu, receiver.mtu)
+    if not both:
+        return (SMALL,)
+    found = {SMALL, both, sender.mtu, *((ETHERNET,) if both > ETHERNET else ())}
+    # 65536 is the loopback's, and more than a packet can have.
+    return tuple(sorted(min(size, 65535) for size in found))
+
+
 def _others(table: Table, host: str) -> Iterator[tuple[int, End, End]]:
     """Yield (lane, own end, peer's end) for every peer of `host`. The order starts elsewhere for
     each host, so that they do not all begin with the same peer."""
@@ -97,39 +117,21 @@ def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
     found = table.members.get(peer)
     if found is None:
         return []
-    position = table.hosts.index
     wanted = [found.ephemeral[lane]]
     if lane == 0:
-        close = near(position(host), position(peer), len(table.hosts))
+        follows = (table.hosts.index(peer) - table.hosts.index(host)) % len(table.hosts)
+        close = follows <= NEIGHBOURS
         wanted += [port for port, name in found.ports.items() if close or name.endswith("gcs")]
     return wanted
 
 
+# (source, to, size of the IP packet) to seconds of the round trip
 Echoes: TypeAlias = Mapping[tuple[str, str, int], float]
-"""(source, to, size of the IP packet) to seconds of the round trip."""
-
-
-@dataclass(frozen=True)
-class ReachAnswer:
-    """A host's answer to `reach_order`."""
-
-    routes: Mapping[tuple[str, str], str]  # (to, source) to NIC, "" without a route
-    neighbours: Mapping[tuple[str, str], Sequence[str]]  # (source, to) to MACs
-    tcp: Mapping[tuple[str, str, int], str]  # (source, to, port) to the result
-    echo: Echoes | None  # None if raw sockets are not allowed
-
-
-def read_reach(answer: Any) -> ReachAnswer:
-    """Like the next two, raises TypeError, ValueError or LookupError for a malformed answer."""
-    return ReachAnswer(
-        _keyed(answer["routes"], str),
-        _keyed(answer["neighbours"] or (), list),
-        _keyed(answer["tcp"], str),
-        read_echoes(answer["echo"]),
-    )
 
 
 def read_echoes(answer: Any) -> Echoes | None:
+    """Parse the answer to `echo`; None if raw sockets are not allowed. Like the next two, raises
+    TypeError, ValueError or LookupError for a malformed answer."""
     return None if answer is None else _keyed(answer, float)
 
 
@@ -138,14 +140,11 @@ def read_rates(answer: Any) -> Mapping[tuple[int, int], float]:
     return _keyed(answer, float)
 
 
-def _keyed(rows: Any, kind: type) -> dict[Any, Any]:
-    """Build a mapping from [key, value] rows, as JSON has no tuples for keys."""
-    return {tuple(key): kind(value) for key, value in rows}
-
-
-def ways(table: Table, host: str, answer: ReachAnswer) -> list[Way]:
-    """Build the ways that start at `host` from its answer to `reach`."""
-    routes, neighbours, tcp, echo = answer.routes, answer.neighbours, answer.tcp, answer.echo
+def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
+    """Parse the answer to `reach` to the ways that start at `host`."""
+    routes = _keyed(answer["routes"], str)  # (to, source) to NIC
+    neighbours = _keyed(answer["neighbours"] or (), list)  # (source, to) to MACs
+    tcp, echo = _keyed(answer["tcp"], str), read_echoes(answer["echo"])
     return [
         Way(
             table.lanes[number],
@@ -166,13 +165,19 @@ def ways(table: Table, host: str, answer: ReachAnswer) -> list[Way]:
     ]  # fmt: skip
 
 
+def _keyed(rows: Any, kind: type) -> dict[Any, Any]:
+    """Build a mapping from [key, value] rows, as JSON has no tuples for keys."""
+    return {tuple(key): kind(value) for key, value in rows}
+
+
 def limits_order(found: Sequence[Way], host: str) -> list[tuple[str, str, int]]:
     """Return smaller sizes to try on ways where a large packet was lost and a small one passed."""
     return [
         (way.sender.ip, way.receiver.ip, size)
         for way in found
         if way.sender.host == host and (lost := _lost(way))
-        for size in smaller_sizes(lost)
+        for size in STEPS
+        if size < lost
     ]
 
 
@@ -202,6 +207,15 @@ class Rounds:
     pairs_each: int  # Number of peers that every host sends to on each lane
 
 
+def rounds(hosts: int, most: int) -> Sequence[int]:
+    """Return the shifts of a round-robin tournament: in round s every host sends to the s-th host
+    after it and receives from the s-th before it, so that all pairs take `hosts` - 1 rounds. If
+    there would be more than `most`, return that many, evenly spread."""
+    shifts = range(1, hosts)
+    count = min(len(shifts), most)
+    return tuple(shifts[number * len(shifts) // count] for number in range(count))
+
+
 def plan_rounds(table: Table, found: Sequence[Way]) -> Rounds:
     """Plan all pairs, or as many as fit into ROUNDS_WITHIN."""
     hosts = [host for host in table.hosts if host in table.members]
@@ -226,12 +240,11 @@ def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
         for moment, way in planned.slots
         if way.sender.host == host
     )  # fmt: skip
-    index = table.hosts.index(host)
-    seconds = WARM_UP + WINDOW + 0.03  # the receiver's window starts with the first bytes
     return {
         "slots": slots,
-        "index": index,
-        "seconds": seconds,
+        "index": table.hosts.index(host),
+        # The receiver's window starts with the first bytes.
+        "seconds": WARM_UP + WINDOW + 0.03,
         "expected": sum(way.receiver.host == host for _, way in planned.slots),
         "end": start + planned.end + LATE,
     }

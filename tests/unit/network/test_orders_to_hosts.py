@@ -12,10 +12,11 @@ from clusterctl.network.pairs.orders import (
     SLOT,
     Member,
     Table,
+    packet_sizes,
     plan_rounds,
     reach_order,
+    rounds,
 )
-from clusterctl.network.pairs.sizes import packet_sizes, rounds
 
 
 def table(count: int, lanes: int = 1) -> Table:

@@ -16,8 +16,7 @@ from clusterctl.inventory.model import Host, Inventory, RayPorts
 from clusterctl.network.pairs import orders
 from clusterctl.network.pairs.judgement import problems
 from clusterctl.network.pairs.model import PairResults
-from clusterctl.network.pairs.proof import prove
-from clusterctl.network.pairs.session import PairProbeSession
+from clusterctl.network.pairs.probe import PairProbeSession, probe_pairs
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host_facts import host_facts, nic
@@ -66,7 +65,7 @@ def transports() -> Iterator[dict[str, LocalTransport]]:
 
 def seen(**changes: object) -> PairResults:
     with transports() as reached:
-        return prove(
+        return probe_pairs(
             inventory(),
             topology(),
             {name: facts(ip, **changes) for name, ip in IPS.items()},
@@ -109,7 +108,7 @@ def test_the_loopback_is_found_out() -> None:
 def test_a_host_without_python_is_told_and_tried_by_the_others() -> None:
     with transports() as reached:
         by_name = {"a": facts(IPS["a"]), "b": facts(IPS["b"], python3=None)}
-        found = prove(inventory(), topology(), by_name, reached)
+        found = probe_pairs(inventory(), topology(), by_name, reached)
     assert list(found.unproven) == ["b"]
     assert "no Python 3.9" in found.unproven["b"]
     (there,) = found.ways
@@ -119,12 +118,12 @@ def test_a_host_without_python_is_told_and_tried_by_the_others() -> None:
 @pytest.mark.parametrize("answer", ["[]", "7", '{"routes": [[1, 2, 3]]}', '{"routes": null}'])
 def test_an_answer_that_is_none_is_noticed(answer: str) -> None:
     with pytest.raises((TypeError, ValueError, LookupError)):
-        orders.read_reach(json.loads(answer))
+        orders.read_ways(orders.Table([], [], {}, ""), "a", json.loads(answer))
 
 
 def test_one_host_alone_has_no_ways() -> None:
     with transports() as reached:
-        found = prove(inventory(), topology(), {"a": facts(IPS["a"])}, reached)
+        found = probe_pairs(inventory(), topology(), {"a": facts(IPS["a"])}, reached)
     assert found.ways == ()
 
 

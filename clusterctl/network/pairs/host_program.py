@@ -1,15 +1,29 @@
-"""Test paths to other hosts: routes, connections, packets of all sizes. Runs on hosts: see
-host_main."""
+"""Test a host's paths to the other hosts. Runs on hosts.
 
+Each line on stdin is JSON, [command, argument], and is answered by one line on stdout; it exits
+when stdin ends. A mapping whose keys are tuples is sent as a list of [key, value].
+
+    open    listen on Ray's ports and on two ephemeral ones of every address
+    clock   return [Unix seconds, monotonic seconds]
+    reach   try every peer: the route, MACs that answer for its address, TCP connections, packets of
+            given sizes. Without root, MACs and packets are null
+    echo    try packets of other sizes
+    rates   send to one peer after the other, at the given times, and count the bytes received
+"""
+
+import json
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
+import sys
+import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from clusterctl.network.pairs.host_listen import family
+LIFETIME = 120  # seconds after which the process is killed, whatever it waits for
 
 CONNECT_WITHIN = 2.2  # Seconds. TCP repeats a lost SYN after 1 s: one loss does not count.
 
@@ -27,9 +41,179 @@ ARP, ETHERNET = 0x0806, 1  # ETH_P_ARP and ARPHRD_ETHER
 # IP_PMTUDISC_PROBE: never fragment, and ignore the path MTU that the kernel has cached
 PROBE_WITH_DF = 3
 
+CHUNK = b"\0" * (256 * 1024)
+
 Connect = Tuple[str, str, int]  # (source, to, port)
 Request = Tuple[str, str, str]  # (NIC, source, to)
 Ask = Tuple[str, str, int]  # (source, to, size of the whole IP packet)
+
+
+def main(_: None) -> None:
+    signal.alarm(LIFETIME)
+    prober = Prober()
+    commands = {
+        "open": prober.open,
+        "clock": prober.clock,
+        "reach": prober.reach,
+        "echo": prober.echo,
+        "rates": prober.rates,
+    }
+    for line in sys.stdin:
+        name, argument = json.loads(line)
+        print(json.dumps(commands[name](argument)), flush=True)  # type: ignore[operator]  # noqa: T201
+
+
+class Prober:
+    """Executes the commands, one after the other."""
+
+    def __init__(self) -> None:
+        self._listeners: List[Listeners] = []
+
+    def open(self, order: Dict[str, Any]) -> Dict[str, Any]:
+        """Listen on ports chosen by the system for every address, and on Ray's; return those, with
+        the ports of Ray that another program already uses as `busy`."""
+        window = (order["warm_up"], order["window"])
+        made = Listeners(order["greeting"], order["ips"], window)
+        self._listeners.append(made)
+        busy = []
+        for port in order["ports"]:
+            try:
+                made.greet(order["ips"][0], port)
+            except OSError:
+                busy.append(port)
+        return {"ephemeral": made.ephemeral, "counting": made.counting, "busy": busy}
+
+    def clock(self, _: Any) -> Tuple[float, float]:
+        return time.time(), time.monotonic()
+
+    def reach(self, order: Dict[str, Any]) -> Dict[str, Any]:
+        greetings = dict.fromkeys(_tuples(order["greeted"]), order["greeting"])
+        return {
+            "routes": _rows(routes(_tuples(order["routes"]))),
+            "neighbours": _rows(neighbours(_tuples(order["neighbours"]))),
+            "tcp": _rows(connections(_tuples(order["tcp"]), greetings)),
+            "echo": self.echo(order["echo"]),
+        }
+
+    def echo(self, asked: List[Any]) -> Any:
+        return _rows(echoes(_tuples(asked)))
+
+    def rates(self, order: Dict[str, Any]) -> Any:
+        """Send in every slot (time, source, to, port) of this host. Return the bit/s received by
+        (lane, sender), once the slots of all hosts are over."""
+        for moment, source, to, port in order["slots"]:
+            time.sleep(max(0.0, moment - time.monotonic()))
+            send(source, to, port, order["index"], order["seconds"])
+        counted = self._listeners[0].counted
+        # A busy host may be late with its slot: wait for its data.
+        while len(counted) < order["expected"] and time.monotonic() < order["end"]:
+            time.sleep(0.02)
+        return _rows(dict(counted))
+
+
+def _tuples(rows: List[Any]) -> List[Any]:
+    return [tuple(row) for row in rows]
+
+
+def _rows(found: Optional[Mapping[Any, Any]]) -> Optional[List[Any]]:
+    return None if found is None else list(found.items())
+
+
+def family(ip: str) -> int:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+def listen(ip: str, port: int) -> socket.socket:
+    found = socket.socket(family(ip), socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind((ip, port))
+    found.listen(512)
+    return found
+
+
+class Listeners:
+    """Accepts connections: sends each a greeting that is unique to this run, or counts the bytes
+    received. `window`: seconds of TCP ramp-up to ignore, then seconds to measure.
+    """
+
+    def __init__(self, greeting: str, ips: List[str], window: Tuple[float, float]) -> None:
+        self._greeting = greeting.encode()
+        self._window = window
+        self._poll = select.poll()
+        self._sockets: Dict[int, socket.socket] = {}
+        self.counted: Dict[Tuple[int, int], float] = {}  # (lane, sender) to bit/s
+        self.ephemeral = [self.greet(ip, 0) for ip in ips]
+        counting = [listen(ip, 0) for ip in ips]
+        self.counting: List[int] = [found.getsockname()[1] for found in counting]
+        for lane, found in enumerate(counting):
+            threading.Thread(target=self._accept, args=(lane, found), daemon=True).start()
+        threading.Thread(target=self._welcome, daemon=True).start()
+
+    def greet(self, ip: str, port: int) -> int:
+        """Listen on one more port and return it; 0 takes a free ephemeral one. Raises OSError."""
+        found = listen(ip, port)
+        self._sockets[found.fileno()] = found
+        self._poll.register(found.fileno(), select.POLLIN)
+        return int(found.getsockname()[1])
+
+    def _welcome(self) -> None:
+        while True:
+            # A port that is added during this call is polled by the next one.
+            for fd, _ in self._poll.poll(50):
+                try:
+                    peer, _ = self._sockets[fd].accept()
+                    peer.sendall(self._greeting)
+                    peer.close()
+                except OSError:
+                    continue
+
+    def _accept(self, lane: int, found: socket.socket) -> None:
+        while True:
+            peer, _ = found.accept()
+            threading.Thread(target=self._count, args=(lane, peer), daemon=True).start()
+
+    def _count(self, lane: int, peer: socket.socket) -> None:
+        """Record the rate received, in bit/s, during the window that follows the warm-up."""
+        warm_up, window = self._window
+        buffer = bytearray(1 << 20)
+        total = 0
+        with peer:
+            peer.settimeout(warm_up + window + 0.5)
+            try:
+                sender = int(peer.recv(16))
+            except (OSError, ValueError):
+                return
+            begun = now = time.monotonic() + warm_up
+            while now < begun + window:
+                try:
+                    size = peer.recv_into(buffer)
+                except OSError:
+                    break
+                now = time.monotonic()
+                if not size:
+                    break
+                if now > begun:
+                    total += size
+        if total:
+            self.counted[lane, sender] = total * 8 / max(now - begun, window / 2)
+
+
+def send(source: str, to: str, port: int, index: int, seconds: float) -> None:
+    """Send as much as possible for `seconds`, after this host's number `index`."""
+    end = time.monotonic() + seconds
+    try:
+        with socket.socket(family(to), socket.SOCK_STREAM) as peer:
+            peer.settimeout(seconds)
+            peer.bind((source, 0))
+            peer.connect((to, port))
+            # Data still queued at the end must not be sent during the next slot.
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.sendall(b"%-16d" % index)
+            while time.monotonic() < end:
+                peer.settimeout(max(0.001, end - time.monotonic()))
+                peer.send(CHUNK)
+    except OSError:
+        return  # the receiver reports the rate, or that there is none
 
 
 def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
@@ -123,7 +307,11 @@ class _Dialling:
         left = list(reversed(wanted))
         while left or self._open:
             while left and len(self._open) < AT_ONCE:
-                self._begin(left.pop())
+                key = left.pop()
+                try:
+                    self._dial(key)
+                except OSError as error:
+                    self._found[key] = _words(error)
             for fd, _ in self._poll.poll(100):
                 key, peer, _ = self._open[fd]
                 word = self._verdict(peer, self._greetings.get(key[1:]))
@@ -133,12 +321,6 @@ class _Dialling:
             for fd in late:
                 self._end(fd, "no answer")
         return self._found
-
-    def _begin(self, key: Connect) -> None:
-        try:
-            self._dial(key)
-        except OSError as error:
-            self._found[key] = _words(error)
 
     def _dial(self, key: Connect) -> None:
         source, to, port = key

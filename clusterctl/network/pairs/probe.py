@@ -7,24 +7,24 @@ on each host's own clock.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from clusterctl import deadlines
-from clusterctl.errors import CommandFailed
+from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.facts.model import HostFacts
+from clusterctl.facts.network_requirements import EVERY_NODE
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.pairs import orders
 from clusterctl.network.pairs.model import Clock, PairResults, Way, lanes
-from clusterctl.network.pairs.orders import Table
-from clusterctl.network.pairs.session import DOING, PairProbeSession
-from clusterctl.network.pairs.sizes import ray_port_names
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport import python
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, lines
 from clusterctl.transport.fanout import Failed, fan_out, values
 
 IN_USE = (
@@ -36,12 +36,15 @@ NO_PYTHON = (
     "are tested after that"
 )
 
+PROGRAM = python.Program("clusterctl.network.pairs", ("host_program",))
+DOING = "testing its connections to the other hosts"
+
 LEAD = 0.3  # seconds from sending the order to the first round: enough to reach 100 hosts
 
 Answered = TypeVar("Answered")
 
 
-def prove(
+def probe_pairs(
     inventory: Inventory,
     topology: Topology,
     facts: Mapping[str, HostFacts],
@@ -67,9 +70,12 @@ def prove(
         hosts.close()
 
 
-def ray_ports(inventory: Inventory) -> dict[int, str]:
-    """Return the ports of Ray that are tried, with their keys in the inventory."""
-    return ray_port_names(inventory.ray_ports, head=True)
+def ray_ports(inventory: Inventory, *, head: bool = True) -> dict[int, str]:
+    """Return the ports of Ray that other hosts connect to, with their keys in the inventory."""
+    ports = inventory.ray_ports
+    names = ("gcs", *EVERY_NODE) if head else EVERY_NODE
+    found = {getattr(ports, name): f"ray_ports.{name}" for name in names}
+    return {**found, ports.min_worker: "ray_ports.min_worker"}
 
 
 class _Participants:
@@ -87,54 +93,52 @@ class _Participants:
         self._transports = transports
         hosts = [node.host for node in topology.nodes if node.host in facts]
         greeting = f"clusterctl {secrets.token_hex(8)}"
-        self._table = Table(lanes(topology, facts), hosts, {}, greeting)
+        self._table = orders.Table(lanes(topology, facts), hosts, {}, greeting)
         self._sessions: dict[str, PairProbeSession] = {}
         self.clocks: dict[str, Clock] = {}
         self.unproven: dict[str, str] = {}
 
     def open(self) -> None:
         """Start the program on every host that has Python, and make it listen."""
-        for host in self._table.hosts:
+        table = self._table
+
+        def start(host: str) -> orders.Member:
+            ports = ray_ports(self._inventory, head=self._inventory.head.name == host)
+            session = PairProbeSession(self._transports[host], sudo=self._facts[host].root)
+            self._sessions[host] = session
+            order = orders.open_order(table.lanes, host, ports, table.greeting)
+            answer = session.ask("open", order)
+            self.clocks[host], ahead = session.clocks()
+            return replace(orders.member(table.lanes, host, ports, answer), ahead=ahead)
+
+        for host in table.hosts:
             if not self._facts[host].python3:
                 self.unproven[host] = NO_PYTHON
-        able = {host: host for host in self._table.hosts if host not in self.unproven}
-        found = self._values(fan_out(able, self._open))
-        self._table = replace(self._table, members=found)
-
-    def _open(self, host: str) -> orders.Member:
-        ports = ray_port_names(self._inventory.ray_ports, head=self._inventory.head.name == host)
-        session = PairProbeSession(self._transports[host], sudo=self._facts[host].root)
-        self._sessions[host] = session
-        order = orders.open_order(self._table.lanes, host, ports, self._table.greeting)
-        answer = session.ask("open", order)
-        self.clocks[host], ahead = session.clocks()
-        return replace(orders.member(self._table.lanes, host, ports, answer), ahead=ahead)
+        able = {host: host for host in table.hosts if host not in self.unproven}
+        self._table = replace(table, members=self._values(fan_out(able, start)))
 
     def reach(self) -> list[Way]:
-        order = {host: orders.reach_order(self._table, host) for host in self._table.members}
-        answers = self._ask("reach", order, orders.read_reach)
-        return [way for host, answer in answers.items()
-                for way in orders.ways(self._table, host, answer)]  # fmt: skip
+        table = self._table
+        order = {host: orders.reach_order(table, host) for host in table.members}
+        answers = self._ask("reach", order, partial(orders.read_ways, table))
+        return [way for found in answers.values() for way in found]
 
     def limits(self, found: list[Way]) -> list[Way]:
         """Find the largest packets that pass on ways where large ones were lost."""
         asked = {host: orders.limits_order(found, host) for host in self._table.members}
         asked = {host: order for host, order in asked.items() if order}
-        answers = self._ask("echo", asked, orders.read_echoes)
+        answers = self._ask("echo", asked, lambda _, answer: orders.read_echoes(answer))
         return orders.with_limits(found, answers)
 
     def rates(self, found: list[Way]) -> tuple[list[Way], str]:
         """Measure throughput; also return why some pairs were left out, or ""."""
         planned = orders.plan_rounds(self._table, found)
         start = time.monotonic() + LEAD
-        answers = self._ask(
-            "rates",
-            {
-                host: orders.rates_order(self._table, planned, host, start + member.ahead)
-                for host, member in self._table.members.items()
-            },
-            orders.read_rates,
-        )
+        asked = {
+            host: orders.rates_order(self._table, planned, host, start + member.ahead)
+            for host, member in self._table.members.items()
+        }
+        answers = self._ask("rates", asked, lambda _, answer: orders.read_rates(answer))
         rated = orders.with_rates(self._table, planned, found, answers)
         peers = len(self._table.members) - 1
         if planned.pairs_each >= peers:
@@ -145,12 +149,14 @@ class _Participants:
         )
 
     def _ask(
-        self, command: str, by_host: Mapping[str, Any], read: Callable[[Any], Answered]
+        self, command: str, by_host: Mapping[str, Any], read: Callable[[str, Any], Answered]
     ) -> dict[str, Answered]:
+        """Ask each host with its argument. Return what `read` makes of its name and answer."""
+
         def ask(host: str) -> Answered:
             answer = self._sessions[host].ask(command, by_host[host], timeout=deadlines.PAIRS)
             try:
-                return read(answer)
+                return read(host, answer)
             except (TypeError, ValueError, LookupError) as error:
                 raise CommandFailed(
                     f"{DOING} failed: unexpected answer", host=host, detail=repr(error)
@@ -170,3 +176,48 @@ class _Participants:
     def close(self) -> None:
         for session in self._sessions.values():
             session.close()
+
+
+class PairProbeSession:
+    """A session with the program on one host. Methods raise ConnectionFailed, PythonMissing,
+    CommandFailed and CommandTimedOut."""
+
+    def __init__(self, transport: Transport, *, sudo: bool) -> None:
+        """Start the program on the host, as root with `sudo`, which raw sockets need."""
+        self._host = transport.host.name
+        self._channel = python.start(transport, PROGRAM, sudo=sudo)
+        self._answers: Iterator[str] = lines(self._channel)
+        self.close = self._channel.close
+
+    def ask(self, command: str, argument: object = None, *, timeout: float = deadlines.PAIR) -> Any:
+        """Return the answer to one command. Raises CommandTimedOut after `timeout` seconds."""
+        self._channel.settimeout(timeout)
+        self._channel.send(json.dumps([command, argument]).encode() + b"\n")
+        try:
+            answer = next(self._answers, None)
+        except TimeoutError as error:
+            raise CommandTimedOut(
+                f"{DOING} took longer than {timeout:g} s",
+                host=self._host,
+                hint=f"clusterctl exec --limit {self._host} -- uptime",
+            ) from error
+        if answer is None:
+            raise python.failure(self._channel, DOING, self._host)
+        try:
+            return json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise CommandFailed(
+                f"{DOING} failed: its answer is not JSON", host=self._host
+            ) from error
+
+    def clocks(self, times: int = 3) -> tuple[Clock, float]:
+        """Return the seconds by which the host's clock and its monotonic clock are ahead of ours.
+        Uses the fastest of several measurements: half its round trip bounds the error."""
+        found = []
+        for _ in range(times):
+            asked, started = time.time(), time.monotonic()
+            said, monotonic = self.ask("clock")
+            trip = time.monotonic() - started
+            found.append((trip, said - asked - trip / 2, monotonic - started - trip / 2))
+        trip, offset, ahead = min(found)
+        return Clock(offset, trip / 2), ahead
