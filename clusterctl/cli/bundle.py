@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,12 +14,7 @@ from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
-if TYPE_CHECKING:
-    from clusterctl.packages.making import Made
-    from clusterctl.packages.target import BundleRequest, PackageSystem
-
 app = Commands("Download packages for hosts without internet access.")
-
 
 _Target = Annotated[
     str,
@@ -46,18 +41,12 @@ _Toolkit = Annotated[
 ]
 _Docker = Annotated[
     str | None,
-    typer.Option(
-        "--docker",
-        metavar="URL",
-        help="Docker's repository; on Debian, for docker-ce.",
-    ),
+    typer.Option("--docker", metavar="URL", help="Docker's repository; on Debian, for docker-ce."),
 ]
 _DockerKey = Annotated[
     Path | None,
     typer.Option(
-        "--docker-key",
-        metavar="FILE",
-        help="Signing key of --docker; default: Docker's.",
+        "--docker-key", metavar="FILE", help="Signing key of --docker; default: Docker's."
     ),
 ]
 _Nvidia = Annotated[
@@ -66,9 +55,7 @@ _Nvidia = Annotated[
 _NvidiaKey = Annotated[
     Path | None,
     typer.Option(
-        "--nvidia-key",
-        metavar="FILE",
-        help="Signing key of --nvidia; default: NVIDIA's.",
+        "--nvidia-key", metavar="FILE", help="Signing key of --nvidia; default: NVIDIA's."
     ),
 ]
 _Mirror = Annotated[
@@ -99,11 +86,23 @@ def packages(
 ) -> None:
     """Download the engine, NVIDIA's toolkit and what they need."""
     from clusterctl.packages.making import make
-    from clusterctl.packages.target import TOOLKIT_VERSION, BundleRequest
+    from clusterctl.packages.target import (
+        DEBIAN_ARCHITECTURES,
+        TOOLKIT_VERSION,
+        BundleRequest,
+        target_named,
+    )
+    from clusterctl.reporting.text import count, size
 
+    try:
+        system = target_named(target)
+    except ValueError as error:
+        raise UsageError(f"--for: {error}", hint="--for ubuntu24.04") from error
+    if arch not in DEBIAN_ARCHITECTURES:
+        raise UsageError(f"--arch: {arch} is neither x86_64 nor aarch64", hint="--arch aarch64")
     wanted = BundleRequest(
-        target=_target(target),
-        architecture=_architecture(arch),
+        target=system,
+        architecture=arch,
         toolkit=None if engine_only else toolkit or TOOLKIT_VERSION,
         docker_url=docker,
         docker_key=docker_key,
@@ -113,38 +112,15 @@ def packages(
         keyring=keyring,
     )
     made = make(wanted, output, lambda text: print(f"  · {text}", file=sys.stderr))
-    print(json.dumps(_document(wanted, made), indent=2) if as_json else _sentence(wanted, made))
-
-
-def _target(name: str) -> PackageSystem:
-    from clusterctl.packages.target import target_named
-
-    try:
-        return target_named(name)
-    except ValueError as error:
-        raise UsageError(f"--for: {error}", hint="--for ubuntu24.04") from error
-
-
-def _architecture(name: str) -> str:
-    from clusterctl.packages.target import DEBIAN_ARCHITECTURES
-
-    if name not in DEBIAN_ARCHITECTURES:
-        raise UsageError(f"--arch: {name} is neither x86_64 nor aarch64", hint="--arch aarch64")
-    return name
-
-
-def _sentence(wanted: BundleRequest, made: Made) -> str:
-    from clusterctl.reporting.text import count, size
-
-    what = f"{count(len(made.files), 'package')}, {size(made.size)}, for {wanted.target.name}"
-    return f"{what}: name it in the inventory\npackages: {{offline: {made.path}}}"
-
-
-def _document(wanted: BundleRequest, made: Made) -> dict[str, object]:
-    return {
-        "for": wanted.target.name,
-        "architecture": wanted.architecture,
-        "path": str(made.path),
-        "bytes": made.size,
-        "files": list(made.files),
-    }
+    if as_json:
+        document = {
+            "for": system.name,
+            "architecture": arch,
+            "path": str(made.path),
+            "bytes": made.size,
+            "files": list(made.files),
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        what = f"{count(len(made.files), 'package')}, {size(made.size)}, for {system.name}"
+        print(f"{what}: name it in the inventory\npackages: {{offline: {made.path}}}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +12,15 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
-from clusterctl.cli.moving import Flags, Move, Words, move
 from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cli.session import Session
     from clusterctl.commands.model_list import ModelList
     from clusterctl.inventory.model import Inventory
     from clusterctl.transfer.weights.delivery import PushedModel
+
+NOTHING = "Nothing to move: every host has the complete model."  # A dry run's plan
 
 app = Commands("Copy models to hosts, and list the models on each host.")
 
@@ -92,18 +91,21 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Copy a model's directory to every host. A second run moves nothing."""
+    from clusterctl.cli.agreement import agreement, show_plan
+    from clusterctl.cli.session import session
     from clusterctl.commands.model_push import DirectoryPush, make_plan, run
 
     rate = options.rate_of(limit_rate)
-
-    def prepare(opened: Session) -> Move[PushedModel]:
+    with session("model-push", inventory, limit=limit, quiet=as_json) as opened:
         wanted = DirectoryPush(
             opened.inventory, opened.hosts, directory, opened.progress, name, source, rate
         )
-        return Move(partial(make_plan, wanted), partial(run, wanted))
-
-    flags = Flags(inventory=inventory, limit=limit, dry_run=dry_run, yes=yes, as_json=as_json)
-    move("model-push", prepare, _words(), flags)
+        if dry_run:
+            plan = make_plan(wanted, opened.credentials)
+            raise show_plan(plan, as_json=as_json, nothing=NOTHING)
+        agree = agreement(opened.progress, yes=yes, as_json=as_json)
+        done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
+    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
 
 
 _Source = Annotated[str, typer.Option("--source", metavar="HUB", help="hf or modelscope.")]
@@ -156,24 +158,25 @@ def pull(
     as_json: options.Json = False,
 ) -> None:
     """Download a model from a hub and copy it to every host. A second run moves nothing."""
+    from clusterctl.cli.agreement import agreement, show_plan
+    from clusterctl.cli.session import session
     from clusterctl.commands import model_pull
     from clusterctl.transfer.weights.delivery import ModelPush
 
     rate = options.rate_of(limit_rate)
-
-    def prepare(opened: Session) -> Move[PushedModel]:
+    with session("model-pull", inventory, limit=limit, quiet=as_json) as opened:
         holder = _host_named(on, opened.inventory)
         wanted = replace(
             model_pull.hub_model(model, opened.inventory.models, source, revision, name),
             include=include,
         )
         push = ModelPush(opened.inventory, opened.hosts, model_pull.unset, holder, rate)
-        return Move(
-            partial(model_pull.make_plan, wanted, push), partial(model_pull.run, wanted, push)
-        )
-
-    flags = Flags(inventory=inventory, limit=limit, dry_run=dry_run, yes=yes, as_json=as_json)
-    move("model-pull", prepare, _words(), flags)
+        if dry_run:
+            plan = model_pull.make_plan(wanted, push, opened.credentials)
+            raise show_plan(plan, as_json=as_json, nothing=NOTHING)
+        agree = agreement(opened.progress, yes=yes, as_json=as_json)
+        done = model_pull.run(wanted, push, opened.credentials, agree=agree, sink=opened.progress)
+    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
 
 
 def _host_named(on: str | None, inventory: Inventory) -> str | None:
@@ -182,11 +185,6 @@ def _host_named(on: str | None, inventory: Inventory) -> str | None:
     if on is not None and on not in known:
         raise UsageError(f"--on {on} is not a host of the inventory", hint=f"--on {known[0]}")
     return on
-
-
-def _words() -> Words[PushedModel]:
-    nothing = "Nothing to move: every host has the complete model."
-    return Words(nothing, pushed_sentence, pushed_document)
 
 
 def pushed_sentence(done: PushedModel) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from clusterctl.engine.events import EventSink
-from clusterctl.engine.interrupt import execute_held
+from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import Plan, Stage
 from clusterctl.engine.planner import plan as plan_stages
 from clusterctl.engine.step import HostView

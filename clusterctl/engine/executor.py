@@ -19,6 +19,7 @@ from clusterctl.engine.events import (
     StepStarted,
     one_at_a_time,
 )
+from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import Change, HostView, Step, Unknown
 from clusterctl.errors import ClusterctlError, Interrupted, StepFailed, raise_all
@@ -67,6 +68,18 @@ def execute(
     for stage in stages:
         run.stage(stage)
     return RunOutcome(run.changed, run.set_aside)
+
+
+def execute_held(
+    stages: Sequence[Stage],
+    views: Mapping[str, HostView],
+    sink: EventSink,
+    ensure_held: Callable[[], None],
+) -> RunOutcome:
+    """Call `execute` under a lock, until it is done or Ctrl-C ends it. `ensure_held` raises before
+    a change if the lock was lost."""
+    with interruptible(sink) as cancelled:
+        return execute(stages, views, sink, cancelled=cancelled, before_change=ensure_held)
 
 
 @dataclass

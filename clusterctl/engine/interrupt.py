@@ -8,15 +8,12 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 from clusterctl.engine.events import EventSink, Note
-from clusterctl.engine.executor import RunOutcome, execute
-from clusterctl.engine.plan import Stage
-from clusterctl.engine.step import HostView
 from clusterctl.errors import Interrupted
 
 FIRST = "finishing what is running; press Ctrl-C again to exit at once"
@@ -80,15 +77,3 @@ def interruptible(
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def execute_held(
-    stages: Sequence[Stage],
-    views: Mapping[str, HostView],
-    sink: EventSink,
-    ensure_held: Callable[[], None],
-) -> RunOutcome:
-    """Call `execute` under a lock, until it is done or Ctrl-C ends it. `ensure_held` raises before
-    a change if the lock was lost."""
-    with interruptible(sink) as cancelled:
-        return execute(stages, views, sink, cancelled=cancelled, before_change=ensure_held)

@@ -53,3 +53,24 @@ def test_a_plan_and_what_kept_hosts_out_of_it_are_one_document(
     told = json.loads(capsys.readouterr().out)
     assert [change["host"] for change in told["changes"]] == ["gpu1"]
     assert [problem["host"] for problem in told["error"]["problems"]] == ["gpu2"]
+
+
+@pytest.mark.parametrize(("plan", "status"), [(Plan((RESTART,)), 10), (Plan(()), 0)])
+def test_a_dry_run_shows_the_plan_or_says_that_nothing_moves(
+    plan: Plan, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_plan(plan, as_json=False, nothing="Nothing moves.").exit_code == status
+    said = capsys.readouterr().out
+    assert ("replace it" in said) == bool(status)
+    assert ("Nothing moves." in said) == (not status)
+
+
+def test_the_plan_of_a_run_is_on_stderr_and_not_for_programs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    agree_to(Plan((RESTART,)), yes=True, as_json=False)
+    said = capsys.readouterr()
+    assert "gpu1  !  replace it" in said.err
+    assert said.out == ""
+    agree_to(Plan((RESTART,)), yes=True, as_json=True)
+    assert capsys.readouterr() == ("", "")
