@@ -41,11 +41,11 @@ from clusterctl.transfer.weights.on_host import HostModels, look_at_models
 from clusterctl.transfer.weights.receiver import Holder, Supply
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.units import GIB
 
 HubName = Literal["hf", "modelscope"]
 
 _MIB = 2**20
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class DownloadProgress:
             return
         self._last = now
         rate = self._done / max(now - self._began, 0.1) / _MIB
-        text = f"{self._done / _GIB:.2f} of {self._total / _GIB:.2f} GiB here, {rate:.1f} MiB/s"
+        text = f"{self._done / GIB:.2f} of {self._total / GIB:.2f} GiB here, {rate:.1f} MiB/s"
         if self._checked:
-            text += f", {self._checked / _GIB:.2f} GiB hashed"
+            text += f", {self._checked / GIB:.2f} GiB hashed"
         self._sink(StepProgress(self._who, "download", text))

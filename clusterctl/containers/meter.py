@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 
 from clusterctl.containers.driver import Say
-
-MIB = 1024**2
-GIB = 1024**3
+from clusterctl.units import GIB, MIB
 
 
 class Meter:

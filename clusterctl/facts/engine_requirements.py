@@ -8,8 +8,7 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import ENGINE_ROOT, HostFacts
 from clusterctl.inventory.model import Host
 from clusterctl.transport.python import MISSING
-
-_GIB = 2**30
+from clusterctl.units import GIB
 
 # The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB for
 # vLLM's 25 GB
@@ -18,7 +17,7 @@ STORE_FACTOR = 1.5
 # Default runtimes that can start a node; gVisor and Kata hide the host's devices
 USUAL_RUNTIMES = frozenset({"", "runc", "crun", "nvidia"})
 
-SLACK = 1 * _GIB  # For the engine's own files and the container's
+SLACK = 1 * GIB  # For the engine's own files and the container's
 
 
 def engine_problems(
@@ -133,8 +132,8 @@ def room_problems(
     needed, source = needed_room(facts, image_size, usual_image)
     if disk is not None and disk.free < needed:
         yield RequirementsNotMet(
-            f"{disk.free / _GIB:.1f} GiB are free at {root}, and the image needs "
-            f"{needed / _GIB:.0f} GiB ({source})",
+            f"{disk.free / GIB:.1f} GiB are free at {root}, and the image needs "
+            f"{needed / GIB:.0f} GiB ({source})",
             host=host.name,
             hint=f"make room: docker system prune --all; df -h {root}; or move data-root",
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport, Xid
 from clusterctl.inventory.model import Host
+from clusterctl.units import GIB
 
 _LINE = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+),?\s*(?P<text>.*)"
@@ -69,8 +70,6 @@ FOREIGN_MEMORY = 1 * 2**30
 RESET = "end what runs on it, then: sudo nvidia-smi --gpu-reset -i {bus}; or sudo reboot"
 AFTER_HEALING = "; once it works again: sudo dmesg --clear"
 NO_RECOVERY = "None"
-
-_GIB = 2**30
 
 
 def gpu_faults(host: Host, report: GpuReport) -> Iterator[RequirementsNotMet]:
@@ -179,7 +178,7 @@ def foreign(report: GpuReport) -> tuple[GpuProcess, ...]:
 
 def describe_processes(processes: Sequence[GpuProcess]) -> str:
     return ", ".join(
-        f"{process.name} (pid {process.pid}, {(process.memory or 0) / _GIB:.1f} GiB)"
+        f"{process.name} (pid {process.pid}, {(process.memory or 0) / GIB:.1f} GiB)"
         for process in processes
     )
 

@@ -11,6 +11,7 @@ from clusterctl.facts.gpus import NOT_FOUND
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.network_requirements import usable_devices
 from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.units import GIB
 
 # Driver branch to the newest CUDA that it supports: `CUDA Version` in nvidia-smi's heading, and the
 # table of drivers in the CUDA toolkit's release notes
@@ -105,8 +106,6 @@ MEMORY_TOLERANCE = 0.10
 
 # Words that distinguish models: an RTX 3090 is not an RTX 3090 Ti
 TELLING_WORDS = frozenset({"ti", "super", "laptop", "max", "mobile", "ada", "d"})
-
-_GIB = 2**30
 
 
 NOUVEAU_GONE = (
@@ -285,7 +284,7 @@ def _promise(gpu: Gpu) -> str:
 
 
 def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f}".removesuffix(".0") + " GiB"
+    return f"{size / GIB:.1f}".removesuffix(".0") + " GiB"
 
 
 def _count(number: int) -> str:

@@ -27,12 +27,11 @@ from clusterctl.facts.network_requirements import (
 )
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.transport.credentials import SUDO_PASSWORD
-
-_GIB = 2**30
+from clusterctl.units import GIB
 
 # Bytes. Ray's object store takes 1 GB of /dev/shm, NCCL and vLLM's queues some more: containers
 # share the host's (`--ipc host`). Docker's 64 MB cause a bus error (vllm #1710, nccl #290).
-SHM_NEEDED = 3 * _GIB // 2
+SHM_NEEDED = 3 * GIB // 2
 
 # Open files. Ray opens some per worker and per peer and dies if it cannot (ray #13045); a
 # container's limit cannot exceed the engine's hard limit.
@@ -43,7 +42,7 @@ NOFILE_NEEDED = 4096
 
 # Bytes that must be free for logs, caches and node files: a full disk stops Ray (it spills and
 # logs), and the engine
-DISK_NEEDED = _GIB
+DISK_NEEDED = GIB
 
 
 def limit_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
@@ -84,7 +83,7 @@ def full_disks(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[R
             continue
         told.add((disk.total, disk.free))
         yield RequirementsNotMet(
-            f"the disk of {path} is full: {disk.free / _GIB:.1f} GiB of {disk.total / _GIB:.1f} "
+            f"the disk of {path} is full: {disk.free / GIB:.1f} GiB of {disk.total / GIB:.1f} "
             "GiB are free",
             host=host.name,
             hint=f"make room: docker system prune; sudo du -xhd2 {path} | sort -h | tail",

@@ -10,8 +10,8 @@ from pathlib import Path
 from clusterctl.lab import cgroups
 from clusterctl.lab.caches import Caches
 from clusterctl.lab.requirements import LabUnavailable
+from clusterctl.units import GIB
 
-GIB = 1 << 30
 MIB = 1 << 20
 
 # Bytes on disk of each cache.

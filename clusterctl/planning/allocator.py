@@ -14,9 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
+from clusterctl.units import MIB
 
 _SMALLEST_BLOCK = 512
 _LARGEST_SMALL = 1 * MIB

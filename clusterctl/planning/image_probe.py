@@ -14,11 +14,12 @@ from importlib import resources
 from itertools import chain, repeat
 from typing import Any
 
-from clusterctl.planning.allocator import GIB, allocated_bytes
+from clusterctl.planning.allocator import allocated_bytes
 from clusterctl.planning.memory import FitPlan, RankMemory
 from clusterctl.planning.planner import PARTITION
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.vllm_flags import Argument, render, without
+from clusterctl.units import GIB
 
 NOTABLE = 0.01  # A larger relative difference is reported
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
-from clusterctl.planning.allocator import GIB
 from clusterctl.planning.kv_cache import (
     CachePlan,
     capacity,
@@ -32,6 +31,7 @@ from clusterctl.planning.overheads import (
 from clusterctl.planning.placement import Placement, RankSeat, split_layers, stages_of
 from clusterctl.planning.rules import Rules
 from clusterctl.planning.weights import PipelineStage, weight_gib
+from clusterctl.units import GIB
 
 Verdict = Literal["fits", "tight", "does not fit"]
 

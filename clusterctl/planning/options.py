@@ -14,12 +14,12 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.models.quantized import requested
 from clusterctl.models.shape import ModelShape, Quantization
-from clusterctl.planning.allocator import GIB
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
 from clusterctl.planning.overheads import Batch
 from clusterctl.planning.rules import Rules, Sampler, has_second_runner
 from clusterctl.serving.vllm_flags import Argument, parse_arguments
+from clusterctl.units import GIB
 
 
 class UnknownValue(UsageError):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clusterctl.models.shape import DecoderLayer, ModelShape
-from clusterctl.planning.allocator import GIB
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.rules import Rules, Sampler
 from clusterctl.planning.weights import PipelineStage, vocabulary_rows
+from clusterctl.units import GIB
 
 # The link between ranks of a tensor parallel group; `none` for a single rank.
 Fabric = Literal["none", "nvlink", "pcie", "network"]

@@ -29,8 +29,7 @@ from clusterctl.planning.rules import Rules, rules_for
 from clusterctl.planning.speed import NETWORK, LinkSpeed, Speed, speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
 from clusterctl.serving.vllm_flags import Argument, last_value
-
-GIB = 2**30
+from clusterctl.units import GIB
 
 # Bytes/s from which TP across hosts is proposed: RDMA of 200 Gbit/s and more. Over a 4 GB/s link TP
 # 2 reached a seventh of one GPU's throughput.

@@ -23,7 +23,8 @@ from clusterctl.models.shape import (
     Quantization,
     Tower,
 )
-from clusterctl.planning.allocator import GIB, allocated_bytes, round_up
+from clusterctl.planning.allocator import allocated_bytes, round_up
+from clusterctl.units import GIB
 
 _BITSANDBYTES_BLOCK = 64
 # nf4 keeps one byte of scale for 64 weights and one float32 for 256 of these scales.

@@ -25,13 +25,13 @@ from clusterctl.serving.vllm_flags import (
     parse_arguments,
     render,
 )
+from clusterctl.units import GIB
 
 FIRST_PORT = 8000  # vLLM's own default
 
-_GIB = 1024**3
 
 # GPU memory from which vLLM's default of batched tokens is 8192 instead of 2048 (arg_utils.py)
-_LARGE_GPU = 70 * _GIB
+_LARGE_GPU = 70 * GIB
 
 _IMAGE_TOKENS = 4096
 

@@ -20,6 +20,7 @@ from clusterctl.inventory.model import Host, Inventory, Ssh
 from clusterctl.network.fabric_choice import shared_subnets
 from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.survey.host_names import why_no_gpu
+from clusterctl.units import GIB
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ class Found:
 
 
 _WIDTH = 98
-_GIB = 2**30
 _MOST_NAMES = 4  # unused interfaces to name per reason
 
 _HEAD = """\
@@ -186,7 +186,7 @@ def _host(found: Found, node: Node) -> Iterator[str]:
 
 
 def _machine(facts: HostFacts) -> str:
-    memory = f"{facts.memory / _GIB:.0f} GiB of memory"
+    memory = f"{facts.memory / GIB:.0f} GiB of memory"
     return f"{facts.os.pretty}, {facts.os.architecture}, {facts.cpus} CPUs, {memory}"
 
 
@@ -286,7 +286,7 @@ def _gpu(gpu: GpuFacts) -> str:
     model = f"model: {scalar(gpu.model)}"
     if gpu.memory is None or gpu.unified:
         return model
-    return f"{model}, memory: {gpu.memory / _GIB:.1f} GiB"
+    return f"{model}, memory: {gpu.memory / GIB:.1f} GiB"
 
 
 def _comment(lines: Iterable[str], *, indent: int = 0) -> Iterator[str]:

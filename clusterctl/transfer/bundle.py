@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clusterctl.containers.driver import Say
-from clusterctl.containers.meter import MIB, Meter
+from clusterctl.containers.meter import Meter
 from clusterctl.containers.reference import parse, tagged
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import NAMES
@@ -22,6 +22,7 @@ from clusterctl.transfer.content import Blob, ImageContent, ImageSource
 from clusterctl.transfer.image_load import blob_name, manifest_digest, member
 from clusterctl.transfer.local_disk import free_space
 from clusterctl.transfer.manifests import descriptor
+from clusterctl.units import MIB
 
 _END = bytes(1024)
 _HEADER = 1024  # Upper bound of a member's tar header and padding, in bytes

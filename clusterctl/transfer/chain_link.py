@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl import deadlines
-from clusterctl.containers.meter import MIB
 from clusterctl.transfer.relay.upstream import SOURCE
 from clusterctl.transport.base import Transport
+from clusterctl.units import MIB
 
 # Directory on a host for blobs that its engine has not loaded yet.
 CACHE = "/var/cache/clusterctl/blobs"

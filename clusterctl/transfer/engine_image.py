@@ -14,7 +14,7 @@ from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.in_time import in_time
-from clusterctl.containers.meter import MIB, Meter
+from clusterctl.containers.meter import Meter
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import read_archive
 from clusterctl.transfer.archives.members import SplitMembers
@@ -25,6 +25,7 @@ from clusterctl.transfer.content import ImageContent, LocalImage
 from clusterctl.transfer.manifests import NotAnImage
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel, lines
+from clusterctl.units import MIB
 
 SPLITTER = python.Program("clusterctl.transfer.archives", ("split",))
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import engine_error
-from clusterctl.containers.meter import GIB, MIB
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.transfer.chain import Chain
@@ -30,6 +29,7 @@ from clusterctl.transfer.relay_pull import is_relay_name, pull
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.python import PythonMissing
+from clusterctl.units import GIB, MIB
 
 # Seconds that a host's engine state is cached: a plan, its confirmation and its first stage share
 # one query. After a change the host is queried again at once.

@@ -11,7 +11,6 @@ from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.image_stream import silence_limit
 from clusterctl.containers.in_time import DISK, in_time
-from clusterctl.containers.meter import MIB
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import HostImage
@@ -25,6 +24,7 @@ from clusterctl.transfer.manifests import (
 )
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel, lines
+from clusterctl.units import MIB
 
 READER = python.Program("clusterctl.transfer", ("overlay_layers",))
 

@@ -20,8 +20,8 @@ from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engines import Engines
+from clusterctl.units import GIB
 
-GIB = 2**30
 SCRIPT = b"""\
 with_gpus() {
   if found abacus-list; then

@@ -12,9 +12,8 @@ from clusterctl.containers.reference import tagged
 from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec
 from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Channel, CommandResult
+from clusterctl.units import GIB
 from tests.fakes.loaded_image import loaded_image
-
-GIB = 1024**3
 
 
 def image(identifier: str, *tags: str, layers: Sequence[str] = (), **labels: str) -> Image:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.units import GIB
 from tests.lab.cluster import Ran
 from tests.machines.conftest import ROOT
 from tests.machines.machine import NOBODY, Machine
@@ -21,7 +22,6 @@ pytestmark = [
 
 AT_ONCE = 30.0
 """Seconds, on a machine with other things to do; 1 to 3 on one that has none."""
-GIB = 1 << 30
 
 
 def lab_up(machine: Machine, *words: str) -> Ran:

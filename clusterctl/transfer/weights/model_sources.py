@@ -30,8 +30,7 @@ from clusterctl.transfer.weights.on_host import (
 )
 from clusterctl.transfer.weights.receiver import Holder, Supply
 from clusterctl.transfer.weights.tree import faults, is_passed_over, read_tree
-
-_GIB = 2**30
+from clusterctl.units import GIB
 
 MOST_PARTS = 2  # Parts of a name: ORGANISATION/NAME
 
@@ -102,7 +101,7 @@ def of_host(
         directory, tree = _find(asked, models, view)
         manifest = tree.manifest
         if manifest is None or tree.lacking:
-            text = f"hashing {tree.path} there: {tree.size / _GIB:.1f} GiB"
+            text = f"hashing {tree.path} there: {tree.size / GIB:.1f} GiB"
             sink(StepProgress(holder, "hash", text))
             manifest = _hashed(view, directory, tree, sink)
             sink(StepFinished(holder, "hash", "unchanged", 0.0))

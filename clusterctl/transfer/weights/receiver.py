@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.containers.driver import Say
-from clusterctl.containers.meter import GIB, MIB
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transfer.chain import Chain
@@ -19,6 +18,7 @@ from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.need import Need, need, no_room
 from clusterctl.transfer.weights.on_host import IDLE_AFTER, HostModels, look_at_models
 from clusterctl.transport.fanout import Failed, failures, fan_out, values
+from clusterctl.units import GIB, MIB
 
 _VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs": "replace"}
 

@@ -32,7 +32,8 @@ from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
 from clusterctl.survey.requirements import requirements
 from clusterctl.transfer.cluster_images import ClusterImages
-from tests.fakes.abacus import GIB, LISTING, Nothing
+from clusterctl.units import GIB
+from tests.fakes.abacus import LISTING, Nothing
 from tests.fakes.container_engine import image
 from tests.fakes.host import FakeHost, fake_driver, fake_view
 from tests.fakes.host_facts import host_facts, nic

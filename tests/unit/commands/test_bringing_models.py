@@ -12,10 +12,10 @@ from clusterctl.facts.model import ImageFacts
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.weights.hub import HubFile, Listing
 from clusterctl.transfer.weights.receiver import WeightsReceiver
+from clusterctl.units import GIB
 from tests.fakes.transport import FakeTransport
 
 IMAGE = ImageFacts("sha256:1", (), (), (), 1, "amd64", {})
-GIB = 2**30
 DRIVER = driver_for(FakeTransport())
 
 

@@ -13,9 +13,9 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, EngineFacts, HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory, Packages
+from clusterctl.units import GIB
 from tests.unit.facts.judged import problems
 
-GIB = 2**30
 Captured = Callable[[str], Probe]
 
 

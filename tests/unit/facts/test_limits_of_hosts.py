@@ -9,10 +9,9 @@ import pytest
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, HostFacts
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.units import GIB
 from tests.fakes.host_facts import host_facts, nic
 from tests.unit.facts.judged import notes, problems
-
-GIB = 2**30
 
 
 def inventory(**fields: Any) -> Inventory:

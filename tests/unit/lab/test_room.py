@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.lab import room
 from clusterctl.lab.caches import Caches
-from clusterctl.lab.room import GIB
+from clusterctl.units import GIB
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from clusterctl.planning.overheads import Fabric
 from clusterctl.planning.placement import Site, seat_ranks
 from clusterctl.planning.reported import Reported, learn, read_reported
 from clusterctl.planning.rules import rules_for
+from clusterctl.units import GIB
 
-GIB = 2**30
 RULES = rules_for("0.25.1")
 MEASURED: dict[str, Any] = json.loads(Path(__file__).with_name("h200_rows.json").read_text())
 COMPILED_BEFORE = "qwen3-8b few requests, compiled before"

@@ -16,8 +16,8 @@ from clusterctl.transfer.image_plan import (
     problems,
     same_image,
 )
+from clusterctl.units import GIB
 
-GIB = 1024**3
 LAYERS = tuple(
     Blob(f"sha256:{number:064x}", (number + 1) * 2 * 1024**2, "application/x.tar+gzip")
     for number in range(3)
