@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,6 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.commands.model_list import ModelList
-    from clusterctl.inventory.model import Inventory
     from clusterctl.transfer.weights.delivery import PushedModel
 
 NOTHING = "Nothing to move: every host has the complete model."  # A dry run's plan
@@ -93,45 +91,20 @@ def push(
     """Copy a model's directory to every host. A second run moves nothing."""
     from clusterctl.cli.agreement import agreement, show_plan
     from clusterctl.cli.session import session
-    from clusterctl.commands.model_push import DirectoryPush, make_plan, run
+    from clusterctl.commands.model_push import find_model, holder_named
+    from clusterctl.transfer.weights.delivery import Destination, deliver, make_plan
 
     rate = options.rate_of(limit_rate)
     with session("model-push", inventory, limit=limit, quiet=as_json) as opened:
-        wanted = DirectoryPush(
-            opened.inventory, opened.hosts, directory, opened.progress, name, source, rate
-        )
+        holder = holder_named(source, opened.inventory)
+        to = Destination(opened.inventory, opened.hosts, holder, rate)
+        find = find_model(directory, name, to, opened.progress)
         if dry_run:
-            plan = make_plan(wanted, opened.credentials)
+            plan = make_plan(to, find, opened.credentials)
             raise show_plan(plan, as_json=as_json, nothing=NOTHING)
         agree = agreement(opened.progress, yes=yes, as_json=as_json)
-        done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
+        done = deliver(to, find, opened.credentials, agree=agree, sink=opened.progress)
     print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
-
-
-_Source = Annotated[str, typer.Option("--source", metavar="HUB", help="hf or modelscope.")]
-_Revision = Annotated[
-    str | None,
-    typer.Option("--revision", metavar="NAME", help="Branch, tag or commit; default: the hub's."),
-]
-_Name = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="Name on the hosts; default: the hub's."),
-]
-_Include = Annotated[
-    str | None,
-    typer.Option(
-        "--include", metavar="PATTERN", help="Only weights that match, such as '*Q4_K_M*'."
-    ),
-]
-_On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="HOST",
-        help="Host that downloads; default: this machine.",
-        autocompletion=options.complete_hosts,
-    ),
-]
 
 
 @app.command("pull")
@@ -145,11 +118,26 @@ def pull(
             autocompletion=options.complete_models,
         ),
     ],
-    source: _Source = "hf",
-    revision: _Revision = None,
-    name: _Name = None,
-    include: _Include = None,
-    on: _On = None,
+    source: Annotated[str, typer.Option(metavar="HUB", help="hf or modelscope.")] = "hf",
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Branch, tag or commit; default: the hub's."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name on the hosts; default: the hub's.")
+    ] = None,
+    include: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="Only weights that match, such as '*Q4_K_M*'."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Host that downloads; default: this machine.",
+            autocompletion=options.complete_hosts,
+        ),
+    ] = None,
     inventory: options.Inventory = None,
     limit: options.Limit = None,
     limit_rate: options.LimitRate = None,
@@ -160,31 +148,23 @@ def pull(
     """Download a model from a hub and copy it to every host. A second run moves nothing."""
     from clusterctl.cli.agreement import agreement, show_plan
     from clusterctl.cli.session import session
-    from clusterctl.commands import model_pull
-    from clusterctl.transfer.weights.delivery import ModelPush
+    from clusterctl.commands.model_pull import hub_model, make_plan, run
+    from clusterctl.transfer.weights.delivery import Destination
 
     rate = options.rate_of(limit_rate)
     with session("model-pull", inventory, limit=limit, quiet=as_json) as opened:
-        holder = _host_named(on, opened.inventory)
-        wanted = replace(
-            model_pull.hub_model(model, opened.inventory.models, source, revision, name),
-            include=include,
-        )
-        push = ModelPush(opened.inventory, opened.hosts, model_pull.unset, holder, rate)
+        known = [host.name for host in opened.inventory.hosts]
+        if on is not None and on not in known:
+            raise UsageError(f"--on {on} is not a host of the inventory", hint=f"--on {known[0]}")
+        models = opened.inventory.models
+        wanted = hub_model(model, models, source, revision, name, include)
+        to = Destination(opened.inventory, opened.hosts, on, rate)
         if dry_run:
-            plan = model_pull.make_plan(wanted, push, opened.credentials)
+            plan = make_plan(wanted, to, opened.credentials)
             raise show_plan(plan, as_json=as_json, nothing=NOTHING)
         agree = agreement(opened.progress, yes=yes, as_json=as_json)
-        done = model_pull.run(wanted, push, opened.credentials, agree=agree, sink=opened.progress)
+        done = run(wanted, to, opened.credentials, agree=agree, sink=opened.progress)
     print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
-
-
-def _host_named(on: str | None, inventory: Inventory) -> str | None:
-    """Raise UsageError if the inventory has no host `on`."""
-    known = [host.name for host in inventory.hosts]
-    if on is not None and on not in known:
-        raise UsageError(f"--on {on} is not a host of the inventory", hint=f"--on {known[0]}")
-    return on
 
 
 def pushed_sentence(done: PushedModel) -> str:

@@ -1,52 +1,36 @@
-"""`model push`: deliver a model's directory to every host, and verify it there file by file."""
+"""`model push`: where the model is. `delivery.deliver` brings it to hosts and verifies it there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 
 from clusterctl.engine.events import EventSink
-from clusterctl.engine.plan import Plan
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.transfer.weights import delivery
-from clusterctl.transfer.weights.delivery import ModelPush, PushedModel
-from clusterctl.transfer.weights.model_sources import holder_named, supplying
-from clusterctl.transport.credentials import Credentials
+from clusterctl.errors import UsageError
+from clusterctl.inventory.model import Inventory
+from clusterctl.transfer.weights.delivery import Destination, FindModel
+from clusterctl.transfer.weights.model_sources import of_directory, of_host, require_name
 
 
-@dataclass(frozen=True)
-class DirectoryPush:
-    """Arguments of `model push`: a directory of this machine, or with `source` of a host."""
-
-    inventory: Inventory
-    hosts: tuple[Host, ...]
-    directory: str
-    sink: EventSink  # Receives the progress of hashing
-    name: str | None = None  # Name of the model on hosts
-    source: str | None = None  # --from host:NAME
-    limit_rate: int | None = None  # Bytes/s that leave this machine
-
-    @cached_property
-    def push(self) -> ModelPush:
-        """The push. A directory of this machine is read and hashed here, so that its errors are
-        reported before any host is contacted."""
-        holder = holder_named(self.source, self.inventory)
-        find = supplying(self.directory, self.name, holder, self.inventory.models, self.sink)
-        return ModelPush(self.inventory, self.hosts, find, holder, self.limit_rate)
+def holder_named(source: str | None, inventory: Inventory) -> str | None:
+    """Return the host named by `--from host:NAME`; None without `--from`. Raises UsageError."""
+    if source is None:
+        return None
+    kind, _, name = source.partition(":")
+    known = [host.name for host in inventory.hosts]
+    if kind != "host" or name not in known:
+        raise UsageError(
+            f"--from {source} is not a host of the inventory",
+            hint=f"--from host:{known[0]}; a directory of this machine needs no --from",
+        )
+    return name
 
 
-def make_plan(asked: DirectoryPush, credentials: Credentials) -> Plan:
-    """Return the plan of `run`. Changes nothing."""
-    return delivery.make_plan(asked.push, credentials)
-
-
-def run(
-    asked: DirectoryPush,
-    credentials: Credentials,
-    *,
-    agree: Callable[[Plan], None],
-    sink: EventSink,
-) -> PushedModel:
-    """Deliver the model to the hosts. A second run transfers nothing. Raises all hosts' errors."""
-    return delivery.deliver(asked.push, credentials, agree=agree, sink=sink)
+def find_model(asked: str, name: str | None, to: Destination, sink: EventSink) -> FindModel:
+    """Return a function that finds the model. A directory of this machine is read and hashed at
+    once, so that its errors are raised before any host is contacted."""
+    if name is not None:
+        require_name(name)
+    if to.holder is not None:
+        return of_host(asked, to.inventory.models, to.holder, name, sink)
+    found = of_directory(Path(asked), name, sink)
+    return lambda _: found

@@ -1,5 +1,4 @@
-"""Deliver a model to several hosts: look, plan, lock, transfer. For `model push` and `model
-pull`."""
+"""Deliver a model to hosts, for `model push` and `model pull`: look, plan, lock, transfer."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 # Finds the model, given the hosts it may be on. Raises all errors about it together.
-Supplying = Callable[[Mapping[str, HostView]], Supply]
+FindModel = Callable[[Mapping[str, HostView]], Supply]
 
 
 @dataclass(frozen=True)
 class PushedModel:
-    """Result of a push: the model is on every host of `hosts`."""
+    """Result of a delivery: the model is on every host of `hosts`."""
 
     manifest: Manifest
     path: str  # On every host
@@ -39,13 +38,12 @@ class PushedModel:
 
 
 @dataclass(frozen=True)
-class ModelPush:
-    """A model to push: its source and the hosts to receive it."""
+class Destination:
+    """The hosts to receive a model."""
 
     inventory: Inventory
     hosts: tuple[Host, ...]
-    supplying: Supplying
-    # The host that has the model, if any; it need not be one of `hosts`.
+    # The host that has the model or downloads it, if any; it need not be one of `hosts`.
     holder: str | None = None
     limit_rate: int | None = None  # Bytes a second that leave this machine
 
@@ -56,15 +54,20 @@ class ModelPush:
         return self.inventory.with_head([*names, self.holder] if self.holder else names)
 
 
-def make_plan(push: ModelPush, credentials: Credentials) -> Plan:
-    """Return the plan of a push. Changes nothing."""
-    with connected(push.involved, credentials) as transports:
-        _, stages, views = _prepare(push, transports, lambda _: None)
+def make_plan(to: Destination, find: FindModel, credentials: Credentials) -> Plan:
+    """Return the plan of a delivery. Changes nothing."""
+    with connected(to.involved, credentials) as transports:
+        _, stages, views = _prepare(to, find, transports, lambda _: None)
         return plan_stages(stages, views)
 
 
 def deliver(
-    push: ModelPush, credentials: Credentials, *, agree: Callable[[Plan], None], sink: EventSink
+    to: Destination,
+    find: FindModel,
+    credentials: Credentials,
+    *,
+    agree: Callable[[Plan], None],
+    sink: EventSink,
 ) -> PushedModel:
     """Bring the model to the hosts. A second run moves nothing.
 
@@ -72,11 +75,11 @@ def deliver(
     together; a failing host does not stop the others.
     """
     sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
-    inventory = push.inventory
-    with connected(push.involved, credentials) as transports:
+    inventory = to.inventory
+    with connected(to.involved, credentials) as transports:
         head = transports[inventory.head.name]
         with ClusterLock(head, f"{inventory.cluster}-models", "model push") as lock:
-            (supply, transfer), stages, views = _prepare(push, transports, sink)
+            (supply, transfer), stages, views = _prepare(to, find, transports, sink)
             plan = plan_stages(stages, views)
             agree(plan)
             if not plan.empty:
@@ -87,7 +90,7 @@ def deliver(
     return PushedModel(
         supply.manifest,
         f"{inventory.models}/{supply.manifest.name}",
-        tuple(host.name for host in push.hosts),
+        tuple(host.name for host in to.hosts),
         changed,
         transfer.moved.sent,
         time.monotonic() - began,
@@ -95,22 +98,22 @@ def deliver(
 
 
 def _prepare(
-    push: ModelPush, transports: Mapping[str, Transport], sink: EventSink
+    to: Destination, find: FindModel, transports: Mapping[str, Transport], sink: EventSink
 ) -> tuple[tuple[Supply, Transfer], tuple[Stage, ...], dict[str, HostView]]:
-    """Collect the hosts' facts, find the model, and prepare its transfer to `push.hosts`."""
-    models = push.inventory.models
-    involved = push.inventory.model_copy(update={"hosts": push.involved})
+    """Collect the hosts' facts, find the model, and prepare its transfer."""
+    models = to.inventory.models
+    involved = to.inventory.model_copy(update={"hosts": to.involved})
     survey = take_survey(involved, transports).require_answers()
     nodes = {node.host: node for node in survey.topology.nodes}
     route = Route(
         transports,
         lambda name: nodes[name].node_ip,
-        limit_rate=push.limit_rate,
+        limit_rate=to.limit_rate,
         speed=lambda name: nodes[name].speed,
         say=lambda host, text: sink(Note(text, host)),
     )
-    supply = push.supplying(survey.views)
-    views = {host.name: survey.views[host.name] for host in push.hosts}
+    supply = find(survey.views)
+    views = {host.name: survey.views[host.name] for host in to.hosts}
     transfer = Transfer(WeightsReceiver(supply, views, models, route), route)
     # A failing host does not stop the others.
     stages = (Stage("Model", tuple(views), (transfer,), OnFailure.SET_HOST_ASIDE),)

@@ -1,7 +1,7 @@
 """Download a model from a hub to this machine, one pull of it at a time.
 
-`Downloads` fetches files: several at once, each resumed where it stopped, readable from the first
-byte on, and verified by hash at its end. `DownloadedModel` is the BlobSource that a chain reads.
+Several files at once, each resumed where it stopped, readable from the first byte on, and verified
+by hash at its end.
 
 huggingface_hub does not download the files, since it starts every interrupted file from the
 beginning (file_download.py: `_download_to_tmp_and_move`), can be read only at the end, and
@@ -37,9 +37,8 @@ from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK, Blob
 from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_space
 from clusterctl.transfer.weights.hashing import HashCache, Hashed, Stamp, hash_file
-from clusterctl.transfer.weights.hub import Hub, HubFile, Listing
-from clusterctl.transfer.weights.hub_session import FILE, hub_errors
-from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
+from clusterctl.transfer.weights.hub import FILE, Hub, HubFile, Listing, hub_errors
+from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transport.lock import LockHolder, this_process
 
 # Files at a time: one stream rarely fills a link, and hubs throttle many streams.
@@ -49,9 +48,6 @@ TRIES = 5  # attempts in a row without a new byte, after which a file fails
 
 # Seconds before the second attempt; each further one waits twice as long.
 PAUSE = 2.0
-
-# Mode of downloaded files; git keeps no other, except for programs.
-MODE = 0o644
 
 
 def download_directory(listing: Listing) -> Path:
@@ -123,15 +119,18 @@ class _Refused(Exception):
 class _Arrival:
     """Download state of one file."""
 
-    file: HubFile
     have: int = 0  # bytes that can be read
     whole: bool = False
     error: ClusterctlError | None = None
 
 
 class Downloads:
-    """Files of a model, downloaded below `directory`. Files from an earlier run and from the cache
-    of the hub's own client are reused.
+    """The BlobSource of a model that is downloaded below `directory`: a blob can be read from its
+    first byte on. Files from an earlier run and from the cache of the hub's own client are reused.
+
+    Small files are downloaded completely first (`begin`), since Hugging Face publishes no SHA-256
+    of them. The download of a large file starts with its first read: one that all hosts have is
+    never downloaded.
 
     `told` is called with the bytes present of all files together, whenever that number changes;
     `hashing` with the bytes that were hashed.
@@ -142,58 +141,76 @@ class Downloads:
         directory: Path,
         hub: Hub,
         listing: Listing,
+        name: str,
         *,
         told: Callable[[int], None] = lambda _: None,
         hashing: Callable[[int], None] = lambda _: None,
         cache: HashCache | None = None,
         pause: float = PAUSE,
     ) -> None:
-        self._directory = directory
+        self._directory, self._name = directory, name
         self._hub, self._listing = hub, listing
         self._headers = dict(hub.headers)
         self._told, self._hashing = told, hashing
-        self._read = 0
+        self._read = 0  # Bytes that were hashed
         self._cache = cache or HashCache()
         self._pause = pause
+        self._large = [file for file in listing.files if file.sha256 and file.size > PIECE]
+        self._files: dict[str, HubFile] = {}  # By digest
+        self._arrivals = {file.path: _Arrival() for file in listing.files}
         self._changed = threading.Condition()
-        self._arrivals: dict[str, _Arrival] = {}
         self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="download")
+        self._begun: dict[str, Future[None]] = {}  # Downloads of large files, by path
+        self._beginning = threading.Lock()
 
-    def path(self, file: HubFile) -> Path:
-        """Path of the file once it is complete."""
-        return self._directory / file.path
+    def begin(self) -> Manifest:
+        """Download the small files, and return the manifest so far, without piece hashes of large
+        ones. Raises the hub's errors."""
+        self.run([file for file in self._listing.files if file not in self._large])
+        manifest = self._manifest()
+        by_path = {file.path: file for file in self._listing.files}
+        self._files = {each.blob.digest: by_path[each.path] for each in manifest.files}
+        return manifest
 
-    def expect(self, files: Sequence[HubFile]) -> None:
-        """Register files, so that `read` can follow their downloads."""
-        with self._changed:
-            for file in files:
-                self._arrivals.setdefault(file.path, _Arrival(file))
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        """See BlobSource."""
+        file = self._files[blob.digest]
+        with self._beginning:
+            if file in self._large and file.path not in self._begun:
+                self._begun[file.path] = self._pool.submit(self.run, [file])
+        return self.read(file, offset)
 
-    def hashed(self, file: HubFile) -> Hashed:
-        """Return the hashes of a complete file and of its pieces."""
-        return self._hashes(self.path(file))
+    def complete(self) -> Manifest:
+        """Wait for running downloads, and return the manifest with all piece hashes."""
+        wait(self._begun.values())
+        raise_all(self.trouble())
+        return self._manifest()
+
+    def trouble(self) -> Sequence[ClusterctlError]:
+        """Return the errors of files that did not arrive."""
+        ended = [future.exception() for future in self._begun.values() if future.done()]
+        return [error for error in ended if isinstance(error, ClusterctlError)]
+
+    def stop(self) -> None:
+        """Start no further file, and stop running downloads at their next bytes."""
+        self._interrupt()
+        self._pool.shutdown(cancel_futures=True)
 
     def run(self, files: Sequence[HubFile]) -> None:
         """Download the files. Raises the errors of all of them together; what arrived is kept."""
-        self.expect(files)
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             try:
                 list(pool.map(self._bring, files))
             except BaseException:  # Ctrl-C: the pool waits for its threads
-                self.stop()
+                self._interrupt()
                 raise
         ended = [self._arrivals[file.path].error for file in files]
         raise_all({error.summary: error for error in ended if error}.values())
 
-    def stop(self) -> None:
-        """Start no further file, and stop running downloads at their next bytes."""
-        self._stopped.set()
-        with self._changed:
-            self._changed.notify_all()
-
     def read(self, file: HubFile, offset: int) -> Iterator[bytes]:
         """Yield the file's bytes from `offset` on, as they arrive. Raises the file's error."""
-        arrival = self._arrivals[file.path]
+        arrival, path = self._arrivals[file.path], self._directory / file.path
         while offset < file.size:
             with self._changed:
                 self._changed.wait_for(
@@ -204,17 +221,34 @@ class Downloads:
                 raise arrival.error
             if self._stopped.is_set() and have <= offset:
                 raise StepFailed("the download was stopped")
-            path = self.path(file) if arrival.whole else _part(self.path(file))
             # It is renamed once complete, perhaps right now: the next iteration then finds it.
-            with suppress(FileNotFoundError), path.open("rb") as opened:
+            with (
+                suppress(FileNotFoundError),
+                (path if arrival.whole else _part(path)).open("rb") as opened,
+            ):
                 opened.seek(offset)
                 while offset < have and (piece := opened.read(min(CHUNK, have - offset))):
                     offset += len(piece)
                     yield piece
 
+    def _interrupt(self) -> None:
+        self._stopped.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _manifest(self) -> Manifest:
+        """Return the manifest with the hashes of the files that were downloaded."""
+        hashed = {
+            file.path: self._hashes(self._directory / file.path)
+            for file in self._listing.files
+            if file not in self._large or file.path in self._begun
+        }
+        return self._listing.manifest(self._name, hashed)
+
     def _bring(self, file: HubFile) -> None:
-        """Download the file and verify it, or record its error."""
-        arrival, path = self._arrivals[file.path], self.path(file)
+        """Download the file, a second time if its hash is wrong; or record its error."""
+        arrival, path = self._arrivals[file.path], self._directory / file.path
+        part = _part(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             cached = self._hub.cached(self._listing, file)
@@ -223,30 +257,30 @@ class Downloads:
                 path.symlink_to(cached)
             if not self._is_right(file, path):
                 path.unlink(missing_ok=True)
-                self._fetch(file, arrival)
+                for _ in range(2):
+                    with part.open("r+b" if part.exists() else "w+b") as opened:
+                        self._fill(file, arrival, opened)
+                    if self._is_right(file, part):
+                        part.rename(path)
+                        break
+                    with part.open("r+b") as opened:
+                        opened.truncate(0)  # not unlinked: a reader may have this very file open
+                    self._move(arrival, 0)
+                else:
+                    raise StepFailed(
+                        f"{file.path} arrived twice with a hash other than the hub's",
+                        hint="check that no proxy in between changes files",
+                    )
             self._move(arrival, file.size, whole=True)
         except ClusterctlError as error:
-            self._fail(arrival, error)
+            failure = error
         except OSError as error:
-            text = f"{path} cannot be written: {error.strerror}"
-            self._fail(arrival, StepFailed(text, hint=ROOM))
-
-    def _fetch(self, file: HubFile, arrival: _Arrival) -> None:
-        """Download the file; download it a second time if the hash is wrong."""
-        part = _part(self.path(file))
-        for _ in range(2):
-            with part.open("r+b" if part.exists() else "w+b") as opened:
-                self._fill(file, arrival, opened)
-            if self._is_right(file, part):
-                part.rename(self.path(file))
-                return
-            with part.open("r+b") as opened:
-                opened.truncate(0)  # not unlinked: a reader may have this very file open
-            self._move(arrival, 0)
-        raise StepFailed(
-            f"{file.path} arrived twice with a hash other than the hub's",
-            hint="check that no proxy in between changes files",
-        )
+            failure = StepFailed(f"{path} cannot be written: {error.strerror}", hint=ROOM)
+        else:
+            return
+        with self._changed:
+            arrival.error = failure
+            self._changed.notify_all()
 
     def _fill(self, file: HubFile, arrival: _Arrival, opened: BinaryIO) -> None:
         """Download bytes until the hub's size is reached, pausing longer between attempts."""
@@ -317,17 +351,17 @@ class Downloads:
         return git.hexdigest() == file.git_sha1
 
     def _hashes(self, path: Path) -> Hashed:
+        def was_read(size: int) -> None:
+            with self._changed:
+                self._read += size
+                self._hashing(self._read)
+
         stamp = Stamp.of(path)
         hashed = self._cache.get(stamp)
         if hashed is None:
-            hashed = hash_file(path, self._was_read)
+            hashed = hash_file(path, was_read)
             self._cache.put(stamp, hashed)
         return hashed
-
-    def _was_read(self, size: int) -> None:
-        with self._changed:
-            self._read += size
-            self._hashing(self._read)
 
     def _move(self, arrival: _Arrival, have: int, *, whole: bool = False) -> None:
         with self._changed:
@@ -336,86 +370,9 @@ class Downloads:
             # Under the lock, so that the reported number never falls by a race.
             self._told(sum(each.have for each in self._arrivals.values()))
 
-    def _fail(self, arrival: _Arrival, error: ClusterctlError) -> None:
-        with self._changed:
-            arrival.error = error
-            self._changed.notify_all()
-
 
 def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
-
-
-class DownloadedModel:
-    """A BlobSource over downloads: a blob can be read from its first byte on.
-
-    Small files are downloaded completely first (`begin`), since Hugging Face publishes no SHA-256
-    of them. The download of a large file starts with its first read: one that all hosts have is
-    never downloaded.
-    """
-
-    def __init__(self, listing: Listing, name: str, downloads: Downloads) -> None:
-        self._listing, self._name, self._downloads = listing, name, downloads
-        self._large = [file for file in listing.files if file.sha256 and file.size > PIECE]
-        self._small = [file for file in listing.files if file not in self._large]
-        self._files: dict[str, HubFile] = {}
-        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="download")
-        self._begun: dict[str, Future[None]] = {}
-        self._beginning = threading.Lock()
-
-    def begin(self) -> Manifest:
-        """Download the small files, and return the manifest so far, without piece hashes of large
-        ones. Raises the hub's errors."""
-        self._downloads.run(self._small)
-        self._downloads.expect(self._large)
-        manifest = self._manifest()
-        by_path = {file.path: file for file in self._listing.files}
-        self._files = {each.blob.digest: by_path[each.path] for each in manifest.files}
-        return manifest
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """See BlobSource."""
-        file = self._files[blob.digest]
-        with self._beginning:
-            if file in self._large and file.path not in self._begun:
-                self._begun[file.path] = self._pool.submit(self._downloads.run, [file])
-        return self._downloads.read(file, offset)
-
-    def complete(self) -> Manifest:
-        """Wait for running downloads, and return the manifest with all piece hashes."""
-        wait(self._begun.values())
-        raise_all(self.trouble())
-        return self._manifest()
-
-    def trouble(self) -> Sequence[ClusterctlError]:
-        """Return the errors of files that did not arrive."""
-        ended = [future.exception() for future in self._begun.values() if future.done()]
-        return [error for error in ended if isinstance(error, ClusterctlError)]
-
-    def stop(self) -> None:
-        """Stop the running downloads."""
-        self._downloads.stop()
-        self._pool.shutdown(cancel_futures=True)
-
-    def _manifest(self) -> Manifest:
-        files = []
-        for file in self._listing.files:
-            if file in self._large and file.path not in self._begun:
-                files.append(WeightFile(file.path, file.size, MODE, file.sha256))
-            else:
-                hashed = self._downloads.hashed(file)
-                files.append(WeightFile(file.path, file.size, MODE, hashed.sha256, hashed.chunks))
-        return Manifest(self._name, in_order(files), origin=self._listing.origin)
-
-
-def expected_manifest(listing: Listing, name: str) -> Manifest:
-    """Return a manifest for a plan, before any download: small files have git's hash in place of
-    their sha256, so that no host matches them."""
-    files = [
-        WeightFile(file.path, file.size, MODE, file.sha256 or file.git_sha1.zfill(64))
-        for file in listing.files
-    ]
-    return Manifest(name, in_order(files), origin=listing.origin)
 
 
 def require_room(listing: Listing, hub: Hub, directory: Path) -> None:

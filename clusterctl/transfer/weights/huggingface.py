@@ -22,8 +22,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported la
 
 from clusterctl import __version__, deadlines
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, UsageError
-from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of
-from clusterctl.transfer.weights.hub_session import hub_errors
+from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of, hub_errors
 
 DEFAULT_REVISION = "main"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from clusterctl.containers.meter import Meter
 from clusterctl.engine.events import EventSink, StepFinished, StepProgress
 from clusterctl.engine.step import HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_all
-from clusterctl.inventory.model import Inventory
 from clusterctl.models.name import resolve
 from clusterctl.models.probe import look_for
 from clusterctl.transfer.chain_link import PIECE
@@ -28,38 +28,11 @@ from clusterctl.transfer.weights.on_host import (
     look_at_models,
     manifest_path,
 )
-from clusterctl.transfer.weights.receiver import Holder, Supply
+from clusterctl.transfer.weights.receiver import Supply
 from clusterctl.transfer.weights.tree import faults, is_passed_over, read_tree
 from clusterctl.units import GIB
 
 MOST_PARTS = 2  # Parts of a name: ORGANISATION/NAME
-
-
-def holder_named(source: str | None, inventory: Inventory) -> str | None:
-    """Return the host named by `--from host:NAME`; None without `--from`. Raises UsageError."""
-    if source is None:
-        return None
-    kind, _, name = source.partition(":")
-    known = [host.name for host in inventory.hosts]
-    if kind != "host" or name not in known:
-        raise UsageError(
-            f"--from {source} is not a host of the inventory",
-            hint=f"--from host:{known[0]}; a directory of this machine needs no --from",
-        )
-    return name
-
-
-def supplying(
-    asked: str, name: str | None, holder: str | None, models: str, sink: EventSink
-) -> Callable[[Mapping[str, HostView]], Supply]:
-    """Return a function that finds the model. A directory of this machine is read and hashed at
-    once, so that its errors are raised before any host is contacted."""
-    if name is not None:
-        require_name(name)
-    if holder is not None:
-        return of_host(asked, models, holder, name, sink)
-    found = of_directory(Path(asked), name, sink)
-    return lambda _: found
 
 
 def require_name(name: str) -> None:
@@ -105,11 +78,8 @@ def of_host(
             sink(StepProgress(holder, "hash", text))
             manifest = _hashed(view, directory, tree, sink)
             sink(StepFinished(holder, "hash", "unchanged", 0.0))
-        paths = {
-            file.blob.digest: f"{directory}/{tree.path}/{file.path}" for file in manifest.files
-        }
-        wanted = Manifest(name or manifest.name, manifest.files, manifest.links, manifest.origin)
-        return Supply(wanted, holder, holder=Holder(view, paths))
+        wanted = replace(manifest, name=name or manifest.name)
+        return Supply.held_by(view, wanted, f"{directory}/{tree.path}")
 
     return supply
 

@@ -20,8 +20,7 @@ import httpx2
 import huggingface_hub
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of
-from clusterctl.transfer.weights.hub_session import hub_errors
+from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of, hub_errors
 
 DEFAULT_REVISION = "master"
 

@@ -44,6 +44,12 @@ class Supply:
     # Returns the manifest with all hashes once every byte arrived. None: `manifest` has them.
     complete: Callable[[], Manifest] | None = None
 
+    @classmethod
+    def held_by(cls, view: HostView, manifest: Manifest, path: str) -> Supply:
+        """The model in the directory `path` of a host."""
+        files = {file.blob.digest: f"{path}/{file.path}" for file in manifest.files}
+        return cls(manifest, view.host.name, holder=Holder(view, files))
+
     @property
     def final(self) -> Manifest:
         """The manifest to write on hosts."""

@@ -21,9 +21,8 @@ from clusterctl.engine.planner import plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
 from clusterctl.transfer.weights import placing
-from clusterctl.transfer.weights.downloads import DownloadedModel, Downloads
-from clusterctl.transfer.weights.hub import needed
-from clusterctl.transfer.weights.hub_session import hub_session
+from clusterctl.transfer.weights.downloads import Downloads
+from clusterctl.transfer.weights.hub import hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, parse
 from clusterctl.transfer.weights.receiver import Supply
@@ -222,8 +221,7 @@ def test_hosts_have_the_first_bytes_before_the_hub_has_sent_the_last(tmp_path: P
         stack.enter_context(hub_session())
         hub = HuggingFace(hubs.endpoint, False)
         listing = needed(hub.listing("Org/Tiny", None))
-        downloads = Downloads(tmp_path / "got", hub, listing, cache=cluster.cache)
-        arriving = DownloadedModel(listing, "Tiny", downloads)
+        arriving = Downloads(tmp_path / "got", hub, listing, "Tiny", cache=cluster.cache)
         stack.callback(arriving.stop)
         supply = Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
         sink = _opens(hubs, "h2", tmp_path)
@@ -262,8 +260,7 @@ def test_what_hosts_have_of_a_new_revision_is_not_downloaded(
     with running_hubs(hubs), hub_session():
         hub = HuggingFace(hubs.endpoint, False)
         listing = needed(hub.listing("Org/Tiny", None))
-        downloads = Downloads(tmp_path / "got", hub, listing, cache=cluster.cache)
-        arriving = DownloadedModel(listing, "Tiny", downloads)
+        arriving = Downloads(tmp_path / "got", hub, listing, "Tiny", cache=cluster.cache)
         outcome, sent = cluster.push(
             Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
         )

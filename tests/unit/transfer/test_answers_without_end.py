@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transfer.registry_image import RegistryImage
 from clusterctl.transfer.weights.host_download import HostTransport
-from clusterctl.transfer.weights.hub_session import hub_session
+from clusterctl.transfer.weights.hub import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transport.local import LocalTransport
 

@@ -10,8 +10,7 @@ import pytest
 
 from clusterctl.transfer.weights.downloads import Downloads
 from clusterctl.transfer.weights.hashing import HashCache
-from clusterctl.transfer.weights.hub import needed
-from clusterctl.transfer.weights.hub_session import hub_session
+from clusterctl.transfer.weights.hub import hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from tests.fakes.hubs import FakeHubs, running_hubs
 
@@ -38,7 +37,7 @@ def test_an_interrupted_download_ends_at_its_next_bytes(
         hub = HuggingFace(hubs.endpoint, False)
         listing = needed(hub.listing("Org/Tiny", None))
         cache = HashCache(tmp_path / "hashes")
-        coming = Downloads(tmp_path, hub, listing, told=lose_patience, cache=cache)
+        coming = Downloads(tmp_path, hub, listing, "Tiny", told=lose_patience, cache=cache)
         with pytest.raises(KeyboardInterrupt):
             coming.run(list(listing.files))
     assert not (tmp_path / "model.bin").exists()

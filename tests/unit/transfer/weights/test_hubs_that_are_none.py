@@ -9,8 +9,7 @@ import httpx2
 import pytest
 
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
-from clusterctl.transfer.weights.hub import HubFile, Listing, needed
-from clusterctl.transfer.weights.hub_session import hub_session
+from clusterctl.transfer.weights.hub import HubFile, Listing, hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.modelscope import ModelScope
 

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.commands import model_pull
 from clusterctl.errors import LockHeld, StepFailed
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.transfer.weights.delivery import ModelPush
+from clusterctl.transfer.weights.delivery import Destination
 from clusterctl.transfer.weights.downloads import only_one
 from clusterctl.transport.credentials import Credentials
 from tests.fakes.hubs import COMMIT, FakeHubs, running_hubs
@@ -79,7 +79,7 @@ def test_a_pull_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with only_one(directory, "Org/Tiny"), pytest.raises(LockHeld):
             model_pull.run(
                 model_pull.HubModel("hf", "Org/Tiny", "Tiny"),
-                ModelPush(inventory, (head,), model_pull.unset),
+                Destination(inventory, (head,)),
                 Credentials(),
                 agree=lambda _: None,
                 sink=lambda _: None,
