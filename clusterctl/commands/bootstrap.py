@@ -15,7 +15,7 @@ from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
-from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory

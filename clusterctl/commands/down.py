@@ -11,8 +11,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, HostSetAside, Note
 from clusterctl.engine.executor import execute_held
-from clusterctl.engine.plan import OnFailure, Plan, Stage
-from clusterctl.engine.planner import Planned, plan_apart
+from clusterctl.engine.plan import OnFailure, Plan, Planned, Stage, plan_apart
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory

@@ -10,7 +10,7 @@ from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
-from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory

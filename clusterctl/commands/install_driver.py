@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from clusterctl.engine.events import EventSink
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import Plan, Stage
-from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.steps.nvidia_driver import DriverSource, NvidiaDriver

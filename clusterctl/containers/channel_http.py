@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import requests
@@ -30,7 +31,10 @@ class ChannelAdapter(HTTPAdapter):
     """
 
     def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
-        self._pool = _ChannelPool(open_channel, hung_up)
+        self._pool = HTTPConnectionPool("docker", maxsize=1, block=True)
+        self._pool.ConnectionCls = cast(
+            "Any", partial(_ChannelConnection, dial=lambda: _ChannelSocket(open_channel(), hung_up))
+        )
         super().__init__()
 
     def get_connection_with_tls_context(
@@ -54,25 +58,13 @@ class ChannelAdapter(HTTPAdapter):
         self._pool.close()
 
 
-class _ChannelPool(HTTPConnectionPool):
-    def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
-        super().__init__("docker", maxsize=1, block=True)
-        self._open_channel = open_channel
-        self._hung_up = hung_up
-
-    def _new_conn(self) -> _ChannelConnection:
-        return _ChannelConnection(self._open_channel, self._hung_up)
-
-
 class _ChannelConnection(HTTPConnection):
-    def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
-        super().__init__("docker")
-        self._open_channel = open_channel
-        self._hung_up = hung_up
+    def __init__(self, *, dial: Callable[[], _ChannelSocket], **options: Any) -> None:
+        super().__init__(**options)
+        self._dial = dial
 
     def connect(self) -> None:
-        channel = self._open_channel()
-        self.sock = cast("Any", _ChannelSocket(channel, self._hung_up))
+        self.sock = cast("Any", self._dial())
         self.sock.settimeout(self.timeout)
 
     @property

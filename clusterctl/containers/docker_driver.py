@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import re
 import secrets
+import tarfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from http import HTTPStatus
 from importlib.resources import files as resource_files
@@ -19,18 +22,14 @@ from docker.constants import DEFAULT_DOCKER_API_VERSION, MINIMUM_DOCKER_API_VERS
 from docker.errors import APIError, DockerException, NotFound
 
 from clusterctl import deadlines
-from clusterctl.containers import image_build, image_pull
 from clusterctl.containers.channel_http import ChannelAdapter
-from clusterctl.containers.create_request import create_request
+from clusterctl.containers.docker_documents import container_from, create_request, image_from
 from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
-from clusterctl.containers.failures import engine_error
-from clusterctl.containers.in_time import in_time
-from clusterctl.containers.inspected import container_from, image_from
+from clusterctl.containers.failures import engine_error, in_time
 from clusterctl.containers.reference import repository_and_tag, tagged
-from clusterctl.containers.run_argv import device_flags
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
-from clusterctl.transport.base import Channel, CommandResult, Transport
+from clusterctl.transport.base import Channel, CommandResult, Transport, lines
 
 _URL = "http://docker:80"
 
@@ -167,24 +166,47 @@ class DockerDriver:
         # Use the client, which uses the host's own login; docker-py would send the operator's.
         ended = in_time("docker pull", self.host)
         with self.host_open(_client("pull", reference)) as channel, ended:
-            image_pull.follow(channel, say)
+            channel.settimeout(deadlines.PULL_SILENCE)
+            layers: dict[str, bool] = {}
+            try:
+                for line in lines(channel):  # such as `4abcf2066143: Pull complete`
+                    layer, _, state = line.partition(": ")
+                    if state in ("Pulling fs layer", "Pull complete", "Already exists"):
+                        layers[layer] = state != "Pulling fs layer"
+                        say(f"{sum(layers.values())} of {len(layers)} layers")
+            except TimeoutError as error:
+                raise CommandTimedOut(
+                    f"docker pull printed nothing for {deadlines.PULL_SILENCE:.0f} s",
+                    hint="check the host's way to the registry, or set image_archive in the "
+                    "inventory",
+                ) from error
+            if channel.wait(timeout=deadlines.STREAM_END) != 0:
+                raise engine_error(channel.stderr_tail() or "docker pull failed without a message")
 
     def build(
         self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
     ) -> None:
-        # Not docker-py's build, which would send all of the operator's registry logins.
+        # Not docker-py's build, which would send all of the operator's registry logins. The classic
+        # builder uses base images by tag without contacting a registry, and is in every engine
+        # since 20.10; BuildKit needs a plugin that Debian does not install.
+        data, context = dockerfile.encode(), io.BytesIO()
+        with tarfile.open(fileobj=context, mode="w") as tar:
+            entry = tarfile.TarInfo("Dockerfile")
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+        query = {"t": reference, "networkmode": "host", "rm": "true", "forcerm": "true"}
         with self._engine() as engine:
             answer = engine.post(
                 f"{_URL}/v{engine.api_version}/build",
-                params=image_build.parameters(reference, arguments),
-                data=image_build.context(dockerfile),
+                params={**query, "buildargs": json.dumps(dict(arguments))},
+                data=context.getvalue(),
                 headers={"Content-Type": "application/x-tar"},
                 stream=True,
                 timeout=deadlines.BUILD_SILENCE,
             )
             with contextlib.closing(answer):
                 self._insist(answer)
-                image_build.follow(answer.iter_lines(), say)
+                _follow_build(answer.iter_lines(), say)
 
     def remove_image(self, reference: str) -> None:
         # Not docker-py's, which uses the same timeout as for any other request.
@@ -282,6 +304,31 @@ class DockerDriver:
         except NotFound:  # untagged and removed by force
             return container_from(document, {})
         return container_from(document, image.env)
+
+
+def device_flags(spec: ContainerSpec) -> tuple[str, ...]:
+    """Return the flags of `docker run` for GPUs and other devices."""
+    devices = [
+        word for device in (*spec.cdi_devices, *spec.devices) for word in ("--device", device)
+    ]
+    return (*devices, *(("--gpus", "all") if spec.all_gpus else ()))
+
+
+def _follow_build(output: Iterable[bytes], say: Say) -> None:
+    """Report the build's steps until it ends. Raises StepFailed with the last lines of output."""
+    printed: list[str] = []
+    for document in filter(None, output):
+        told: dict[str, Any] = json.loads(document)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(told.get("stream") or ""))
+        new = [line.strip()[:200] for line in plain.splitlines() if line.strip()]
+        printed += new
+        if "error" in told:
+            error = engine_error("\n".join([*printed[-20:], told["error"]]))
+            if error.hint is None:
+                error.summary = f"the image could not be built: {told['error']}"
+            raise error
+        for text in new:
+            say(text)
 
 
 def _hung_up(host: str, channel: Channel) -> Exception:

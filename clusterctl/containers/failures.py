@@ -1,4 +1,4 @@
-"""Convert the engine's error messages to a cause and a fix.
+"""Convert the engine's error messages, and its silence, to a cause and a fix.
 
 The phrases are Docker's own (20.10 to 29), matched in lower case; unknown messages are passed on
 unchanged.
@@ -6,93 +6,83 @@ unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from clusterctl.containers.driver import EngineUnavailable
-from clusterctl.errors import StepFailed
+from clusterctl.errors import CommandTimedOut, StepFailed
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Cause and fix of an error. `unavailable`: the engine itself is at fault, not the request."""
+    """Cause and fix of an error whose lower-case message has one of `phrases`. `unavailable`: the
+    engine itself is at fault, not the request."""
 
     summary: str
     hint: str | None
+    phrases: tuple[str, ...] = ()
     unavailable: bool = False
 
 
-@dataclass(frozen=True)
-class _Known:
-    phrases: tuple[str, ...]
-    failure: Failure
-
-
 _KNOWN = (
-    _Known(
+    Failure(
+        "the SSH user may not use the Docker engine",
+        "let the user become root by sudo, or: sudo usermod -aG docker USER",
         ("permission denied while trying to connect",),
-        Failure(
-            "the SSH user may not use the Docker engine",
-            "let the user become root by sudo, or: sudo usermod -aG docker USER",
-            unavailable=True,
-        ),
+        unavailable=True,
     ),
-    _Known(
+    Failure(
+        "the Docker engine is not running",
+        "see why: systemctl status docker; journalctl -u docker -n 50",
         (
             "cannot connect to the docker daemon",
             "is the docker daemon running",
             "dial-stdio",
             "failed to open the raw stream",
         ),
-        Failure(
-            "the Docker engine is not running",
-            "see why: systemctl status docker; journalctl -u docker -n 50",
-            unavailable=True,
+        unavailable=True,
+    ),
+    Failure(
+        "Docker is not installed",
+        "clusterctl bootstrap",
+        (
+            "docker: not found",
+            "docker: command not found",
+            "command not found: docker",
+            "no such file or directory: docker",
+            "docker: no such file or directory",
         ),
+        unavailable=True,
     ),
-    _Known(
-        ("docker: not found", "docker: command not found", "command not found: docker"),
-        Failure("Docker is not installed", "clusterctl bootstrap", unavailable=True),
-    ),
-    _Known(
-        ("no such file or directory: docker", "docker: no such file or directory"),
-        Failure("Docker is not installed", "clusterctl bootstrap", unavailable=True),
-    ),
-    _Known(
+    Failure(
+        "the disk that holds Docker's data is full",
+        "make room: docker system df; docker image prune",
         ("no space left on device", "not enough free space"),
-        Failure(
-            "the disk that holds Docker's data is full",
-            "make room: docker system df; docker image prune",
-        ),
     ),
-    _Known(
+    Failure(
+        "the registry refuses more pulls for now (rate limit)",
+        "log in on that host (docker login), wait, or set image_archive in the inventory",
         ("toomanyrequests", "too many requests", "pull rate limit"),
-        Failure(
-            "the registry refuses more pulls for now (rate limit)",
-            "log in on that host (docker login), wait, or set image_archive in the inventory",
-        ),
     ),
-    _Known(
+    Failure(
+        "the registry has no such image",
+        "check `image` in the inventory: name and tag",
         ("manifest unknown", "not found: manifest unknown", "manifest for", ": not found"),
-        Failure(
-            "the registry has no such image",
-            "check `image` in the inventory: name and tag",
-        ),
     ),
-    _Known(
+    Failure(
+        "the registry refuses access: the image is private or does not exist",
+        "docker login on that host as root, or set image_archive in the inventory",
         ("pull access denied", "unauthorized", "authentication required", "access to the resource"),
-        Failure(
-            "the registry refuses access: the image is private or does not exist",
-            "docker login on that host as root, or set image_archive in the inventory",
-        ),
     ),
-    _Known(
+    Failure(
+        "the image does not exist for this host's processor architecture",
+        "choose an image built for it",
         ("no matching manifest for",),
-        Failure(
-            "the image does not exist for this host's processor architecture",
-            "choose an image built for it",
-        ),
     ),
-    _Known(
+    Failure(
+        "the host cannot reach the registry",
+        "set image_archive in the inventory to a `docker save` file on this machine",
         (
             "no such host",
             "dial tcp",
@@ -101,48 +91,38 @@ _KNOWN = (
             "network is unreachable",
             "connection refused",
         ),
-        Failure(
-            "the host cannot reach the registry",
-            "set image_archive in the inventory to a `docker save` file on this machine",
-        ),
     ),
-    _Known(
+    Failure(
+        "Docker cannot hand GPUs to containers: the NVIDIA container toolkit is missing",
+        "clusterctl bootstrap installs it; by hand: nvidia-ctk runtime configure "
+        "--runtime=docker && systemctl restart docker",
         ("could not select device driver", "unknown or invalid runtime name: nvidia"),
-        Failure(
-            "Docker cannot hand GPUs to containers: the NVIDIA container toolkit is missing",
-            "clusterctl bootstrap installs it; by hand: nvidia-ctk runtime configure "
-            "--runtime=docker && systemctl restart docker",
-        ),
     ),
-    _Known(
+    Failure(
+        "Docker does not know the GPUs by their CDI names",
+        "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
         ("unresolvable cdi devices", "cdi device injection failed", "unknown device"),
-        Failure(
-            "Docker does not know the GPUs by their CDI names",
-            "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        ),
     ),
-    _Known(
+    Failure(
+        "the driver is too old for the image's CUDA",
+        "a newer driver: clusterctl bootstrap FILE --install-driver FILE.run; or an "
+        "image for an older CUDA",
         ("unsatisfied condition: cuda", "please update your driver"),
-        Failure(
-            "the driver is too old for the image's CUDA",
-            "a newer driver: clusterctl bootstrap FILE --install-driver FILE.run; or an image for "
-            "an older CUDA",
-        ),
     ),
-    _Known(
+    Failure(
+        "the NVIDIA container toolkit cannot reach the driver",
+        "nvidia-smi",
         ("nvidia-container-cli",),
-        Failure("the NVIDIA container toolkit cannot reach the driver", "nvidia-smi"),
     ),
-    _Known(
+    Failure(
+        "the host refuses a limit that the container asks for",
+        "raise it: LimitNOFILE in the docker service, or ulimits of the host",
         ("error setting rlimit",),
-        Failure(
-            "the host refuses a limit that the container asks for",
-            "raise it: LimitNOFILE in the docker service, or ulimits of the host",
-        ),
     ),
-    _Known(
+    Failure(
+        "the host has no usable cgroups",
+        "systemctl status; mount | grep cgroup",
         ("devices cgroup isn't mounted", "cgroups: cgroup mountpoint does not exist"),
-        Failure("the host has no usable cgroups", "systemctl status; mount | grep cgroup"),
     ),
 )
 
@@ -152,8 +132,10 @@ def explain(message: str) -> Failure:
     lowered = message.lower()
     for known in _KNOWN:
         if any(phrase in lowered for phrase in known.phrases):
-            return known.failure
-    return Failure(f"Docker says: {first_line(message)}", None)
+            return known
+    lines = (line.strip() for line in message.splitlines())
+    first = next((line[:300] for line in lines if line), "nothing")
+    return Failure(f"Docker says: {first}", None)
 
 
 def engine_error(message: str, host: str | None = None, *, unavailable: bool = False) -> StepFailed:
@@ -166,7 +148,15 @@ def engine_error(message: str, host: str | None = None, *, unavailable: bool = F
     return kind(failure.summary, host=host, hint=failure.hint, detail=message.strip()[-4000:])
 
 
-def first_line(message: str) -> str:
-    """Return the first non-empty line, at most 300 characters; "nothing" without one."""
-    lines = (line.strip() for line in message.splitlines())
-    return next((line[:300] for line in lines if line), "nothing")
+ENGINE = "check the engine on the host: journalctl -u docker -n 50"
+DISK = "check the disk of the host: dmesg | tail -n 30"
+
+
+@contextmanager
+def in_time(what: str, host: str, hint: str = ENGINE) -> Iterator[None]:
+    """Raise CommandTimedOut if a Channel's `recv` or `wait` raises TimeoutError in the block."""
+    try:
+        yield
+    except TimeoutError as error:
+        words = str(error) or None
+        raise CommandTimedOut(f"{what} hangs", host=host, hint=hint, detail=words) from error

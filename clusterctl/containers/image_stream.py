@@ -10,8 +10,8 @@ from collections.abc import Generator
 
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Image
-from clusterctl.containers.failures import engine_error
-from clusterctl.containers.in_time import in_time
+from clusterctl.containers.failures import engine_error, in_time
+from clusterctl.containers.meter import MIB
 from clusterctl.units import MIB
 
 CHUNK = 1 * MIB

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver
-from clusterctl.containers.failures import engine_error
+from clusterctl.containers.failures import DISK, engine_error, in_time
 from clusterctl.containers.image_stream import silence_limit
-from clusterctl.containers.in_time import DISK, in_time
 from clusterctl.errors import StepFailed
 from clusterctl.transfer.content import CHUNK, Blob, ImageContent
 

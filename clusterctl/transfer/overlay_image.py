@@ -9,8 +9,9 @@ from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
+from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.image_stream import silence_limit
-from clusterctl.containers.in_time import DISK, in_time
+from clusterctl.containers.meter import MIB
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import HostImage

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
-from clusterctl.containers.failures import engine_error
-from clusterctl.containers.in_time import in_time
+from clusterctl.containers.failures import engine_error, in_time
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed
 from clusterctl.transfer.chain_link import LinkProgress
 

@@ -16,7 +16,7 @@ import yaml
 from clusterctl.commands.bootstrap import host_stages
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Plan
-from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.load import load
 from clusterctl.lab import lifecycle

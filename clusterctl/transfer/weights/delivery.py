@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
-from clusterctl.engine.planner import plan as plan_stages
+from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clusterctl import deadlines
 from clusterctl.containers.driver import Say
-from clusterctl.containers.in_time import DISK, in_time
+from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.meter import Meter
 from clusterctl.errors import (
     ClusterctlError,

@@ -11,7 +11,6 @@ import pytest
 from clusterctl.containers.diff import Create, Keep, Recreate, compare
 from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.driver import EngineUnavailable
-from clusterctl.containers.run_argv import docker_run_argv
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
 from clusterctl.errors import CommandTimedOut, StepFailed
 from clusterctl.inventory.model import Host
@@ -19,6 +18,7 @@ from clusterctl.transport.base import Channel
 from clusterctl.transport.local import LocalTransport
 from tests.contract.containers.dockerd import Engine
 from tests.contract.transport.sshd import eventually
+from tests.fakes.docker_run import docker_run_argv
 
 pytestmark = pytest.mark.dockerd
 

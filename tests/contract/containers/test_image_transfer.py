@@ -13,8 +13,7 @@ import pytest
 
 from clusterctl.engine.events import Event, StepProgress
 from clusterctl.engine.executor import execute
-from clusterctl.engine.plan import Stage
-from clusterctl.engine.planner import plan
+from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change, HostView
 from clusterctl.transfer.engine_state import inspect_engine
 from clusterctl.transfer.image_plan import Method, choose_delivery

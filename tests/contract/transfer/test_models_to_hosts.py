@@ -16,8 +16,7 @@ import pytest
 
 from clusterctl.engine.events import Event, StepProgress
 from clusterctl.engine.executor import RunOutcome, execute
-from clusterctl.engine.plan import Stage
-from clusterctl.engine.planner import plan
+from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
 from clusterctl.transfer.weights import placing

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.engine.plan import OnFailure, Plan, Stage
-from clusterctl.engine.planner import plan, plan_apart
+from clusterctl.engine.plan import OnFailure, Plan, Stage, plan, plan_apart
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import Problems, RequirementsNotMet, StepFailed
 from tests.unit.engine.switch import Switch, views

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.containers.run_argv import docker_run_argv
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Gpu, Host, Inventory, Nics
 from clusterctl.network.choice import resolve
 from clusterctl.ray_cluster.nodes import container_spec, ray_argv
 from clusterctl.ray_cluster.topology import Topology
+from tests.fakes.docker_run import docker_run_argv
 from tests.fakes.host_facts import gpus, host_facts, nic, rdma
 from tests.fakes.node_bench import await_value
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from clusterctl.engine.executor import execute
-from clusterctl.engine.plan import Stage
-from clusterctl.engine.planner import plan
+from clusterctl.engine.plan import Stage, plan
 from clusterctl.errors import ConnectionFailed, Problems, RequirementsNotMet, StepFailed
 from clusterctl.transfer.image_receiver import Find
 from clusterctl.transfer.transfer import Transfer

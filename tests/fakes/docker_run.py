@@ -1,13 +1,10 @@
-"""A container spec as the arguments of `docker run`, for people and for comparison. Pure.
-
-The driver uses the engine's API; a test against a real engine proves that both create the same
-container.
-"""
+"""A container spec as the arguments of `docker run`, to compare with what the driver creates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clusterctl.containers.docker_driver import device_flags
 from clusterctl.containers.spec import FINGERPRINT_LABEL, LOG_OPTIONS, ContainerSpec
 
 
@@ -28,12 +25,6 @@ def docker_run_argv(spec: ContainerSpec) -> tuple[str, ...]:
         spec.image,
         *spec.command[1:],
     )
-
-
-def device_flags(spec: ContainerSpec) -> tuple[str, ...]:
-    """Return the flags for GPUs and other devices."""
-    gpus = ("--gpus", "all") if spec.all_gpus else ()
-    return (*_flags("--device", (*spec.cdi_devices, *spec.devices)), *gpus)
 
 
 def _fixed(spec: ContainerSpec) -> Iterator[str]:
