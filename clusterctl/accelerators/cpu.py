@@ -3,6 +3,8 @@
 For the lab, and for trials without GPUs.
 """
 
+# ruff: noqa: ARG002 - the Protocol has the arguments, and a CPU needs none of them
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,39 +52,32 @@ class Cpu:
         facts: HostFacts,
         image_env: Mapping[str, str] | None,
     ) -> Iterator[RequirementsNotMet]:
-        del inventory, host, facts, image_env
         return iter(())
 
     def notes(self, inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
-        del inventory, host, facts
         return iter(())
 
     def notes_between(self, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-        del facts
         return iter(())
 
     def access(self, facts: HostFacts) -> DeviceAccess:
-        del facts
         return DeviceAccess()
 
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
-        del packages, bundles
         return ()
 
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:
-        del spec_for, engines, file
         return ()
 
     def gpus_lost(self, view: HostView, driver: ContainerDriver, container: Container) -> None:
-        del view, driver, container
+        """Return None: a container cannot lose its CPUs."""
 
     def purge_steps(self) -> tuple[Step, ...]:
         return ()
 
     def devices(self, facts: HostFacts, count: int) -> tuple[GpuFacts, ...]:
-        del facts
         return (DEVICE,) * count
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from clusterctl.accelerators.engine_defaults import ON_GPUS
 from clusterctl.accelerators.protocol import Accelerator, DeviceAccess
-from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import HostView, Step
-from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.gpu_requirements import driver_notes, gpu_notes, gpu_problems
 from clusterctl.facts.model import GpuFacts, HostFacts
-from clusterctl.inventory.model import Host, Inventory, Packages
+from clusterctl.inventory.model import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle
@@ -39,21 +37,10 @@ class Nvidia:
     gpu_listing = GpuListing(["nvidia-smi", "-L"], "GPU ")
     gpu_backend = GpuBackend("cuda", "nccl")
     defaults = ON_GPUS
-
-    def problems(
-        self,
-        inventory: Inventory,
-        host: Host,
-        facts: HostFacts,
-        image_env: Mapping[str, str] | None,
-    ) -> Iterator[RequirementsNotMet]:
-        return gpu_problems(inventory, host, facts, image_env)
-
-    def notes(self, inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
-        return gpu_notes(inventory, host, facts)
-
-    def notes_between(self, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-        return driver_notes(facts)
+    problems = staticmethod(gpu_problems)
+    notes = staticmethod(gpu_notes)
+    notes_between = staticmethod(driver_notes)
+    gpus_lost = staticmethod(without_gpus)
 
     def access(self, facts: HostFacts) -> DeviceAccess:
         """Return CDI names, or `--gpus all` with its device nodes.
@@ -73,11 +60,6 @@ class Nvidia:
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:
         return (GpusInImage(spec_for, engines, file),)
-
-    def gpus_lost(
-        self, view: HostView, driver: ContainerDriver, container: Container
-    ) -> str | None:
-        return without_gpus(view, driver, container)
 
     def purge_steps(self) -> tuple[Step, ...]:
         return (ToolkitAbsent(),)

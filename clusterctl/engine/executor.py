@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from clusterctl.engine.events import (
     EventSink,
@@ -100,11 +100,7 @@ class _Execution:
         started = time.monotonic()
         self.sink(StageStarted(stage.title, hosts))
         at_work = {name: self.views[name] for name in hosts}
-        self._barrier(stage, values(fan_out(at_work, lambda view: self._host(stage, view))))
-        self.sink(StageFinished(stage.title, time.monotonic() - started))
-
-    def _barrier(self, stage: Stage, results: Mapping[str, _HostResult]) -> None:
-        """Count the changes, and raise if the run must not continue."""
+        results = values(fan_out(at_work, lambda view: self._host(stage, view)))
         self.changed += sum(result.changed for result in results.values())
         failed = {name: result.error for name, result in results.items() if result.error}
         stopped = [r.stopped_before for r in results.values() if r.stopped_before]
@@ -115,6 +111,7 @@ class _Execution:
         for name, error in failed.items():
             self.set_aside[name] = error
             self.sink(HostSetAside(name, error.summary))
+        self.sink(StageFinished(stage.title, time.monotonic() - started))
 
     def _host(self, stage: Stage, view: HostView) -> _HostResult:
         """Run the stage's steps on one host, up to the first that fails."""
@@ -149,14 +146,8 @@ class _Execution:
                     f"{step.title}: the change had no effect; still to do: {wanted}",
                     hint="something on the host may undo it: `clusterctl plan` shows what differs",
                 )
-        self.sink(
-            StepFinished(
-                name,
-                step.title,
-                "unchanged" if change is None else "changed",
-                time.monotonic() - started,
-            )
-        )
+        outcome: Literal["unchanged", "changed"] = "unchanged" if change is None else "changed"
+        self.sink(StepFinished(name, step.title, outcome, time.monotonic() - started))
         return change is not None
 
 

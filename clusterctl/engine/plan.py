@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from clusterctl.engine.step import Change, Step, Unknown
+from clusterctl.engine.step import Change, HostView, Step, Unknown
+from clusterctl.errors import ClusterctlError, StepFailed, raise_all
+from clusterctl.transport.fanout import fan_out, values
 
 
 class OnFailure(Enum):
@@ -53,3 +56,73 @@ class Plan:
             for planned in self.changes
             if isinstance(planned.change, Change) and planned.change.disruptive
         )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan for the hosts that could be checked, and the errors of the others."""
+
+    plan: Plan
+    set_aside: Mapping[str, ClusterctlError]
+
+
+def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:
+    """Return the changes that `stages` would make. Hosts are checked in parallel, steps in order.
+
+    A step that cannot check because an earlier step of its host has not run yet is planned as
+    Unknown. Raises the errors of all hosts together.
+    """
+    return _planned(stages, views, apart=False).plan
+
+
+def plan_apart(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Planned:
+    """Like `plan`, but leave out hosts whose check fails in a stage with SET_HOST_ASIDE. Raises the
+    errors of the other stages."""
+    return _planned(stages, views, apart=True)
+
+
+@dataclass(frozen=True)
+class _HostPlan:
+    """One host's changes, by position of stage and step, and the error that ended its checks."""
+
+    found: Mapping[tuple[int, int], Change | Unknown]
+    error: ClusterctlError | None = None
+    sets_aside: bool = False  # The policy of the stage that failed
+
+
+def _planned(stages: Sequence[Stage], views: Mapping[str, HostView], *, apart: bool) -> Planned:
+    named = {name for stage in stages for name in stage.hosts}
+    looked = {name: view for name, view in views.items() if name in named}
+    plans = values(fan_out(looked, lambda view: _look(stages, view)))
+    raise_all(p.error for p in plans.values() if p.error and not (apart and p.sets_aside))
+    set_aside = {name: found.error for name, found in plans.items() if found.error}
+    changes = (
+        PlannedChange(stage.title, host, step.title, change)
+        for at, stage in enumerate(stages)
+        for host in stage.hosts
+        if host in plans and host not in set_aside
+        for position, step in enumerate(stage.steps)
+        if (change := plans[host].found.get((at, position))) is not None
+    )
+    return Planned(Plan(tuple(changes)), set_aside)
+
+
+def _look(stages: Sequence[Stage], view: HostView) -> _HostPlan:
+    found: dict[tuple[int, int], Change | Unknown] = {}
+    for at, stage in enumerate(stages):
+        if view.host.name not in stage.hosts:
+            continue
+        for position, step in enumerate(stage.steps):
+            change: Change | Unknown | None
+            try:
+                change = step.check(view)
+            except ClusterctlError as error:
+                # If changes are pending on this host, a failed check (of an engine that is not
+                # installed yet) means that the result is unknown, not that the host is wrong.
+                if not (found and isinstance(error, StepFailed)):
+                    error.host = error.host or view.host.name
+                    return _HostPlan(found, error, stage.on_failure is OnFailure.SET_HOST_ASIDE)
+                change = Unknown(error.summary)
+            if change is not None:
+                found[at, position] = change
+    return _HostPlan(found)

@@ -7,16 +7,12 @@ applying twice equals once; after a failed `apply`, check and apply still conver
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Transport
-
-
-def _silent(_: str) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class HostView:
     facts: HostFacts
     transport: Transport
     # Report progress of a long apply, one short line at a time.
-    say: Callable[[str], None] = field(default=_silent)
+    say: Callable[[str], None] = lambda _: None
 
 
 @dataclass(frozen=True)
