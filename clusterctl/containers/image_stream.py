@@ -11,7 +11,6 @@ from collections.abc import Generator
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Image
 from clusterctl.containers.failures import engine_error, in_time
-from clusterctl.containers.meter import MIB
 from clusterctl.units import MIB
 
 CHUNK = 1 * MIB

@@ -13,7 +13,7 @@ from clusterctl import deadlines
 from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import engine_error, in_time
-from clusterctl.containers.meter import MIB, Meter
+from clusterctl.containers.meter import Meter
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import read_archive
 from clusterctl.transfer.archives.members import SplitMembers

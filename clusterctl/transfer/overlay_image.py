@@ -11,7 +11,6 @@ from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.image_stream import silence_limit
-from clusterctl.containers.meter import MIB
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import HostImage
