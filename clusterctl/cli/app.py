@@ -12,6 +12,7 @@ from clusterctl import __version__
 from clusterctl.cli import (
     bootstrap,
     bundle,
+    check,
     down,
     exec_,
     fit,
@@ -43,16 +44,9 @@ def _version(wanted: bool) -> None:
         raise typer.Exit(0)
 
 
-def _named(inventory: Path | None) -> Path | None:
-    """Put the program's -i into the environment, from which commands read it; their own -i wins."""
-    if inventory is not None:
-        os.environ[VARIABLE] = str(inventory)
-    return inventory
-
-
 @app.callback()
 def _root(
-    version: Annotated[
+    _version_wanted: Annotated[
         bool,
         typer.Option(
             "--version", callback=_version, is_eager=True, help="Print the version and exit."
@@ -63,19 +57,20 @@ def _root(
         typer.Option(
             "-i",
             "--inventory",
-            callback=_named,
             metavar="FILE",
             help="Inventory for any command; a command's own -i overrides it.",
         ),
     ] = None,
 ) -> None:
-    """Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH."""
+    """Put the program's -i into the environment, from which commands read it; their own -i wins."""
+    if inventory is not None:
+        os.environ[VARIABLE] = str(inventory)
 
 
 app.command("init")(init.init)
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("plan")(bootstrap.plan)
-app.command("check")(bootstrap.check)
+app.command("check")(check.check)
 app.command("fit")(fit.fit)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("status")(status.status)

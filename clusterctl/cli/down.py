@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -29,33 +28,19 @@ def down(
     as_json: options.Json = False,
 ) -> None:
     """Stop services and Ray, remove containers and node files. The rest needs --purge."""
-    from clusterctl.cli.agreement import agreement
-    from clusterctl.cli.session import session
-    from clusterctl.commands.down import run
+    from clusterctl.cli.session import agreement, session, show_plan
+    from clusterctl.commands.down import make_plan, run
     from clusterctl.reporting.text import count
 
+    with session("down", inventory, limit=limit, quiet=as_json) as opened:
+        of = (opened.inventory, opened.hosts, opened.credentials)
+        if dry_run:  # takes no lock, so it works while another run holds it
+            planned = make_plan(*of, purge=purge)
+        else:
+            agree = agreement(opened.progress, yes=yes, as_json=as_json)
+            changed = run(*of, purge=purge, agree=agree, sink=opened.progress).changed
     if dry_run:
-        _plan(inventory, purge=purge, limit=limit, as_json=as_json)
-    with session("down", inventory, limit=limit, quiet=as_json) as opened:
-        taken = run(
-            opened.inventory,
-            opened.hosts,
-            opened.credentials,
-            purge=purge,
-            agree=agreement(opened.progress, yes=yes, as_json=as_json),
-            sink=opened.progress,
-        )
-    done = f"the cluster is down; {count(taken.changed, 'change')} made"
-    print(json.dumps({"changed": taken.changed}, indent=2) if as_json else done)
-
-
-def _plan(inventory: Path | None, *, purge: bool, limit: str | None, as_json: bool) -> NoReturn:
-    """Show the plan of `down`. Takes no lock, so it works while another run holds it."""
-    from clusterctl.cli.agreement import show_plan
-    from clusterctl.cli.session import session
-    from clusterctl.commands.down import make_plan
-
-    with session("down", inventory, limit=limit, quiet=as_json) as opened:
-        planned = make_plan(opened.inventory, opened.hosts, opened.credentials, purge=purge)
-    errors = tuple(planned.set_aside.values())
-    raise show_plan(planned.plan, as_json=as_json, nothing=NOTHING, errors=errors)
+        errors = tuple(planned.set_aside.values())
+        raise show_plan(planned.plan, as_json=as_json, nothing=NOTHING, errors=errors)
+    done = f"the cluster is down; {count(changed, 'change')} made"
+    print(json.dumps({"changed": changed}, indent=2) if as_json else done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,12 +13,6 @@ from clusterctl import deadlines
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.errors import StepFailed, raise_all
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.transport.base import CommandResult
-    from clusterctl.transport.fanout import Outcome
 
 
 @guarded
@@ -40,27 +34,25 @@ def exec_(
     """Run COMMAND on every host at once. Exit 6 when it failed on one of them."""
     from clusterctl.cli.session import session
     from clusterctl.commands.exec_ import run
+    from clusterctl.transport.fanout import Done, failures, values
 
     with session("exec", inventory, limit=limit, quiet=True) as opened:
-        outcomes = run(
-            opened.inventory,
-            opened.hosts,
-            opened.credentials,
-            command,
-            sudo=sudo,
-            node=node,
-            timeout=timeout,
-        )
+        of = (opened.inventory, opened.hosts, opened.credentials)
+        outcomes = run(*of, command, sudo=sudo, node=node, timeout=timeout)
     if as_json:
-        _print_document(outcomes)
-    else:
-        _print_lines(outcomes)
-
-
-def _print_lines(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
-    """Print the hosts' output, then the failed hosts. Raises the errors of unreachable hosts."""
-    from clusterctl.transport.fanout import failures, values
-
+        document: dict[str, object] = {}
+        codes = []
+        for host, outcome in outcomes.items():
+            if isinstance(outcome, Done):
+                document[host] = asdict(outcome.value)
+                codes += [] if outcome.value.ok else [StepFailed.exit_code]
+            else:
+                document[host] = {"error": outcome.error.summary, "hint": outcome.error.hint}
+                codes.append(outcome.error.exit_code)
+        print(json.dumps(document, indent=2))
+        if codes:
+            raise typer.Exit(min(codes))
+        return
     results = values(outcomes)
     for host, result in results.items():
         for line in result.stdout.splitlines():
@@ -73,21 +65,3 @@ def _print_lines(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
     raise_all(failures(outcomes))
     if failed:
         raise typer.Exit(StepFailed.exit_code)
-
-
-def _print_document(outcomes: Mapping[str, Outcome[CommandResult]]) -> None:
-    """Print an object per host: the result, or `error` and `hint` if there is none."""
-    from clusterctl.transport.fanout import Done
-
-    document: dict[str, object] = {}
-    codes = []
-    for host, outcome in outcomes.items():
-        if isinstance(outcome, Done):
-            document[host] = asdict(outcome.value)
-            codes += [] if outcome.value.ok else [StepFailed.exit_code]
-        else:
-            document[host] = {"error": outcome.error.summary, "hint": outcome.error.hint}
-            codes.append(outcome.error.exit_code)
-    print(json.dumps(document, indent=2))
-    if codes:
-        raise typer.Exit(min(codes))

@@ -26,26 +26,30 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        failure: ClusterctlError
         try:
             return command(*args, **kwargs)
-        except OutputLost:  # `main` reports it, also for output written after this
-            raise
+        except (OutputLost, typer.Exit, typer.Abort):
+            raise  # `main` reports OutputLost, also for output written after this
         except ClusterctlError as error:
-            raise _reported(error, as_json=bool(kwargs.get("as_json"))) from None
+            failure = error
         except KeyboardInterrupt:
-            interrupted = Interrupted(
+            failure = Interrupted(
                 "interrupted",
                 hint="run the same command again: it continues from the hosts' current state",
             )
-            raise _reported(interrupted, as_json=bool(kwargs.get("as_json"))) from None
         except BrokenPipeError:
             # The reader of our stdout ended (`clusterctl logs | head`): not an error.
             drop_stdout()
             raise typer.Exit(0) from None
-        except (typer.Exit, typer.Abort):
-            raise
         except Exception:
-            raise _bug(as_json=bool(kwargs.get("as_json"))) from None
+            text = traceback.format_exc()
+            path = _kept(text)
+            failure = ClusterctlError(
+                f"a bug in clusterctl: {text.strip().splitlines()[-1]}",
+                hint=f"please report it with {path}" if path else "please report it",
+            )
+        raise _reported(failure, as_json=bool(kwargs.get("as_json")))
 
     return run
 
@@ -62,15 +66,6 @@ def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
         lines = error_lines(error, log, width=line_width(sys.stderr))
         print("\n".join(lines), file=sys.stderr)
     return typer.Exit(error.exit_code)
-
-
-def _bug(*, as_json: bool) -> typer.Exit:
-    text = traceback.format_exc()
-    last = text.strip().splitlines()[-1]
-    path = _kept(text)
-    hint = f"please report it with {path}" if path else "please report it"
-    bug = ClusterctlError(f"a bug in clusterctl: {last}", hint=hint)
-    return _reported(bug, as_json=as_json)
 
 
 def _kept(text: str) -> Path | None:

@@ -52,8 +52,7 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Bring an image to every host, once over your link. A second run moves nothing."""
-    from clusterctl.cli.agreement import agreement, show_plan
-    from clusterctl.cli.session import session
+    from clusterctl.cli.session import agreement, session, show_plan
     from clusterctl.commands.image_push import ImagePush, make_plan, run
 
     rate = options.rate_of(limit_rate)

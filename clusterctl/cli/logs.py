@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -44,46 +46,46 @@ def logs(
     from clusterctl.cli.session import session
     from clusterctl.commands.logs import read
 
-    told: list[ClusterctlError] = []
+    reported: list[ClusterctlError] = []
 
-    def tell(error: ClusterctlError) -> None:
+    def report(error: ClusterctlError) -> None:
         if follow:
-            told.append(error)
+            reported.append(error)
             print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
 
     try:
         with session("logs", inventory, limit=limit, quiet=True) as opened:
-            found = read(
-                opened.inventory,
-                opened.hosts,
-                opened.credentials,
-                name,
-                lines=lines,
-                follow=follow,
-                tell=tell,
-            )
-            _print(found, journal=name is None, follow=follow)
+            of = (opened.inventory, opened.hosts, opened.credentials)
+            found = read(*of, name, lines=lines, follow=follow, report=report)
+            if name is None:
+                for host, line in found if follow else by_time(found):
+                    print(journal_line(host, line), flush=follow)
+            else:
+                for host, line in found:
+                    print(f"{host}  {line}", flush=follow)
     except KeyboardInterrupt:
         if not follow:
             raise
         return  # Ctrl-C is the usual end of --follow
     except ClusterctlError as error:
-        if not told or isinstance(error, UsageError):
+        if not reported or isinstance(error, UsageError):
             raise
         raise typer.Exit(error.exit_code) from None
 
 
-def _print(found: Iterator[tuple[str, str]], *, journal: bool, follow: bool) -> None:
-    from clusterctl.reporting.journal_view import journal_line
+def journal_line(host: str, line: str) -> str:
+    """Format one journal entry of `host`; a line that is not an entry is passed on unchanged."""
+    entry = _entry(line)
+    if entry is None:
+        return f"{host}  {line}"
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
+    words = [str(entry.get(key, "")) for key in ("subject", "event", "text")]
+    return f"{when}  {host}  {words[0]}: {' '.join(filter(None, words[1:]))}"
 
-    for host, line in _by_time(found) if journal and not follow else found:
-        print(journal_line(host, line) if journal else f"{host}  {line}", flush=follow)
 
-
-def _by_time(found: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Sort lines by time. Raises errors of hosts after the lines of the others."""
-    from clusterctl.reporting.journal_view import by_time
-
+def by_time(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Sort journal entries of several hosts by time; lines that are not entries come first. Raises
+    errors of hosts after the lines of the others."""
     arrived: list[tuple[str, str]] = []
     failed = None
     try:
@@ -91,6 +93,14 @@ def _by_time(found: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             arrived.append(pair)  # noqa: PERF402 - `extend` would lose them all on an error
     except ClusterctlError as error:
         failed = error
-    yield from by_time(arrived)
+    yield from sorted(arrived, key=lambda pair: float((_entry(pair[1]) or {}).get("time", 0)))
     if failed:
         raise failed
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

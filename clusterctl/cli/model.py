@@ -89,8 +89,7 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Copy a model's directory to every host. A second run moves nothing."""
-    from clusterctl.cli.agreement import agreement, show_plan
-    from clusterctl.cli.session import session
+    from clusterctl.cli.session import agreement, session, show_plan
     from clusterctl.commands.model_push import find_model, holder_named
     from clusterctl.transfer.weights.delivery import Destination, deliver, make_plan
 
@@ -146,8 +145,7 @@ def pull(
     as_json: options.Json = False,
 ) -> None:
     """Download a model from a hub and copy it to every host. A second run moves nothing."""
-    from clusterctl.cli.agreement import agreement, show_plan
-    from clusterctl.cli.session import session
+    from clusterctl.cli.session import agreement, session, show_plan
     from clusterctl.commands.model_pull import hub_model, make_plan, run
     from clusterctl.transfer.weights.delivery import Destination
 

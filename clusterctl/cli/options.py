@@ -20,15 +20,12 @@ def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
     typed = before.split(",")
     names: tuple[str, ...] = ()
     with suppress(ClusterctlError):
-        names = tuple(host.name for host in load(current(_inventory(context))).hosts)
+        # The -i typed so far, the command's own first
+        typed_inventories = (it.params.get("inventory") for it in (context, context.find_root()))
+        path = next((Path(it) for it in typed_inventories if it), None)
+        names = tuple(host.name for host in load(current(path)).hosts)
     fresh = (name for name in names if name.startswith(last) and name not in typed)
     return [f"{before}{comma}{name}" for name in fresh]
-
-
-def _inventory(context: typer.Context) -> Path | None:
-    """Return the -i typed so far, the command's own first."""
-    typed = (where.params.get("inventory") for where in (context, context.find_root()))
-    return next((Path(path) for path in typed if path), None)
 
 
 def complete_models(incomplete: str) -> list[str]:
@@ -61,6 +58,12 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would change; exit 10 if anything would.")
 ]
+AcceptNew = Annotated[
+    bool,
+    typer.Option(
+        "--accept-new", help="Accept and save unknown host keys; a changed key still fails."
+    ),
+]
 LimitRate = Annotated[
     str | None,
     typer.Option(
@@ -87,21 +90,17 @@ def named_inventory(
     """
     from clusterctl.errors import UsageError
 
-    typed = _typed_option(context)
+    typed = None
+    for where in (context, context.find_root()):
+        source = where.get_parameter_source("inventory")
+        # The parameter's value may be from the environment, which FILE overrides.
+        if typed is None and source is not None and source.name == "COMMANDLINE":
+            typed = Path(where.params["inventory"])
     if file is not None and typed is not None and file.absolute() != typed.absolute():
         raise UsageError(
             f"two inventories are given: {file} and -i {typed}", hint="leave one of them out"
         )
     return file or inventory
-
-
-def _typed_option(context: typer.Context) -> Path | None:
-    """Return -i if given on the command line; the parameter's value may be from the environment."""
-    for where in (context, context.find_root()):
-        source = where.get_parameter_source("inventory")
-        if source is not None and source.name == "COMMANDLINE":
-            return Path(where.params["inventory"])
-    return None
 
 
 def rate_of(limit_rate: str | None) -> int | None:

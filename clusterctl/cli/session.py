@@ -1,20 +1,28 @@
-"""Context of a command that reaches hosts: the inventory, progress on stderr, a log file."""
+"""Context of a command that reaches hosts: the inventory, progress on stderr, a log file, and the
+user's consent to a plan."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
 from clusterctl.cli.streams import ask_unseen, signals
 from clusterctl.engine.interrupt import keep_terminal
+from clusterctl.engine.plan import Plan
+from clusterctl.errors import CHANGES_PENDING, ClusterctlError, Problems, UsageError, raise_all
 from clusterctl.inventory.current import current
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.select import select
 from clusterctl.reporting.console import Progress, headline
+from clusterctl.reporting.error_view import error_document
+from clusterctl.reporting.plan_view import NOTHING, plan_document, plan_lines
 from clusterctl.reporting.run_log import run_log
 from clusterctl.reporting.text import below_itself, line_width
 from clusterctl.transport.credentials import Credentials
@@ -38,10 +46,8 @@ class Session:
 def load_inventory(path: Path | None, *, accept_new: bool = False) -> Inventory:
     """Load the inventory given by `path`, the environment, or the last bootstrap."""
     inventory = load(current(path))
-    return _accepting(inventory) if accept_new else inventory
-
-
-def _accepting(inventory: Inventory) -> Inventory:
+    if not accept_new:
+        return inventory
     hosts = tuple(
         host.model_copy(update={"ssh": host.ssh.model_copy(update={"accept_new": True})})
         for host in inventory.hosts
@@ -106,3 +112,49 @@ def confirm(question: str, *, yes: bool, progress: Progress) -> bool:
         if not answer:
             print(file=sys.stderr)
         return answer.strip().lower() in {"y", "yes"}
+
+
+def agreement(
+    progress: Progress, *, yes: bool, as_json: bool, agreed: Callable[[], object] = lambda: None
+) -> Callable[[Plan], None]:
+    """Return the function that a command calls with its plan; it raises if the user declines.
+    Only changes that stop a running service need consent, and with `as_json` nobody can be asked.
+    `agreed` is called once consent is given or not needed."""
+
+    def agree(plan: Plan) -> None:
+        if not plan.empty and not as_json:
+            print("\n".join(plan_lines(plan, width=line_width(sys.stderr))), file=sys.stderr)
+        question = "Changes marked ! stop running services. Continue?"
+        if plan.disruptive and not (
+            yes if as_json else confirm(question, yes=yes, progress=progress)
+        ):
+            raise UsageError(
+                "not confirmed: some changes stop running services",
+                hint="add --yes to continue, or --dry-run to only show the changes",
+            )
+        agreed()
+
+    return agree
+
+
+def show_plan(
+    plan: Plan,
+    *,
+    as_json: bool,
+    nothing: str = NOTHING,
+    errors: Collection[ClusterctlError] = (),
+) -> typer.Exit:
+    """Print the plan; return the exit of a dry run.
+
+    `nothing` is printed for an empty plan. Raises the `errors` of hosts without a plan after
+    printing the plan of the others; with JSON they are part of the document, as in a failed run.
+    """
+    if as_json:
+        error = {"error": error_document(Problems(errors), current_log())} if errors else {}
+        print(json.dumps({**plan_document(plan), **error}, indent=2))
+        if errors:
+            return typer.Exit(min(each.exit_code for each in errors))
+    elif plan.changes or not errors:
+        print("\n".join(plan_lines(plan, nothing, width=line_width(sys.stdout))))
+    raise_all(errors)
+    return typer.Exit(0 if plan.empty else CHANGES_PENDING)

@@ -9,8 +9,7 @@ import select
 import signal
 import sys
 import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TextIO
 
 from clusterctl.errors import Interrupted, RequirementsNotMet
@@ -36,7 +35,17 @@ def ask_unseen(question: str) -> str | None:
     """
     _wait_for(signals(), 0)  # it may have been pressed while this waited its turn
     try:
-        with _terminal() as (keyboard, screen), _without_echo(keyboard):
+        with ExitStack() as opened:
+            try:  # stdout and stderr may be files
+                keyboard = screen = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+                opened.callback(os.close, keyboard)
+            except OSError:
+                keyboard, screen = sys.stdin.fileno(), sys.stderr.fileno()
+            before = termios.tcgetattr(keyboard)
+            opened.callback(termios.tcsetattr, keyboard, termios.TCSAFLUSH, before)
+            silent = before.copy()
+            silent[3] &= ~termios.ECHO
+            termios.tcsetattr(keyboard, termios.TCSAFLUSH, silent)
             os.write(screen, question.encode())
             try:
                 return _line(keyboard)
@@ -62,32 +71,6 @@ def _line(keyboard: int) -> str | None:
             return typed.decode(errors="replace") or None
         typed += piece
     return typed.decode(errors="replace").removesuffix("\n")
-
-
-@contextmanager
-def _terminal() -> Iterator[tuple[int, int]]:
-    """Yield descriptors for input and question; stdout and stderr may be files."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
-    except OSError:
-        yield sys.stdin.fileno(), sys.stderr.fileno()
-        return
-    try:
-        yield terminal, terminal
-    finally:
-        os.close(terminal)
-
-
-@contextmanager
-def _without_echo(keyboard: int) -> Iterator[None]:
-    before = termios.tcgetattr(keyboard)
-    quiet = before.copy()
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(keyboard, termios.TCSAFLUSH, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
 
 
 if TYPE_CHECKING:

@@ -32,6 +32,9 @@ def tunnel(
     from clusterctl.cli.session import session
     from clusterctl.commands.tunnel import opened_tunnel, wait
 
+    def report(error: ConnectionFailed) -> None:
+        print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
+
     with (
         session("tunnel", inventory, quiet=True) as opened,
         opened_tunnel(opened.inventory, opened.credentials, target, port) as way,
@@ -39,10 +42,6 @@ def tunnel(
         print(f"http://127.0.0.1:{way.port}", flush=True)
         print("open until Ctrl-C", file=sys.stderr)
         try:
-            wait(way, _tell)
+            wait(way, report)
         except KeyboardInterrupt:
             return
-
-
-def _tell(error: ConnectionFailed) -> None:
-    print("\n".join(error_lines(error)), file=sys.stderr, flush=True)

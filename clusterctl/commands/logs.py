@@ -34,7 +34,6 @@ _MISSING = 66  # EX_NOINPUT of sysexits.h
 
 _Item: TypeAlias = str | ClusterctlError | None
 _Arriving: TypeAlias = "queue.SimpleQueue[tuple[str, _Item]]"
-Tell: TypeAlias = Callable[[ClusterctlError], None]
 
 
 class _NoSuchLog(RequirementsNotMet):
@@ -63,13 +62,13 @@ def read(
     *,
     lines: int,
     follow: bool,
-    tell: Tell,
+    report: Callable[[ClusterctlError], None],
 ) -> Iterator[tuple[str, str]]:
     """Yield (host, line): each host's last `lines`, then, with `follow`, new lines as they arrive.
 
-    A service's log is on the head only. `tell` is called with a host's error when it occurs, since
-    with `follow` the end may never come. Raises the errors of all hosts at the end, or UsageError
-    with the names of existing logs if no host has this one.
+    A service's log is on the head only. `report` is called with each host's error when it occurs,
+    since with `follow` the end may never come. Raises the errors of all hosts at the end, or
+    UsageError with the names of existing logs if no host has this one.
     """
     file = log_file(inventory, name)
     if name not in {None, "ray"}:
@@ -83,7 +82,7 @@ def read(
                 yield host, item
             elif item is not None:
                 failed.append(item)
-                tell(item)
+                report(item)
     _raise(name, failed, asked=len(transports))
 
 

@@ -44,11 +44,11 @@ def opened_tunnel(
             yield tunnel
 
 
-def wait(tunnel: Tunnel, tell: Callable[[ConnectionFailed], None]) -> NoReturn:
-    """Keep the tunnel open until Ctrl-C; call `tell` once for each connection error."""
-    told: ConnectionFailed | None = None
+def wait(tunnel: Tunnel, report: Callable[[ConnectionFailed], None]) -> NoReturn:
+    """Keep the tunnel open until Ctrl-C; call `report` once for each connection error."""
+    reported: ConnectionFailed | None = None
     while True:
         time.sleep(LOOK_EVERY)
-        if tunnel.last_error is not None and tunnel.last_error is not told:
-            told = tunnel.last_error
-            tell(told)
+        if tunnel.last_error is not None and tunnel.last_error is not reported:
+            reported = tunnel.last_error
+            report(reported)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,12 @@ class Progress:
             file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True
         )
         self._live = Live(
-            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._table
+            console=self._console,
+            refresh_per_second=8,
+            transient=True,
+            # A result that goes to a file or a pipe must not be drawn above the rows on stderr.
+            redirect_stdout=sys.stdout.isatty(),
+            get_renderable=self._table,
         )
         self._interactive = self._console.is_terminal and os.environ.get("TERM") != "dumb"
         self._quiet = quiet

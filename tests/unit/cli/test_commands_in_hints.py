@@ -32,7 +32,7 @@ NO_INVENTORY = frozenset(
     {
         "clusterctl/containers/failures.py",
         "clusterctl/inventory/current.py",
-        "clusterctl/inventory/load.py",
+        "clusterctl/inventory/document.py",
         "clusterctl/survey/inventory_text.py",
     }
 )

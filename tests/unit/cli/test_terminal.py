@@ -63,7 +63,7 @@ print("answer", answer and answer.subnet)
 """
 PLAN = """
 import sys
-from clusterctl.cli.agreement import agreement
+from clusterctl.cli.session import agreement
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.reporting.console import Progress
@@ -81,6 +81,12 @@ with Progress(sys.stderr) as progress:
     made = Change("make /etc/clusterctl/demo/services, /var/log/clusterctl/demos")
     progress(StepStarted("gpu1", "directories", made))
     progress(StepFinished("gpu1", "directories", "changed", 125.0))
+"""
+RESULT = """
+import sys
+from clusterctl.reporting.console import Progress
+with Progress(sys.stderr):
+    print("the result")
 """
 LEAVE = """
 import os, sys, termios
@@ -218,3 +224,8 @@ def test_a_finished_step_goes_on_below_itself(terminal: Terminal, width: int, sh
     termios.tcsetwinsize(terminal.theirs, (24, width))
     with terminal.start(FINISHED):
         assert shown in terminal.read_until("2 min 5 s\r\n")
+
+
+def test_a_result_during_a_run_goes_where_stdout_leads(terminal: Terminal) -> None:
+    with terminal.start(RESULT) as process:
+        assert process.communicate(timeout=60)[0] == "the result\n"

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from clusterctl.cli.agreement import agreement, show_plan
+from clusterctl.cli.session import agreement, show_plan
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.errors import Unreachable, UsageError

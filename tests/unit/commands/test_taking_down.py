@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.cli.agreement import show_plan
+from clusterctl.cli.session import show_plan
 from clusterctl.commands import down
 from clusterctl.engine.events import Event, Note
 from clusterctl.engine.plan import Plan

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from clusterctl.reporting.journal_view import by_time, journal_line
+from clusterctl.cli.logs import by_time, journal_line
 
 
 def entry(time: float, text: str) -> str:
     return json.dumps({"time": time, "subject": "tiny", "event": "ready", "text": text})
 
 
-def test_entries_are_told_in_words_and_anything_else_as_it_is() -> None:
+def test_entries_are_sentences_and_anything_else_as_it_is() -> None:
     assert journal_line("gpu1", entry(0, "after 3 s")).endswith("gpu1  tiny: ready after 3 s")
     assert journal_line("gpu2", "no such log") == "gpu2  no such log"
     assert journal_line("gpu2", "[1]") == "gpu2  [1]"
@@ -19,4 +19,4 @@ def test_entries_are_told_in_words_and_anything_else_as_it_is() -> None:
 
 def test_hosts_are_merged_by_time() -> None:
     late, early = ("gpu1", entry(2, "b")), ("gpu2", entry(1, "a"))
-    assert by_time([late, early]) == [early, late]
+    assert list(by_time([late, early])) == [early, late]

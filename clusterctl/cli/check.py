@@ -1,0 +1,116 @@
+"""`check`: validate the inventory, then every host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.commands.check import Report
+
+
+@guarded
+def check(
+    context: typer.Context,
+    file: options.InventoryFile = None,
+    inventory: options.Inventory = None,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
+    accept_new: options.AcceptNew = False,
+    fabric: Annotated[
+        bool,
+        typer.Option(
+            "--fabric", help="Also run all-reduces through the cluster, which must be up."
+        ),
+    ] = False,
+) -> None:
+    """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.bootstrap import plan_for
+    from clusterctl.commands.check import run, with_fabric
+    from clusterctl.errors import raise_all
+    from clusterctl.reporting.text import line_width
+
+    path = options.named_inventory(context, file, inventory)
+    with session("check", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
+        of = (opened.inventory, opened.hosts, opened.credentials)
+        report = run(*of, plan_for=plan_for)
+        if fabric:
+            report = with_fabric(report, *of, opened.progress)
+        if as_json:
+            print(json.dumps(_document(report), indent=2))
+            if report.errors:
+                raise typer.Exit(min(error.exit_code for error in report.errors))
+            return
+        print("\n".join(_lines(report, line_width(sys.stdout))))
+        raise_all(report.errors)
+
+
+def _lines(report: Report, width: int | None) -> list[str]:
+    """Return facts and choices of the hosts; problems are reported when the run ends. `width`: of
+    the terminal, in characters."""
+    from clusterctl.reporting.text import columns, count, each_below_itself, size
+
+    rows = []
+    for name, facts in report.facts.items():
+        models = [gpu.model for gpu in facts.gpus.gpus]
+        gpus = ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))
+        docker = f"docker {facts.engine.version}" if facts.engine.running else "no container engine"
+        cpus, memory = f"{facts.cpus} CPUs", size(facts.memory)
+        rows.append((name, facts.os.pretty, cpus, memory, docker, gpus or "no GPU"))
+    lines = columns(rows, indent="", width=width)
+    for host, choices in report.choices.items():
+        lines += [f"{host}:", *each_below_itself("  ", choices, width)]
+    lines += each_below_itself("fabric: ", report.fabric.lines, width) if report.fabric else []
+    lines += each_below_itself("note: ", report.notes, width)
+    if not report.errors:
+        lines.append(f"{count(len(report.facts), 'host')}: nothing is missing")
+    return lines
+
+
+def _document(report: Report) -> dict[str, Any]:
+    """Return the result for --json."""
+    from dataclasses import asdict
+
+    from clusterctl.errors import Problems
+    from clusterctl.reporting.error_view import error_document
+
+    return {
+        "hosts": {
+            name: {
+                "os": facts.os.pretty,
+                "architecture": facts.os.architecture,
+                "cpus": facts.cpus,
+                "memory_bytes": facts.memory,
+                "engine": facts.engine.version,
+                "gpus": [gpu.model for gpu in facts.gpus.gpus],
+                "choices": list(report.choices.get(name, ())),
+            }
+            for name, facts in report.facts.items()
+        },
+        "fabric": asdict(report.fabric) if report.fabric else None,
+        "pairs": [
+            {  # null where a value was not measured
+                "from": way.sender.host,
+                "to": way.receiver.host,
+                "for": list(way.lane.purposes),
+                "from_nic": way.sender.nic,
+                "to_address": way.receiver.ip,
+                "leaves_by": way.route,
+                "closed_ports": sorted(port for port, word in way.tcp.items() if word != "ok"),
+                "round_trip_ms": None
+                if way.round_trip is None
+                else round(way.round_trip * 1000, 3),
+                "mbit_s": None if way.rate is None else round(way.rate),
+            }
+            for way in report.ways
+        ],
+        "notes": list(report.notes),
+        "problems": error_document(Problems(report.errors))["problems"],
+    }
