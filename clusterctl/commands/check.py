@@ -14,8 +14,7 @@ from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.gate import FabricRecord
-from clusterctl.network.gate import prove as prove_fabric
+from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
@@ -95,7 +94,7 @@ def with_fabric(
     try:
         with connected(inventory.hosts, credentials) as transports:
             cluster = require_fit(take_survey(inventory, transports), hosts)
-            proof = prove_fabric(cluster.gate_scope, sink)
+            proof = ensure_proven(cluster.gate_scope, sink, again=True)
     except Interrupted:
         raise
     except ClusterctlError as error:

@@ -15,7 +15,7 @@ from clusterctl.facts.candidates import as_candidate, candidates, speed_of
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.fabric_choice import Fabric, choose_fabric
-from clusterctl.network.rdma_choice import RdmaChoice, choose_rdma
+from clusterctl.network.rdma_choice import choose_rdma
 from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 
 T = TypeVar("T")
@@ -34,32 +34,65 @@ class ChosenAddress:
     reason: str
 
 
-@dataclass(frozen=True)
-class ChosenNic:
-    """The NIC for NCCL or Gloo, and why it was chosen."""
-
-    nic: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class NetworkChoice:
-    """Addresses and interfaces by host."""
-
-    control: Mapping[str, ChosenAddress]
-    nccl: Mapping[str, ChosenNic]
-    gloo: Mapping[str, ChosenNic]
-
-
 def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
-    """Return the topology of all hosts. Raises RequirementsNotMet, or Problems for several."""
+    """Return the topology of all hosts. Raises RequirementsNotMet, or Problems for several.
+
+    An interface that holds a node IP of the inventory also carries NCCL and Gloo, unless the
+    inventory names others for them. Otherwise tensors use the fabric (`choose_fabric`), and Ray the
+    subnet that SSH connects to, else the fabric.
+    """
     named = _for_each(inventory, lambda host: _checked_name(inventory, host, facts.get(host.name)))
     known = {host.name: facts[host.name] for host in inventory.hosts}
-    network = choose_network(inventory, known, named)
+    given = {name: address for name, address in named.items() if address is not None}
+    unnamed = {host.name: host for host in inventory.hosts if host.name not in given}
+    if len(known) > 1:
+        control = {**given, **ssh_addresses(unnamed, known)}
+    else:
+        control = given | {name: _lone_address(host, known[name]) for name, host in unnamed.items()}
+    fabric = _fabric(inventory, known, given, control)
     rdma = choose_rdma(inventory, known)
-    nodes = _for_each(
-        inventory, lambda host: _node(inventory, host, known[host.name], network, rdma)
-    )
+
+    def node(host: Host) -> Node:
+        name, of_host = host.name, known[host.name]
+        place = fabric.places[name] if fabric else None
+        if place and name not in control:
+            reason = "its address in the subnet of NCCL"
+            control[name] = ChosenAddress(place.ip, place.nic.nic, reason)
+        address = control[name]
+        own = (address.nic, "the interface that holds the node IP")
+        if host.nics.nccl:
+            nccl = (host.nics.nccl, "named in the inventory")
+        elif name in given or not fabric or not place:
+            nccl = own
+        else:
+            nccl = (place.nic.nic, fabric.reason)
+        if host.nics.gloo:
+            gloo = (host.nics.gloo, "named in the inventory")
+        else:
+            gloo = own if name in given else (nccl[0], "the interface of NCCL")
+        for purpose, (nic, _) in (("nccl", nccl), ("gloo", gloo)):
+            _require_usable(host, of_host, purpose, nic)
+        counted = accelerator_named(inventory.accelerator).counted
+        return Node(
+            host=name,
+            role=host.role,
+            node_ip=address.ip,
+            control_nic=address.nic,
+            nccl_nics=(nccl[0],),
+            gloo_nic=gloo[0],
+            rdma=rdma.ports[name],
+            # If the inventory lists no GPUs for a host, use all that the host has.
+            gpus=len(host.gpus) or (len(of_host.gpus.gpus) if counted else 0),
+            speed=speed_of(of_host, address.nic),
+            explain=(
+                f"node IP {address.ip} on {address.nic}: {address.reason}",
+                f"NCCL on {nccl[0]}: {nccl[1]}",
+                f"Gloo on {gloo[0]}: {gloo[1]}",
+                rdma.reasons[name],
+            ),
+        )
+
+    nodes = _for_each(inventory, node)
     raise_all(shared_addresses(nodes.values()))
     return Topology(tuple(nodes.values()))
 
@@ -117,76 +150,6 @@ def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> No
             host=host.name,
             hint=f"ip link set {name} up",
         )
-
-
-def _node(
-    inventory: Inventory, host: Host, facts: HostFacts, network: NetworkChoice, rdma: RdmaChoice
-) -> Node:
-    address = network.control[host.name]
-    nccl, gloo = network.nccl[host.name], network.gloo[host.name]
-    for purpose, nic in (("nccl", nccl.nic), ("gloo", gloo.nic)):
-        _require_usable(host, facts, purpose, nic)
-    counted = accelerator_named(inventory.accelerator).counted
-    return Node(
-        host=host.name,
-        role=host.role,
-        node_ip=address.ip,
-        control_nic=address.nic,
-        nccl_nics=(nccl.nic,),
-        gloo_nic=gloo.nic,
-        rdma=rdma.ports[host.name],
-        # If the inventory lists no GPUs for a host, use all that the host has.
-        gpus=len(host.gpus) or (len(facts.gpus.gpus) if counted else 0),
-        speed=speed_of(facts, address.nic),
-        explain=(
-            f"node IP {address.ip} on {address.nic}: {address.reason}",
-            f"NCCL on {nccl.nic}: {nccl.reason}",
-            f"Gloo on {gloo.nic}: {gloo.reason}",
-            rdma.reasons[host.name],
-        ),
-    )
-
-
-def choose_network(
-    inventory: Inventory,
-    facts: Mapping[str, HostFacts],
-    named: Mapping[str, ChosenAddress | None],
-) -> NetworkChoice:
-    """Choose the interfaces of all hosts; `named` has the node IPs that the inventory gives.
-
-    An interface that holds a given node IP also carries NCCL and Gloo, unless the inventory names
-    others for them. Otherwise tensors use the fabric (`choose_fabric`), and Ray the subnet that SSH
-    connects to, else the fabric. Raises RequirementsNotMet.
-    """
-    given = {name: address for name, address in named.items() if address is not None}
-    unnamed = {host.name: host for host in inventory.hosts if host.name not in given}
-    if len(facts) > 1:
-        control = {**given, **ssh_addresses(unnamed, facts)}
-    else:
-        control = given | {name: _lone_address(host, facts[name]) for name, host in unnamed.items()}
-    fabric = _fabric(inventory, facts, given, control)
-    nccl: dict[str, ChosenNic] = {}
-    gloo: dict[str, ChosenNic] = {}
-    for host in inventory.hosts:
-        name = host.name
-        place = fabric.places[name] if fabric else None
-        if place and name not in control:
-            reason = "its address in the subnet of NCCL"
-            control[name] = ChosenAddress(place.ip, place.nic.nic, reason)
-        own = ChosenNic(control[name].nic, "the interface that holds the node IP")
-        if host.nics.nccl:
-            nccl[name] = ChosenNic(host.nics.nccl, "named in the inventory")
-        elif name in given or not fabric or not place:
-            nccl[name] = own
-        else:
-            nccl[name] = ChosenNic(place.nic.nic, fabric.reason)
-        if host.nics.gloo:
-            gloo[name] = ChosenNic(host.nics.gloo, "named in the inventory")
-        elif name in given:
-            gloo[name] = own
-        else:
-            gloo[name] = ChosenNic(nccl[name].nic, "the interface of NCCL")
-    return NetworkChoice(control, nccl, gloo)
 
 
 def _fabric(
@@ -273,13 +236,6 @@ def _ssh_address(host: Host, facts: HostFacts) -> tuple[ChosenAddress, IPv4Netwo
     return None
 
 
-def _why_none(facts: HostFacts) -> str:
-    """Return why no address of a single host stands out."""
-    if addresses := _listed(_addresses(facts)):
-        return f"no usable interface has the default route ({addresses})"
-    return "it has no address"
-
-
 def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
     """Choose the node IP of a single host, which no other has to reach. Raises
     RequirementsNotMet."""
@@ -291,8 +247,11 @@ def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
         return place[0]
     best = [nic for nic in offered if nic.default_route or len(offered) == 1]
     if not best:
+        why = "it has no address"
+        if addresses := _listed(_addresses(facts)):
+            why = f"no usable interface has the default route ({addresses})"
         raise RequirementsNotMet(
-            f"cannot choose its node IP: {_why_none(facts)}",
+            f"cannot choose its node IP: {why}",
             host=host.name,
             hint=f"set network.subnet, or hosts.{host.name}.node_ip",
         )

@@ -8,18 +8,12 @@ time, and show up as slowness or a hang.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from clusterctl.errors import RequirementsNotMet, raise_all
-from clusterctl.facts.candidates import (
-    Candidate,
-    candidates,
-    ipv6_addresses,
-    rejected,
-    speed_text,
-)
+from clusterctl.facts.candidates import Candidate, candidates, ipv6_addresses, rejected, speed_text
 from clusterctl.facts.model import HostFacts
 
 # Slowest link in Mbit/s (0: unknown), RDMA, near the GPUs, not on the default route, smallest MTU.
@@ -76,7 +70,22 @@ class Option:
 class Undecided(RequirementsNotMet):
     """Several choices are equally good; `options` lists them, for the user to choose."""
 
-    options: tuple[Option, ...] = ()
+    def __init__(
+        self,
+        summary: str,
+        options: Sequence[Option],
+        keys: Sequence[str] = (),
+        host: str | None = None,
+    ) -> None:
+        """`keys`: what to write into the inventory for each option, under the host's key if any."""
+        place = f", under hosts.{host}" if host else ""
+        super().__init__(
+            summary,
+            host=host,
+            hint=f"say which in the inventory{place}: {' or '.join(keys)}",
+            detail="\n".join(option.text for option in options),
+        )
+        self.options = tuple(options)
 
 
 @dataclass(frozen=True)
@@ -115,10 +124,19 @@ def choose_fabric(
     best, *others = ranked
     tied = [each for each in ranked if each.rank == best.rank]
     if len(tied) > 1 and len(facts) > 1:
-        raise _several_subnets(tied)
+        options = []
+        for shared in tied:
+            nics = {name: alike[0].nic.nic for name, alike in shared.places.items()}
+            names = ", ".join(f"{name} {nic}" for name, nic in nics.items())
+            options.append(Option(f"{shared}: {names}", str(shared.subnet), nics))
+        raise Undecided(
+            f"{len(tied)} subnets that all hosts share are equally good for the tensors",
+            options,
+            [f"network: {{subnet: {option.subnet}}}" for option in options],
+        )
     if len(best.places) > 1:
         raise_all(
-            _several_interfaces(name, best, places)
+            _several_interfaces(name, best.subnet, places)
             for name, places in best.places.items()
             if len(places) > 1
         )
@@ -168,39 +186,17 @@ def _rank(nics: Sequence[Candidate]) -> Rank:
     )
 
 
-def _several_subnets(tied: Sequence[SharedSubnet]) -> Undecided:
-    options = []
-    for shared in tied:
-        nics = {name: alike[0].nic.nic for name, alike in shared.places.items()}
-        names = ", ".join(f"{name} {nic}" for name, nic in nics.items())
-        options.append(Option(f"{shared}: {names}", str(shared.subnet), nics))
-    question = Undecided(
-        f"{len(tied)} subnets that all hosts share are equally good for the tensors",
-        hint="say which in the inventory: "
-        + " or ".join(f"network: {{subnet: {option.subnet}}}" for option in options),
-        detail="\n".join(option.text for option in options),
-    )
-    question.options = tuple(options)
-    return question
-
-
-def _several_interfaces(host: str, shared: SharedSubnet, places: Sequence[NicAddress]) -> Undecided:
+def _several_interfaces(host: str, subnet: IPv4Network, places: Sequence[NicAddress]) -> Undecided:
     names = [place.nic.nic for place in places]
-    options = tuple(
-        Option(
-            f"{place.nic.nic} {place.ip}: {place.nic}", str(shared.subnet), {host: place.nic.nic}
-        )
-        for place in places
+    return Undecided(
+        f"has {' and '.join(names)} in {subnet}, equally good",
+        [
+            Option(f"{name} {place.ip}: {place.nic}", str(subnet), {host: name})
+            for name, place in zip(names, places, strict=True)
+        ],
+        [f"nics: {{nccl: {name}, gloo: {name}}}" for name in names],
+        host,
     )
-    question = Undecided(
-        f"has {' and '.join(names)} in {shared.subnet}, equally good",
-        host=host,
-        hint=f"say which in the inventory, under hosts.{host}: "
-        + " or ".join(f"nics: {{nccl: {name}, gloo: {name}}}" for name in names),
-        detail="\n".join(option.text for option in options),
-    )
-    question.options = options
-    return question
 
 
 def _no_shared_subnet(
@@ -215,7 +211,15 @@ def _no_shared_subnet(
     if only_ipv6:
         cause += f" (IPv6 only: {', '.join(only_ipv6)})"
     subnet = "an IPv6 subnet" if only_ipv6 else "one that a router reaches"
-    rows = [row for name, of_host in facts.items() for row in _rows(name, of_host, offered[name])]
+    rows = []
+    for name, of_host in facts.items():
+        names = {nic.nic for nic in offered[name]}
+        rows += [(name, n.nic, " ".join(map(str, n.addresses)), str(n)) for n in offered[name]]
+        rows += [
+            (name, other.nic, "", f"not used: {other.reason}")
+            for other in rejected(of_host)
+            if other.nic not in names
+        ]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
     return RequirementsNotMet(
         cause,
@@ -223,14 +227,3 @@ def _no_shared_subnet(
         f"{subnet}, or hosts.NAME.node_ip and hosts.NAME.nics of every host",
         detail="\n".join("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows),
     )
-
-
-def _rows(
-    name: str, facts: HostFacts, offered: Sequence[Candidate]
-) -> Iterator[tuple[str, str, str, str]]:
-    for nic in offered:
-        yield name, nic.nic, " ".join(str(address) for address in nic.addresses), str(nic)
-    names = {nic.nic for nic in offered}
-    for other in rejected(facts):
-        if other.nic not in names:
-            yield name, other.nic, "", f"not used: {other.reason}"

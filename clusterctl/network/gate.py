@@ -19,12 +19,7 @@ from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import Cancelled
-from clusterctl.errors import (
-    Interrupted,
-    RequirementsNotMet,
-    StepFailed,
-    raise_all,
-)
+from clusterctl.errors import Interrupted, RequirementsNotMet, StepFailed, raise_all
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate_verdict import judge
@@ -81,7 +76,6 @@ class FabricProof:
     record: FabricRecord
     fresh: bool  # the gate ran just now, rather than the record being reused
     notes: tuple[str, ...] = ()
-    report: FabricReport | None = None
 
 
 @dataclass(frozen=True)
@@ -107,25 +101,39 @@ class GateScope:
 
 
 def ensure_proven(
-    scope: GateScope, sink: EventSink, cancelled: Cancelled | None = None
+    scope: GateScope, sink: EventSink, cancelled: Cancelled | None = None, *, again: bool = False
 ) -> FabricProof:
-    """Return the record of the containers that run now, if there is one, else run the gate. Raises
-    like `prove`, and Interrupted once `cancelled` is set."""
+    """Return the record of the containers that run now, if there is one, else run the gate and
+    store its result. `again`: run it in any case.
+
+    Raises RequirementsNotMet, RayNotFormed or StepFailed with the errors of all hosts together, and
+    Interrupted once `cancelled` is set.
+    """
     now = incarnations(scope)
     file = record_file(scope.inventory.cluster)
-    record = read_record(scope.head.read_file(file))
+    record = None if again else read_record(scope.head.read_file(file))
     if record and now.items() <= record.nodes.items():
         sink(Note(record.sentence))
         return FabricProof(record, fresh=False)
-    return _prove(scope, now, sink, cancelled or threading.Event())
-
-
-def prove(scope: GateScope, sink: EventSink) -> FabricProof:
-    """Run the gate and store its result; an earlier record is deleted first.
-
-    Raises RequirementsNotMet, RayNotFormed or StepFailed with the errors of all hosts together.
-    """
-    return _prove(scope, incarnations(scope), sink, threading.Event())
+    hosts = tuple(node.host for node in scope.topology.nodes)
+    sink(StageStarted(TITLE, hosts))
+    # Before the gate runs: if it hangs or is killed, no record may remain.
+    scope.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
+    report = _run(scope, sink, cancelled or threading.Event())
+    environments = {
+        node.host: node_environment(scope.inventory, scope.topology, node)
+        for node in scope.topology.nodes
+    }
+    verdict = judge(report, scope.topology, environments, scope.facts, scope.inventory.file)
+    raise_all(verdict.errors)
+    network = [verdict.network] if verdict.network else []
+    record = FabricRecord(time.time(), now, list(verdict.lines), network, report.seconds)
+    with suppress(StepFailed):  # such as a full disk: the gate then runs again next time
+        text = json.dumps(asdict(record), indent=1) + "\n"
+        scope.head.put(text.encode(), file, mode=0o644, sudo=True)
+    for text in (*verdict.lines, *verdict.notes, f"proven in {report.seconds:.0f} s"):
+        sink(Note(text))
+    return FabricProof(record, fresh=True, notes=verdict.notes)
 
 
 def incarnations(scope: GateScope) -> dict[str, str]:
@@ -142,34 +150,9 @@ def incarnations(scope: GateScope) -> dict[str, str]:
             )
         return f"{found.id} {found.started_at}"
 
-    hosts = {node.host: scope.transports[node.host] for node in scope.topology.nodes}
-    found = fan_out(hosts, one)
+    found = fan_out({node.host: scope.transports[node.host] for node in scope.topology.nodes}, one)
     raise_all(failures(found))
     return values(found)
-
-
-def _prove(
-    scope: GateScope, now: dict[str, str], sink: EventSink, cancelled: Cancelled
-) -> FabricProof:
-    sink(StageStarted(TITLE, tuple(node.host for node in scope.topology.nodes)))
-    file = record_file(scope.inventory.cluster)
-    # Before the gate runs: if it hangs or is killed, no record may remain.
-    scope.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
-    report = _run(scope, sink, cancelled)
-    environments = {
-        node.host: node_environment(scope.inventory, scope.topology, node)
-        for node in scope.topology.nodes
-    }
-    verdict = judge(report, scope.topology, environments, scope.facts, scope.inventory.file)
-    raise_all(verdict.errors)
-    network = [verdict.network] if verdict.network else []
-    record = FabricRecord(time.time(), now, list(verdict.lines), network, report.seconds)
-    with suppress(StepFailed):  # such as a full disk: the gate then runs again next time
-        text = json.dumps(asdict(record), indent=1) + "\n"
-        scope.head.put(text.encode(), file, mode=0o644, sudo=True)
-    for text in (*verdict.lines, *verdict.notes, f"proven in {report.seconds:.0f} s"):
-        sink(Note(text))
-    return FabricProof(record, fresh=True, notes=verdict.notes, report=report)
 
 
 def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricReport:

@@ -92,11 +92,6 @@ class LookupAnswer:
     servers: Mapping[str, Timed]
     made_up: str
 
-    @property
-    def needs(self) -> str:
-        """Time that looking up FOREIGN takes there, for the user."""
-        return _seconds(self.names[FOREIGN])
-
 
 def read_answer(said: Any, order: Mapping[str, Any]) -> LookupAnswer | None:
     """Parse the program's answer to `order`; None if its output is malformed."""
@@ -130,40 +125,31 @@ def notes(
     cluster: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Return a sentence for each problem of each host. `cluster`: address to name of every node."""
-    return tuple(
-        f"{host}: {text}"
-        for host in dict.fromkeys((*hosts, *containers))
-        for text in _of_host(hosts.get(host), containers.get(host), cluster)
-    )
+    found: list[str] = []
+    for name in dict.fromkeys((*hosts, *containers)):
+        host, container = hosts.get(name), containers.get(name)
+        texts: list[str] = []
+        outside = _server_problems(host) if host else {}
+        inside = _server_problems(container) if container else {}
+        texts += outside.values()
+        # The container usually has a copy of the host's resolv.conf: report a common problem once.
+        texts += (f"in its container, {inside[key]}" for key in inside if key not in outside)
+        told = host.names[host.own] if host else None
+        if host and (told is None or told[1] > SLOW):
+            texts.append(
+                f"its own name {host.own} is looked up at a name server, which takes "
+                f"{_seconds(told)}: sudo and others wait that long; add {host.own} to /etc/hosts "
+                "there"
+            )
+        if container:
+            texts += _cluster_names(container, cluster)
+        found += (f"{name}: {text}" for text in texts)
+    return tuple(found)
 
 
-def _of_host(
-    host: LookupAnswer | None, container: LookupAnswer | None, cluster: Mapping[str, str]
-) -> Iterator[str]:
-    outside = list(_name_servers(host)) if host else []
-    inside = list(_name_servers(container)) if container else []
-    # The container usually has a copy of the host's resolv.conf: report a common problem once.
-    known = {problem.about for problem in outside}
-    yield from (problem.text.format(where="") for problem in outside)
-    yield from (problem.text.format(where="in its container, ")
-                for problem in inside if problem.about not in known)  # fmt: skip
-    told = host.names[host.own] if host else None
-    if host and (told is None or told[1] > SLOW):
-        yield (
-            f"its own name {host.own} is looked up at a name server, which takes {_seconds(told)}: "
-            f"sudo and others wait that long; add {host.own} to /etc/hosts there"
-        )
-    if container:
-        yield from _cluster_names(container, cluster)
-
-
-@dataclass(frozen=True)
-class _ServerProblem:
-    about: str
-    text: str
-
-
-def _name_servers(answer: LookupAnswer) -> Iterator[_ServerProblem]:
+def _server_problems(answer: LookupAnswer) -> dict[str, str]:
+    """Return a sentence for each name server with a problem, by its address, or for a wildcard."""
+    found = {}
     for server, told in answer.servers.items():
         if told is None:
             what = f"the name server {server} does not answer"
@@ -171,21 +157,21 @@ def _name_servers(answer: LookupAnswer) -> Iterator[_ServerProblem]:
             what = f"the name server {server} answers after {told[1]:.1f} s"
         else:
             continue
-        yield _ServerProblem(
-            server,
-            f"{{where}}{what}: looking up {FOREIGN} takes {answer.needs}; nothing in the "
-            "cluster waits for it, downloads from hubs and registries do (/etc/resolv.conf)",
+        needs = _seconds(answer.names[FOREIGN])
+        found[server] = (
+            f"{what}: looking up {FOREIGN} takes {needs}; nothing in the cluster waits for it, "
+            "downloads from hubs and registries do (/etc/resolv.conf)"
         )
-    found = answer.names[answer.made_up]
-    if found and found[0]:
+    made_up = answer.names[answer.made_up]
+    if made_up and made_up[0]:
         servers = ", ".join(answer.servers) or "its resolver"
         domains = " ".join(answer.search) or "none"
-        yield _ServerProblem(
-            "wildcard",
-            f"{{where}}the name server {servers} resolves {answer.made_up}, which does not "
-            f"exist, to {_listed(found[0])}: a wildcard, in a search domain ({domains}) or of "
-            "the server; it affects mistyped names, not the cluster's own",
+        found["wildcard"] = (
+            f"the name server {servers} resolves {answer.made_up}, which does not exist, to "
+            f"{', '.join(made_up[0])}: a wildcard, in a search domain ({domains}) or of the "
+            "server; it affects mistyped names, not the cluster's own"
         )
+    return found
 
 
 def _cluster_names(answer: LookupAnswer, cluster: Mapping[str, str]) -> Iterator[str]:
@@ -202,12 +188,8 @@ def _cluster_names(answer: LookupAnswer, cluster: Mapping[str, str]) -> Iterator
     for ip, name in cluster.items():
         told = answer.names[name]
         if told and told[0] and told[0] != [ip]:
-            yield f"in its container, {name} is at {_listed(told[0])}, and not only at {ip}"
+            yield f"in its container, {name} is at {', '.join(told[0])}, and not only at {ip}"
 
 
 def _seconds(told: Timed) -> str:
     return f"more than {WITHIN:g} s" if told is None else f"{told[1]:.1f} s"
-
-
-def _listed(found: Sequence[str]) -> str:
-    return ", ".join(found)

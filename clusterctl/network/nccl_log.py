@@ -8,7 +8,7 @@ documented, so each of them may be missing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _VIA_NET = re.compile(r" via NET/([^/\s]+)/\S*")
@@ -19,6 +19,7 @@ _PATHS = re.compile(r"GPU/(\S+) :(.*)$")
 _GPU = re.compile(r"GPU/(\S+) \([^)]*/(\w+)\)")
 _WARNING = re.compile(r"NCCL WARN (.*)$")
 _PEER = re.compile(r"(\d{1,3}(?:\.\d{1,3}){3})<(\d{1,5})>")
+_GLOO_PEER = re.compile(r"remote=\[([0-9a-fA-F.:]+)\]:(\d{1,5})")
 
 _NVLINK = {"NVL", "NVB"}  # Kinds of paths between GPUs; the others (PIX, PXB, PHB, SYS) cross PCIe
 
@@ -38,9 +39,12 @@ def read_log(lines: Sequence[str]) -> Carried:
     """Read the log lines of one rank."""
     networks = [match for line in lines if (match := _VIA_NET.search(line))]
     between = networks[0][1] if networks else ""
+    # `Using [0]eth1:10.0.0.1<0>` or `Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ...`
+    using = (match for line in lines if (match := _USING.search(line)))
+    devices = next((match[2].split(";")[0] for match in using if match[1] == between), "")
     return Carried(
         between=between,
-        devices=tuple(_devices(lines, between)),
+        devices=tuple(name for name, _ in _DEVICE.findall(devices)),
         gpudirect=any("/GDRDMA" in match[0] for match in networks),
         inside=_inside(lines),
     )
@@ -54,20 +58,8 @@ def warnings(lines: Sequence[str]) -> list[str]:
 
 def peers(text: str) -> list[tuple[str, int]]:
     """Return addresses and ports that NCCL or Gloo name in an error."""
-    found = [(match[1], int(match[2])) for match in _PEER.finditer(text)]
-    return [*found, *((match[1], int(match[2])) for match in _GLOO_PEER.finditer(text))]
-
-
-_GLOO_PEER = re.compile(r"remote=\[([0-9a-fA-F.:]+)\]:(\d{1,5})")
-
-
-def _devices(lines: Sequence[str], network: str) -> Iterator[str]:
-    """Parse `Using [0]eth1:10.0.0.1<0>` or `Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ...`."""
-    for line in lines:
-        match = _USING.search(line)
-        if match and match[1] == network:
-            yield from (name for name, _ in _DEVICE.findall(match[2].split(";")[0]))
-            return
+    found = [*_PEER.finditer(text), *_GLOO_PEER.finditer(text)]
+    return [(match[1], int(match[2])) for match in found]
 
 
 def _inside(lines: Sequence[str]) -> str:

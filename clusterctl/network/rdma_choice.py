@@ -19,13 +19,6 @@ class RdmaChoice:
     reasons: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class _Port:
-    name: str
-    link_layer: str
-    rate: float
-
-
 def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaChoice:
     """Choose the devices that the inventory names, else the fastest active ports of the link layer
     that all hosts have: InfiniBand or Ethernet, which cannot talk to each other."""
@@ -34,27 +27,24 @@ def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaCho
     usable = {name: _usable(inventory, name, of_host) for name, of_host in facts.items()}
     if lacking := [name for name, ports in usable.items() if not ports]:
         return _off(facts, _why_off(inventory, facts, lacking))
-    layers = [{port.link_layer for port in ports} for ports in usable.values()]
+    layers = [{layer for _, layer, _ in ports} for ports in usable.values()]
     common = set.intersection(*layers) if layers else set()
     if not common:
         return _off(facts, "some hosts have InfiniBand, others Ethernet")
 
     def slowest(layer: str) -> float:
-        return min(
-            max(port.rate for port in ports if port.link_layer == layer)
-            for ports in usable.values()
-        )
+        return min(max(rate for _, of, rate in ports if of == layer) for ports in usable.values())
 
     layer = max(sorted(common), key=slowest)
     chosen: dict[str, tuple[str, ...]] = {}
     reasons: dict[str, str] = {}
     for name, ports in usable.items():
-        of_layer = [port for port in ports if port.link_layer == layer]
+        of_layer = {port: rate for port, of, rate in ports if of == layer}
         named = inventory.host(name).nics.rdma is not None
         # Slower ports beside faster ones usually serve storage or management.
-        fastest = max(port.rate for port in of_layer)
-        chosen[name] = tuple(port.name for port in of_layer if named or port.rate == fastest)
-        left = [port.name for port in ports if port.name not in chosen[name]]
+        fastest = max(of_layer.values())
+        chosen[name] = tuple(p for p, rate in of_layer.items() if named or rate == fastest)
+        left = [port for port, _, _ in ports if port not in chosen[name]]
         why = "active" + (f", and faster than {', '.join(left)}" if left else "")
         reasons[name] = (
             f"RDMA over {', '.join(chosen[name])}: {'named in the inventory' if named else why}"
@@ -68,19 +58,19 @@ def usable_ports(device: RdmaDevice) -> tuple[RdmaPort, ...]:
     return tuple(port for port in device.ports if port.active and port.gids)
 
 
-def _usable(inventory: Inventory, name: str, facts: HostFacts) -> tuple[_Port, ...]:
+def _usable(inventory: Inventory, name: str, facts: HostFacts) -> list[tuple[str, str, float]]:
+    """Return name, link layer and rate of the ports that may be chosen."""
     named = inventory.host(name).nics.rdma
-    found: list[_Port] = []
+    found: list[tuple[str, str, float]] = []
     for device in facts.rdma if has_verbs(facts) else ():
-        if not device.active or (named is not None and device.name not in named):
-            continue
-        if not device.ports:  # an older probe, which did not look at ports
-            found.append(_Port(device.name, device.link_layer, 0.0))
-        found += (
-            _Port(f"{device.name}:{port.number}", port.link_layer, port.rate or 0.0)
-            for port in usable_ports(device)
-        )
-    return tuple(found)
+        if device.active and (named is None or device.name in named):
+            if not device.ports:  # an older probe, which did not look at ports
+                found.append((device.name, device.link_layer, 0.0))
+            found += (
+                (f"{device.name}:{port.number}", port.link_layer, port.rate or 0.0)
+                for port in usable_ports(device)
+            )
+    return found
 
 
 def _off(facts: Mapping[str, HostFacts], reason: str) -> RdmaChoice:

@@ -55,9 +55,9 @@ import sys
 from clusterctl.cli.discovery import decide
 from clusterctl.network.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
-question = Undecided("2 subnets are equally good")
-question.options = (Option("10.0.0.0/24: gpu1 ens5", "10.0.0.0/24", {"gpu1": "ens5"}),
-                    Option("10.1.0.0/24: gpu1 ens6", "10.1.0.0/24", {"gpu1": "ens6"}))
+options = (Option("10.0.0.0/24: gpu1 ens5", "10.0.0.0/24", {"gpu1": "ens5"}),
+           Option("10.1.0.0/24: gpu1 ens6", "10.1.0.0/24", {"gpu1": "ens6"}))
+question = Undecided("2 subnets are equally good", options)
 answer = decide(question, Progress(sys.stderr, quiet=True))
 print("answer", answer and answer.subnet)
 """

@@ -21,7 +21,6 @@ from clusterctl.network.gate import (
     GateScope,
     ensure_proven,
     incarnations,
-    prove,
     read_record,
     record_file,
 )
@@ -147,14 +146,14 @@ def test_a_container_that_started_since_makes_it_void() -> None:
 
 def test_check_proves_anew_whatever_is_kept() -> None:
     lab = Lab(record(gpu1="id-gpu1 start", gpu2="id-gpu2 start"))
-    assert prove(lab.ground, lab.events.append).fresh
+    assert ensure_proven(lab.ground, lab.events.append, again=True).fresh
     assert lab.gate_runs == 1
 
 
 def test_a_failed_gate_makes_what_is_kept_void_and_names_the_host() -> None:
     lab = Lab(gate=told(BROKEN))
     with pytest.raises(RequirementsNotMet, match="cannot reach its ens3") as caught:
-        prove(lab.ground, lab.events.append)
+        ensure_proven(lab.ground, lab.events.append, again=True)
     assert caught.value.host == "gpu2"
     assert lab.forgotten
     assert FILE not in lab.head.files
@@ -171,7 +170,7 @@ def test_a_gate_that_cannot_run_says_why(stderr: str, kind: type[Exception], sai
     lab = Lab()
     lab.head.on(starts("docker", "exec"), stderr=stderr, status=2)
     with pytest.raises(kind, match=said):
-        prove(lab.ground, lab.events.append)
+        ensure_proven(lab.ground, lab.events.append, again=True)
     assert lab.forgotten, "who knows what would have come of it"
 
 
@@ -195,7 +194,7 @@ def test_a_gate_that_says_nothing_more_is_given_up_and_its_last_words_told(
     monkeypatch.setattr(lab.head, "open_channel", lambda *_, **__: mute)
 
     with pytest.raises(StepFailed, match="reported nothing of gpu1, gpu2") as caught:
-        prove(lab.ground, lab.events.append)
+        ensure_proven(lab.ground, lab.events.append, again=True)
 
     assert caught.value.detail == "last message: 2 ranks import torch"
     assert "clusterctl check /srv/demo.yaml --fabric" in (caught.value.hint or "")
