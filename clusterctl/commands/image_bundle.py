@@ -17,9 +17,8 @@ from clusterctl.survey.survey import connected
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
-from clusterctl.transfer.content import Blob, ImageContent, ImageSource
+from clusterctl.transfer.content import ImageContent, ImageSource
 from clusterctl.transfer.engine_image import engine_image, save_on_host
-from clusterctl.transfer.image_load import HostBlobs
 from clusterctl.transfer.image_sources import HOST, SAVED, operators_engine
 from clusterctl.transfer.manifests import fits, wrong_platform
 from clusterctl.transfer.registry_image import registry_image
@@ -121,7 +120,9 @@ def _opener(
     if bundle.chosen.startswith(HOST):
         name = bundle.chosen.removeprefix(HOST)
         there = stack.enter_context(_host_engine(name, inventory(), credentials))
-        return lambda reference: _HostImageSource(there, _held(there, reference), reference, say)
+        return lambda reference: save_on_host(
+            there, _held(there, reference), reference, SAVED, say=say
+        )
     path = Path(bundle.chosen).expanduser()
     return lambda reference: archive_image(
         path, store, reference=reference, platform=bundle.platform, say=say
@@ -148,15 +149,3 @@ def _host_engine(
             yield driver
         finally:
             driver.host_run(["rm", "-rf", SAVED])
-
-
-class _HostImageSource:
-    """An image on a host, read over SSH."""
-
-    def __init__(self, driver: ContainerDriver, image: Image, reference: str, say: Say) -> None:
-        saved = save_on_host(driver, image, reference, SAVED, say=say)
-        self.content = saved.content
-        self._blobs = HostBlobs(driver, saved.paths)
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        return self._blobs.open(blob, offset)

@@ -19,7 +19,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
-from clusterctl.transfer.image_sources import HOST, ImageFinder, archive_for, operators_engine
+from clusterctl.transfer.image_sources import HOST, ImageFinder, operators_engine
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -112,7 +112,7 @@ def _transfer(
         drivers,
         tuple(host.name for host in push.involved),
         chosen=push.chosen,
-        archive=archive_for(push.inventory, push.reference),
+        archive=push.inventory.image_archive if push.reference == push.inventory.image else None,
         operator=operators_engine(),
         limit_rate=push.limit_rate,
         compress=push.compress,

@@ -21,7 +21,7 @@ from clusterctl.transfer.archives.members import (
 from clusterctl.transfer.archives.split import PLAIN, BrokenArchive, codec
 from clusterctl.transfer.archives.split_store import unpacked
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.content import Blob, ImageContent, LocalImage, Location
+from clusterctl.transfer.content import Blob, ImageSource, Location
 from clusterctl.transfer.manifests import NotAnImage
 
 HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
@@ -32,7 +32,7 @@ OTHER_CODECS = {b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
 
 def archive_image(
     path: Path, store: BlobStore, *, reference: str | None, platform: str | None, say: Say
-) -> LocalImage:
+) -> ImageSource:
     """Open the image `reference` in the file or directory `path`; its only image if that is None or
     the archive has no names. `platform` (linux/amd64) chooses among several; None: the only one.
 
@@ -52,20 +52,12 @@ class ArchivedImage:
     def __init__(
         self, path: Path, found: ArchiveContents, members: Members, records: _Records
     ) -> None:
+        self.content = found.content
         self._path, self._found, self._members, self._records = path, found, members, records
 
-    @property
-    def content(self) -> ImageContent:
-        return self._found.content
-
-    def location(self, blob: Blob) -> Location | None:
-        place = self._place(blob)
-        if place:
-            self._records.of(place).insist_unchanged()
-        return place
-
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        place = self._place(blob)
+        name = self._found.files.get(blob.digest)
+        place = self._members.location(name) if name else None
         if place is None:
             raise StepFailed(f"{self._path} does not contain {blob.digest}")
         record = self._records.of(place)
@@ -90,10 +82,6 @@ class ArchivedImage:
             )
         record.note(place, blob.digest)
         yield held
-
-    def _place(self, blob: Blob) -> Location | None:
-        name = self._found.files.get(blob.digest)
-        return self._members.location(name) if name else None
 
 
 class _Records:

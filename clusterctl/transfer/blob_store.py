@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 from clusterctl.containers.meter import gib
 from clusterctl.errors import LockHeld, RequirementsNotMet, StepFailed
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent, Location
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent
 from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_space
 from clusterctl.transfer.manifests import digest_of
 
@@ -132,9 +132,6 @@ class BlobStore:
             for blob in once
             if not self.holds(blob)
         )
-
-    def location(self, blob: Blob) -> Location | None:
-        return Location(self.path(blob.digest), 0, blob.size) if self.holds(blob) else None
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         """Yield the bytes of a complete blob. Raises StepFailed if the store does not hold it."""
@@ -247,9 +244,6 @@ class StoredImage:
 
     content: ImageContent
     store: BlobStore
-
-    def location(self, blob: Blob) -> Location | None:
-        return self.store.location(blob)
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         return self.store.open(blob, offset)

@@ -19,9 +19,9 @@ from clusterctl.survey.cluster import Cluster
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import (
     EngineStates,
-    HostOrigin,
     ImageFinder,
     Origin,
+    host_origin,
     operators_engine,
 )
 from clusterctl.transfer.transfer import Route, Transfer
@@ -122,7 +122,7 @@ class ClusterImages(Closing):
         held = stocks[self._head].tagged(tag) if self._head in stocks else None
         if held is None:
             return Unknown(f"{self._head} gets the image first")
-        return HostOrigin(self._drivers[self._head], stocks[self._head], held, tag)
+        return host_origin(self._drivers[self._head], stocks[self._head], held, tag)
 
     def _with_ray(self) -> RayInImage:
         inventory = self._cluster.inventory

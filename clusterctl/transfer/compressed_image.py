@@ -23,7 +23,7 @@ from clusterctl.containers.meter import Meter, gib
 from clusterctl.errors import StepFailed
 from clusterctl.transfer.archives.split import clean
 from clusterctl.transfer.blob_store import BlobStore, disk_errors
-from clusterctl.transfer.content import Blob, ImageContent, LocalImage, Location
+from clusterctl.transfer.content import Blob, ImageContent, ImageSource
 from clusterctl.transfer.local_disk import ROOM
 from clusterctl.transfer.manifests import (
     OCI_CONFIG,
@@ -39,18 +39,18 @@ GZIP_LAYER = f"{OCI_LAYER}+gzip"
 DOCKER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 
-def plain_size(image: LocalImage, lacking: Collection[str] | None = None) -> int:
+def plain_size(image: ImageSource, lacking: Collection[str] | None = None) -> int:
     """Return the bytes of the uncompressed layers; with `lacking`, only of those diff IDs."""
     return sum(layer.size for layer in _plain(image.content, lacking))
 
 
 def compressed_image(
-    source: LocalImage,
+    source: ImageSource,
     store: BlobStore,
     *,
     say: Say,
     lacking: Collection[str] | None = None,
-) -> LocalImage:
+) -> ImageSource:
     """Return `source` with uncompressed layers compressed into `store`: same config and diff IDs,
     another manifest. Earlier results are reused, as engines know layers by their digests.
 
@@ -83,7 +83,7 @@ class CompressedImage:
     def __init__(
         self,
         content: ImageContent,
-        source: LocalImage,
+        source: ImageSource,
         store: BlobStore,
         replaced: frozenset[str],
     ) -> None:
@@ -91,20 +91,15 @@ class CompressedImage:
         self._source, self._store = source, store
         self._original = {blob.digest for blob in source.content.blobs} - replaced
 
-    def location(self, blob: Blob) -> Location | None:
-        return self._holder(blob).location(blob)
-
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        return self._holder(blob).open(blob, offset)
-
-    def _holder(self, blob: Blob) -> LocalImage | BlobStore:
-        return self._source if blob.digest in self._original else self._store
+        holder = self._source if blob.digest in self._original else self._store
+        return holder.open(blob, offset)
 
 
 class _Compression:
     """Compresses several layers in parallel; Ctrl-C stops all of them within one chunk."""
 
-    def __init__(self, source: LocalImage, store: BlobStore, say: Say, total: int) -> None:
+    def __init__(self, source: ImageSource, store: BlobStore, say: Say, total: int) -> None:
         self._source, self._store = source, store
         self._meter = Meter(lambda text: say(f"compressing layers: {text}"), total)
         self._counting = threading.Lock()

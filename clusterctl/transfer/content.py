@@ -77,10 +77,3 @@ class Location:
     path: Path
     offset: int
     size: int
-
-
-class LocalImage(ImageSource, Protocol):
-    """An image whose blobs are local files, or are downloaded to local files."""
-
-    def location(self, blob: Blob) -> Location | None:
-        """Return where the blob is; None if it is incomplete or not in this image."""

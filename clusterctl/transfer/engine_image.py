@@ -1,74 +1,100 @@
-"""Images of a Docker engine: `docker save`, split into blobs while it streams."""
+"""Images of a Docker engine as sources: saved to this machine, or as files on the engine's host."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from clusterctl import deadlines
-from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver, Image, Say
-from clusterctl.containers.failures import engine_error, in_time
+from clusterctl.containers.failures import DISK, engine_error, in_time
+from clusterctl.containers.image_stream import saved, silence_limit
 from clusterctl.containers.meter import Meter
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
+from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import read_archive
 from clusterctl.transfer.archives.members import SplitMembers
 from clusterctl.transfer.archives.split import BrokenArchive, Read
 from clusterctl.transfer.archives.split_store import split_into
 from clusterctl.transfer.blob_store import BlobStore, StoredImage
-from clusterctl.transfer.content import ImageContent, LocalImage
-from clusterctl.transfer.manifests import NotAnImage
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent, ImageSource
+from clusterctl.transfer.engine_state import EngineState, HeldImage
+from clusterctl.transfer.manifests import (
+    OCI_LAYER,
+    OCI_MANIFEST,
+    NotAnImage,
+    digest_of,
+    image_content,
+    made_manifest,
+)
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel, lines
 from clusterctl.units import MIB
 
 SPLITTER = python.Program("clusterctl.transfer.archives", ("split",))
+READER = python.Program("clusterctl.transfer", ("overlay_layers",))
+
+_PROGRESS = re.compile(r'\["at", (\d+)\]$')  # Line of these programs: bytes so far
 
 
 @dataclass(frozen=True)
 class HostImage:
-    """An image whose blobs are files of a host."""
+    """An image whose blobs are files of a host. `open` reads them over SSH."""
 
     content: ImageContent
-    # Digest to file on that host, without the blobs that were not kept.
-    paths: Mapping[str, str]
+    paths: Mapping[str, str]  # Digest to file on that host, without the blobs that were not kept
+    driver: ContainerDriver
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        path, host = self.paths[blob.digest], self.driver.host
+        reading = in_time(f"reading {path}", host, DISK)
+        with self.driver.host_open(["tail", "-c", f"+{offset + 1}", path]) as channel, reading:
+            channel.settimeout(60.0)
+            while chunk := channel.recv(CHUNK):
+                yield chunk
+            if channel.wait(timeout=deadlines.STREAM_END) != 0:
+                raise StepFailed(
+                    f"{path} cannot be read",
+                    host=host,
+                    hint=f"clusterctl exec --limit {host} -- ls -l {path}",
+                    detail=channel.stderr_tail() or None,
+                )
 
 
 def engine_image(
     driver: ContainerDriver, image: Image, reference: str, store: BlobStore, *, say: Say
-) -> LocalImage:
+) -> ImageSource:
     """Save `image` of the operator's own engine into `store`, unless it is there already.
 
     Raises StepFailed with the engine's message, RequirementsNotMet if there is no room.
     """
+
+    @contextmanager
+    def saving() -> Iterator[Read]:
+        chunks = saved(driver, image)
+        pending = b""
+
+        def read(size: int) -> bytes:
+            nonlocal pending
+            pending = pending or next(chunks, b"")
+            data, pending = pending[:size], pending[size:]
+            return data
+
+        try:
+            yield read
+        finally:
+            chunks.close()
+
     name = f"save-{image.id.removeprefix('sha256:')}"
     meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
-    with _words(driver.host):
-        stream = partial(_saving, driver, image)
-        members = split_into(store, name, stream, meter, needed=image.size)
+    with _incomplete(driver.host):
+        members = split_into(store, name, saving, meter, needed=image.size)
         found = read_archive(members, None, None)
     return StoredImage(replace(found.content, reference=reference), store)
-
-
-@contextmanager
-def _saving(driver: ContainerDriver, image: Image) -> Iterator[Read]:
-    chunks = image_stream.saved(driver, image)
-    pending = b""
-
-    def read(size: int) -> bytes:
-        nonlocal pending
-        pending = pending or next(chunks, b"")
-        data, pending = pending[:size], pending[size:]
-        return data
-
-    try:
-        yield read
-    finally:
-        chunks.close()
 
 
 def save_on_host(
@@ -85,6 +111,7 @@ def save_on_host(
     `keep`: diff IDs of the layers to keep, None for all; other layers are only measured. Requires
     Python there. Raises RequirementsNotMet (room, Python), StepFailed, CommandTimedOut.
     """
+    host = driver.host
     order = {
         "image": image.id,
         "directory": directory,
@@ -93,43 +120,96 @@ def save_on_host(
         "keep": None if keep is None else list(keep),
     }
     meter = Meter(lambda text: say(f"docker save: {text}"), image.size)
-    told = []
-    with driver.host_open(python.argv()) as channel, in_time("docker save", driver.host):
-        channel.settimeout(image_stream.silence_limit(image.size))
-        python.begin(channel, SPLITTER, order)
-        channel.close_stdin()
-        for line in lines(channel):
-            if line.startswith('["at"'):
-                meter.reached(int(json.loads(line)[1]))
-            else:
-                told.append(line)
+    with driver.host_open(python.argv()) as channel, in_time("docker save", host):
+        channel.settimeout(silence_limit(image.size))
+        told = _output(channel, SPLITTER, order, meter.reached)
         if channel.wait(timeout=deadlines.STREAM_END) != 0:
-            raise _failure(channel, image, driver.host)
-    with _words(driver.host):
+            error = python.failure(channel, "docker save", host)
+            if isinstance(error, python.PythonMissing):
+                raise error
+            if "not enough free space" in (error.detail or ""):
+                raise RequirementsNotMet(
+                    f"not enough room on this host for docker save ({image.size / MIB:.0f} MiB)",
+                    host=host,
+                    hint="make room: docker system df; docker image prune",
+                    detail=error.detail,
+                )
+            raise engine_error(error.detail or "docker save failed", host)
+    with _incomplete(host):
         members = SplitMembers("\n".join(told), Path(directory))
         found = read_archive(members, None, None)
     places = {digest: members.location(name) for digest, name in found.files.items()}
     paths = {digest: str(place.path) for digest, place in places.items() if place}
-    return HostImage(replace(found.content, reference=reference), paths)
+    return HostImage(replace(found.content, reference=reference), paths, driver)
 
 
-def _failure(channel: Channel, image: Image, host: str) -> ClusterctlError:
-    error = python.failure(channel, "docker save", host)
-    said = error.detail or ""
-    if isinstance(error, python.PythonMissing):
-        return error
-    if "not enough free space" in said:
-        return RequirementsNotMet(
-            f"not enough room on this host for docker save ({image.size / MIB:.0f} MiB)",
-            host=host,
-            hint="make room: docker system df; docker image prune",
-            detail=said,
-        )
-    return engine_error(said or "docker save failed", host)
+def overlay_image(
+    driver: ContainerDriver,
+    stock: EngineState,
+    held: HeldImage,
+    reference: str,
+    directory: str,
+    keep: Collection[str],
+    say: Say,
+) -> HostImage | None:
+    """Write the layers of `held` in `keep` (diff IDs) to files on its host, in `directory`, from
+    overlay2's own directories.
+
+    Returns None if `docker save` must be used instead: another image store, no root, an unknown
+    layout. Raises RequirementsNotMet if there is no room, CommandTimedOut.
+    """
+    if stock.containerd or stock.python is None:
+        return None
+    order = {"root": stock.root, "image": held.id, "directory": directory, "keep": list(keep)}
+    meter = Meter(lambda text: say(f"reading layers: {text}"), None)
+    reading = in_time("reading the image's layers", driver.host, DISK)
+    with driver.host_open(python.argv()) as channel, reading:
+        channel.settimeout(silence_limit(held.size))
+        told = _output(channel, READER, order, meter.reached)
+        if channel.wait(timeout=deadlines.STREAM_END) != 0:
+            words = channel.stderr_tail()
+            if "not enough free space" in words:
+                raise RequirementsNotMet(
+                    "there is not enough room for the layers that other hosts lack",
+                    host=driver.host,
+                    hint="make room: df -h /var/cache",
+                    detail=words.strip(),
+                )
+            return None
+    try:
+        rows = [json.loads(line) for line in told]
+        if ["end"] not in rows:
+            return None
+        config = next(base64.b64decode(row[1]) for row in rows if row[0] == "config")
+        layers = [row[1:] for row in rows if row[0] == "layer"]
+        described = Blob(digest_of(config), len(config))
+        blobs = [Blob(digest, size, OCI_LAYER) for digest, size, _ in layers]
+        content = image_content(reference, made_manifest(described, blobs), config, OCI_MANIFEST)
+    except (ValueError, LookupError, TypeError, StopIteration):  # not the program's output format
+        return None
+    paths = {digest: path for digest, _, path in layers if path is not None}
+    configs = f"{stock.root}/image/overlay2/imagedb/content/sha256"
+    return HostImage(content, {**paths, described.digest: f"{configs}/{described.hex}"}, driver)
+
+
+def _output(
+    channel: Channel, program: python.Program, order: object, reached: Callable[[int], None]
+) -> list[str]:
+    """Run a program on a host; return its lines. `reached` gets the bytes of its progress."""
+    python.begin(channel, program, order)
+    channel.close_stdin()
+    told = []
+    for line in lines(channel):
+        if progress := _PROGRESS.match(line):
+            reached(int(progress[1]))
+        else:
+            told.append(line)
+    return told
 
 
 @contextmanager
-def _words(host: str) -> Iterator[None]:
+def _incomplete(host: str) -> Iterator[None]:
+    """Turn what an incomplete archive raises into StepFailed."""
     try:
         yield
     except (BrokenArchive, NotAnImage, ValueError) as error:

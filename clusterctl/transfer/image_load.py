@@ -8,12 +8,11 @@ import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 
-from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver
-from clusterctl.containers.failures import DISK, engine_error, in_time
+from clusterctl.containers.failures import engine_error
 from clusterctl.containers.image_stream import silence_limit
 from clusterctl.errors import StepFailed
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent
+from clusterctl.transfer.content import ImageContent
 
 LOAD = """\
 directory=$(mktemp -d) || exit 1
@@ -38,28 +37,6 @@ def load_from_cache(
     )
     if not result.ok or "Loaded image" not in result.stdout:
         raise engine_error(result.last_lines() or "docker load failed", driver.host)
-
-
-class HostBlobs:
-    """Files of a host as a source of blobs, read over SSH."""
-
-    def __init__(self, driver: ContainerDriver, paths: Mapping[str, str]) -> None:
-        self._driver, self._paths = driver, paths
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        path, host = self._paths[blob.digest], self._driver.host
-        reading = in_time(f"reading {path}", host, DISK)
-        with self._driver.host_open(["tail", "-c", f"+{offset + 1}", path]) as channel, reading:
-            channel.settimeout(60.0)
-            while chunk := channel.recv(CHUNK):
-                yield chunk
-            if channel.wait(timeout=deadlines.STREAM_END) != 0:
-                raise StepFailed(
-                    f"{path} cannot be read",
-                    host=host,
-                    hint=f"clusterctl exec --limit {host} -- ls -l {path}",
-                    detail=channel.stderr_tail() or None,
-                )
 
 
 _BLOCK = 512

@@ -14,7 +14,8 @@ from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
-from clusterctl.transfer.content import ImageContent
+from clusterctl.transfer.content import ImageContent, ImageSource
+from clusterctl.transfer.engine_image import HostImage
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine
 from clusterctl.transfer.image_load import load_from_cache, manifest_digest
 from clusterctl.transfer.image_plan import (
@@ -24,7 +25,7 @@ from clusterctl.transfer.image_plan import (
     problems,
     same_image,
 )
-from clusterctl.transfer.image_sources import EngineStates, ImageSupply, Origin
+from clusterctl.transfer.image_sources import EngineStates, Origin
 from clusterctl.transfer.relay_pull import is_relay_name, pull
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transport.fanout import fan_out, values
@@ -42,7 +43,7 @@ Find = Callable[[EngineStates], Origin | Unknown]
 class _Prepared(NamedTuple):
     """What `prepare` has decided for one host."""
 
-    supply: ImageSupply
+    image: ImageSource
     engine: EngineState
     delivery: ImageDelivery
 
@@ -145,29 +146,32 @@ class ImageReceiver:
         }
         layers = origin.wanted.layers
         missing = {each for engine in lacking.values() for each in layers[engine.common(layers) :]}
-        supply = origin.supply(missing, first.say)
+        image = origin.supply(missing, first.say)
         raise_all(
             problem
             for name, engine in lacking.items()
-            for problem in problems(name, engine, supply.content)
+            for problem in problems(name, engine, image.content)
         )
         self._prepared = {
-            name: _Prepared(supply, engine, choose_delivery(engine, supply.content))
+            name: _Prepared(image, engine, choose_delivery(engine, image.content))
             for name, engine in lacking.items()
         }
+        holder = None
+        if isinstance(image, HostImage):
+            holder = self._route.link(image.driver.host, image.paths)
         return Sending(
             expected={name: found.delivery.size for name, found in self._prepared.items()},
             links=[self._route.link(name) for name in self._prepared],
-            holder=self._route.link(supply.holder, supply.paths) if supply.holder else None,
-            source=None if supply.holder else supply.blobs,
-            image=supply.content,
+            holder=holder,
+            source=None if holder else image,
+            image=image.content,
         )
 
     def receive(self, view: HostView, chain: Chain) -> None:
         """Deliver the image to this host, verify it, and tag it."""
         name, reference = view.host.name, self._require_origin(view.host.name).wanted.reference
-        supply, engine, delivery = self._prepared[name]
-        driver, content = self._drivers[name], supply.content
+        image, engine, delivery = self._prepared[name]
+        driver, content = self._drivers[name], image.content
         pulled_as = None
         try:
             if delivery.method is Method.PULL:
@@ -176,7 +180,7 @@ class ImageReceiver:
                 wanted = [layer.digest for layer in delivery.layers]
                 limit = fetch_limit(delivery.size)
                 paths = chain.fetch(name, wanted, timeout=limit) if wanted else {}
-                config = b"".join(supply.blobs.open(content.config))
+                config = b"".join(image.open(content.config))
                 view.say("loading the missing layers")
                 load_from_cache(driver, content, config, paths)
             view.say("starting a container from it")

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
 from clusterctl.containers.drivers import driver_for
@@ -15,16 +15,15 @@ from clusterctl.containers.meter import gib
 from clusterctl.containers.reference import tagged
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Host
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image, plain_size
-from clusterctl.transfer.content import BlobSource, ImageContent, LocalImage
-from clusterctl.transfer.engine_image import HostImage, engine_image, save_on_host
+from clusterctl.transfer.content import ImageContent, ImageSource
+from clusterctl.transfer.engine_image import engine_image, overlay_image, save_on_host
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
-from clusterctl.transfer.image_load import HostBlobs, manifest_digest
+from clusterctl.transfer.image_load import manifest_digest
 from clusterctl.transfer.image_plan import WantedImage
-from clusterctl.transfer.overlay_image import overlay_image
 from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.local import LocalTransport
@@ -43,139 +42,66 @@ SLOW_LINK = 500_000_000 // 8
 
 EngineStates = Mapping[str, EngineState]  # By host
 
+# Makes an image ready to send, given the diff IDs of the layers that hosts lack. A HostImage is
+# sent by its host, any other image by this machine.
+Supply = Callable[[Collection[str], Say], ImageSource]
+
 
 @dataclass(frozen=True)
-class ImageSupply:
-    """An image that is ready to be sent."""
-
-    content: ImageContent
-    blobs: BlobSource  # For reading the blobs on this machine
-    holder: str | None = None  # Host that heads the chain; None: this machine
-    paths: Mapping[str, str] = field(default_factory=dict)  # By digest: files on the holder
-
-
-class Origin(Protocol):
+class Origin:
     """A place that an image can be sent from."""
 
-    @property
-    def name(self) -> str:
-        """Name shown to users: gpu1, bundle.tar, its registry."""
-
-    @property
-    def wanted(self) -> WantedImage: ...
-
-    @property
-    def content(self) -> ImageContent | None:
-        """None if it is known only after `supply` has read the image."""
-
-    def supply(self, lacking: Collection[str], say: Say) -> ImageSupply:
-        """Make the image ready to send. `lacking`: diff IDs of the layers that hosts lack."""
-
-    def clear(self) -> None:
-        """Remove temporary files of `supply`."""
+    name: str  # Shown to users: gpu1, bundle.tar, its registry
+    wanted: WantedImage
+    supply: Supply
+    content: ImageContent | None = None  # None if only `supply` reads the image
+    clear: Callable[[], object] = lambda: None  # Removes temporary files of `supply`
 
 
-# Returns an image as it is sent: uncompressed layers that hosts lack (by diff ID) are compressed
-# where that pays. Raises RequirementsNotMet if this machine has no room.
-AsSent = Callable[[LocalImage, Collection[str], Say], LocalImage]
+def local_origin(
+    name: str, image: ImageSource, reference: str, supply: Supply | None = None
+) -> Origin:
+    """Return the origin of an image that this machine reads from a registry or an archive; it is
+    sent as it is unless there is a `supply`."""
+    content = image.content
+    config = json.loads(b"".join(image.open(content.config)))
+    ids = frozenset({content.config.digest, manifest_digest(content)})
+    wanted = WantedImage(tagged(reference), content.diff_ids, ids, settings(config.get("config")))
+    return Origin(name, wanted, supply or (lambda _lacking, _say: image), content)
 
 
-def as_it_is(image: LocalImage, lacking: Collection[str], say: Say) -> LocalImage:
-    del lacking, say
-    return image
+def host_origin(
+    driver: ContainerDriver,
+    engine: EngineState,
+    held: HeldImage,
+    reference: str,
+    directory: str = SAVED,
+) -> Origin:
+    """Return the origin of an image that a host has. That host heads the chain, and no byte of a
+    layer passes through this machine."""
+
+    def supply(lacking: Collection[str], say: Say) -> ImageSource:
+        found = overlay_image(driver, engine, held, reference, directory, lacking, say)
+        if found is not None:
+            return found
+        image = driver.image(held.id)
+        if image is None:
+            raise StepFailed(
+                f"{reference} is gone from this host",
+                host=driver.host,
+                hint="run the same command again",
+            )
+        return save_on_host(driver, image, reference, directory, say=say, keep=lacking)
+
+    return Origin(
+        driver.host,
+        _wanted_held(held, reference),
+        supply,
+        clear=lambda: driver.host_run(["rm", "-rf", directory]),
+    )
 
 
-class LocalOrigin:
-    """An image that this machine can read from a registry or an archive."""
-
-    def __init__(
-        self, name: str, image: LocalImage, reference: str, *, as_sent: AsSent = as_it_is
-    ) -> None:
-        self.name = name
-        self._image, self._as_sent = image, as_sent
-        self.content = image.content
-        config = json.loads(b"".join(image.open(image.content.config)))
-        self.wanted = WantedImage(
-            tagged(reference),
-            self.content.diff_ids,
-            frozenset({self.content.config.digest, manifest_digest(self.content)}),
-            settings(config.get("config")),
-        )
-
-    def supply(self, lacking: Collection[str], say: Say) -> ImageSupply:
-        image = self._as_sent(self._image, lacking, say)
-        return ImageSupply(image.content, image)
-
-    def clear(self) -> None:
-        """Do nothing: the blob store is a cache."""
-
-
-class EngineOrigin:
-    """An image of Docker on this machine, saved into the blob store when it is to be sent."""
-
-    content = None
-
-    def __init__(
-        self,
-        held: HeldImage,
-        reference: str,
-        save: Callable[[Say], LocalImage],
-        *,
-        as_sent: AsSent = as_it_is,
-    ) -> None:
-        self.name = "Docker on this machine"
-        self.wanted = wanted_held(held, reference)
-        self._save, self._as_sent = save, as_sent
-
-    def supply(self, lacking: Collection[str], say: Say) -> ImageSupply:
-        image = self._as_sent(self._save(say), lacking, say)
-        return ImageSupply(image.content, image)
-
-    def clear(self) -> None:
-        """Do nothing: the blob store is a cache."""
-
-
-class HostOrigin:
-    """An image that a host has: that host heads the chain, and no byte of a layer passes through
-    this machine."""
-
-    content = None
-
-    def __init__(
-        self,
-        driver: ContainerDriver,
-        engine: EngineState,
-        held: HeldImage,
-        reference: str,
-        directory: str = SAVED,
-    ) -> None:
-        self.name = driver.host
-        self.wanted = wanted_held(held, reference)
-        self._driver, self._engine, self._held = driver, engine, held
-        self._directory = directory
-
-    def supply(self, lacking: Collection[str], say: Say) -> ImageSupply:
-        driver, reference, directory = self._driver, self.wanted.reference, self._directory
-        found: HostImage | None = overlay_image(
-            driver, self._engine, self._held, reference, directory, lacking, say
-        )
-        if found is None:
-            image = driver.image(self._held.id)
-            if image is None:
-                raise StepFailed(
-                    f"{reference} is gone from this host",
-                    host=self.name,
-                    hint="run the same command again",
-                )
-            found = save_on_host(driver, image, reference, directory, say=say, keep=lacking)
-        return ImageSupply(found.content, HostBlobs(driver, found.paths), self.name, found.paths)
-
-    def clear(self) -> None:
-        self._driver.host_run(["rm", "-rf", self._directory])
-
-
-def wanted_held(held: HeldImage, reference: str) -> WantedImage:
-    """Return the image that hosts should have, from one that a host already has."""
+def _wanted_held(held: HeldImage, reference: str) -> WantedImage:
     return WantedImage(tagged(reference), held.layers, frozenset({held.id}), held.settings)
 
 
@@ -207,9 +133,15 @@ class ImageFinder:
             return self._from_registry(engines)
         if self.chosen == "docker":
             return self._from_docker() or self._missing("Docker on this machine", "docker pull")
-        if self.chosen.startswith(HOST):
-            return self._from_named_host(self.chosen.removeprefix(HOST), engines)
-        return self._from_archive(Path(self.chosen).expanduser(), engines, self.reference)
+        if not self.chosen.startswith(HOST):
+            return self._from_archive(Path(self.chosen).expanduser(), engines, self.reference)
+        name = self.chosen.removeprefix(HOST)
+        if name not in self.drivers:
+            known = ", ".join(self.drivers)
+            raise UsageError(f"--from host:{name}: no such host", hint=f"they are {known}")
+        engine = engines.get(name) or inspect_engine(self.drivers[name])
+        held = engine.tagged(tagged(self.reference)) or self._missing(name, "docker images")
+        return host_origin(self.drivers[name], engine, held, tagged(self.reference))
 
     def _nearest(self, engines: EngineStates) -> Origin | Unknown:
         """Return the nearest origin. An archive in the inventory decides which image it is; a host
@@ -220,21 +152,17 @@ class ImageFinder:
             engine = engines.get(name)
             held = engine.tagged(tagged(self.reference)) if engine else None
             if engine and held and engine.python and layers in (None, held.layers):
-                return self._from_host(name, engine, held)
-        return archived or self._from_docker() or self._from_registry_or_host(engines)
-
-    def _from_host(self, name: str, engine: EngineState, held: HeldImage) -> Origin:
-        return HostOrigin(self.drivers[name], engine, held, tagged(self.reference))
-
-    def _from_named_host(self, name: str, engines: EngineStates) -> Origin:
-        if name not in self.drivers:
-            known = ", ".join(self.drivers)
-            raise UsageError(f"--from host:{name}: no such host", hint=f"they are {known}")
-        engine = engines.get(name) or inspect_engine(self.drivers[name])
-        held = engine.tagged(tagged(self.reference))
-        if held is None:
-            self._missing(name, "docker images")
-        return self._from_host(name, engine, held)
+                return host_origin(self.drivers[name], engine, held, tagged(self.reference))
+        found = archived or self._from_docker()
+        if found:
+            return found
+        # A host may reach a registry that this machine does not, or have a login there.
+        if not self._refused:
+            try:
+                return self._from_registry(engines)
+            except ClusterctlError as error:
+                self._refused.append(f"{self.order[0]} pulls it first: from here, {error.summary}")
+        return Unknown(self._refused[0])
 
     def _missing(self, where: str, hint: str) -> NoReturn:
         raise StepFailed(f"{where} has no {self.reference}", hint=f"{hint} {self.reference}")
@@ -243,7 +171,9 @@ class ImageFinder:
         image = archive_image(
             path, self.store, reference=reference, platform=_platform(engines), say=self.say
         )
-        return LocalOrigin(path.name, image, self.reference, as_sent=self._as_sent)
+        return local_origin(
+            path.name, image, self.reference, lambda lacking, say: self._packed(image, lacking, say)
+        )
 
     def _from_docker(self) -> Origin | None:
         """Return Docker's image on this machine; None without Docker, its daemon or the image."""
@@ -257,35 +187,28 @@ class ImageFinder:
         if held is None:
             return None
 
-        def save(say: Say) -> LocalImage:
+        def supply(lacking: Collection[str], say: Say) -> ImageSource:
             image = driver.image(self.reference)
             if image is None:
                 self._missing("Docker on this machine", "docker pull")
-            return engine_image(driver, image, self.reference, self.store, say=say)
+            saved = engine_image(driver, image, self.reference, self.store, say=say)
+            return self._packed(saved, lacking, say)
 
-        return EngineOrigin(held, self.reference, save, as_sent=self._as_sent)
+        return Origin("Docker on this machine", _wanted_held(held, self.reference), supply)
 
     def _from_registry(self, engines: EngineStates) -> Origin:
         platform = _platform(engines) or self.platform
         image = registry_image(self.reference, platform, self.store, say=self.say, ask=self.ask)
 
-        def as_it_comes(_image: LocalImage, lacking: Collection[str], _say: Say) -> LocalImage:
+        def supply(lacking: Collection[str], _say: Say) -> ImageSource:
             image.require_room(lacking)
             return image
 
-        return LocalOrigin("its registry", image, self.reference, as_sent=as_it_comes)
+        return local_origin("its registry", image, self.reference, supply)
 
-    def _from_registry_or_host(self, engines: EngineStates) -> Origin | Unknown:
-        """Return the registry; Unknown if it fails here, as a host may reach it or have a login."""
-        if not self._refused:
-            try:
-                return self._from_registry(engines)
-            except ClusterctlError as error:
-                self._refused.append(f"{self.order[0]} pulls it first: from here, {error.summary}")
-        return Unknown(self._refused[0])
-
-    def _as_sent(self, image: LocalImage, lacking: Collection[str], say: Say) -> LocalImage:
-        """Compress uncompressed layers if requested or if the rate limit implies a slow link."""
+    def _packed(self, image: ImageSource, lacking: Collection[str], say: Say) -> ImageSource:
+        """Compress uncompressed layers that hosts lack, if requested or if the rate limit implies a
+        slow link."""
         plain = plain_size(image, lacking)
         if plain < WORTH_COMPRESSING or self.compress is False:
             return image
@@ -310,8 +233,3 @@ def operators_engine() -> ContainerDriver | None:
         return None
     here = Host(name="operator", address="localhost")
     return driver_for(LocalTransport(here), sudo=False)
-
-
-def archive_for(inventory: Inventory, reference: str) -> Path | None:
-    """Return the inventory's archive if `reference` is the inventory's image."""
-    return inventory.image_archive if reference == inventory.image else None

@@ -14,7 +14,7 @@ from clusterctl.containers.driver import Say
 from clusterctl.containers.reference import parse
 from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.transfer.blob_store import BlobStore, WrongBytes
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent, Location
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent
 from clusterctl.transfer.manifests import (
     INDEXES,
     NotAnImage,
@@ -83,15 +83,8 @@ class RegistryImage:
     """An image whose blobs are downloaded from a registry."""
 
     def __init__(self, content: ImageContent, client: RegistryClient, store: BlobStore) -> None:
-        self._content, self._store = content, store
+        self.content, self._store = content, store
         self._arrivals = Arrivals(store, client.blob)
-
-    @property
-    def content(self) -> ImageContent:
-        return self._content
-
-    def location(self, blob: Blob) -> Location | None:
-        return self._store.location(blob)
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         return self._arrivals.open(blob, offset)

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent, Location
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent
 from clusterctl.transfer.image_load import blob_name, documents
 
 REFERENCE = "clusterctl-test/layered:1"
@@ -34,9 +34,6 @@ class MadeImage:
             piece = data[start : start + CHUNK]
             self.given += len(piece)
             yield piece
-
-    def location(self, blob: Blob) -> Location | None:
-        return None
 
     @property
     def config(self) -> bytes:

@@ -11,7 +11,7 @@ from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
 from clusterctl.transfer.compressed_image import compressed_image
-from clusterctl.transfer.content import LocalImage
+from clusterctl.transfer.content import ImageSource
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.image_archives import MadeImage, layer_tar, sha256
@@ -36,9 +36,9 @@ def store(tmp_path: Path) -> BlobStore:
 
 
 @pytest.fixture
-def images(tmp_path: Path, store: BlobStore) -> list[LocalImage]:
+def images(tmp_path: Path, store: BlobStore) -> list[ImageSource]:
     base = layer_tar("base", 200_000)
-    found: list[LocalImage] = []
+    found: list[ImageSource] = []
     for name in NAMES:
         path = tmp_path / f"{len(found)}.tar"
         path.write_bytes(MadeImage(name, (base, layer_tar(name, 5000))).legacy())
@@ -48,7 +48,7 @@ def images(tmp_path: Path, store: BlobStore) -> list[LocalImage]:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_docker_loads_a_bundle(
-    running: Engine, images: list[LocalImage], store: BlobStore, tmp_path: Path, compressed: bool
+    running: Engine, images: list[ImageSource], store: BlobStore, tmp_path: Path, compressed: bool
 ) -> None:
     packed = [
         compressed_image(image, store, say=print) if compressed else image for image in images
@@ -66,7 +66,7 @@ def test_docker_loads_a_bundle(
 
 
 def test_what_docker_saves_of_it_is_the_same_image(
-    running: Engine, images: list[LocalImage], store: BlobStore, tmp_path: Path
+    running: Engine, images: list[ImageSource], store: BlobStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "bundle.tar"
     write_bundle(images, path, say=print)

@@ -18,7 +18,7 @@ from clusterctl.engine.step import Change, HostView
 from clusterctl.transfer.engine_state import inspect_engine
 from clusterctl.transfer.image_plan import Method, choose_delivery
 from clusterctl.transfer.image_receiver import ImageReceiver
-from clusterctl.transfer.image_sources import EngineStates, HostOrigin, LocalOrigin, Origin
+from clusterctl.transfer.image_sources import EngineStates, Origin, host_origin, local_origin
 from clusterctl.transfer.transfer import Route, Transfer
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
@@ -88,7 +88,7 @@ def site(
 
 
 def from_here(image: MadeImage) -> Callable[[EngineStates], Origin]:
-    return lambda _: LocalOrigin("bundle.tar", image, REFERENCE)
+    return lambda _: local_origin("bundle.tar", image, REFERENCE)
 
 
 def from_first(site: Site) -> Callable[[EngineStates], Origin]:
@@ -96,7 +96,7 @@ def from_first(site: Site) -> Callable[[EngineStates], Origin]:
         held = stocks["gpu1"].tagged(REFERENCE)
         assert held is not None
         driver = site.engines["gpu1"].driver()
-        return HostOrigin(driver, stocks["gpu1"], held, REFERENCE, str(site.caches / "saved"))
+        return host_origin(driver, stocks["gpu1"], held, REFERENCE, str(site.caches / "saved"))
 
     return find
 

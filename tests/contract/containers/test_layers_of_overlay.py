@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.transfer.engine_image import overlay_image
 from clusterctl.transfer.engine_state import inspect_engine
-from clusterctl.transfer.overlay_image import overlay_image
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.engine.step import HostView
 from clusterctl.steps.installed import IMAGES, record_installed
 from clusterctl.transfer.image_receiver import Find, ImageReceiver
-from clusterctl.transfer.image_sources import LocalOrigin
+from clusterctl.transfer.image_sources import local_origin
 from clusterctl.transfer.transfer import Route, Transfer
 from tests.fakes.chain import FakeChains
 from tests.fakes.host import FakeHost, fake_driver
@@ -25,7 +25,7 @@ def give_image(host: FakeHost, image: MadeImage, *tags: str) -> None:
 
 
 def from_archive(image: MadeImage, reference: str = REFERENCE) -> Find:
-    return lambda _: LocalOrigin("bundle.tar", image, reference)
+    return lambda _: local_origin("bundle.tar", image, reference)
 
 
 def ship(

@@ -14,15 +14,15 @@ from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
-from clusterctl.transfer.content import Blob, ImageContent, LocalImage
+from clusterctl.transfer.content import Blob, ImageContent, ImageSource
 from tests.fakes.image_archives import MadeImage, layer_tar
 
-Opened = Callable[..., LocalImage]
+Opened = Callable[..., ImageSource]
 
 
 @pytest.fixture
 def opened(tmp_path: Path, store: BlobStore) -> Opened:
-    def open_it(image: MadeImage, path: Path | None = None) -> LocalImage:
+    def open_it(image: MadeImage, path: Path | None = None) -> ImageSource:
         if path is None:
             path = tmp_path / f"{image.name.replace('/', '-')}.source"
             path.write_bytes(image.layout())
@@ -39,7 +39,7 @@ def other() -> MadeImage:
 class Lying:
     """A source that sends other bytes than it promised."""
 
-    def __init__(self, image: LocalImage) -> None:
+    def __init__(self, image: ImageSource) -> None:
         self.content: ImageContent = image.content
         self._image = image
 

@@ -14,19 +14,19 @@ from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.archives.split import clean
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image, plain_size
-from clusterctl.transfer.content import LocalImage
+from clusterctl.transfer.content import ImageSource
 from tests.fakes.image_archives import MadeImage, sha256, tar_of
 
 
 @pytest.fixture
-def plain(image: MadeImage, tmp_path: Path, store: BlobStore) -> LocalImage:
+def plain(image: MadeImage, tmp_path: Path, store: BlobStore) -> ImageSource:
     path = tmp_path / "image.tar"
     path.write_bytes(image.legacy())
     return archive_image(path, store, reference=None, platform=None, say=print)
 
 
 def test_layers_are_the_same_once_unpacked(
-    plain: LocalImage, image: MadeImage, store: BlobStore
+    plain: ImageSource, image: MadeImage, store: BlobStore
 ) -> None:
     found = compressed_image(plain, store, say=print)
     assert found.content.config.digest == plain.content.config.digest
@@ -37,21 +37,21 @@ def test_layers_are_the_same_once_unpacked(
         assert len(data) == layer.size < len(original)
         assert layer.media_type.endswith("+gzip")
         assert gzip.decompress(data) == original
-        assert found.location(layer)
+        assert store.holds(layer)
     listed = json.loads(found.content.manifest)["layers"]
     assert [one["digest"] for one in listed] == [layer.digest for layer in found.content.layers]
     assert b"".join(found.open(found.content.config)) == image.config
 
 
 def test_the_second_time_it_is_all_there(
-    plain: LocalImage, image: MadeImage, store: BlobStore, tmp_path: Path
+    plain: ImageSource, image: MadeImage, store: BlobStore, tmp_path: Path
 ) -> None:
     first = compressed_image(plain, store, say=print)
     (tmp_path / "image.tar").write_bytes(b"gone")
     assert compressed_image(plain, store, say=print).content == first.content
 
 
-def test_without_the_cache_it_comes_out_the_same(plain: LocalImage, tmp_path: Path) -> None:
+def test_without_the_cache_it_comes_out_the_same(plain: ImageSource, tmp_path: Path) -> None:
     made = [
         compressed_image(plain, BlobStore(tmp_path / name), say=print).content
         for name in ("one", "two")
@@ -60,7 +60,7 @@ def test_without_the_cache_it_comes_out_the_same(plain: LocalImage, tmp_path: Pa
 
 
 def test_only_what_travels_is_compressed(
-    plain: LocalImage, image: MadeImage, store: BlobStore
+    plain: ImageSource, image: MadeImage, store: BlobStore
 ) -> None:
     """What was compressed for an earlier push keeps the digest that engines know it by."""
     last = plain.content.diff_ids[1]
@@ -91,7 +91,7 @@ def test_compressed_layers_are_left_alone(
 
 
 def test_a_source_that_fails_leaves_nothing(
-    plain: LocalImage, store: BlobStore, tmp_path: Path
+    plain: ImageSource, store: BlobStore, tmp_path: Path
 ) -> None:
     (tmp_path / "image.tar").write_bytes(b"changed meanwhile")
     store.blobs.mkdir(parents=True)

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.engine_state import EngineState
-from clusterctl.transfer.image_sources import WORTH_COMPRESSING, ImageFinder, LocalOrigin
+from clusterctl.transfer.image_sources import WORTH_COMPRESSING, ImageFinder, Origin
 from tests.fakes.container_engine import FakeDriver, FakeEngine
 from tests.fakes.image_archives import MadeImage, layer_tar, tar_of
 
@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> ImageFinder:
 def sent(source: ImageFinder, *lacking: int) -> list[str]:
     """Media types of the layers as they would travel."""
     origin = source.find({"gpu1": STOCK})
-    assert isinstance(origin, LocalOrigin)
+    assert isinstance(origin, Origin)
     wanted = [origin.wanted.layers[number] for number in lacking]
     content = origin.supply(wanted, lambda _: None).content
     return [layer.media_type.rpartition(".")[2] for layer in content.layers]

@@ -14,7 +14,7 @@ from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.image_sources import ImageFinder, LocalOrigin
+from clusterctl.transfer.image_sources import ImageFinder, Origin
 from clusterctl.transfer.local_disk import SPARE
 from clusterctl.transfer.registry_image import RegistryImage
 from tests.fakes.image_archives import MadeImage, sha256
@@ -102,7 +102,7 @@ def test_a_registrys_image_is_not_sent_where_it_does_not_fit(
 ) -> None:
     reference = server.add("acme/vllm:1", image)
     origin = ImageFinder(reference, {}, (), chosen="registry", store=store).find({})
-    assert isinstance(origin, LocalOrigin)
+    assert isinstance(origin, Origin)
     free(0)
     with pytest.raises(RequirementsNotMet, match="image layers do not fit into"):
         origin.supply(origin.wanted.layers, print)

@@ -11,13 +11,12 @@ from clusterctl.containers import image_stream
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.errors import CommandTimedOut
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.engine_image import save_on_host
+from clusterctl.transfer.engine_image import HostImage, overlay_image, save_on_host
 from clusterctl.transfer.engine_state import inspect_engine
-from clusterctl.transfer.image_load import HostBlobs
-from clusterctl.transfer.overlay_image import overlay_image
 from clusterctl.transfer.relay_pull import pull
 from clusterctl.transport.base import Channel
 from tests.fakes.container_engine import FakeChannel, FakeDriver, FakeEngine, image
+from tests.fakes.made_image import made_image
 from tests.unit.transfer.test_relay_pull import Line
 
 NAME = "acme/vllm:1"
@@ -68,7 +67,8 @@ def saved(driver: ContainerDriver, directory: Path) -> object:
 
 
 def file(driver: ContainerDriver, directory: Path) -> object:
-    return list(HostBlobs(driver, {BLOB.digest: f"{directory}/blob"}).open(BLOB))
+    held = HostImage(made_image().content, {BLOB.digest: f"{directory}/blob"}, driver)
+    return list(held.open(BLOB))
 
 
 def streamed(driver: ContainerDriver, directory: Path) -> object:

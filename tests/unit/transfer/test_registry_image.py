@@ -22,15 +22,13 @@ def read(found: RegistryImage) -> list[bytes]:
 
 
 def test_an_image_is_what_the_registry_has(
-    server: RegistryServer, image: MadeImage, pulled: Opened
+    server: RegistryServer, image: MadeImage, pulled: Opened, store: BlobStore
 ) -> None:
     found = pulled(server.add("acme/vllm:1", image))
     assert found.content.manifest == image.manifest
     assert found.content.diff_ids == tuple(map(sha256, image.layers))
     assert read(found) == [image.config, *image.layers]
-    place = found.location(found.content.layers[0])
-    assert place
-    assert place.path.read_bytes() == image.layers[0]
+    assert store.path(found.content.layers[0].digest).read_bytes() == image.layers[0]
 
 
 def test_only_what_is_asked_for_is_fetched_and_only_once(
@@ -57,14 +55,14 @@ def test_a_digest_is_pulled_without_asking_again(
 
 
 def test_a_blob_can_be_read_while_it_arrives(
-    server: RegistryServer, image: MadeImage, pulled: Opened
+    server: RegistryServer, image: MadeImage, pulled: Opened, store: BlobStore
 ) -> None:
     found = pulled(server.add("acme/vllm:1", image))
     server.gate = threading.Event()
     stream = found.open(found.content.layers[0])
     first = next(stream)
     assert first == image.layers[0][: len(first)]
-    assert found.location(found.content.layers[0]) is None
+    assert not store.holds(found.content.layers[0])
     server.gate.set()
     assert first + b"".join(stream) == image.layers[0]
 

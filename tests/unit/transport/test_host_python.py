@@ -16,7 +16,7 @@ from clusterctl.errors import CommandFailed, CommandTimedOut
 from clusterctl.inventory.model import Host
 from clusterctl.network import lookups
 from clusterctl.network.pairs import probe
-from clusterctl.transfer import engine_image, overlay_image, relay_process
+from clusterctl.transfer import engine_image, relay_process
 from clusterctl.transfer.weights import host_download
 from clusterctl.transport import python
 from clusterctl.transport.local import LocalTransport
@@ -24,7 +24,7 @@ from clusterctl.transport.python import Program, PythonMissing
 from tests.fakes.transport import FakeTransport
 
 PROGRAMS = (relay_process.PROGRAM, host_download.PROGRAM, probe.PROGRAM)
-ALL = (*PROGRAMS, lookups.PROGRAM, engine_image.SPLITTER, overlay_image.READER)
+ALL = (*PROGRAMS, lookups.PROGRAM, engine_image.SPLITTER, engine_image.READER)
 SENT = [(program, name) for program in ALL for name in program.modules]
 ECHO = Program("tests.fakes.host_programs", ("words", "echo"))
 
