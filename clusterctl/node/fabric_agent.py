@@ -1,5 +1,11 @@
 """The gate's process on a node, started by Ray: it listens, connects, and runs the ranks.
 
+Connections go to ephemeral ports, as Gloo, NCCL and vLLM's queues make them, and do not bind a
+source address: as with those programs, routing chooses the outgoing interface, and it is reported.
+A listener sends its host's name, so that an address that leads to the caller itself or to another
+host is not taken for the peer. Then 64 KiB follow: where an MTU drops large packets, small ones
+arrive and these do not.
+
 Ranks are separate processes with the environment of Ray's worker on this node, which is the one
 that vLLM's workers get. This process only waits for them, so it answers even if a rank hangs.
 """
@@ -10,17 +16,26 @@ import collections
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence
 
-from clusterctl.node.fabric_crossing import Echo, cross_all
 from clusterctl.node.fabric_documents import Crossing, FabricAddress, RankReport, SeenNode
 from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
 from clusterctl.node.ray_watch import own_argv
+
+# Seconds for connecting and for each answer: TCP repeats a lost SYN after 1 s and after 3 s.
+WITHIN = 3.0
+
+_ROUNDS = 10
+_PING = b"."
+_BULK = 2**16
+_GOT = b"!"
 
 _TAIL = 30
 _LOG_LINES = 200
@@ -46,10 +61,21 @@ class _RankProcess:
 
     def follow(self) -> None:
         """Read the process's stdout and stderr, in two threads that end with it."""
-        assert self.process.stdout  # noqa: S101 - a pipe
-        assert self.process.stderr  # noqa: S101 - a pipe
-        for stream, take in ((self.process.stdout, self._event), (self.process.stderr, self._line)):
-            reader = threading.Thread(target=_each_line, args=(stream, take), daemon=True)
+
+        def read(stream: Any, take: Callable[[str], None]) -> None:
+            with stream:
+                for line in stream:
+                    take(line.rstrip())
+
+        def event(line: str) -> None:
+            with contextlib.suppress(ValueError):
+                self.events.append(json.loads(line))
+
+        def words(line: str) -> None:
+            self.tail.append(line[:500])
+
+        for stream, take in ((self.process.stdout, event), (self.process.stderr, words)):
+            reader = threading.Thread(target=read, args=(stream, take), daemon=True)
             reader.start()
             self.readers.append(reader)
 
@@ -61,19 +87,12 @@ class _RankProcess:
         with contextlib.suppress(OSError):  # flushing orders that the rank never read
             if self.process.stdin:
                 self.process.stdin.close()
-        self.settle()
+        self.drain()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until the readers have read what an ended rank left in its pipes."""
         for reader in self.readers:
             reader.join(1)
-
-    def _event(self, line: str) -> None:
-        with contextlib.suppress(ValueError):
-            self.events.append(json.loads(line))
-
-    def _line(self, line: str) -> None:
-        self.tail.append(line[:500])
 
 
 def _given_environment() -> Dict[str, str]:
@@ -122,16 +141,14 @@ class Agent:
         cannot be bound has `error` set."""
         offered = []
         for place in wanted:
-            port, error = 0, ""
+            target = Crossing("", self._host, place.purpose, place.nic, place.ip, port=0)
             try:
                 echo = Echo(self._host, place.ip)
                 self._echoes.append(echo)
-                port = echo.port
+                offered.append(replace(target, port=echo.port))
             except OSError as failure:
                 error = f"cannot listen there: {failure.strerror or failure}"
-            offered.append(
-                Crossing("", self._host, place.purpose, place.nic, place.ip, port, error)
-            )
+                offered.append(replace(target, error=error))
         return offered
 
     def cross(self, targets: Sequence[Crossing]) -> List[Crossing]:
@@ -178,7 +195,7 @@ class Agent:
         for rank, one in self._ranks.items():
             status = one.process.poll()
             if status is not None:  # its last event is the reason why it ended
-                one.settle()
+                one.drain()
             gone = [] if status is None else [{"phase": "ended", "status": status}]
             heard[rank] = [*one.events, *gone]
         return heard
@@ -199,12 +216,6 @@ class Agent:
         self._echoes = []
 
 
-def _each_line(stream: Any, take: Callable[[str], None]) -> None:
-    with stream:
-        for line in stream:
-            take(line.rstrip())
-
-
 def _telling_lines(log: Optional[Path]) -> List[str]:
     """Return the lines of the log that matter to users, and remove the file."""
     if log is None:
@@ -216,3 +227,96 @@ def _telling_lines(log: Optional[Path]) -> List[str]:
         log.unlink()
         log.parent.rmdir()
     return list(dict.fromkeys(lines))[:_LOG_LINES]
+
+
+class Echo:
+    """A listener on one address and an ephemeral port. It sends its host's name, echoes pings, and
+    confirms when all 64 KiB have arrived."""
+
+    def __init__(self, host: str, ip: str) -> None:
+        """Raise OSError if the address cannot be bound."""
+        self._greeting = host.encode() + b"\n"
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        self._socket = socket.create_server((ip, 0), family=family, backlog=512)
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        # close() alone does not wake the thread that blocks in accept().
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = self._socket.accept()
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError):
+            peer.settimeout(2 * WITHIN)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.sendall(self._greeting)
+            missing = _BULK
+            while data := peer.recv(_BULK):
+                if data == _PING:
+                    peer.sendall(data)
+                    continue
+                missing -= len(data)
+                if missing <= 0:
+                    peer.sendall(_GOT)
+
+
+def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
+    """Try all connections at once, and return each with its result."""
+    found = [replace(one, error=f"no answer within {2 * WITHIN:g} s") for one in targets]
+
+    def one(index: int) -> None:
+        found[index] = cross(targets[index])
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(targets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WITHIN)
+    return found
+
+
+def cross(target: Crossing) -> Crossing:
+    """Try one connection, and return it with the error (if any), source address and round trip."""
+    left_by, trip, error = "", 0.0, ""
+    try:
+        with socket.create_connection((target.ip, target.port), WITHIN) as connection:
+            left_by = connection.getsockname()[0]
+            error, trip = _talk(connection, target.target)
+    except socket.timeout:  # noqa: UP041 - Python 3.9 has it as a class of its own
+        error = f"no answer within {WITHIN:g} s"
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    return replace(target, error=error, left_by=left_by, round_trip=trip)
+
+
+def _talk(connection: socket.socket, expected: str) -> tuple[str, float]:
+    """Return the error ("" if none), and the shortest round trip in seconds."""
+    connection.settimeout(WITHIN)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    name = b""
+    while not name.endswith(b"\n"):
+        part = connection.recv(256)
+        if not part:
+            return "the connection was closed without an answer", 0.0
+        name += part
+    if name.decode().strip() != expected:
+        return f"{name.decode().strip()} answers there", 0.0
+    trips = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        connection.sendall(_PING)
+        connection.recv(1)
+        trips.append(time.perf_counter() - began)
+    try:
+        connection.sendall(b"#" * _BULK)
+        return "" if connection.recv(1) == _GOT else "64 KiB did not arrive", min(trips)
+    except socket.timeout:  # noqa: UP041 - as above
+        return f"it answers, and 64 KiB do not arrive within {WITHIN:g} s", min(trips)

@@ -106,7 +106,8 @@ def _running(asked: socket.socket, name: str) -> bool:
 
 
 def _dumped(family: int) -> Iterator[Tuple[int, str]]:
-    """Yield (index, address) from a netlink dump. An ioctl would return one address only."""
+    """Yield (interface index, address) from a netlink dump, without link-local addresses. An ioctl
+    would return one address only."""
     header = struct.pack("=LHHLL", 24, _RTM_GETADDR, _REQUEST_DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.settimeout(5)
@@ -117,21 +118,14 @@ def _dumped(family: int) -> Iterator[Tuple[int, str]]:
                 length, kind = struct.unpack_from("=LH", answer)
                 if kind == _DONE or length < 16:
                     return
-                yield from _address(answer[16:length], family)
+                got, _, _, scope, index = struct.unpack_from("=BBBBL", answer, 16)
+                attributes: Dict[int, bytes] = {}
+                data = answer[24:length]
+                while len(data) >= 4:
+                    size, attribute = struct.unpack_from("=HH", data)
+                    attributes[attribute] = data[4:size]
+                    data = data[(size + 3) & ~3 :]
+                held = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+                if got == family and held and (family == socket.AF_INET or scope < _LINK_SCOPE):
+                    yield index, socket.inet_ntop(family, held)
                 answer = answer[(length + 3) & ~3 :]
-
-
-def _address(message: bytes, family: int) -> Iterator[Tuple[int, str]]:
-    """Yield (interface index, address) of one message, unless it is a link-local address."""
-    got, _, _, scope, index = struct.unpack_from("=BBBBL", message)
-    attributes = dict(_attributes(message[8:]))
-    data = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
-    if got == family and data and (family == socket.AF_INET or scope < _LINK_SCOPE):
-        yield index, socket.inet_ntop(family, data)
-
-
-def _attributes(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        yield kind, data[4:length]
-        data = data[(length + 3) & ~3 :]

@@ -15,8 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from clusterctl.node import timing
 from clusterctl.node.documents import ExpectedNode, from_json
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
-from clusterctl.node.fabric_gate import Gate
-from clusterctl.node.fabric_ranks import AgentAnswer
+from clusterctl.node.fabric_gate import AgentAnswer, Gate
 
 
 def main() -> int:
@@ -25,8 +24,21 @@ def main() -> int:
     Exits when stdin ends: the caller is gone.
     """
     spec = from_json(FabricSpec, sys.stdin.readline())
-    limit = _Limit()
-    for work in (_end_with_stdin, limit.enforce):
+    gate: Optional[Gate] = None  # None until Ray is joined
+
+    def end_with_stdin() -> None:
+        sys.stdin.read()
+        os._exit(3)
+
+    def enforce_limit() -> None:
+        """End this process after timing.GATE seconds, with a report of what is known by then."""
+        limit = timing.GATE
+        time.sleep(limit)
+        joining = FabricReport(limit, failed="time", error=f"{limit:g} s (joining Ray)")
+        _tell({"report": asdict(gate.so_far(limit) if gate else joining)})
+        os._exit(4)
+
+    for work in (end_with_stdin, enforce_limit):
         threading.Thread(target=work, daemon=True).start()
     try:
         agents = RayAgents(spec.nodes)
@@ -34,34 +46,14 @@ def main() -> int:
         text = f"{type(error).__name__}: {error}"
         _tell({"report": asdict(FabricReport(0.0, failed="gate", error=text[:2000]))})
         return 0
-    limit.gate = Gate(spec, agents, say=lambda text: _tell({"say": text}))
-    report = limit.gate.run()
-    _tell({"report": asdict(report)})
-    sys.stdout.flush()
+    gate = Gate(spec, agents, say=lambda text: _tell({"say": text}))
+    _tell({"report": asdict(gate.run())})
     os._exit(0)  # Ray's shutdown takes a second; its actors end with this process
 
 
 def _tell(line: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")  # one write per line: several threads write
     sys.stdout.flush()
-
-
-def _end_with_stdin() -> None:
-    sys.stdin.read()
-    os._exit(3)
-
-
-class _Limit:
-    """Ends this process after timing.GATE seconds, with a report of what is known by then."""
-
-    gate: Optional[Gate] = None  # None until Ray is joined
-
-    def enforce(self) -> None:
-        time.sleep(timing.GATE)
-        joining = FabricReport(timing.GATE, failed="time", error=f"{timing.GATE:g} s (joining Ray)")
-        report = self.gate.so_far(timing.GATE) if self.gate else joining
-        _tell({"report": asdict(report)})
-        os._exit(4)
 
 
 class RayAgents:
@@ -77,24 +69,21 @@ class RayAgents:
             logging_level="error",
             include_dashboard=False,
         )
+        strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
         ids = {row["NodeName"]: row["NodeID"] for row in self._ray.nodes() if row["Alive"]}
         self._absent = {node.host: "it is not in Ray" for node in nodes if node.host not in ids}
-        self._actors = {
-            node.host: self._actor(node.host, ids[node.host]) for node in nodes if node.host in ids
-        }
-
-    def _actor(self, host: str, node_id: str) -> Any:
-        strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
-        return (
-            self._ray.remote(_envoy())
-            .options(
+        self._actors: Dict[str, Any] = {}
+        for host in (node.host for node in nodes if node.host in ids):
+            options = self._ray.remote(_envoy()).options(
                 num_cpus=0,
                 num_gpus=0,
                 max_concurrency=8,
-                scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
+                scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(
+                    ids[host], soft=False
+                ),
             )
-            .remote(str(Path(__file__).parents[2]), host)  # where this package is imported from
-        )
+            # The path is where this package is imported from.
+            self._actors[host] = options.remote(str(Path(__file__).parents[2]), host)
 
     def ask(
         self, method: str, arguments: Mapping[str, Sequence[Any]], within: float
@@ -106,20 +95,16 @@ class RayAgents:
             if host in self._actors
         }
         self._ray.wait(list(asked.values()), num_returns=max(1, len(asked)), timeout=within)
-        found = {host: self._result(ref, within) for host, ref in asked.items()}
-        return {
-            host: found.get(host) or AgentAnswer(error=self._absent[host]) for host in arguments
-        }
-
-    def _result(self, ref: Any, within: float) -> AgentAnswer:
-        try:
-            return AgentAnswer(self._ray.get(ref, timeout=0.01))
-        except self._ray.exceptions.GetTimeoutError:
-            return AgentAnswer(
-                error=f"a process that Ray starts there does not answer in {within:g} s"
-            )
-        except Exception as error:
-            return AgentAnswer(error=f"{type(error).__name__}: {error}"[:1000])
+        found = {host: AgentAnswer(error=error) for host, error in self._absent.items()}
+        for host, ref in asked.items():
+            try:
+                found[host] = AgentAnswer(self._ray.get(ref, timeout=0.01))
+            except self._ray.exceptions.GetTimeoutError:
+                late = f"a process that Ray starts there does not answer in {within:g} s"
+                found[host] = AgentAnswer(error=late)
+            except Exception as error:
+                found[host] = AgentAnswer(error=f"{type(error).__name__}: {error}"[:1000])
+        return {host: found[host] for host in arguments}
 
 
 def _envoy() -> Any:

@@ -20,8 +20,8 @@ from clusterctl.node.fabric_documents import (
     GpuBackend,
     RankReport,
 )
+from clusterctl.node.fabric_gate import AgentAnswer
 from clusterctl.node.fabric_nics import Interface
-from clusterctl.node.fabric_ranks import AgentAnswer
 from tests.fakes.ports import port_of, reserved
 
 FAKE_RANK = Path(__file__).parent / "node_programs" / "fake_rank.py"

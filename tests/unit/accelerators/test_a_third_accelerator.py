@@ -22,7 +22,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.fabric_documents import FabricSpec
-from clusterctl.node.fabric_ranks import seats
+from clusterctl.node.fabric_gate import seats
 from clusterctl.planning.cluster_hardware import hardware_of
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document

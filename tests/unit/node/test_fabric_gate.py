@@ -13,8 +13,7 @@ import pytest
 
 from clusterctl.node.fabric_agent import Agent
 from clusterctl.node.fabric_documents import FabricReport, FabricSpec
-from clusterctl.node.fabric_gate import Gate
-from clusterctl.node.fabric_ranks import AgentAnswer
+from clusterctl.node.fabric_gate import AgentAnswer, Gate
 from clusterctl.node.timing import GateTiming
 from tests.fakes.fabric_agents import Deaf, LocalAgents, Narrow, agent, spec
 
