@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from clusterctl.planning.fit_request import FitArguments
     from clusterctl.planning.image_probe import ProbeResult
-    from clusterctl.planning.planner import FitReport
+    from clusterctl.planning.report import FitReport
 
 
 _Probe = Annotated[

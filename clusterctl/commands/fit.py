@@ -9,7 +9,8 @@ from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.fit_on_cluster import ask_images, plan_request
 from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.image_probe import ProbeResult
-from clusterctl.planning.planner import FitReport, plan
+from clusterctl.planning.planner import plan
+from clusterctl.planning.report import FitReport
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 

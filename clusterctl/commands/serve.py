@@ -20,7 +20,7 @@ from clusterctl.network.gate import GateScope, ensure_proven
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
-from clusterctl.planning.planner import FitReport
+from clusterctl.planning.report import FitReport
 from clusterctl.planning.reported import (
     StartOutcome,
     keep,

@@ -17,8 +17,8 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
 from clusterctl.planning.hardware import gpu_of_host
-from clusterctl.planning.placement import HostGpus, Site
-from clusterctl.planning.planner import Hardware, usual_fabric
+from clusterctl.planning.placement import HostGpus, Site, usual_fabric
+from clusterctl.planning.report import Hardware
 from clusterctl.planning.reported import Learned, measured_file, measured_in
 from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.topology import Topology

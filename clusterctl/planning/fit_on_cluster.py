@@ -35,13 +35,8 @@ from clusterctl.planning.image_probe import (
     script,
 )
 from clusterctl.planning.placement import HostGpus
-from clusterctl.planning.planner import (
-    FitReport,
-    Hardware,
-    PlanRequest,
-    request_for,
-    served_layout,
-)
+from clusterctl.planning.planner import request_for
+from clusterctl.planning.report import FitReport, Hardware, PlanRequest
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.serving.service import document_name, served_names
 from clusterctl.survey.survey import Survey
@@ -67,7 +62,7 @@ def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict
     hardware = hardware_for_fit(survey, asked, own)
     launch = launch_for(request, model.shape, hardware, smallest_gpu(survey.answers))
     same = own if own and own.argv[2] in model.directories else None
-    return request_for(launch, model.shape, hardware, served_layout(same)), model.config
+    return request_for(launch, model.shape, hardware, same), model.config
 
 
 def hardware_for_fit(survey: Survey, asked: FitArguments, own: ServiceDocument | None) -> Hardware:

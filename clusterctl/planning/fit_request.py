@@ -16,7 +16,9 @@ from clusterctl.models.config_json import describe
 from clusterctl.models.name import did_you_mean
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
-from clusterctl.planning.planner import FitReport, Hardware, plan, request_for, sites_of
+from clusterctl.planning.placement import sites_of
+from clusterctl.planning.planner import plan, request_for
+from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import Launch

@@ -15,17 +15,11 @@ from clusterctl.models.config_files import parse_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import Model
 from clusterctl.models.shape import ModelShape
-from clusterctl.planning.advice import Advice
+from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import UnknownValue, parse_options
-from clusterctl.planning.placement import HostGpus
+from clusterctl.planning.placement import PARTITION, HostGpus
 from clusterctl.planning.planner import (
-    PARTITION,
-    FitReport,
-    Hardware,
-    PlanRequest,
-    Proposal,
-    ServedLayout,
     one_service,
     plan,
     planned_arguments,
@@ -33,6 +27,7 @@ from clusterctl.planning.planner import (
     require_possible,
 )
 from clusterctl.planning.problems import OF_MEMORY, possible_tp
+from clusterctl.planning.report import Advice, FitReport, Hardware, PlanRequest, Proposal
 from clusterctl.serving.arguments import Launch
 from clusterctl.serving.layout import Layout
 from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, without
@@ -67,7 +62,7 @@ def forecast_memory(
     model: Model,
     config: str | None,
     hardware: Hardware,
-    served: ServedLayout | None = None,
+    served: ServiceDocument | None = None,
 ) -> MemoryForecast:
     """Plan a launch whose layout is open. `config` is the text of the hosts' config.json.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from clusterctl.planning.allocator import allocated_bytes
 from clusterctl.planning.memory import FitPlan, RankMemory
-from clusterctl.planning.planner import PARTITION
+from clusterctl.planning.placement import PARTITION
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.vllm_flags import Argument, render, without
 from clusterctl.units import GIB

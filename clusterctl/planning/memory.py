@@ -8,7 +8,7 @@ the rank with the fewest. Where GPUs differ, `best_split` searches for the split
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
@@ -55,13 +55,6 @@ class RankMemory:
     margin_gib: float
     blocks: int
 
-    def to_json(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in self.__slots__}
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in found.items()
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -72,15 +65,6 @@ class Limit:
     gpu: str
     reason: str
     unused_gib: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "host": self.host,
-            "gpu": self.gpu,
-            "reason": self.reason,
-            "unused_gib": round(self.unused_gib, 4),
-        }
 
 
 @dataclass(frozen=True)
@@ -119,7 +103,7 @@ class FitPlan:
             "max_concurrency": round(self.max_concurrency, 2),
             "max_model_len": self.settings.max_model_len,
             "longest_context": self.longest_context,
-            "limited_by": self.limited_by.to_json(),
+            "limited_by": rounded(self.limited_by),
             "tp": self.placement.tp,
             "pp": self.placement.pp,
             "dp": self.placement.replicas,
@@ -128,9 +112,15 @@ class FitPlan:
             "max_num_batched_tokens": self.settings.batch.tokens,
             "gpu_memory_utilization": self.settings.utilization,
             "reason": self.placement.reason,
-            "ranks": [rank.to_json() for rank in self.ranks],
+            "ranks": [rounded(rank) for rank in self.ranks],
             "notes": list(self.notes),
         }
+
+
+def rounded(one: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass for JSON, with floats in four decimals."""
+    found = {each.name: getattr(one, each.name) for each in fields(one)}
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
 
 
 _UNTOLD_CPU_CACHE = 4 * GIB
@@ -271,6 +261,28 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         or all(rank.usable_gib + rank.cuda_graphs_gib <= rank.memory_gib for rank in ranks)
     )
     fits = longest >= settings.max_model_len and graphs_fit
+    # What every rank has beyond the need of one request of full length.
+    need = case.cache.blocks_per_request(settings.max_model_len, in_flight)
+    block_gib = [case.block_bytes(rank.stage) / GIB for rank in ranks]
+    slack = [rank.kv_cache_gib - need * block for rank, block in zip(ranks, block_gib, strict=True)]
+    verdict: Verdict = "fits" if fits else "tight"
+    for rank, left in zip(ranks, slack, strict=True):
+        if left < -rank.margin_gib:
+            verdict = "does not fit"
+        elif left < rank.margin_gib and verdict == "fits":
+            verdict = "tight"
+    index = min(range(len(ranks)), key=lambda i: (ranks[i].blocks, ranks[i].kv_cache_gib))
+    poorest = ranks[index]
+    if poorest.kv_cache_gib <= 0:
+        more = -poorest.kv_cache_gib
+        reason = f"weights and overhead exceed what vLLM may use by {more:.2f} GiB"
+    else:
+        reason = f"{poorest.kv_cache_gib:.2f} GiB are left there for the KV cache"
+    unused = [
+        max(0.0, rank.kv_cache_gib - blocks * block)
+        for rank, block in zip(ranks, block_gib, strict=True)
+    ]
+    del unused[index]
     return FitPlan(
         model=case.shape.name,
         architecture=case.shape.architecture,
@@ -283,40 +295,11 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         max_concurrency=found.concurrency,
         longest_context=longest,
         fits=fits,
-        verdict=_verdict(case, settings.max_model_len, ranks, fits=fits),
-        limited_by=_limit(case, ranks, blocks),
+        verdict=verdict,
+        limited_by=Limit(index, poorest.host, poorest.gpu, reason, sum(unused)),
         partition=tuple(stage.last - stage.first for stage in case.stages),
         notes=(*case.rules.notes, *case.shape.assumptions),
     )
-
-
-def _verdict(case: _Case, length: int, ranks: Sequence[RankMemory], *, fits: bool) -> Verdict:
-    """Compare the need of one request of full length with the free memory of every rank."""
-    need = case.cache.blocks_per_request(length, case.settings.in_flight)
-    slack = [
-        (rank.kv_cache_gib - need * case.block_bytes(rank.stage) / GIB, rank.margin_gib)
-        for rank in ranks
-    ]
-    if any(left < -margin for left, margin in slack):
-        return "does not fit"
-    if not fits or any(left < margin for left, margin in slack):
-        return "tight"
-    return "fits"
-
-
-def _limit(case: _Case, ranks: Sequence[RankMemory], blocks: int) -> Limit:
-    index = min(range(len(ranks)), key=lambda i: (ranks[i].blocks, ranks[i].kv_cache_gib))
-    rank = ranks[index]
-    unused = sum(
-        max(0.0, other.kv_cache_gib - blocks * case.block_bytes(other.stage) / GIB)
-        for number, other in enumerate(ranks)
-        if number != index
-    )
-    if rank.kv_cache_gib <= 0:
-        reason = f"weights and overhead exceed what vLLM may use by {-rank.kv_cache_gib:.2f} GiB"
-    else:
-        reason = f"{rank.kv_cache_gib:.2f} GiB are left there for the KV cache"
-    return Limit(index, rank.host, rank.gpu, reason, unused)
 
 
 _MOVES = 12  # Moves from the proportional split, which is rarely off by more than two layers
@@ -330,11 +313,30 @@ def best_split(
 ) -> FitPlan:
     """Return the plan with the partition that holds the most; vLLM's own if that is about as good,
     which it is whenever all GPUs are of one kind."""
+
+    def split(partition: Sequence[int]) -> FitPlan:
+        cut = replace(placement, partition=tuple(partition))
+        return plan_memory(shape, cut, options, rules)
+
     plain = plan_memory(shape, placement, options, rules)
     kinds = {(seat.gpu.name, seat.gpu.memory_gib) for seat in placement.seats}
     if placement.partition or options.partition or len(kinds) == 1 or placement.pp == 1:
         return plain
-    best = _climb(shape, placement, options, rules, _proportional(shape, plain))
+    best = split(_proportional(shape, plain))
+    for _ in range(_MOVES):
+        # Move a single layer away from the limiting stage, for as long as that helps.
+        poorest = best.ranks[best.limited_by.rank].stage
+        moved = []
+        for other in range(placement.pp):
+            counts = list(best.partition)
+            if other != poorest and counts[poorest] > 1:
+                counts[poorest] -= 1
+                counts[other] += 1
+                moved.append(split(counts))
+        better = max(moved, key=_score, default=best)
+        if _score(better) <= _score(best):
+            break
+        best = better
     if plain.fits and _score(best)[0] < _WORTH_IT * _score(plain)[0]:
         return plain
     return max(best, plain, key=_score)
@@ -356,32 +358,6 @@ def _proportional(shape: ModelShape, plain: FitPlan) -> tuple[int, ...]:
     largest = max(range(len(counts)), key=counts.__getitem__)
     counts[largest] += total - sum(counts)
     return tuple(counts)
-
-
-def _climb(
-    shape: ModelShape,
-    placement: Placement,
-    options: ServeOptions,
-    rules: Rules,
-    start: tuple[int, ...],
-) -> FitPlan:
-    """Move single layers away from the limiting stage for as long as that helps."""
-    best = plan_memory(shape, replace(placement, partition=start), options, rules)
-    for _ in range(_MOVES):
-        poorest = best.ranks[best.limited_by.rank].stage
-        moved = []
-        for other in range(placement.pp):
-            counts = list(best.partition)
-            if other != poorest and counts[poorest] > 1:
-                counts[poorest] -= 1
-                counts[other] += 1
-                split = replace(placement, partition=tuple(counts))
-                moved.append(plan_memory(shape, split, options, rules))
-        better = max(moved, key=_score, default=best)
-        if _score(better) <= _score(best):
-            return best
-        best = better
-    return best
 
 
 def _score(plan: FitPlan) -> tuple[int, float]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.planning.hardware import GpuModel
+from clusterctl.planning.hardware import GpuModel, parse_gpus
 from clusterctl.planning.overheads import Fabric, Measured
 from clusterctl.planning.weights import PipelineStage
+
+PARTITION = "VLLM_PP_LAYER_PARTITION"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,20 @@ class Placement:
         )
 
 
+def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
+    """Return `hosts` hosts with the GPUs of `--gpus` each. Raises UsageError."""
+    if not 1 <= hosts <= 1024:
+        raise UsageError(f"--hosts {hosts}: from 1 to 1024", hint="--hosts 2")
+    each = parse_gpus(gpus)
+    return tuple(Site(f"host{number}", each, usual_fabric(each)) for number in range(1, hosts + 1))
+
+
+def usual_fabric(gpus: Sequence[GpuModel]) -> Fabric:
+    """Return the usual link between those GPUs in a server."""
+    joined = ("A100", "A800", "H100", "H800", "H20", "B200", "V100")
+    return "nvlink" if len(gpus) > 1 and gpus[0].name.startswith(joined) else "pcie"
+
+
 def split_layers(layers: int, pp: int, partition: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the number of layers per stage. Raises UsageError.
 
@@ -88,7 +104,7 @@ def split_layers(layers: int, pp: int, partition: Sequence[int] = ()) -> tuple[i
     if partition:
         if len(partition) != pp or sum(partition) != layers:
             raise UsageError(
-                f"VLLM_PP_LAYER_PARTITION={','.join(map(str, partition))} does not split "
+                f"{PARTITION}={','.join(map(str, partition))} does not split "
                 f"{layers} layers into {pp} stages",
                 hint=f"give {pp} numbers that add up to {layers}",
             )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.models.quantized import NEEDS_CAPABILITY, requested
 from clusterctl.models.shape import ModelShape
@@ -18,6 +17,13 @@ from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
 from clusterctl.planning.rules import Rules
 from clusterctl.serving.release_flags import removed_flags
 from clusterctl.serving.vllm_flags import Argument
+
+_UNCOUNTED = {
+    "speculative-config": "the drafter's weights and cache",
+    "enable-lora": "LoRA adapters",
+    "enable-expert-parallel": "experts split by number instead of width",
+    "decode-context-parallel-size": "a KV cache split along the context",
+}
 
 # Names of problems that more memory would solve.
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
@@ -32,9 +38,6 @@ class PredictedProblem:
     text: str
     hint: str
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "fatal": self.fatal, "text": self.text, "hint": self.hint}
-
 
 def predict_problems(
     shape: ModelShape,
@@ -46,34 +49,34 @@ def predict_problems(
 
     `arguments`: all flags passed to vLLM, to find those that its version lacks.
     """
-    options, gpus = plan.options, tuple(seat.gpu for seat in plan.placement.seats)
-    found = [
-        *_context(shape, options),
-        *_number_formats(shape, options, gpus),
-        *_storage(shape, options, rules, gpus),
-        *_flags(rules, arguments),
-        *_memory(plan, shape.context),
-        *_surroundings(plan, rules),
-    ]
+    gpus = [seat.gpu for seat in plan.placement.seats]
+    found = [*_of_model(shape, plan.options, rules, gpus)]
+    for error in removed_flags(arguments, rules.version):
+        if "bitsandbytes" not in error.summary:
+            hint = error.hint or "leave it out"
+            found.append(PredictedProblem("unknown-arg", True, error.summary, hint))
+    for argument in arguments:
+        if argument.key in _UNCOUNTED:
+            text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not part of the forecast"
+            hint = "leave a few GiB of room for it"
+            found.append(PredictedProblem("not-counted", False, text, hint))
+    found += _of_memory(plan, rules, shape.context)
     return tuple(sorted(found, key=lambda item: not item.fatal))
-
-
-def _context(shape: ModelShape, options: ServeOptions) -> Iterator[PredictedProblem]:
-    asked = options.max_model_len
-    if asked is None or asked == AUTO_LENGTH or asked <= shape.context:
-        return
-    yield PredictedProblem(
-        "context-too-long",
-        True,
-        f"max_model_len {asked} is greater than the model's own context: "
-        f"{shape.context_key}={shape.context}",
-        f"--max-model-len {shape.context}",
-    )
 
 
 def tp_problem(shape: ModelShape, tp: int) -> str | None:
     """Return why vLLM does not accept that tensor parallel size for this model, or None."""
-    return heads_problem(shape, tp) or _uneven_part(shape, tp)
+    found = heads_problem(shape, tp)
+    side = shape.quantization.block if shape.quantization else None
+    for layer in dict.fromkeys(shape.layers) if found is None else ():
+        if layer.mlp and layer.mlp.width % tp:
+            return f"does not divide the MLP's width of {layer.mlp.width}"
+        if layer.experts and layer.experts.width % tp:
+            return f"does not divide the experts' width of {layer.experts.width}"
+        widths = [part.width for part in (layer.mlp, layer.experts) if part]
+        if side and any(width // tp % side for width in widths):
+            return f"does not divide the fp8 scale blocks of {side} in widths of {widths}"
+    return found
 
 
 def heads_problem(shape: ModelShape, tp: int) -> str | None:
@@ -90,38 +93,30 @@ def heads_problem(shape: ModelShape, tp: int) -> str | None:
     return None
 
 
-def _uneven_part(shape: ModelShape, tp: int) -> str | None:
-    side = shape.quantization.block if shape.quantization else None
-    for layer in dict.fromkeys(shape.layers):
-        if layer.mlp and layer.mlp.width % tp:
-            return f"does not divide the MLP's width of {layer.mlp.width}"
-        if layer.experts and layer.experts.width % tp:
-            return f"does not divide the experts' width of {layer.experts.width}"
-        widths = [part.width for part in (layer.mlp, layer.experts) if part]
-        if side and any(width // tp % side for width in widths):
-            return f"does not divide the fp8 scale blocks of {side} in widths of {widths}"
-    return None
-
-
 def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
     """Return the tensor parallel sizes up to `most` that vLLM accepts for this model."""
     return tuple(tp for tp in range(1, most + 1) if tp_problem(shape, tp) is None)
 
 
-def _number_formats(
-    shape: ModelShape, options: ServeOptions, gpus: Iterable[GpuModel]
+def _of_model(
+    shape: ModelShape, options: ServeOptions, rules: Rules, gpus: Sequence[GpuModel]
 ) -> Iterator[PredictedProblem]:
-    old = _names(gpu for gpu in gpus if not gpu.has_bfloat16)
-    if not old:
-        return
-    if options.dtype == "bfloat16":
+    """Yield a context beyond the model's, and number formats and quantisations that these GPUs, or
+    this vLLM, cannot compute."""
+    asked = options.max_model_len
+    if asked is not None and asked != AUTO_LENGTH and asked > shape.context:
         yield PredictedProblem(
-            "bf16-unsupported",
+            "context-too-long",
             True,
-            f"bfloat16 needs compute capability 8.0, which {old} lacks",
-            "--dtype half",
+            f"max_model_len {asked} is greater than the model's own context: "
+            f"{shape.context_key}={shape.context}",
+            f"--max-model-len {shape.context}",
         )
-    elif options.dtype == "auto" and shape.dtype == "bfloat16":
+    old = _names(gpu for gpu in gpus if not gpu.has_bfloat16)
+    if old and options.dtype == "bfloat16":
+        text = f"bfloat16 needs compute capability 8.0, which {old} lacks"
+        yield PredictedProblem("bf16-unsupported", True, text, "--dtype half")
+    elif old and options.dtype == "auto" and shape.dtype == "bfloat16":
         yield PredictedProblem(
             "bf16-unsupported",
             False,
@@ -129,11 +124,6 @@ def _number_formats(
             "cluster of different GPUs every rank needs --dtype half",
             "--dtype half",
         )
-
-
-def _storage(
-    shape: ModelShape, options: ServeOptions, rules: Rules, gpus: Sequence[GpuModel]
-) -> Iterator[PredictedProblem]:
     stored = requested(options.quantization, shape.quantization)
     if stored is None:
         return
@@ -146,6 +136,7 @@ def _storage(
         )
     least = NEEDS_CAPABILITY.get(stored.method, 0)
     weak = _names(gpu for gpu in gpus if gpu.capability < least)
+    slow = _names(gpu for gpu in gpus if not gpu.has_native_fp8 and not gpu.is_cpu)
     if weak:
         yield PredictedProblem(
             "quant-min-capability",
@@ -153,8 +144,7 @@ def _storage(
             f"{stored.method} needs compute capability {least / 10}, which {weak} lacks",
             "use unquantised weights on these GPUs",
         )
-    slow = _names(gpu for gpu in gpus if not gpu.has_native_fp8 and not gpu.is_cpu)
-    if stored.method == "fp8" and slow and not weak:
+    elif stored.method == "fp8" and slow:
         yield PredictedProblem(
             "fp8-not-native",
             False,
@@ -168,31 +158,14 @@ def _names(gpus: Iterable[GpuModel]) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
 
 
-_UNCOUNTED = {
-    "speculative-config": "the drafter's weights and cache",
-    "enable-lora": "LoRA adapters",
-    "enable-expert-parallel": "experts split by number instead of width",
-    "decode-context-parallel-size": "a KV cache split along the context",
-}
-
-
-def _flags(rules: Rules, arguments: Sequence[Argument]) -> Iterator[PredictedProblem]:
-    for error in removed_flags(arguments, rules.version):
-        if "bitsandbytes" not in error.summary:
-            yield PredictedProblem("unknown-arg", True, error.summary, error.hint or "leave it out")
-    for argument in arguments:
-        if argument.key in _UNCOUNTED:
-            text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not part of the forecast"
-            yield PredictedProblem("not-counted", False, text, "leave a few GiB of room for it")
-
-
-def _memory(plan: FitPlan, longest: int) -> Iterator[PredictedProblem]:
+def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedProblem]:
+    """Yield the problems of memory, and of tensor parallelism across hosts."""
     worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
-    if plan.verdict == "fits":
-        return
     fatal = plan.verdict == "does not fit"
     where = f"{worst.host} ({worst.gpu})"
-    if worst.weights_gib > worst.memory_gib > 0:
+    if plan.verdict == "fits":
+        pass
+    elif worst.weights_gib > worst.memory_gib > 0:
         text = f"{where}: {worst.weights_gib:.1f} GiB of weights in {worst.memory_gib:.1f} GiB"
         yield PredictedProblem("cuda-oom", fatal, text, "more ranks, or quantised weights")
     elif worst.kv_cache_gib <= 0:
@@ -213,9 +186,6 @@ def _memory(plan: FitPlan, longest: int) -> Iterator[PredictedProblem]:
         yield PredictedProblem(
             "tight", False, text, "--gpu-memory-utilization up, or fewer --max-num-seqs"
         )
-
-
-def _surroundings(plan: FitPlan, rules: Rules) -> Iterator[PredictedProblem]:
     if plan.placement.groups_cross_hosts:
         yield PredictedProblem(
             "tp-spread",

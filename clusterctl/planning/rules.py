@@ -22,40 +22,62 @@ NEWEST: Version = (0, 33, 0)  # The newest version whose source was read
 _OLDEST: Version = (0, 7, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class _Of:
+    """A rule of the versions from `since` on, up to but not including `until`."""
+
+    since: Version = (0, 0, 0)
+    until: Version = (999, 0, 0)
+
+    def __get__(self, rules: Rules, owner: type) -> bool:
+        return self.since <= rules.version < self.until
+
+
+@dataclass(frozen=True)
 class Rules:
     """How one version computes memory. `notes` explain the choice of version to the user."""
 
     version: Version
-    # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
-    engine_v0: bool
-    utilization: float  # Default of --gpu-memory-utilization
-    # Top-k/top-p by sorting the vocabulary, or by pivots (v1/sample/ops/topk_topp_triton.py).
-    sampler: Sampler
-    # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
-    keeps_workspace: bool
-    graphs_charged: bool  # CUDA graphs are estimated and deducted from the KV cache's share
-    # The same for the second runner (`profile_cudagraph_memory` in v1/worker/gpu/).
-    second_charges_graphs: bool
-    # The second runner profiles sampling without top-k and top-p (`_dummy_sampler_run`).
-    second_samples_plainly: bool
-    tunes_kernels: bool  # Compiled kernels are tuned on dummy arguments (overheads.py)
-    # Weights are loaded with max_split_size_mb:20 (v1/worker/gpu_worker.py, `load_model`).
-    unsplit_weights: bool
-    triton_mxfp4: bool  # On Hopper mxfp4 experts are not padded, only their scales (weights.py)
-    # "KV cache size" is concurrency x max_model_len (hybrid models: differs from before).
-    tokens_from_concurrency: bool
-    # Sliding windows reserve for every batch in flight: 2 with asynchronous scheduling.
-    in_flight_batches: bool
-    null_block_held: bool  # The start check plans with one block less than the pool has
-    spares_a100: bool  # A100 gets the small defaults of batch size (vllm#17885)
-    widest_from_160_gib: bool  # GPUs of 160 GiB and more get 16384 batched tokens
-    has_bitsandbytes: bool
     notes: tuple[str, ...] = ()
+
+    # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
+    engine_v0 = _Of(until=(0, 8, 0))
+    # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
+    keeps_workspace = _Of((0, 17, 0))
+    # Top-k/top-p by pivots (v1/sample/ops/topk_topp_triton.py), before by sorting the vocabulary.
+    _samples_by_pivots = _Of((0, 17, 0))
+    # The second runner profiles sampling without top-k and top-p (`_dummy_sampler_run`).
+    second_samples_plainly = _Of(until=(0, 33, 0))
+    # CUDA graphs are estimated and deducted from the KV cache's share; on the second runner later
+    # (`profile_cudagraph_memory` in v1/worker/gpu/).
+    _graphs_charged = _Of((0, 21, 0))
+    _second_charges_graphs = _Of((0, 29, 0))
+    tunes_kernels = _Of((0, 15, 0))  # Compiled kernels are tuned on dummy arguments (overheads.py)
+    # Weights are loaded with max_split_size_mb:20 (v1/worker/gpu_worker.py, `load_model`).
+    unsplit_weights = _Of((0, 22, 0))
+    # On Hopper mxfp4 experts are not padded, only their scales (weights.py)
+    triton_mxfp4 = _Of((0, 25, 0))
+    # "KV cache size" is concurrency x max_model_len (hybrid models: differs from before).
+    tokens_from_concurrency = _Of((0, 21, 0))
+    # Sliding windows reserve for every batch in flight: 2 with asynchronous scheduling.
+    in_flight_batches = _Of((0, 26, 0))
+    null_block_held = _Of((0, 26, 0))  # The start check plans with one block less than there is
+    spares_a100 = _Of((0, 9, 0))  # A100 gets the small defaults of batch size (vllm#17885)
+    widest_from_160_gib = _Of((0, 26, 0))  # GPUs of 160 GiB and more get 16384 batched tokens
+    has_bitsandbytes = _Of(until=BITSANDBYTES_ABSENT_FROM)
+
+    @property
+    def utilization(self) -> float:
+        """The default of --gpu-memory-utilization."""
+        return 0.92 if self.version >= (0, 20, 0) else 0.9
+
+    @property
+    def sampler(self) -> Sampler:
+        return "pivot" if self._samples_by_pivots else "sort"
 
     def charges_graphs(self, *, second_runner: bool) -> bool:
         """Return whether CUDA graphs are part of the sum on that runner."""
-        return self.graphs_charged and (self.second_charges_graphs or not second_runner)
+        return self._second_charges_graphs if second_runner else self._graphs_charged
 
 
 def rules_for(version: str | None) -> Rules:
@@ -67,42 +89,17 @@ def rules_for(version: str | None) -> Rules:
     parsed = parse_version(version) if version else None
     if parsed is None:
         what = "no vLLM version given" if version is None else f"{version!r} is not a vLLM version"
-        return _rules(NEWEST, (f"{what}: the rules of {show_version(NEWEST)} apply",))
-    if parsed > (*NEWEST[:2], 99):
-        return _rules(parsed, (_outside(parsed, "newer", "newest", NEWEST),))
+        return Rules(NEWEST, (f"{what}: the rules of {show_version(NEWEST)} apply",))
+    how, end, known = "newer", "newest", NEWEST
     if parsed < _OLDEST:
-        return _rules(parsed, (_outside(parsed, "older", "oldest", _OLDEST),))
-    return _rules(parsed, ())
-
-
-def _outside(found: Version, how: str, end: str, rules: Version) -> str:
-    return (
-        f"vLLM {show_version(found)} is {how} than the {end} version known here: "
-        f"the rules of {show_version(rules)} apply"
+        how, end, known = "older", "oldest", _OLDEST
+    elif parsed <= (*NEWEST[:2], 99):
+        return Rules(parsed)
+    note = (
+        f"vLLM {show_version(parsed)} is {how} than the {end} version known here: "
+        f"the rules of {show_version(known)} apply"
     )
-
-
-def _rules(version: Version, notes: tuple[str, ...]) -> Rules:
-    return Rules(
-        version=version,
-        engine_v0=version < (0, 8, 0),
-        utilization=0.92 if version >= (0, 20, 0) else 0.9,
-        sampler="pivot" if version >= (0, 17, 0) else "sort",
-        keeps_workspace=version >= (0, 17, 0),
-        graphs_charged=version >= (0, 21, 0),
-        second_charges_graphs=version >= (0, 29, 0),
-        second_samples_plainly=version < (0, 33, 0),
-        tunes_kernels=version >= (0, 15, 0),
-        unsplit_weights=version >= (0, 22, 0),
-        triton_mxfp4=version >= (0, 25, 0),
-        tokens_from_concurrency=version >= (0, 21, 0),
-        in_flight_batches=version >= (0, 26, 0),
-        null_block_held=version >= (0, 26, 0),
-        spares_a100=version >= (0, 9, 0),
-        widest_from_160_gib=version >= (0, 26, 0),
-        has_bitsandbytes=version < BITSANDBYTES_ABSENT_FROM,
-        notes=notes,
-    )
+    return Rules(parsed, (note,))
 
 
 # From 0.22 on models move to a second runner (v1/worker/gpu/), which profiles memory differently:

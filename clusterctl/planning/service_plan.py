@@ -20,7 +20,7 @@ from clusterctl.planning.cluster_hardware import (
     with_image_env,
 )
 from clusterctl.planning.forecast import forecast_memory
-from clusterctl.planning.planner import FitReport, served_layout
+from clusterctl.planning.report import FitReport
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import head_address
 from clusterctl.serving.arguments import Launch
@@ -92,7 +92,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         hardware = hardware_of_unknown_gpus(inventory, held.free, version, held.holders)
     same = own if own and own.argv[2:3] == [launch.model_argument] else None
     config = location.config if location else None
-    forecast = forecast_memory(launch, model, config, hardware, served_layout(same))
+    forecast = forecast_memory(launch, model, config, hardware, same)
     layout = forecast.layout
     notes = [
         f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}",

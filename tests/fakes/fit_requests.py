@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clusterctl.planning.fit_request import load_shape
-from clusterctl.planning.placement import Site
-from clusterctl.planning.planner import FitReport, Hardware, PlanRequest, plan, sites_of
+from clusterctl.planning.placement import Site, sites_of
+from clusterctl.planning.planner import plan
+from clusterctl.planning.report import FitReport, Hardware, PlanRequest
 from clusterctl.planning.speed import NETWORK, LinkSpeed
 from clusterctl.serving.vllm_flags import parse_arguments
 

@@ -13,8 +13,10 @@ from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape, Quantization, RotaryTable
 from clusterctl.planning.kv_cache import needs_of, plan_cache
-from clusterctl.planning.planner import Hardware, PlanRequest, plan, sites_of
+from clusterctl.planning.placement import sites_of
+from clusterctl.planning.planner import plan
 from clusterctl.planning.problems import possible_tp
+from clusterctl.planning.report import Hardware, PlanRequest
 from clusterctl.planning.weights import PipelineStage, weight_bytes, weight_gib
 from clusterctl.units import GIB
 from tests.fakes.catalogue import config_of

@@ -21,7 +21,8 @@ from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, Servi
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.fit_on_cluster import plan_request
 from clusterctl.planning.fit_request import FitArguments
-from clusterctl.planning.planner import FitReport, plan
+from clusterctl.planning.planner import plan
+from clusterctl.planning.report import FitReport
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments

@@ -17,7 +17,7 @@ from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.models.config_files import checkpoint_bytes, parse_config, read_config
 from clusterctl.planning.hardware import CPU
 from clusterctl.planning.placement import Site
-from clusterctl.planning.planner import FitReport
+from clusterctl.planning.report import FitReport
 from clusterctl.planning.weights import weight_bytes
 from tests.fakes.catalogue import config_of
 from tests.fakes.fit_requests import fit_request

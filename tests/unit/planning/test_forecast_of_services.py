@@ -18,8 +18,8 @@ from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.hardware import CPU, parse_gpus
 from clusterctl.planning.overheads import Measured
-from clusterctl.planning.placement import HostGpus, Site
-from clusterctl.planning.planner import Hardware, served_layout, usual_fabric
+from clusterctl.planning.placement import HostGpus, Site, usual_fabric
+from clusterctl.planning.report import Hardware
 from clusterctl.planning.speed import parse_network
 from clusterctl.serving.arguments import Launch, serve_argv
 from clusterctl.serving.layout import UNDECIDED, Layout
@@ -81,8 +81,7 @@ class Case:
 
     def forecast(self) -> MemoryForecast:
         model = resolve(self.request.model, "/data/models")
-        served = served_layout(self.own)
-        return forecast_memory(self.launch, model, self.config, self.hardware, served)
+        return forecast_memory(self.launch, model, self.config, self.hardware, self.own)
 
     def layout(self) -> Layout:
         return self.forecast().layout

@@ -25,7 +25,7 @@ from clusterctl.planning.fit_on_cluster import config_on_hosts, hardware_for_fit
 from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
-from clusterctl.planning.planner import Hardware
+from clusterctl.planning.report import Hardware
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 from tests.fakes.host_facts import host_facts
 from tests.fakes.surveys import survey_of

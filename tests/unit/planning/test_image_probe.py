@@ -13,7 +13,7 @@ import pytest
 from clusterctl.planning.hardware import CPU, GpuModel
 from clusterctl.planning.image_probe import hosts_to_ask, probe_question, probe_result, read_answer
 from clusterctl.planning.placement import Site
-from clusterctl.planning.planner import FitReport
+from clusterctl.planning.report import FitReport
 from clusterctl.reporting.fit_view import fit_lines
 from clusterctl.serving.vllm_flags import parse_arguments
 from tests.fakes.catalogue import config_of

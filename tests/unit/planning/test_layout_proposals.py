@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,14 +17,17 @@ from clusterctl.planning.memory import best_split, plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import Site, seat_ranks, split_layers
 from clusterctl.planning.planner import propose
+from clusterctl.planning.report import Hardware, PlanRequest, Proposal
 from clusterctl.planning.rules import rules_for
 from clusterctl.planning.speed import LinkSpeed
+from clusterctl.serving.vllm_flags import parse_arguments
 from tests.fakes.catalogue import config_of
 
 NEWEST = rules_for("0.33.0")
-SMALL_STEPS = parse_options(
+SMALL_FLAGS = parse_arguments(
     ["--max-model-len", "8192", "--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
 )
+SMALL_STEPS = parse_options(SMALL_FLAGS)
 
 
 def shape_of(hub_id: str) -> ModelShape:
@@ -38,6 +42,13 @@ QWEN_1_5B = shape_of("qwen/qwen2.5-1.5b-instruct")
 
 def unlike(first: str, second: str) -> tuple[Site, Site]:
     return Site("gpu1", parse_gpus(first)), Site("gpu2", parse_gpus(second))
+
+
+def proposed(
+    shape: ModelShape, sites: Sequence[Site], network: LinkSpeed | None = None
+) -> tuple[Proposal, ...]:
+    hardware = Hardware(tuple(sites), network, vllm="0.33.0")
+    return propose(PlanRequest(shape, hardware, arguments=SMALL_FLAGS))
 
 
 def test_tensor_parallel_on_unlike_gpus_is_decided_by_the_smaller() -> None:
@@ -84,7 +95,7 @@ def test_like_gpus_keep_the_split_of_vllm() -> None:
 
 
 def test_replicas_beat_stages_when_one_gpu_holds_the_model() -> None:
-    best = propose(QWEN_1_5B, unlike("H200", "H200"), SMALL_STEPS, NEWEST)[0]
+    best = proposed(QWEN_1_5B, unlike("H200", "H200"))[0]
     placement = best.plan.placement
     assert (placement.tp, placement.pp, placement.replicas) == (1, 1, 2)
     assert "replicas" in best.reason
@@ -92,21 +103,21 @@ def test_replicas_beat_stages_when_one_gpu_holds_the_model() -> None:
 
 def test_groups_stay_inside_hosts_over_an_ordinary_network() -> None:
     sites = unlike("2xH100", "2xH100")
-    for proposal in propose(R1_32B, sites, SMALL_STEPS, NEWEST):
+    for proposal in proposed(R1_32B, sites):
         assert not proposal.plan.placement.groups_cross_hosts
     fast = LinkSpeed(50e9, 5e-6)
-    found = propose(R1_32B, sites, SMALL_STEPS, NEWEST, fast)
+    found = proposed(R1_32B, sites, fast)
     assert any(proposal.plan.placement.groups_cross_hosts for proposal in found)
 
 
 def test_the_one_gpu_that_holds_the_model_is_found_wherever_it_is() -> None:
-    best = propose(R1_32B, unlike("RTX 3090", "H800"), SMALL_STEPS, NEWEST)[0]
+    best = proposed(R1_32B, unlike("RTX 3090", "H800"))[0]
     assert (best.plan.placement.tp, best.plan.placement.pp) == (1, 1)
     assert best.plan.placement.hosts == ("gpu2",)
 
 
 def test_nothing_is_proposed_where_nothing_fits() -> None:
-    assert propose(R1_32B, [Site("a", parse_gpus("T4"))], SMALL_STEPS, NEWEST) == ()
+    assert proposed(R1_32B, [Site("a", parse_gpus("T4"))]) == ()
 
 
 def test_too_few_gpus_is_named() -> None:

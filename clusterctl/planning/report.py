@@ -1,0 +1,126 @@
+"""What a plan is made for, and what comes of it: the types of `planner`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
+from clusterctl.models.shape import ModelShape
+from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.memory import FitPlan, rounded
+from clusterctl.planning.options import ServeOptions, parse_options
+from clusterctl.planning.placement import HostGpus, Site
+from clusterctl.planning.problems import PredictedProblem
+from clusterctl.planning.rules import Rules, rules_for
+from clusterctl.planning.speed import NETWORK, LinkSpeed, Speed
+from clusterctl.serving.vllm_flags import Argument
+from clusterctl.units import GIB
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The hosts, link and environment to plan for."""
+
+    sites: tuple[Site, ...]
+    network: LinkSpeed | None = None  # None if unknown: an ordinary one is assumed
+    defaults: EngineDefaults = ON_GPUS
+    env: Mapping[str, str] = field(default_factory=dict)
+    vllm: str | None = None
+    # Number of free GPUs by host, even if nothing else is known about them; empty: those of
+    # `sites`.
+    gpus: tuple[HostGpus, ...] = ()
+    held: tuple[str, ...] = ()  # Users of the GPUs that are not free, a line each
+    as_if_free: bool = False  # GPUs in use are planned for too, since none is free
+
+    @property
+    def free(self) -> tuple[HostGpus, ...]:
+        return self.gpus or tuple(HostGpus(site.host, len(site.gpus)) for site in self.sites)
+
+    @property
+    def smallest_gpu(self) -> int | None:
+        """The bytes of the smallest GPU; None on CPUs."""
+        memories = [gpu.memory_gib for site in self.sites for gpu in site.gpus]
+        return int(min(memories) * GIB) or None if memories else None
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A model to plan on hosts, with its options, for a vLLM version."""
+
+    shape: ModelShape
+    hardware: Hardware
+    tp: int | None = None  # None: the planner chooses, as for `pp`
+    pp: int | None = None
+    arguments: tuple[Argument, ...] = ()  # All flags that are passed to vLLM
+    served: ServiceDocument | None = None  # The same model as it is served now, to be replaced
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return self.hardware.sites
+
+    @property
+    def network(self) -> LinkSpeed:
+        return self.hardware.network or NETWORK
+
+    @cached_property
+    def rules(self) -> Rules:
+        return rules_for(self.hardware.vllm)
+
+    @cached_property
+    def options(self) -> ServeOptions:
+        """The parsed options. Raises UsageError, or Problems, for values that vLLM refuses."""
+        return parse_options(self.arguments, self.hardware.env)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change of flags that makes a plan fit."""
+
+    flags: tuple[str, ...]
+    text: str
+    kv_cache_tokens: int
+    max_concurrency: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A layout with its plan (of one replica) and its estimated speed (of all)."""
+
+    plan: FitPlan
+    speed: Speed
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.plan.to_json(), "speed": self.speed.to_json(), "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class FitReport(Proposal):
+    """The result of planning: the sizes asked for, else the current layout, else the best one."""
+
+    problems: tuple[PredictedProblem, ...]
+    advice: tuple[Advice, ...]
+    proposals: tuple[Proposal, ...] = ()  # All that fit, best first; empty if TP or PP was given
+    faster: Proposal | None = None  # A proposal estimated to be at least 1.5 times as fast
+    doubts: tuple[str, ...] = ()  # Why nothing is refused; empty if the plan is reliable
+    notes: tuple[str, ...] = ()  # How `serve` deviates from the plan
+
+    @property
+    def refused(self) -> bool:
+        """Whether vLLM certainly cannot start like this."""
+        return not self.doubts and any(problem.fatal for problem in self.problems)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stable form of `fit --json`."""
+        return {
+            **super().to_json(),
+            "notes": [*self.plan.notes, *self.notes],
+            "foreseen": [rounded(problem) for problem in self.problems],
+            "doubts": list(self.doubts),
+            "advice": [rounded(item) for item in self.advice],
+            "proposals": [item.to_json() for item in self.proposals],
+            "faster": self.faster.to_json() if self.faster else None,
+        }
