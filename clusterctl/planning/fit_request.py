@@ -21,8 +21,7 @@ from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
-from clusterctl.serving.arguments import Launch
-from clusterctl.serving.layout import UNDECIDED
+from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 

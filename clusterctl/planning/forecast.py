@@ -28,8 +28,7 @@ from clusterctl.planning.planner import (
 )
 from clusterctl.planning.problems import OF_MEMORY, possible_tp
 from clusterctl.planning.report import Advice, FitReport, Hardware, PlanRequest, Proposal
-from clusterctl.serving.arguments import Launch
-from clusterctl.serving.layout import Layout
+from clusterctl.serving.arguments import Launch, Layout
 from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, without
 
 NOT_PLANNED = "memory is not planned"

@@ -23,8 +23,7 @@ from clusterctl.planning.forecast import forecast_memory
 from clusterctl.planning.report import FitReport
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import head_address
-from clusterctl.serving.arguments import Launch
-from clusterctl.serving.layout import UNDECIDED
+from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import (
     PlannedService,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clusterctl import deadlines
@@ -10,7 +11,6 @@ from clusterctl.errors import raise_all
 from clusterctl.models.catalogue import CatalogueEntry
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version
-from clusterctl.serving.layout import Layout
 from clusterctl.serving.release_flags import (
     DATA_PARALLEL_BACKEND_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
@@ -38,6 +38,35 @@ _IMAGE_TOKENS = 4096
 # Before, a prompt had to fit into one step, so fewer batched tokens than --max-model-len were an
 # error; for those releases the flag is left out.
 CHUNKED_PREFILL_SINCE: Version = (0, 8, 0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a service is divided over the cluster's GPUs. `clusterctl.planning` decides it; the
+    running ranks are compared with it."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    # Hosts whose GPUs it may use; at least `least_hosts` of them get ranks
+    hosts: tuple[str, ...]
+    least_hosts: int
+    keeps_tp_in_host: bool  # Every tensor parallel group is certain to sit inside one host
+    reason: str
+    notes: tuple[str, ...] = ()
+    data_parallel: int = 1
+    copies_on_head: int = 0  # Number of the `data_parallel` replicas on the head; 0: not known
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def spans_hosts(self) -> bool:
+        return self.least_hosts > 1
+
+
+# Placeholder for callers that need only flags independent of the layout
+UNDECIDED = Layout(1, 1, (), 1, keeps_tp_in_host=True, reason="")
 
 
 @dataclass(frozen=True)
@@ -94,31 +123,6 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
 
     Raises UsageError for all flags that this vLLM is known not to have.
     """
-    merged = lay_over(_service_flags(launch), engine_arguments(launch))
-    arguments = drop_idle_negations(merged)
-    raise_all(removed_flags(arguments, launch.version))
-    return arguments
-
-
-def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
-    """Return all flags that do not depend on the layout, for planning memory."""
-    defaults = _batch_flags(launch)
-    if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
-        defaults.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
-    if launch.defaults.eager:
-        defaults.append(Argument("enforce-eager"))
-    if launch.random_weights:
-        defaults.append(Argument("load-format", ("dummy",)))
-    tokens = launch.entry.tokens(launch.version) if launch.entry else ()
-    return lay_over(defaults, parse_arguments(tokens, origin="catalogue"), launch.request.given)
-
-
-def serve_argv(launch: Launch) -> list[str]:
-    """Return the argv `vllm serve MODEL ...`. Raises as `serve_arguments`."""
-    return ["vllm", "serve", launch.model_argument, *render(serve_arguments(launch))]
-
-
-def _service_flags(launch: Launch) -> tuple[Argument, ...]:
     layout = launch.layout
     flags = [
         Argument("served-model-name", launch.served_names),
@@ -140,31 +144,45 @@ def _service_flags(launch: Launch) -> tuple[Argument, ...]:
     # about it. A single rank goes through Ray too (vLLM takes `uni` for it only where no backend is
     # named, config/parallel.py): otherwise Ray counts its GPU as free and assigns it again.
     flags.append(Argument("distributed-executor-backend", ("ray",)))
-    return tuple(flags)
+    arguments = drop_idle_negations(lay_over(flags, engine_arguments(launch)))
+    raise_all(removed_flags(arguments, launch.version))
+    return arguments
 
 
-def _batch_flags(launch: Launch) -> list[Argument]:
-    """Return the flags of the two batch limits, adapted if the user gave one of them: vLLM requires
-    at least as many batched tokens as sequences."""
-    shape = launch.shape
+def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
+    """Return all flags that do not depend on the layout, for planning memory."""
+    shape, given = launch.shape, launch.request.given
     limits = batch_limits(
         launch.defaults, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
     )
-    sequences = min(limits.sequences, _given(launch, "max-num-batched-tokens", limits.sequences))
-    tokens = max(limits.tokens, _given(launch, "max-num-seqs", limits.tokens))
-    flags = [Argument("max-num-seqs", (str(sequences),))]
+    # If the user gives one of the two limits, the other follows: vLLM requires at least as many
+    # batched tokens as sequences.
+    sequences = min(limits.sequences, _number(given, "max-num-batched-tokens", limits.sequences))
+    tokens = max(limits.tokens, _number(given, "max-num-seqs", limits.tokens))
+    defaults = [Argument("max-num-seqs", (str(sequences),))]
     # A text may have to fit into one step: vLLM refuses fewer tokens than --max-model-len for an
     # encoder and for a decoder that embeds by the mean of a text; its own default suffices there.
-    pools = last_value(launch.request.given, "runner") == "pooling"
-    in_one_step = pools or bool(shape and shape.both_ways)
+    in_one_step = last_value(given, "runner") == "pooling" or bool(shape and shape.both_ways)
     if _knows(launch.version, CHUNKED_PREFILL_SINCE) and not in_one_step:
-        flags.append(Argument("max-num-batched-tokens", (str(tokens),)))
-    return flags
+        defaults.append(Argument("max-num-batched-tokens", (str(tokens),)))
+    if _knows(launch.version, SHUTDOWN_TIMEOUT_SINCE):
+        defaults.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
+    if launch.defaults.eager:
+        defaults.append(Argument("enforce-eager"))
+    if launch.random_weights:
+        defaults.append(Argument("load-format", ("dummy",)))
+    catalogued = launch.entry.tokens(launch.version) if launch.entry else ()
+    return lay_over(defaults, parse_arguments(catalogued, origin="catalogue"), given)
 
 
-def _given(launch: Launch, name: str, otherwise: int) -> int:
+def serve_argv(launch: Launch) -> list[str]:
+    """Return the argv `vllm serve MODEL ...`. Raises as `serve_arguments`."""
+    return ["vllm", "serve", launch.model_argument, *render(serve_arguments(launch))]
+
+
+def _number(given: Iterable[Argument], name: str, otherwise: int) -> int:
     """Return the user's number, or `otherwise` if absent or in a form like 2k, which vLLM reads."""
-    text = last_value(launch.request.given, name)
+    text = last_value(given, name)
     return int(text) if text is not None and text.isdecimal() else otherwise
 
 

@@ -60,8 +60,11 @@ class ServiceEndpoint:
 
 
 _REFUSALS = {
-    401: ("refused the API key", "clusterctl bootstrap copies the head's key to where it belongs"),
-    404: ("serves no model called {model}", "clusterctl status names what it serves"),
+    401: (
+        "refused the API key: vLLM started with another one than the head's file contains",
+        "stop the service, then serve it again, so that vLLM reads the file: clusterctl stop NAME",
+    ),
+    404: ("serves no model named {model}", "clusterctl status shows the models"),
     503: ("is up, but its engine is not", "clusterctl logs"),
 }
 
@@ -116,10 +119,7 @@ def ask(
         answer = response.json()
     except ValueError:
         answer = response.text
-    return _read(endpoint, answer, time.monotonic() - started)
-
-
-def _read(endpoint: ServiceEndpoint, answer: Any, seconds: float) -> ServiceAnswer:
+    seconds = time.monotonic() - started
     task = endpoint.task
     try:
         if task is not COMPLETIONS:

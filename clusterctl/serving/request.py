@@ -94,123 +94,80 @@ def read_request(
     Raises UsageError with all problems: a missing model, invalid numbers, options and flags that
     contradict each other, and flags that only clusterctl may set.
     """
-    reader = _RequestReader(config, extra)
+    problems: list[ClusterctlError] = []
+    merged = lay_over(config, extra)
+
+    def fail(text: str, hint: str | None = None) -> None:
+        problems.append(UsageError(text, hint=hint))
+
+    def number(option: int | None, ours: str, flag: str, most: int | None = None) -> int | None:
+        """Return a number of 1 to `most`, from clusterctl's option `ours` or from vLLM's flag."""
+        text, typed = last_value(merged, flag), last_value(extra, flag)
+        value = None
+        if text is not None:
+            try:
+                value = int(text)
+            except ValueError:
+                fail(f"--{flag} {text}: not a whole number")
+        if option is not None and typed is not None and value != option:
+            fail(f"{ours} {option} and -- --{flag} {typed} contradict each other")
+        chosen = option if option is not None else value
+        if chosen is not None and not 1 <= chosen <= (most or chosen):
+            fail(f"{ours} {chosen}: must be {f'1 to {most}' if most else 'at least 1'}")
+        return chosen
+
     for argument in (*config, *extra):
-        reader.check(argument)
-    request = reader.request(options)
-    raise_all(reader.problems)
+        if reason := _refusal(argument, typed=argument in extra):
+            fail(f"{argument.flag} ({argument.origin}) cannot be passed to vLLM", reason)
+    if last_value(extra, "model") is not None:
+        fail("--model after -- is not taken", "clusterctl serve MODEL -- ...")
+    model = options.model or last_value(config, "model")
+    if model is None:
+        fail("no model given", "clusterctl serve MODEL, or `model:` in the --config file")
+    if options.name is not None and not is_service_name(options.name):
+        fail(
+            f"{options.name!r} cannot be a service's name",
+            "lower case letters, digits, and . _ - between them; at most 63",
+        )
+    if options.name in RESERVED_NAMES:
+        fail(f"the name {options.name} is taken by clusterctl itself", "--name OTHER")
+    keys = next((a.values for a in config if a.name == "api-key"), ())
+    if len(keys) > 1:
+        fail(f"api-key in the config file: {len(keys)} keys, and a cluster has one")
+    elif keys and not _KEY.match(keys[0]):  # the message must not contain the key itself
+        fail(
+            "api-key in the config file: it does not fit into an HTTP header",
+            "printable ASCII without spaces",
+        )
+    request = ServiceRequest(
+        model=model or "",
+        name=options.name,
+        served_names=next(
+            (a.values for a in reversed(merged) if a.name == "served-model-name"), ()
+        ),
+        tensor_parallel=number(options.tensor_parallel, "--tp", "tensor-parallel-size"),
+        pipeline_parallel=number(options.pipeline_parallel, "--pp", "pipeline-parallel-size"),
+        data_parallel=number(None, "--data-parallel-size", "data-parallel-size") or 1,
+        host=last_value(merged, "host"),
+        port=number(options.port, "--port", "port", 65535),
+        given=without(merged, _SERVICE_FLAGS),
+        api_key=keys[-1] if keys else None,
+        stall_timeout=options.stall_timeout,
+    )
+    raise_all(problems)
     return request
 
 
-class _RequestReader:
-    """Reads a request and collects its problems."""
-
-    def __init__(self, config: Sequence[Argument], extra: Sequence[Argument]) -> None:
-        self.config = tuple(config)
-        self.extra = tuple(extra)
-        self.merged = lay_over(config, extra)
-        self.problems: list[ClusterctlError] = []
-
-    def request(self, options: Options) -> ServiceRequest:
-        return ServiceRequest(
-            model=self.model(options.model),
-            name=self.name(options.name),
-            served_names=self.values("served-model-name"),
-            tensor_parallel=self.count(options.tensor_parallel, "tp", "tensor-parallel-size"),
-            pipeline_parallel=self.count(options.pipeline_parallel, "pp", "pipeline-parallel-size"),
-            data_parallel=self.count(None, "dp", "data-parallel-size") or 1,
-            host=last_value(self.merged, "host"),
-            port=self.port(options.port),
-            given=without(self.merged, _SERVICE_FLAGS),
-            api_key=self.api_key(),
-            stall_timeout=options.stall_timeout,
+def _refusal(argument: Argument, *, typed: bool) -> str | None:
+    """Return why clusterctl does not pass `argument` on. `typed`: on the command line."""
+    if argument.key == "distributed-executor-backend" and argument.values != ("ray",):
+        return "clusterctl proves where ranks run, which needs Ray"
+    if argument.key == "api-key" and typed:
+        return (
+            "a key in arguments is visible to every user; clusterctl makes one on the head, "
+            "readable by root alone"
         )
-
-    def check(self, argument: Argument) -> None:
-        """Record a problem if clusterctl does not pass `argument` on."""
-        reason = _REFUSED.get(argument.key)
-        if reason is not None:
-            self.refuse(argument, reason)
-        if argument.key == "distributed-executor-backend" and argument.values != ("ray",):
-            self.refuse(argument, "clusterctl proves where ranks run, which needs Ray")
-        if argument.key == "api-key" and argument in self.extra:
-            self.refuse(
-                argument,
-                "a key in arguments is visible to every user; clusterctl makes one on the head, "
-                "readable by root alone",
-            )
-
-    def refuse(self, argument: Argument, reason: str) -> None:
-        self.problems.append(
-            UsageError(f"{argument.flag} ({argument.origin}) cannot be passed to vLLM", hint=reason)
-        )
-
-    def fail(self, text: str, hint: str | None = None) -> None:
-        self.problems.append(UsageError(text, hint=hint))
-
-    def model(self, option: str | None) -> str:
-        if last_value(self.extra, "model") is not None:
-            self.fail("--model after -- is not taken", "clusterctl serve MODEL -- ...")
-        model = option or last_value(self.config, "model")
-        if model is None:
-            self.fail("no model given", "clusterctl serve MODEL, or `model:` in the --config file")
-        return model or ""
-
-    def name(self, option: str | None) -> str | None:
-        if option is not None and not is_service_name(option):
-            self.fail(
-                f"{option!r} cannot be a service's name",
-                "lower case letters, digits, and . _ - between them; at most 63",
-            )
-        if option in RESERVED_NAMES:
-            self.fail(f"the name {option} is taken by clusterctl itself", "--name OTHER")
-        return option
-
-    def values(self, flag: str) -> tuple[str, ...]:
-        return next((a.values for a in reversed(self.merged) if a.name == flag), ())
-
-    def api_key(self) -> str | None:
-        """Return the config file's key. Messages must not contain the key itself."""
-        keys = next((a.values for a in self.config if a.name == "api-key"), ())
-        if len(keys) > 1:
-            self.fail(f"api-key in the config file: {len(keys)} keys, and a cluster has one")
-        elif keys and not _KEY.match(keys[0]):
-            self.fail(
-                "api-key in the config file: it does not fit into an HTTP header",
-                "printable ASCII without spaces",
-            )
-        return keys[-1] if keys else None
-
-    def count(self, option: int | None, short: str, flag: str) -> int | None:
-        """Return a number of 1 or more, from the option or vLLM's flag of the same meaning."""
-        number = self.number(flag)
-        typed = last_value(self.extra, flag)
-        if option is not None and typed is not None and number != option:
-            self.fail(f"--{short} {option} and --{flag} {typed} contradict each other")
-        chosen = option if option is not None else number
-        if chosen is not None and chosen < 1:
-            self.fail(f"--{short} {chosen}: must be at least 1")
-        return chosen
-
-    def number(self, flag: str) -> int | None:
-        text = last_value(self.merged, flag)
-        if text is None:
-            return None
-        try:
-            return int(text)
-        except ValueError:
-            self.fail(f"--{flag} {text}: not a whole number")
-            return None
-
-    def port(self, option: int | None) -> int | None:
-        number = self.number("port")
-        typed = last_value(self.extra, "port")
-        if option is not None and typed is not None and number != option:
-            self.fail(f"--port {option} and -- --port {typed} contradict each other")
-        port = option if option is not None else number
-        if port is not None and not 1 <= port <= 65535:
-            self.fail(f"--port {port}: ports are 1 to 65535")
-        return port
+    return _REFUSED.get(argument.key)
 
 
 def is_service_name(name: str) -> bool:

@@ -12,9 +12,8 @@ from clusterctl.errors import UsageError
 from clusterctl.models.name import Model
 from clusterctl.node.documents import STALL_TIMEOUT, ServiceDocument
 from clusterctl.ray_cluster.topology import base_url, reached_at
-from clusterctl.serving.arguments import FIRST_PORT, Launch, serve_argv
+from clusterctl.serving.arguments import FIRST_PORT, Launch, Layout, serve_argv
 from clusterctl.serving.endpoint import ServiceEndpoint
-from clusterctl.serving.layout import Layout
 from clusterctl.serving.request import ServiceRequest, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.node.endpoint import COMPLETIONS, TASKS, Metrics, Task, parse_metrics, task_of
-from clusterctl.serving.diagnose import diagnose
+from clusterctl.serving.failures import diagnose
 from tests.fakes.node_bench import Bench, await_value
 
 

@@ -21,8 +21,7 @@ from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
 from clusterctl.planning.speed import parse_network
-from clusterctl.serving.arguments import Launch, serve_argv
-from clusterctl.serving.layout import UNDECIDED, Layout
+from clusterctl.serving.arguments import UNDECIDED, Launch, Layout, serve_argv
 from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.service import build_service
 from clusterctl.serving.vllm_flags import parse_arguments

@@ -15,8 +15,7 @@ from clusterctl.models.shape import ModelShape
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.report import Hardware
-from clusterctl.serving.arguments import Launch
-from clusterctl.serving.layout import UNDECIDED, Layout
+from clusterctl.serving.arguments import UNDECIDED, Launch, Layout
 from clusterctl.serving.request import ServiceRequest
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.models.catalogue import by_alias
 from clusterctl.models.version import Version
-from clusterctl.serving.arguments import Launch
+from clusterctl.serving.arguments import Launch, Layout
 from clusterctl.serving.config_file import parse_config
-from clusterctl.serving.layout import Layout
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 

@@ -126,7 +126,7 @@ def test_thoughts_count_as_an_answer(api: Api, key: str) -> None:
     ("status", "words"),
     [
         (401, "refused the API key"),
-        (404, "no model called m"),
+        (404, "no model named m"),
         (503, "its engine is not"),
         (500, "HTTP status 500"),
     ],

@@ -11,8 +11,7 @@ from clusterctl.engine.events import Event, Note
 from clusterctl.errors import AuthenticationRejected, StepFailed, Unreachable
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState, to_json
-from clusterctl.serving.declaration import HeadServices
-from clusterctl.serving.watch import ChangedByOthers, ContactLost
+from clusterctl.serving.declaration import ChangedByOthers, ContactLost, HeadServices
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.lock import ClusterLock
 from tests.fakes.transport import Call, FakeTransport, starts

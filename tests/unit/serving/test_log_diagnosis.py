@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.serving.diagnose import diagnose, explain, findings
-from clusterctl.serving.failures import SIGNATURES
+from clusterctl.serving.failures import SIGNATURES, diagnose, explain, findings
 
 NO_KV_MEMORY_LOG = """\
 (VllmWorker rank=1 pid=3244) INFO 05-16 23:09:33 [gpu_model_runner.py:1347] Model loading took 1.2216 GiB and 5.555432 seconds

@@ -16,7 +16,7 @@ from clusterctl.engine.events import Event
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.serving import proof
-from clusterctl.serving.layout import Layout
+from clusterctl.serving.arguments import Layout
 from clusterctl.serving.proof import Proof, prove
 from clusterctl.serving.service import PlannedService
 from tests.fakes.transport import FakeTransport

@@ -9,8 +9,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import ServiceDocument, from_json, to_json
-from clusterctl.serving.arguments import Launch
-from clusterctl.serving.layout import Layout
+from clusterctl.serving.arguments import Launch, Layout
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.service import (
     build_service,

@@ -17,7 +17,7 @@ from clusterctl.errors import (
     Unreachable,
 )
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
-from clusterctl.serving.watch import ContactLost, PatientReader, StageEvents, await_ready
+from clusterctl.serving.declaration import ContactLost, PatientReader, StageEvents, await_ready
 
 DOCUMENT = ServiceDocument(
     name="tiny", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},

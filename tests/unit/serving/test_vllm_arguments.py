@@ -8,8 +8,7 @@ import pytest
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.models.config_json import describe
-from clusterctl.serving.arguments import batch_limits, serve_argv
-from clusterctl.serving.layout import Layout
+from clusterctl.serving.arguments import Layout, batch_limits, serve_argv
 from tests.unit.serving.launches import ONE, PAIR, launch
 
 BERT = {
