@@ -6,7 +6,6 @@ that reaches its peers through Wi-Fi works until the Wi-Fi drops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, ip_address
 
@@ -76,12 +75,12 @@ def rejected(facts: HostFacts) -> tuple[Rejected, ...]:
 def _objection(facts: HostFacts, nic: NicFacts) -> str | None:
     if reason := _own_objection(facts, nic):
         return reason
-    if nic.kind == "physical" or _over_physical(facts, nic):
+    if _over_physical(facts, nic):
         return None
     if nic.kind == "bridge" and not nic.lower:
         return "a bridge without members"
     # A network namespace or container has no physical interface: use its virtual ones.
-    if any(_serves_physically(facts, other) for other in facts.nics):
+    if any(_over_physical(facts, one) and not _own_objection(facts, one) for one in facts.nics):
         return "virtual, and there are physical ones"
     return None
 
@@ -96,33 +95,24 @@ def _own_objection(facts: HostFacts, nic: NicFacts) -> str | None:
     if nic.state not in ("up", "unknown"):
         return "down"
     if not _ipv4(nic):
-        return _lacking_ipv4(facts, nic)
+        above = (upper for upper in map(facts.nic, nic.upper) if upper and _ipv4(upper))
+        if bond := next(above, None):
+            return f"part of {bond.name}"
+        if ipv6_addresses(nic):
+            return "has IPv6 only"
+        return "has a link-local address only" if nic.addresses else "has no address"
     return "wireless" if nic.kind == "wlan" else None
 
 
-def _lacking_ipv4(facts: HostFacts, nic: NicFacts) -> str:
-    above = next((upper for upper in map(facts.nic, nic.upper) if upper and _ipv4(upper)), None)
-    if above is not None:
-        return f"part of {above.name}"
-    if ipv6_addresses(nic):
-        return "has IPv6 only"
-    return "has a link-local address only" if nic.addresses else "has no address"
-
-
-def _serves_physically(facts: HostFacts, nic: NicFacts) -> bool:
-    hardware = nic.kind == "physical" or _over_physical(facts, nic)
-    return hardware and _own_objection(facts, nic) is None
-
-
 def _over_physical(facts: HostFacts, nic: NicFacts) -> bool:
-    """Whether this is a bond, VLAN or bridge with a physical interface at its bottom."""
-    return nic.kind in ("bond", "vlan", "bridge") and any(
-        lower.kind == "physical" or _over_physical(facts, lower) for lower in _lowers(facts, nic)
-    )
+    """Whether this is physical, or a bond, VLAN or bridge with a physical interface below it."""
+    if nic.kind in ("bond", "vlan", "bridge"):
+        return any(_over_physical(facts, lower) for lower in _lowers(facts, nic))
+    return nic.kind == "physical"
 
 
-def _lowers(facts: HostFacts, nic: NicFacts) -> Iterator[NicFacts]:
-    yield from (lower for lower in map(facts.nic, nic.lower) if lower is not None)
+def _lowers(facts: HostFacts, nic: NicFacts) -> list[NicFacts]:
+    return [lower for lower in map(facts.nic, nic.lower) if lower is not None]
 
 
 def _ipv4(nic: NicFacts) -> tuple[IPv4Interface, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from statistics import median
 
 from clusterctl.errors import RequirementsNotMet
@@ -22,22 +21,19 @@ def cluster_problems(
     inventory: Inventory, facts: Mapping[str, HostFacts]
 ) -> Iterator[RequirementsNotMet]:
     known = {host.name: facts[host.name] for host in inventory.hosts if host.name in facts}
-    yield from _mixed_architectures(known)
-    yield from _twins(known)
-    yield from _clocks(known)
-
-
-def _mixed_architectures(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, host in facts.items():
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name, host in known.items():
         if host.os.architecture:
-            groups[host.os.architecture].append(name)
-    if len(groups) > 1:
-        found = "; ".join(f"{machine} on {', '.join(names)}" for machine, names in groups.items())
+            kinds[host.os.architecture].append(name)
+    if len(kinds) > 1:
+        found = "; ".join(f"{machine} on {', '.join(names)}" for machine, names in kinds.items())
         yield RequirementsNotMet(
             f"one image serves all hosts, and their processors differ: {found}",
             hint="make an inventory for each kind of processor",
         )
+    yield from _twins(known)
+    offsets = {name: host.clock_offset for name, host in known.items() if host.clock}
+    yield from clocks_apart(offsets, dict.fromkeys(offsets, CLOCK_TOLERANCE))
 
 
 def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
@@ -61,11 +57,6 @@ def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
                 host=name,
                 hint=f"sudo hostnamectl set-hostname {name}",
             )
-
-
-def _clocks(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
-    offsets = {name: host.clock_offset for name, host in facts.items() if host.clock}
-    yield from clocks_apart(offsets, dict.fromkeys(offsets, CLOCK_TOLERANCE))
 
 
 def clocks_apart(
@@ -92,35 +83,26 @@ def clocks_apart(
 
 
 def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    yield from _copies(facts)
-    yield from _different_mtus(inventory, facts)
-
-
-def _copies(facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Note machines cloned from one disk: DHCP servers, unlike us, go by machine IDs alone."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, host in facts.items():
-        if host.machine_id:
-            groups[host.machine_id].append(name)
-    for names in groups.values():
+    """Note cloned machines, since DHCP servers, unlike us, go by machine IDs alone; and different
+    MTUs on one network, where large packets are lost while small ones pass."""
+    copies: dict[str, list[str]] = defaultdict(list)
+    for name, of in facts.items():
+        if of.machine_id:
+            copies[of.machine_id].append(name)
+    for names in copies.values():
         if len({facts[name].boot_id for name in names}) > 1:
             yield (
                 f"{' and '.join(names)} have one machine ID, as copies of one disk: harmless here; "
                 "to part them: sudo rm /etc/machine-id; sudo systemd-machine-id-setup"
             )
-
-
-def _different_mtus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Note different MTUs on one network: large packets are lost while small ones pass, so that
-    everything seems fine until tensors are sent."""
     mtus: dict[int, list[str]] = defaultdict(list)
     for host in inventory.hosts:
         nic = _fabric_nic(inventory, host, facts[host.name]) if host.name in facts else None
         if nic is not None and nic.mtu:
             mtus[nic.mtu].append(f"{host.name} ({nic.name})")
     if len(mtus) > 1:
-        found = "; ".join(f"{mtu} on {', '.join(names)}" for mtu, names in mtus.items())
-        yield f"the MTU differs between hosts: {found}; large packets may be lost"
+        different = "; ".join(f"{mtu} on {', '.join(names)}" for mtu, names in mtus.items())
+        yield f"the MTU differs between hosts: {different}; large packets may be lost"
 
 
 def _fabric_nic(inventory: Inventory, host: Host, facts: HostFacts) -> NicFacts | None:
@@ -128,9 +110,5 @@ def _fabric_nic(inventory: Inventory, host: Host, facts: HostFacts) -> NicFacts 
     if host.nics.nccl:
         return facts.nic(host.nics.nccl)
     subnet = inventory.network.subnet
-    if subnet is None:
-        return None
-    return next(
-        (nic for nic in facts.nics if any(ip_address(a.ip) in subnet for a in nic.addresses)),
-        None,
-    )
+    inside = (nic for nic in facts.nics if subnet and nic.has_address_in(subnet))
+    return next(inside, None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from clusterctl.facts.model import ContainerFacts, EngineFacts, ImageFacts
-from clusterctl.facts.sections import Section
+from clusterctl.facts.sections import TIMED_OUT, Section
 
 
 def _not_running(
@@ -19,24 +18,21 @@ def _not_running(
     podman: bool = False,
 ) -> EngineFacts:
     return EngineFacts(
-        installed=installed, running=False, version="", api_version="", storage="", data_root="",
-        cgroup_driver="", cgroup_version="", cdi_spec_dirs=(), runtimes=(), rootless=False,
-        error=error, client=client, hung=hung, podman=podman,
+        installed=installed, running=False, version="", data_root="", cdi_spec_dirs=(),
+        runtimes=(), rootless=False, error=error, client=client, hung=hung, podman=podman,
     )  # fmt: skip
 
 
 ABSENT = _not_running(installed=False)
 GARBLED = _not_running(error="the output of `docker info` cannot be parsed")
 
-_TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
 
-
-def parse_engine(section: Section | None, api: Section | None) -> EngineFacts:
-    """Parse `docker info` and `docker version`. Raises ValueError if the output is malformed."""
+def parse_engine(section: Section | None) -> EngineFacts:
+    """Parse `docker info`. Raises ValueError if the output is malformed."""
     if section is None:
         return ABSENT
     client, *lines = section.lines
-    if section.status == _TIMED_OUT:
+    if section.status == TIMED_OUT:
         return _not_running(client=client, error="the Docker daemon does not answer", hung=True)
     info = _first_object(lines)
     if "host" in info and "store" in info:
@@ -44,38 +40,26 @@ def parse_engine(section: Section | None, api: Section | None) -> EngineFacts:
             client=client, error="`docker` is Podman under another name", podman=True
         )
     if not info.get("ServerVersion"):
-        return _not_running(client=client, error=_why(info, lines))
-    return _running(client, info, api)
-
-
-def _running(client: str, info: dict[str, Any], api: Section | None) -> EngineFacts:
-    status = info.get("DriverStatus") or []
+        # Why the daemon does not run: JSON from new clients, text from old ones
+        words = info.get("ServerErrors") or [line for line in lines if not line.startswith("{")]
+        error = " ".join(str(word).strip() for word in words)
+        return _not_running(client=client, error=error or "the Docker daemon did not answer")
+    status, security = info.get("DriverStatus") or [], info.get("SecurityOptions") or ()
     return EngineFacts(
         installed=True,
         running=True,
         version=info["ServerVersion"],
-        api_version=api.lines[0].strip() if api and api.lines else "",
-        storage=info.get("Driver", ""),
         data_root=info.get("DockerRootDir", ""),
-        cgroup_driver=info.get("CgroupDriver", ""),
-        cgroup_version=str(info.get("CgroupVersion", "")),
         cdi_spec_dirs=tuple(info.get("CDISpecDirs") or ()),
         runtimes=tuple(sorted(info.get("Runtimes") or ())),
-        rootless="name=rootless" in (info.get("SecurityOptions") or ()),
+        rootless="name=rootless" in security,
         error=None,
         client=client,
-        live_restore=bool(info.get("LiveRestoreEnabled")),
         default_runtime=info.get("DefaultRuntime", ""),
-        remapped="name=userns" in (info.get("SecurityOptions") or ()),
+        remapped="name=userns" in security,
         desktop=info.get("OperatingSystem", "") == "Docker Desktop",
         containerd_store=any("io.containerd.snapshotter" in str(entry) for entry in status),
     )
-
-
-def _why(info: dict[str, Any], lines: list[str]) -> str:
-    """Docker's message that the daemon does not run: JSON from new clients, text from old ones."""
-    words = info.get("ServerErrors") or [line for line in lines if not line.startswith("{")]
-    return " ".join(str(word).strip() for word in words) or "the Docker daemon did not answer"
 
 
 def _first_object(lines: list[str]) -> dict[str, Any]:
@@ -93,24 +77,25 @@ def parse_containers(section: Section | None) -> tuple[ContainerFacts, ...]:
         return ()
     if section.status != 0:
         raise ValueError(" ".join(section.lines) or f"docker ps ended with {section.status}")
-    objects = (json.loads(line) for line in section.lines if line.startswith("{"))
-    return tuple(_container(value) for value in objects)
-
-
-def _container(value: dict[str, Any]) -> ContainerFacts:
-    state = value["state"]
-    return ContainerFacts(
-        id=value["id"],
-        name=value["name"].removeprefix("/"),
-        image=value["image"],
-        labels=dict(value["labels"] or {}),
-        state=state["Status"],
-        exit_code=int(state.get("ExitCode", 0)),
-        started_at=state.get("StartedAt", ""),
-        restarts=int(value.get("restarts") or 0),
-        oom_killed=bool(state.get("OOMKilled", False)),
-        error=state.get("Error", ""),
-    )
+    found = []
+    for line in section.lines:
+        if not line.startswith("{"):
+            continue
+        value = json.loads(line)
+        state = value["state"]
+        container = ContainerFacts(
+            id=value["id"],
+            name=value["name"].removeprefix("/"),
+            image=value["image"],
+            labels=dict(value["labels"] or {}),
+            state=state["Status"],
+            exit_code=int(state.get("ExitCode", 0)),
+            started_at=state.get("StartedAt", ""),
+            restarts=int(value.get("restarts") or 0),
+            error=state.get("Error", ""),
+        )
+        found.append(container)
+    return tuple(found)
 
 
 def parse_image(section: Section | None) -> ImageFacts | None:
@@ -123,6 +108,7 @@ def parse_image(section: Section | None) -> ImageFacts | None:
         if "no such image" in words.lower():
             return None
         raise ValueError(words or f"docker ended with {section.status}")
+    cuda = (line.partition("=") for line in value.get("cuda") or () if line)
     return ImageFacts(
         id=value["id"],
         tags=tuple(value["tags"] or ()),
@@ -131,10 +117,5 @@ def parse_image(section: Section | None) -> ImageFacts | None:
         size=int(value["size"]),
         architecture=value["architecture"],
         labels=dict(value["labels"] or {}),
-        cuda=_pairs(value.get("cuda") or ()),
+        cuda={name: setting for name, _, setting in cuda},
     )
-
-
-def _pairs(lines: Iterable[str | None]) -> dict[str, str]:
-    split = (line.partition("=") for line in lines if line)
-    return {name: value for name, _, value in split}

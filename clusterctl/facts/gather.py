@@ -16,7 +16,7 @@ from clusterctl.facts.gpu_probe import NVIDIA, GpuProbe
 from clusterctl.facts.model import ENGINE_ROOT
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
-from clusterctl.transport.base import CommandResult, Transport
+from clusterctl.transport.base import Transport
 
 
 @cache
@@ -56,7 +56,10 @@ def probe(
     arguments = [f"disk={path}" for path in dict.fromkeys((ENGINE_ROOT, *disks))]
     arguments += [f"file={path}" for path in files]
     arguments += [f"image={image}"] if image else []
-    question = _Question(transport, str(limit), tuple(_checked(arguments)), timeout, gpu_probe)
+    for argument in arguments:
+        if _CONTROL.search(argument):  # a newline in a path would break sections
+            raise ValueError(f"control character in {argument!r}")
+    question = _Question(transport, (str(limit), *arguments), timeout, gpu_probe)
     try:
         return question.ask(sudo=sudo)
     except CommandTimedOut:
@@ -71,19 +74,10 @@ def probe(
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
-def _checked(arguments: Sequence[str]) -> Sequence[str]:
-    """Raise ValueError for control characters: a newline in a path would break sections."""
-    for argument in arguments:
-        if _CONTROL.search(argument):
-            raise ValueError(f"control character in {argument!r}")
-    return arguments
-
-
 @dataclass(frozen=True)
 class _Question:
     transport: Transport
-    limit: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # The limit, then what to look for
     timeout: float
     gpu_probe: GpuProbe
 
@@ -103,7 +97,7 @@ class _Question:
         marker = f"section-{secrets.token_hex(12)}"
         extra = () if sudo or refusal else ("sudo=test",)
         result = self.transport.run(
-            ["sh", "-s", marker, self.limit, *self.arguments, *extra],
+            ["sh", "-s", marker, *self.arguments, *extra],
             stdin=probe_script(self.gpu_probe),
             sudo=sudo,
             timeout=self.timeout,
@@ -111,15 +105,11 @@ class _Question:
         received = time.time()
         answer = split_sections(result.stdout, marker)
         if not answer.complete:
-            raise _no_answer(result, self.transport.host.name, begun=answer.begun)
+            what = "the probe was cut short" if answer.sections else "the probe did not run"
+            raise CommandFailed(
+                f"{what}: sh ended with {result.status}",
+                host=self.transport.host.name,
+                hint="ssh into the host and run: sh -c 'echo ok'",
+                detail=result.last_lines(),
+            )
         return parse_probe(answer, sudo_error=refusal, received=received, gpu_probe=self.gpu_probe)
-
-
-def _no_answer(result: CommandResult, host: str, *, begun: bool) -> CommandFailed:
-    what = "the probe was cut short" if begun else "the probe did not run"
-    return CommandFailed(
-        f"{what}: sh ended with {result.status}",
-        host=host,
-        hint="ssh into the host and run: sh -c 'echo ok'",
-        detail=result.last_lines(),
-    )

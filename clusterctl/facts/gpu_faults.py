@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport, Xid
-from clusterctl.inventory.model import Host
 from clusterctl.units import GIB
 
 _LINE = re.compile(
@@ -55,13 +54,12 @@ def parse_xids(lines: Sequence[str]) -> tuple[Xid, ...]:
 
 
 def same_bus(log: str, smi: str) -> bool:
-    """Whether both name one device: the log's `0000:3b:00` is nvidia-smi's `00000000:3B:00.0`."""
-    return _numbers(log)[-3:] == _numbers(smi)[-3:]
-
-
-def _numbers(bus: str) -> list[int]:
-    """Domain, bus and device; the function after the dot is dropped, as it is 0 for every GPU."""
-    return [int(word, 16) for word in bus.partition(".")[0].split(":") if word]
+    """Whether both name one device: the log's `0000:3b:00` is nvidia-smi's `00000000:3B:00.0`. The
+    function after the dot is ignored, as it is 0 for every GPU."""
+    numbers = [
+        [int(word, 16) for word in bus.partition(".")[0].split(":") if word] for bus in (log, smi)
+    ]
+    return numbers[0][-3:] == numbers[1][-3:]
 
 
 # Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) does no harm.
@@ -72,102 +70,73 @@ AFTER_HEALING = "; once it works again: sudo dmesg --clear"
 NO_RECOVERY = "None"
 
 
-def gpu_faults(host: Host, report: GpuReport) -> Iterator[RequirementsNotMet]:
+def gpu_faults(report: GpuReport) -> Iterator[RequirementsNotMet]:
     """Yield a problem for each fault of the GPUs that nvidia-smi lists."""
-    for summary, hint, detail in _faults(report):
-        yield RequirementsNotMet(summary, host=host.name, hint=hint, detail=detail)
-
-
-def _faults(report: GpuReport) -> Iterator[tuple[str, str, str | None]]:
-    yield from _recovery(report.gpus)
+    for gpu in report.gpus:
+        if gpu.recovery not in ("", NO_RECOVERY):  # reported since driver 565
+            yield RequirementsNotMet(
+                f"{_name(gpu)} needs recovery: the driver says {gpu.recovery}",
+                hint="sudo reboot" if gpu.recovery == "Reboot" else RESET.format(bus=gpu.pci_bus),
+            )
     yield from _xid_errors(report)
-    yield from _memory_errors(report.gpus)
-    yield from _mig(report.gpus)
-    yield from _fabric(report)
-    yield from _foreign(report)
+    for gpu in report.gpus:
+        yield from _memory_errors(gpu)
+    if split := ",".join(str(gpu.index) for gpu in report.gpus if gpu.mig):
+        yield RequirementsNotMet(
+            f"MIG is on (GPU {split}): a program sees one instance, and tensor parallelism "
+            "does not span instances",
+            hint=f"sudo nvidia-smi -i {split} -mig 0",
+        )
+    # Without the fabric manager of an NVSwitch machine CUDA fails with error 802.
+    waiting = [g for g in report.gpus if g.fabric_state in ("Not Started", "In Progress")]
+    if report.fabric_manager not in (None, "active") or waiting:
+        state = report.fabric_manager or f"GPU {waiting[0].index} is {waiting[0].fabric_state}"
+        yield RequirementsNotMet(
+            f"has NVSwitches, and NVIDIA's fabric manager does not run ({state})",
+            hint="sudo systemctl enable --now nvidia-fabricmanager (package "
+            "nvidia-fabricmanager, of the driver's version)",
+        )
+    strangers = foreign(report)
+    if sum(process.memory or 0 for process in strangers) >= FOREIGN_MEMORY:
+        pids = " ".join(dict.fromkeys(str(process.pid) for process in strangers))
+        yield RequirementsNotMet(
+            f"other processes use its GPUs: {describe_processes(strangers)}",
+            hint=f"end them: kill {pids}; or list only this host's other GPUs in the inventory",
+        )
 
 
-def _recovery(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
-    """Check nvidia-smi's `GPU Recovery Action`, reported since driver 565."""
-    for gpu in gpus:
-        if gpu.recovery not in ("", NO_RECOVERY):
-            hint = "sudo reboot" if gpu.recovery == "Reboot" else RESET.format(bus=gpu.pci_bus)
-            yield f"{_name(gpu)} needs recovery: the driver says {gpu.recovery}", hint, None
-
-
-def _xid_errors(report: GpuReport) -> Iterator[tuple[str, str, str]]:
+def _xid_errors(report: GpuReport) -> Iterator[RequirementsNotMet]:
     """Yield the last serious Xid error of each GPU that has no recovery state of the driver."""
     serious = (xid for xid in report.xids if xid.code in CATALOG and not CATALOG[xid.code].waits)
     for bus, xid in {xid.bus: xid for xid in serious}.items():
         gpu = next((gpu for gpu in report.gpus if same_bus(bus, gpu.pci_bus)), None)
         if gpu and gpu.recovery:
-            continue  # its state is more reliable than an old line of the log: see `_recovery`
+            continue  # the driver's state is more reliable than an old line of the log
         meaning = CATALOG[xid.code]
-        fix = "sudo reboot" if meaning.reboot else RESET.format(bus=bus) + AFTER_HEALING
-        yield (
-            f"{_name(gpu) if gpu else f'the GPU at {bus}'} reported Xid {xid.code}: {meaning.what}",
-            fix,
-            f"Xid {xid.code} ({bus}): {xid.text}",
+        name = _name(gpu) if gpu else f"the GPU at {bus}"
+        yield RequirementsNotMet(
+            f"{name} reported Xid {xid.code}: {meaning.what}",
+            hint="sudo reboot" if meaning.reboot else RESET.format(bus=bus) + AFTER_HEALING,
+            detail=f"Xid {xid.code} ({bus}): {xid.text}",
         )
 
 
-def _memory_errors(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
-    for gpu in gpus:
-        if gpu.remap_failed:
-            yield (
-                f"{_name(gpu)} has a bad row of memory and no spare one for it",
-                "have the GPU replaced; until then take it out of the inventory's gpus",
-                None,
-            )
-        elif gpu.remap_pending:
-            yield (
-                f"{_name(gpu)} has a bad row of memory, which is replaced at the next reset",
-                RESET.format(bus=gpu.pci_bus),
-                None,
-            )
-        elif gpu.uncorrected_ecc:
-            yield (
-                f"{_name(gpu)} had {gpu.uncorrected_ecc} uncorrectable memory errors (ECC) since "
-                "its last reset",
-                RESET.format(bus=gpu.pci_bus),
-                None,
-            )
-
-
-def _mig(gpus: Sequence[GpuFacts]) -> Iterator[tuple[str, str, None]]:
-    split = [gpu for gpu in gpus if gpu.mig]
-    if split:
-        indexes = ",".join(str(gpu.index) for gpu in split)
-        yield (
-            f"MIG is on (GPU {indexes}): a program sees one instance, and tensor parallelism "
-            "does not span instances",
-            f"sudo nvidia-smi -i {indexes} -mig 0",
-            None,
+def _memory_errors(gpu: GpuFacts) -> Iterator[RequirementsNotMet]:
+    if gpu.remap_failed:
+        yield RequirementsNotMet(
+            f"{_name(gpu)} has a bad row of memory and no spare one for it",
+            hint="have the GPU replaced; until then take it out of the inventory's gpus",
         )
-
-
-def _fabric(report: GpuReport) -> Iterator[tuple[str, str, None]]:
-    """Check the fabric manager of an NVSwitch machine: without it CUDA fails with error 802."""
-    waiting = [g for g in report.gpus if g.fabric_state in ("Not Started", "In Progress")]
-    if report.fabric_manager in (None, "active") and not waiting:
-        return
-    state = report.fabric_manager or f"GPU {waiting[0].index} is {waiting[0].fabric_state}"
-    yield (
-        f"has NVSwitches, and NVIDIA's fabric manager does not run ({state})",
-        "sudo systemctl enable --now nvidia-fabricmanager (package nvidia-fabricmanager, of the "
-        "driver's version)",
-        None,
-    )
-
-
-def _foreign(report: GpuReport) -> Iterator[tuple[str, str, None]]:
-    strangers = foreign(report)
-    if sum(process.memory or 0 for process in strangers) >= FOREIGN_MEMORY:
-        pids = " ".join(dict.fromkeys(str(process.pid) for process in strangers))
-        yield (
-            f"other processes use its GPUs: {describe_processes(strangers)}",
-            f"end them: kill {pids}; or list only this host's other GPUs in the inventory",
-            None,
+    elif gpu.remap_pending:
+        yield RequirementsNotMet(
+            f"{_name(gpu)} has a bad row of memory, which is replaced at the next reset",
+            hint=RESET.format(bus=gpu.pci_bus),
+        )
+    elif gpu.uncorrected_ecc:
+        yield RequirementsNotMet(
+            f"{_name(gpu)} had {gpu.uncorrected_ecc} uncorrectable memory errors (ECC) since its "
+            "last reset",
+            hint=RESET.format(bus=gpu.pci_bus),
         )
 
 

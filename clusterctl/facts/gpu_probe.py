@@ -1,44 +1,150 @@
-"""Probe of a host's GPUs: the part that differs between vendors."""
+"""Probe of a host's GPUs, the part that differs between vendors, and NVIDIA's: what nvidia-smi,
+the kernel's log and the PCI bus report."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files as resource_files
 
-from clusterctl.facts import gpus, system
 from clusterctl.facts.gpu_faults import parse_xids
-from clusterctl.facts.model import GpuReport
-from clusterctl.facts.sections import Answer
-from clusterctl.facts.system import Files
+from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport
+from clusterctl.facts.sections import TIMED_OUT, Answer, Files, Section, first_line
+from clusterctl.facts.system import parse_memory
 
 NOUVEAU = "/sys/module/nouveau"
+
+# In the order of probe_gpus.sh; older drivers print only the first nine or five
+FIELDS = (
+    "index", "uuid", "name", "memory.total", "driver_version",
+    "memory.used", "mig.mode.current", "compute_cap", "pci.bus_id",
+    "ecc.errors.uncorrected.volatile.total", "persistence_mode", "fabric.state",
+    "gpu_recovery_action",
+)  # fmt: skip
+
+NOT_FOUND = "nvidia-smi is not installed"
+# GPUs that use the CPU's memory, for which nvidia-smi prints [N/A] (skypilot #10177)
+SHARING_MODELS = frozenset({"gb10", "orin", "thor"})
+
+_GPU_LINE = re.compile(r"\d+, *GPU-")
+_GPU_NODE = re.compile(r"/dev/nvidia\d+")
+# Further nodes that CUDA needs; the last two appear when it is first used
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+_NVIDIA_VENDOR = "0x10de"
 
 
 def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuReport:
     """Parse all that the probe found out about GPUs; a part that cannot be parsed is noted in
     `answer` and left empty."""
     garbled = GpuReport((), "the output of nvidia-smi cannot be parsed")
-    report = answer.read("GPUs", garbled, gpus.parse_gpus, answer.find("gpus"), files)
+    report = answer.read("GPUs", garbled, _parse_gpus, answer.find("gpus"), files)
     found = report.gpus
     if rows := answer.find("gpu_rows"):
-        found = answer.read("rows of GPU memory", found, gpus.with_rows, found, rows)
+        found = answer.read("rows of GPU memory", found, _with_rows, found, rows)
     if any(gpu.memory is None for gpu in found):
-        memory = answer.read("memory", 0, system.parse_memory, files, "MemTotal")
-        found = gpus.with_shared_memory(found, memory)
-    section, manager = answer.find("gpu_processes"), answer.lines("fabric_manager")
+        memory = answer.read("memory", 0, parse_memory, files)
+        found = tuple(
+            replace(gpu, memory=memory, unified=True)
+            if gpu.memory is None and memory and set(gpu.model.lower().split()) & SHARING_MODELS
+            else gpu
+            for gpu in found
+        )
+    nodes = sorted(path for path in paths if _GPU_NODE.fullmatch(path))
+    manager = answer.lines("fabric_manager")
     return replace(
         report,
         gpus=found,
         xids=answer.read("the kernel's log", (), parse_xids, answer.lines("kernel_log")),
-        processes=answer.read("GPU processes", (), gpus.parse_processes, section)
-        if section
-        else (),
+        processes=answer.read("GPU processes", (), _parse_processes, answer.lines("gpu_processes")),
         nouveau=NOUVEAU in paths,
-        module=system.first_line(files, "/sys/module/nvidia/version"),
-        nodes=gpus.device_nodes(paths),
+        module=first_line(files, "/sys/module/nvidia/version"),
+        # A container needs CUDA's control nodes, too, even if they do not exist yet.
+        nodes=(*nodes, *CONTROL_NODES) if nodes else (),
         fabric_manager=manager[0].strip() if manager else None,
     )
+
+
+def _parse_gpus(section: Section | None, files: Files) -> GpuReport:
+    """Return the GPUs and nvidia-smi's messages. Raises ValueError or LookupError if a GPU's line
+    has too few fields."""
+    # NVIDIA's devices whose class is VGA (0300) or 3D (0302) controller
+    on_bus = sum(
+        lines[0].strip() == _NVIDIA_VENDOR and bool(files.get(path.replace("vendor", "class")))
+        for path, lines in files.items()
+        if path.startswith("/sys/bus/pci/") and path.endswith("/vendor")
+    )
+    if section is None:
+        return GpuReport((), NOT_FOUND, on_bus)
+    if section.status == TIMED_OUT:
+        return GpuReport((), "nvidia-smi does not answer", on_bus)
+    gpus = tuple(_gpu(line) for line in section.lines if _GPU_LINE.match(line))
+    # A GPU that fell off the bus, or a corrupt infoROM, is reported as text among the GPUs' lines.
+    words = " ".join(line.strip() for line in section.lines if not _GPU_LINE.match(line))
+    if not gpus and not words:
+        words = f"nvidia-smi ended with {section.status} and said nothing"
+    return GpuReport(gpus, words or None, on_bus)
+
+
+def _gpu(line: str) -> GpuFacts:
+    value = dict(zip(FIELDS, (word.strip() for word in line.split(",")), strict=False))
+    persistence = _known(value.get("persistence_mode", ""))
+    return GpuFacts(
+        index=int(value["index"]),
+        uuid=value["uuid"],
+        model=value["name"],
+        memory=_mebibytes(value["memory.total"]),
+        driver=value["driver_version"],
+        memory_used=_mebibytes(value.get("memory.used", "")),
+        mig=value.get("mig.mode.current", "") == "Enabled",
+        compute_capability=_known(value.get("compute_cap", "")),
+        pci_bus=_known(value.get("pci.bus_id", "")),
+        uncorrected_ecc=_count(value.get("ecc.errors.uncorrected.volatile.total", "")),
+        persistence=persistence == "Enabled" if persistence else None,
+        fabric_state=_known(value.get("fabric.state", "")),
+        recovery=_known(value.get("gpu_recovery_action", "")),
+    )
+
+
+def _mebibytes(word: str) -> int | None:
+    """Bytes, from a number in MiB; None for [N/A] and [Not Supported]."""
+    number = _count(word)
+    return number * 2**20 if number is not None else None
+
+
+def _count(word: str) -> int | None:
+    digits = re.match(r"\d+", word)
+    return int(digits[0]) if digits else None
+
+
+def _known(word: str) -> str:
+    return "" if word.startswith("[") or word == "N/A" else word
+
+
+def _with_rows(gpus: Sequence[GpuFacts], section: Section) -> tuple[GpuFacts, ...]:
+    """Add the state of bad memory rows from nvidia-smi's `bus, pending, failure` lines."""
+    lines = ([word.strip() for word in line.split(",")] for line in section.lines)
+    states = {words[0]: words[1:] for words in lines if len(words) == 3}
+    return tuple(
+        replace(
+            gpu,
+            remap_pending=states[gpu.pci_bus][0] == "Yes",
+            remap_failed=states[gpu.pci_bus][1] == "Yes",
+        )
+        if gpu.pci_bus in states
+        else gpu
+        for gpu in gpus
+    )
+
+
+def _parse_processes(lines: Sequence[str]) -> tuple[GpuProcess, ...]:
+    """Parse `container TAB uuid, pid, name, MiB` lines; a name may contain commas."""
+    found = []
+    for container, _, line in (each.partition("\t") for each in lines if "\tGPU-" in each):
+        gpu, pid, *name, memory = line.split(", ")
+        process = GpuProcess(gpu, int(pid), ", ".join(name), _mebibytes(memory), container.strip())
+        found.append(process)
+    return tuple(found)
 
 
 ReadReport = Callable[[Answer, Files, Sequence[str]], GpuReport]

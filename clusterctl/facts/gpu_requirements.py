@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import eq, ge, gt, le, lt
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.gpu_faults import CATALOG, describe_processes, foreign, gpu_faults
-from clusterctl.facts.gpus import NOT_FOUND
-from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
+from clusterctl.facts.gpu_probe import NOT_FOUND
+from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.facts.network_requirements import usable_devices
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.units import GIB
@@ -38,10 +39,15 @@ def too_old(driver: str, env: Mapping[str, str]) -> str | None:
     if wanted := env.get("NVIDIA_REQUIRE_CUDA"):
         alternatives = [_CONDITION.findall(words) for words in wanted.split()]
         known = [conditions for conditions in alternatives if conditions]
-        cuda = _newest_cuda(ours)
-        if not known or cuda is None or any(_holds(a, ours, cuda) for a in known):
+        branches = [branch for branch in NEWEST_CUDA if branch <= ours[0]]
+        # A driver that the table does not have is assumed to be good enough.
+        if not known or not branches or ours[0] >= max(NEWEST_CUDA) + 5:
             return None
-        return _first_cuda(known) or wanted
+        cuda = NEWEST_CUDA[max(branches)]
+        if any(_hold(conditions, ours, cuda) for conditions in known):
+            return None
+        named = [value for conditions in known for what, _, value in conditions if what == "cuda"]
+        return f"CUDA {named[0]}" if named else wanted
     version = env.get("CUDA_VERSION", "")
     first = FIRST_DRIVER.get(_numbers(version)[0]) if _numbers(version) else None
     return f"CUDA {version}" if first and ours < _numbers(first) else None
@@ -58,42 +64,20 @@ def needed_driver(env: Mapping[str, str]) -> str | None:
     return next((str(branch) for branch, cuda in NEWEST_CUDA.items() if cuda >= version), None)
 
 
-def _newest_cuda(driver: Sequence[int]) -> tuple[int, ...] | None:
-    """None for a driver that the table does not have, which is assumed to be good enough."""
-    branches = [branch for branch in NEWEST_CUDA if branch <= driver[0]]
-    if driver[0] >= max(NEWEST_CUDA) + 5 or not branches:
-        return None
-    return NEWEST_CUDA[max(branches)]
+_OPERATORS = {">=": ge, "<=": le, "=": eq, "<": lt, ">": gt}
 
 
-def _holds(
+def _hold(
     conditions: Sequence[tuple[str, str, str]], driver: Sequence[int], cuda: Sequence[int]
 ) -> bool:
     """Whether all conditions hold. Brands are ignored: images list the same drivers for each."""
-    return all(
-        _compare(driver if what == "driver" else cuda, operator, _numbers(value))
-        for what, operator, value in conditions
-    )
-
-
-def _compare(ours: Sequence[int], operator: str, wanted: Sequence[int]) -> bool:
-    """Compare as many numbers as `wanted` has: 535.161 equals 535."""
-    left, right = tuple(ours[: len(wanted)]), tuple(wanted)
-    return {
-        ">=": left >= right,
-        "<=": left <= right,
-        "=": left == right,
-        "<": left < right,
-        ">": left > right,
-    }[operator]
-
-
-def _first_cuda(alternatives: Sequence[Sequence[tuple[str, str, str]]]) -> str | None:
-    return next(
-        (f"CUDA {value}" for conditions in alternatives for what, _, value in conditions
-         if what == "cuda"),
-        None,
-    )  # fmt: skip
+    for what, operator, value in conditions:
+        wanted = _numbers(value)
+        # Compare as many numbers as are wanted: 535.161 equals 535.
+        ours = tuple(driver if what == "driver" else cuda)[: len(wanted)]
+        if not _OPERATORS[operator](ours, wanted):
+            return False
+    return True
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -107,7 +91,6 @@ MEMORY_TOLERANCE = 0.10
 # Words that distinguish models: an RTX 3090 is not an RTX 3090 Ti
 TELLING_WORDS = frozenset({"ti", "super", "laptop", "max", "mobile", "ada", "d"})
 
-
 NOUVEAU_GONE = (
     "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' | "
     "sudo tee /etc/modprobe.d/blacklist-nouveau.conf; {rebuild}; sudo reboot"
@@ -120,63 +103,56 @@ def gpu_problems(
     facts: HostFacts,
     image_env: Mapping[str, str] | None = None,
 ) -> Iterator[RequirementsNotMet]:
-    """Yield nothing for a host with no declared GPU. `image_env`: the image's environment, if some
-    host has the image."""
+    """Yield problems, without the host's name; none for a host with no declared GPU. `image_env`:
+    the image's environment, if some host has the image."""
     if not host.gpus:
         return
-    yield from _promise_problems(inventory, host, facts)
-    yield from _driver_problems(inventory, host, facts.gpus.gpus, image_env or {})
-    yield from gpu_faults(host, facts.gpus)
+    yield from _declared_problems(inventory, host, facts)
+    driver = facts.gpus.gpus[0].driver if facts.gpus.gpus else ""
+    if wanted := too_old(driver, image_env or {}):
+        branch = needed_driver(image_env or {})
+        yield RequirementsNotMet(
+            f"its driver {driver} is too old for the image, which needs {wanted}",
+            hint=f"clusterctl bootstrap {inventory.file} --install-driver FILE.run with driver "
+            f"{branch or 'newer'} or later; or an image for an older CUDA",
+        )
+    yield from gpu_faults(facts.gpus)
 
 
-def _promise_problems(
+def _declared_problems(
     inventory: Inventory, host: Host, facts: HostFacts
 ) -> Iterator[RequirementsNotMet]:
-    promised, report = host.gpus, facts.gpus
-    if not report.gpus:
+    """Yield a problem if the host lacks GPUs that the inventory declares."""
+    report = facts.gpus
+    declared, seen = f"the inventory declares {_count(len(host.gpus))}", len(report.gpus)
+    if not seen:
         why = "the kernel's nouveau driver holds them" if report.nouveau else report.error
         yield RequirementsNotMet(
-            f"the inventory declares {_count(len(promised))}, but none can be used: {why}",
-            host=host.name,
+            f"{declared}, but none can be used: {why}",
             hint=_driver_hint(inventory, facts),
             detail=report.error if report.nouveau else None,
         )
-    elif len(report.gpus) < min(len(promised), report.pci_devices):
+    elif seen < min(len(host.gpus), report.pci_devices):
         yield RequirementsNotMet(
-            f"the inventory declares {_count(len(promised))}, but nvidia-smi shows "
-            f"{len(report.gpus)} of the {report.pci_devices} on its PCI bus: one fell off the bus",
-            host=host.name,
+            f"{declared}, but nvidia-smi shows {seen} of the {report.pci_devices} on its PCI bus: "
+            "one fell off the bus",
             hint="sudo dmesg | grep -i xid; then sudo reboot, or power it off and on",
             detail=report.error,
         )
-    elif len(report.gpus) < len(promised):
+    elif seen < len(host.gpus):
         yield RequirementsNotMet(
-            f"the inventory declares {_count(len(promised))}, but the host has {len(report.gpus)}: "
-            f"{describe(report.gpus)}",
-            host=host.name,
-            hint=f"set gpus: {len(report.gpus)} in the inventory; on the host: nvidia-smi -L",
+            f"{declared}, but the host has {seen}: {describe(report.gpus)}",
+            hint=f"set gpus: {seen} in the inventory; on the host: nvidia-smi -L",
             detail=report.error,
         )
-    elif broken := _unfulfilled(promised, report.gpus):
-        yield RequirementsNotMet(
-            f"the inventory declares {', '.join(_promise(gpu) for gpu in broken)}, but the host "
-            f"has {describe(report.gpus)}",
-            host=host.name,
-            hint="correct gpus in the inventory; on the host: nvidia-smi -L",
+    elif missing := _missing(host.gpus, report.gpus):
+        names = (
+            f"{gpu.model or 'a GPU'}{f' ({_gib(gpu.memory)})' if gpu.memory is not None else ''}"
+            for gpu in missing
         )
-
-
-def _driver_problems(
-    inventory: Inventory, host: Host, gpus: Sequence[GpuFacts], image_env: Mapping[str, str]
-) -> Iterator[RequirementsNotMet]:
-    driver = gpus[0].driver if gpus else ""
-    if wanted := too_old(driver, image_env):
-        branch = needed_driver(image_env)
         yield RequirementsNotMet(
-            f"its driver {driver} is too old for the image, which needs {wanted}",
-            host=host.name,
-            hint=f"clusterctl bootstrap {inventory.file} --install-driver FILE.run with driver "
-            f"{branch or 'newer'} or later; or an image for an older CUDA",
+            f"the inventory declares {', '.join(names)}, but the host has {describe(report.gpus)}",
+            hint="correct gpus in the inventory; on the host: nvidia-smi -L",
         )
 
 
@@ -209,11 +185,6 @@ def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[st
         yield f"nvidia-smi says: {report.error}"
     if len(report.gpus) > len(host.gpus):
         yield f"has {_count(len(report.gpus))}, but the inventory declares {len(host.gpus)}"
-    yield from _condition(report)
-    yield from _memory_notes(report.gpus)
-
-
-def _condition(report: GpuReport) -> Iterator[str]:
     if any(gpu.persistence is False for gpu in report.gpus):
         yield (
             "persistence mode is off: each program that finds the GPUs idle initializes them again "
@@ -224,12 +195,9 @@ def _condition(report: GpuReport) -> Iterator[str]:
     for xid in report.xids:
         if xid.code in CATALOG and CATALOG[xid.code].waits:
             yield f"the GPU at {xid.bus} reported Xid {xid.code}: {CATALOG[xid.code].what}"
-
-
-def _memory_notes(gpus: Sequence[GpuFacts]) -> Iterator[str]:
-    if any(gpu.unified for gpu in gpus):
+    if any(gpu.unified for gpu in report.gpus):
         yield "its GPU has no memory of its own: the host's memory is counted as the GPU's"
-    if any(gpu.memory is None for gpu in gpus):
+    if any(gpu.memory is None for gpu in report.gpus):
         yield "nvidia-smi does not say how much memory a GPU has: not compared with the inventory"
 
 
@@ -242,45 +210,32 @@ def describe(gpus: Sequence[GpuFacts]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
-def _unfulfilled(promised: Sequence[Gpu], found: Sequence[GpuFacts]) -> list[Gpu]:
+def _missing(declared: Sequence[Gpu], found: Sequence[GpuFacts]) -> list[Gpu]:
     """Return declared GPUs without a GPU of their own; the most specific ones are matched first."""
     free = list(found)
-    broken = []
-    for promise in sorted(promised, key=lambda gpu: (gpu.model is None) + (gpu.memory is None)):
-        fitting = (
-            gpu
-            for gpu in free
-            if _is_model(promise.model, gpu.model) and _has_memory(promise.memory, gpu.memory)
-        )
-        keeper = next(fitting, None)
-        if keeper is None:
-            broken.append(promise)
+    missing = []
+    for wanted in sorted(declared, key=lambda gpu: (gpu.model is None) + (gpu.memory is None)):
+        match = next((gpu for gpu in free if _fits(wanted, gpu)), None)
+        if match is None:
+            missing.append(wanted)
         else:
-            free.remove(keeper)
-    return broken
+            free.remove(match)
+    return missing
 
 
-def _is_model(promise: str | None, found: str) -> bool:
-    """`H800` matches `NVIDIA H800 PCIe`, which has all its words and no further telling one."""
-    if promise is None:
+def _fits(declared: Gpu, found: GpuFacts) -> bool:
+    """Compare model and memory as far as they are known. `H800` matches `NVIDIA H800 PCIe`, which
+    has all its words, and no further one that tells models apart."""
+    if declared.memory is not None and found.memory is not None:
+        off = abs(found.memory - declared.memory)
+        if off > declared.memory * MEMORY_TOLERANCE:
+            return False
+    if declared.model is None:
         return True
-    wanted, there = _words(promise), _words(found)
+    wanted, there = (
+        set(re.findall(r"[a-z0-9]+", name.lower())) for name in (declared.model, found.model)
+    )
     return wanted <= there and not (there - wanted) & TELLING_WORDS
-
-
-def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", name.lower()))
-
-
-def _has_memory(promise: int | None, found: int | None) -> bool:
-    if promise is None or found is None:
-        return True
-    return abs(found - promise) <= promise * MEMORY_TOLERANCE
-
-
-def _promise(gpu: Gpu) -> str:
-    name = gpu.model or "a GPU"
-    return f"{name} ({_gib(gpu.memory)})" if gpu.memory is not None else name
 
 
 def _gib(size: int) -> str:
@@ -315,20 +270,15 @@ def _driver_hint(inventory: Inventory, facts: HostFacts) -> str:
         return "sudo modprobe nvidia; if that fails: sudo dmesg | grep -i nvrm"
     if facts.gpus.pci_devices == 0:
         return "no NVIDIA GPU is on its PCI bus: lspci -d 10de:; set gpus: 0 in the inventory"
-    ours = f"clusterctl bootstrap {inventory.file} --install-driver FILE.run"
-    return f"{_install_driver(facts)}; or: {ours}"
-
-
-def _install_driver(facts: HostFacts) -> str:
+    install = "install the NVIDIA driver, then: sudo reboot; nvidia-smi -L"
     if facts.os.id == "ubuntu":
-        return "install the driver: sudo ubuntu-drivers install --gpgpu; sudo reboot"
-    if "debian" in (facts.os.id, *facts.os.like):
-        return "install the driver: sudo apt-get install nvidia-driver; sudo reboot"
-    return "install the NVIDIA driver, then: sudo reboot; nvidia-smi -L"
+        install = "install the driver: sudo ubuntu-drivers install --gpgpu; sudo reboot"
+    elif "debian" in (facts.os.id, *facts.os.like):
+        install = "install the driver: sudo apt-get install nvidia-driver; sudo reboot"
+    return f"{install}; or: clusterctl bootstrap {inventory.file} --install-driver FILE.run"
 
 
 def without_nouveau(facts: HostFacts) -> str:
     """Commands that keep nouveau from loading."""
-    debian = {"debian", "ubuntu"} & {facts.os.id, *facts.os.like}
-    rebuild = "sudo update-initramfs -u" if debian else "sudo dracut --force"
+    rebuild = "sudo update-initramfs -u" if facts.os.debian_like else "sudo dracut --force"
     return NOUVEAU_GONE.format(rebuild=rebuild)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_address
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ class Os:
     architecture: str  # As `uname -m` prints it: x86_64, aarch64
     kernel: str
 
+    @property
+    def debian_like(self) -> bool:
+        """Whether this is Debian, Ubuntu or a derivative."""
+        return bool({self.id, *self.like} & {"debian", "ubuntu"})
+
 
 @dataclass(frozen=True)
 class Address:
@@ -103,6 +109,9 @@ class NicFacts:
     # NICs below this one: the members of a bond or bridge, the parent of a VLAN
     lower: tuple[str, ...] = ()
     upper: tuple[str, ...] = ()
+
+    def has_address_in(self, subnet: IPv4Network | IPv6Network) -> bool:
+        return any(ip_address(address.ip) in subnet for address in self.addresses)
 
 
 @dataclass(frozen=True)
@@ -143,11 +152,7 @@ class EngineFacts:
     installed: bool
     running: bool
     version: str
-    api_version: str
-    storage: str  # `overlay2`, `overlayfs` (the containerd image store), ...
     data_root: str
-    cgroup_driver: str
-    cgroup_version: str
     cdi_spec_dirs: tuple[str, ...]
     runtimes: tuple[str, ...]
     rootless: bool
@@ -157,7 +162,6 @@ class EngineFacts:
     containerd_store: bool = False
     hung: bool = False  # The daemon does not answer
     podman: bool = False  # The `docker` command is Podman
-    live_restore: bool = False  # Containers keep running while the engine restarts
     default_runtime: str = ""  # `runc`, `nvidia`, ...
     remapped: bool = False  # userns-remap: root in a container is another user outside
     desktop: bool = False  # Docker Desktop: the engine runs in a virtual machine
@@ -180,7 +184,6 @@ class ContainerFacts:
     exit_code: int
     started_at: str  # RFC 3339; of the last start
     restarts: int  # By the restart policy, since the container was created
-    oom_killed: bool = False
     error: str = ""  # The engine's reason why it could not start
 
 
@@ -210,8 +213,6 @@ class Disk:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """All facts of one host, at one moment."""
-
     hostname: str
     hostname_addresses: tuple[str, ...]  # Addresses that the host's own name resolves to
     machine_id: str
@@ -223,7 +224,6 @@ class HostFacts:
     disks: tuple[Disk, ...]
     nics: tuple[NicFacts, ...]
     default_nic: str | None
-    rdma_devices: tuple[str, ...]
     gpus: GpuReport
     engine: EngineFacts
     cgroup_version: int  # 1 (or hybrid) or 2
@@ -237,7 +237,6 @@ class HostFacts:
     python3: str | None  # Path of a Python for clusterctl's programs (transport/python.py)
     listening_ports: tuple[int, ...]  # TCP ports in use, from /proc/net/tcp and tcp6
     uid: int = -1  # Of the user that the probe ran as: 0 under sudo
-    memory_available: int | None = None  # Bytes, as estimated by the kernel
     python3_version: str = ""  # `3.11`: of the Python found, usable or not
     # That Python lacks a part of its standard library, as Debian's python3-minimal does
     python3_minimal: bool = False
@@ -252,7 +251,6 @@ class HostFacts:
     # NUMA nodes of the GPUs; empty on a host with one NUMA node, or without NVIDIA's driver
     gpu_numa_nodes: tuple[int, ...] = ()
     cdi_specs: tuple[str, ...] = ()  # Files in /etc/cdi and /var/run/cdi
-    nvidia_ctk: str | None = None  # Path of the NVIDIA container toolkit's command
     # The kernel can restrict the devices of containers: the control groups for it are mounted
     device_cgroup: bool = True
     runtimes: tuple[str, ...] = ()  # Other installed container runtimes: `podman`, `k3s`, ...
@@ -280,7 +278,4 @@ class HostFacts:
 
     def nic_with(self, ip: str) -> NicFacts | None:
         """Return the NIC that holds `ip`, or None."""
-        return next(
-            (nic for nic in self.nics if any(a.ip == ip for a in nic.addresses)),
-            None,
-        )
+        return next((nic for nic in self.nics if any(a.ip == ip for a in nic.addresses)), None)

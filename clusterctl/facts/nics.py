@@ -1,16 +1,18 @@
-"""Parse network interfaces, routes and ports from a probe's output."""
+"""Parse network interfaces, RDMA devices, routes and ports from a probe's output.
+
+Formats: ip(8), and of the Linux kernel Documentation/ABI/stable/sysfs-class-infiniband.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from typing import Any
 
-from clusterctl.facts.model import Address, NicFacts
-from clusterctl.facts.sections import Section
-from clusterctl.facts.system import Files, first_line
+from clusterctl.facts.model import Address, Gid, NicFacts, RdmaDevice, RdmaPort
+from clusterctl.facts.sections import Files, Section, first_line
 
 _LOOPBACK_TYPE = "772"  # ARPHRD_LOOPBACK
 
@@ -24,12 +26,20 @@ def parse_nics(files: Files, said: Section | None, paths: Sequence[str]) -> tupl
     """Return all NICs: names and addresses from `ip`, or from /proc if the host has no `ip`; the
     rest from /sys/class/net."""
     text = said.body.strip() if said else ""
+    links: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[Address]] = {}
     if text.startswith("["):
         links = {link["ifname"]: link for link in json.loads(text) if "ifname" in link}
-        found = {name: _json_addresses(link) for name, link in links.items()}
+        for name, link in links.items():
+            found[name] = [
+                _address(entry["local"], int(entry["prefixlen"]), entry.get("scope", "global"))
+                for entry in link.get("addr_info", ())
+                if entry.get("family") in ("inet", "inet6") and "local" in entry
+            ]
     else:
-        links = {}
-        found = {name: [] for name in _device_names(files)}
+        # The first two lines of /proc/net/dev are headings, which contain a `|`.
+        devices = (line for line in files.get("/proc/net/dev", ()) if "|" not in line)
+        found = {line.partition(":")[0].strip(): [] for line in devices if ":" in line}
         for name, address in _text_addresses(text) if text else _proc_addresses(files):
             found.setdefault(name, []).append(address)
     return tuple(_nic(name, links.get(name, {}), found[name], files, paths) for name in found)
@@ -40,50 +50,34 @@ def _nic(
 ) -> NicFacts:
     directory = f"/sys/class/net/{name}"
     state = link.get("operstate") or first_line(files, f"{directory}/operstate") or "unknown"
+    # Drivers without a speed report -1, or 2**32 - 1 when the link is down.
+    speed = _natural(first_line(files, f"{directory}/speed")) or 0
+    kind = "physical" if f"{directory}/device" in paths else "virtual"
+    for special in ("bond", "bridge", "vlan", "wlan"):
+        if f"DEVTYPE={special}" in files.get(f"{directory}/uevent", ()):
+            kind = special
+    if name == "lo" or first_line(files, f"{directory}/type") == _LOOPBACK_TYPE:
+        kind = "loopback"
     return NicFacts(
         name=name,
         mac=link.get("address") or first_line(files, f"{directory}/address"),
         mtu=int(link.get("mtu") or first_line(files, f"{directory}/mtu") or 0),
         state=str(state).lower(),
-        speed=_positive(first_line(files, f"{directory}/speed")),
-        kind=_kind(name, files, paths),
+        speed=speed if 0 < speed < 2**32 - 1 else None,
+        kind=kind,
         numa_node=_natural(first_line(files, f"{directory}/device/numa_node")),
         addresses=tuple(addresses),
-        lower=_linked(paths, f"{directory}/lower_"),
-        upper=_linked(paths, f"{directory}/upper_"),
+        lower=_below(paths, f"{directory}/lower_"),
+        upper=_below(paths, f"{directory}/upper_"),
     )
 
 
-def _kind(name: str, files: Files, paths: Sequence[str]) -> str:
-    directory = f"/sys/class/net/{name}"
-    if name == "lo" or first_line(files, f"{directory}/type") == _LOOPBACK_TYPE:
-        return "loopback"
-    for kind in ("bond", "bridge", "vlan", "wlan"):
-        if f"DEVTYPE={kind}" in files.get(f"{directory}/uevent", ()):
-            return kind
-    return "physical" if f"{directory}/device" in paths else "virtual"
-
-
-def _linked(paths: Sequence[str], prefix: str) -> tuple[str, ...]:
+def _below(paths: Iterable[str], prefix: str) -> tuple[str, ...]:
     return tuple(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
-
-
-def _positive(word: str) -> int | None:
-    """Parse a speed. Drivers without one report -1, or 2**32 - 1 when the link is down: None."""
-    number = int(word) if re.fullmatch(r"\d+", word) else 0
-    return number if 0 < number < 2**32 - 1 else None
 
 
 def _natural(word: str) -> int | None:
     return int(word) if re.fullmatch(r"\d+", word) else None
-
-
-def _json_addresses(link: dict[str, Any]) -> list[Address]:
-    return [
-        _address(entry["local"], int(entry["prefixlen"]), entry.get("scope", "global"))
-        for entry in link.get("addr_info", ())
-        if entry.get("family") in ("inet", "inet6") and "local" in entry
-    ]
 
 
 def _address(ip: str, prefix: int, scope: str) -> Address:
@@ -97,16 +91,19 @@ def _text_addresses(text: str) -> list[tuple[str, Address]]:
     return [(m[1], _address(m[2], int(m[3]), m[4])) for m in matches if m]
 
 
-def _device_names(files: Files) -> list[str]:
-    """Parse /proc/net/dev; its first two lines are headings, which contain a `|`."""
-    lines = (line for line in files.get("/proc/net/dev", ()) if "|" not in line)
-    return [line.partition(":")[0].strip() for line in lines if ":" in line]
-
-
 def _proc_addresses(files: Files) -> list[tuple[str, Address]]:
+    """Parse this host's addresses for one without `ip`."""
+    # fib_trie: a leaf `|-- IP` and below it `/32 host LOCAL`
+    local: dict[IPv4Address, None] = {}
+    leaf = None
+    for line in files.get("/proc/net/fib_trie", ()):
+        if match := re.search(r"\|-- (\S+)", line):
+            leaf = IPv4Address(match[1])
+        elif leaf is not None and "/32 host LOCAL" in line:
+            local[leaf] = None
     routes = _routes(files)
     found: list[tuple[str, Address]] = []
-    for ip in _local_ipv4(files.get("/proc/net/fib_trie", ())):
+    for ip in local:
         for name, network, _, is_direct in routes:
             if is_direct and network.prefixlen and ip in network:
                 found.append((name, Address(str(ip), network.prefixlen, "global")))
@@ -114,28 +111,11 @@ def _proc_addresses(files: Files) -> list[tuple[str, Address]]:
         else:
             if ip.is_loopback:
                 found.append(("lo", Address(str(ip), 8, "host")))
-    return found + _proc_ipv6(files.get("/proc/net/if_inet6", ()))
-
-
-def _local_ipv4(lines: Sequence[str]) -> list[IPv4Address]:
-    """Parse this host's addresses from fib_trie: a leaf `|-- IP` and below it `/32 host LOCAL`."""
-    found: dict[IPv4Address, None] = {}
-    leaf = None
-    for line in lines:
-        if match := re.search(r"\|-- (\S+)", line):
-            leaf = IPv4Address(match[1])
-        elif leaf is not None and "/32 host LOCAL" in line:
-            found[leaf] = None
-    return list(found)
-
-
-def _proc_ipv6(lines: Sequence[str]) -> list[tuple[str, Address]]:
-    """Parse if_inet6: address, index, prefix length, scope, flags, name."""
-    found = []
-    for line in lines:
+    # if_inet6: address, index, prefix length, scope, flags, name
+    for line in files.get("/proc/net/if_inet6", ()):
         digits, _, prefix, scope, _, name = line.split()
-        ip = str(IPv6Address(int(digits, 16)))
-        found.append((name, Address(ip, int(prefix, 16), _INET6_SCOPES.get(scope, "global"))))
+        address = str(IPv6Address(int(digits, 16)))
+        found.append((name, Address(address, int(prefix, 16), _INET6_SCOPES.get(scope, "global"))))
     return found
 
 
@@ -157,18 +137,16 @@ def _ipv4(digits: str) -> IPv4Address:
 
 def parse_default_nic(files: Files) -> str | None:
     """Return the NIC of the IPv4 default route with the lowest metric, else of the IPv6 one."""
-    ipv4 = [(metric, name) for name, net, metric, _ in _routes(files) if net.prefixlen == 0]
-    return min(ipv4 or _ipv6_defaults(files), default=(0, None))[1]
-
-
-def _ipv6_defaults(files: Files) -> list[tuple[int, str]]:
-    """Parse ipv6_route: ..., [5] metric, [8] flags, [9] NIC; the probe sends defaults only."""
-    lines = (line.split() for line in files.get("/proc/net/ipv6_route", ()))
-    return [
-        (int(fields[5], 16), fields[9])
-        for fields in lines
-        if len(fields) == 10 and not int(fields[8], 16) & _ROUTE_REJECT
-    ]
+    defaults = [(metric, name) for name, net, metric, _ in _routes(files) if net.prefixlen == 0]
+    if not defaults:
+        # ipv6_route: ..., [5] metric, [8] flags, [9] NIC; the probe sends defaults only
+        lines = (line.split() for line in files.get("/proc/net/ipv6_route", ()))
+        defaults = [
+            (int(fields[5], 16), fields[9])
+            for fields in lines
+            if len(fields) == 10 and not int(fields[8], 16) & _ROUTE_REJECT
+        ]
+    return min(defaults, default=(0, None))[1]
 
 
 def parse_listening(files: Files) -> tuple[int, ...]:
@@ -202,3 +180,51 @@ def parse_gpu_numa_nodes(files: Files) -> tuple[int, ...]:
         if path.startswith(prefix) and path.endswith(suffix)
     )
     return tuple(sorted({node for word in words if (node := _natural(word)) is not None}))
+
+
+_RDMA = "/sys/class/infiniband/"
+_RATE = re.compile(r"([\d.]+) Gb/sec")
+
+
+def parse_rdma(files: Files, paths: Sequence[str]) -> tuple[RdmaDevice, ...]:
+    """Return every RDMA device. Raises ValueError for a malformed rate or number."""
+    found = []
+    for name in _below(paths, _RDMA):
+        if "/" in name:
+            continue
+        ports_of = f"{_RDMA}{name}/ports/"
+        states = (re.match(rf"{re.escape(ports_of)}(\d+)/state$", path) for path in files)
+        numbers = sorted(int(match[1]) for match in states if match)
+        ports = tuple(_rdma_port(f"{ports_of}{number}", number, files) for number in numbers)
+        device = RdmaDevice(
+            name=name,
+            nics=_below(paths, f"{_RDMA}{name}/device/net/"),
+            link_layer=ports[0].link_layer if ports else "",
+            active=any(port.active for port in ports),
+            rate=first_line(files, f"{ports_of}{numbers[0]}/rate") if ports else "",
+            ports=ports,
+        )
+        found.append(device)
+    return tuple(found)
+
+
+def _rdma_port(directory: str, number: int, files: Files) -> RdmaPort:
+    rate = _RATE.match(first_line(files, f"{directory}/rate"))
+    # The probe leaves out unused entries of the GID table.
+    indices = sorted(int(index) for index in _below(files, f"{directory}/gids/"))
+    gids = [
+        Gid(
+            index,
+            first_line(files, f"{directory}/gids/{index}"),
+            first_line(files, f"{directory}/gid_attrs/types/{index}"),
+            first_line(files, f"{directory}/gid_attrs/ndevs/{index}"),
+        )
+        for index in indices
+    ]
+    return RdmaPort(
+        number=number,
+        active="ACTIVE" in first_line(files, f"{directory}/state"),
+        link_layer=first_line(files, f"{directory}/link_layer"),
+        rate=float(rate[1]) * 1000 if rate else None,
+        gids=tuple(gids),
+    )

@@ -71,7 +71,7 @@ whole_files() {
 # the GIDs that are not all zero: a port has up to 256, most of them unused.
 chosen_lines() {
   section lines
-  grep -s -H -e '^MemTotal:' -e '^MemAvailable:' -e '^Uid:' -e '^Cpus_allowed_list:' \
+  grep -s -H -e '^MemTotal:' -e '^Uid:' -e '^Cpus_allowed_list:' \
     -e ' 0A [0-9A-F]*:' -e '^00000000000000000000000000000000 00 ' \
     -e '^0x10de$' -e '^0x030[02]' -e '^[0:]*[1-9a-f][0-9a-f:]*$' \
     /proc/meminfo /proc/self/status /proc/net/tcp /proc/net/tcp6 /proc/net/ipv6_route \
@@ -103,7 +103,6 @@ shell_facts() {
   engine_nofile
   printf 'user %s\n' "${SUDO_USER:-${LOGNAME:-${USER:-}}}"
   printf 'ssh %s\n' "${SSH_CONNECTION:-}"
-  found nvidia-ctk && { printf 'nvidia-ctk '; command -v nvidia-ctk; }
   printf 'runtimes'
   for runtime in podman nerdctl crio k3s kubelet; do
     found "$runtime" && printf ' %s' "$runtime"
@@ -223,8 +222,6 @@ engine() {
 
 engine_contents() {
   disks "$1"
-  section api
-  bounded docker version --format '{{.Server.APIVersion}}'
   ids=$(bounded docker ps -aq --no-trunc --filter label=clusterctl.cluster 2>&1)
   status=$?
   section "containers $status"

@@ -1,7 +1,8 @@
 """Check whether hosts meet the requirements of the cluster that the inventory declares. Pure.
 
 `problems` stop a bootstrap; `notes` are only printed. Both check every host and report everything,
-so that one round of repairs is enough.
+so that one round of repairs is enough. The functions for one part of a host yield problems without
+the host's name, which `problems` adds.
 """
 
 from __future__ import annotations
@@ -11,13 +12,6 @@ from typing import Protocol
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
-from clusterctl.facts.engine_requirements import (
-    engine_notes,
-    engine_problems,
-    python_notes,
-    python_problems,
-    room_problems,
-)
 from clusterctl.facts.model import ENGINE_ROOT, HostFacts
 from clusterctl.facts.network_requirements import (
     name_notes,
@@ -27,6 +21,7 @@ from clusterctl.facts.network_requirements import (
 )
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.transport.credentials import SUDO_PASSWORD
+from clusterctl.transport.python import MISSING
 from clusterctl.units import GIB
 
 # Bytes. Ray's object store takes 1 GB of /dev/shm, NCCL and vLLM's queues some more: containers
@@ -44,51 +39,14 @@ NOFILE_NEEDED = 4096
 # logs), and the engine
 DISK_NEEDED = GIB
 
+# The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB for
+# vLLM's 25 GB
+STORE_FACTOR = 1.5
 
-def limit_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
-    if 0 < facts.shm < SHM_NEEDED:
-        yield RequirementsNotMet(
-            f"/dev/shm has {facts.shm // 2**20} MiB, and Ray and NCCL need "  # noqa: S108
-            f"{SHM_NEEDED // 2**20} MiB of shared memory",
-            host=host.name,
-            hint="sudo mount -o remount,size=50% /dev/shm; to keep it, in /etc/fstab: "
-            "tmpfs /dev/shm tmpfs size=50% 0 0",
-        )
-    if 0 < facts.nofile_hard < NOFILE_NEEDED:
-        yield RequirementsNotMet(
-            f"at most {facts.nofile_hard} open files are allowed, and Ray needs {NOFILE_NEEDED}",
-            host=host.name,
-            hint="sudo mkdir -p /etc/systemd/system/docker.service.d; "
-            "printf '[Service]\\nLimitNOFILE=1048576\\n' | "
-            "sudo tee /etc/systemd/system/docker.service.d/nofile.conf; "
-            "sudo systemctl daemon-reload; sudo systemctl restart docker. Before Docker is there: "
-            "/etc/security/limits.conf",
-        )
+SLACK = 1 * GIB  # For the engine's own files and the container's
 
-
-def limit_notes(facts: HostFacts) -> Iterator[str]:
-    if NOFILE_NEEDED <= facts.nofile_hard < NOFILE_WANTED:
-        yield (
-            f"at most {facts.nofile_hard} open files, {NOFILE_WANTED} are better: raise the "
-            "hard limit (LimitNOFILE=) of docker.service"
-        )
-
-
-def full_disks(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
-    """Yield one problem for each full file system, however many of the paths are on it."""
-    told: set[tuple[int, int]] = set()
-    for path in ("/", facts.engine.data_root or ENGINE_ROOT, inventory.models):
-        disk = facts.disk(path)
-        if disk is None or disk.free >= DISK_NEEDED or (disk.total, disk.free) in told:
-            continue
-        told.add((disk.total, disk.free))
-        yield RequirementsNotMet(
-            f"the disk of {path} is full: {disk.free / GIB:.1f} GiB of {disk.total / GIB:.1f} "
-            "GiB are free",
-            host=host.name,
-            hint=f"make room: docker system prune; sudo du -xhd2 {path} | sort -h | tail",
-        )
-
+# Default runtimes that can start a node; gVisor and Kata hide the host's devices
+USUAL_RUNTIMES = frozenset({"", "runc", "crun", "nvidia"})
 
 SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")  # Architectures of vLLM's images
 
@@ -134,24 +92,30 @@ def problems(
     image_size  bytes of the image, if known
     image_env   the image's environment variables about CUDA, if a host has the image
     """
-    of_hosts = (
-        problem
-        for host in inventory.hosts
-        if host.name in facts
-        for problem in (
-            *_host_problems(inventory, host, facts[host.name], devices, image_env),
-            *(() if host.name in ours else port_problems(inventory, host, facts[host.name])),
-            *_disk_problems(
-                inventory,
-                host,
-                facts[host.name],
-                image_size,
-                devices.usual_image,
-                has_image=host.name in ours or host.name in with_image,
-            ),
-        )
-    )
-    return (*of_hosts, *cluster_problems(inventory, facts))
+    found: list[RequirementsNotMet] = []
+    # A bundle may have Docker's static archive, which needs no package manager.
+    brought = inventory.packages.offline is not None
+    for host in inventory.hosts:
+        if host.name not in facts:
+            continue
+        its = facts[host.name]
+        of_host = [
+            *_root_and_processor_problems(host, its),
+            *network_problems(inventory, host, its),
+            *devices.problems(inventory, host, its, image_env),
+            *_engine_problems(its, brought=brought),
+            *_python_problems(its, brought=brought),
+            *_limit_problems(its),
+            *(() if host.name in ours else port_problems(inventory, host, its)),
+        ]
+        full = list(_full_disks(inventory, its))
+        # A full disk has no room for the image either.
+        if not full and host.name not in ours and host.name not in with_image:
+            full = list(_room_problems(its, image_size, devices.usual_image))
+        for problem in (*of_host, *full):
+            problem.host = host.name
+            found.append(problem)
+    return (*found, *cluster_problems(inventory, facts))
 
 
 def notes(
@@ -161,74 +125,183 @@ def notes(
     of_hosts = (
         f"{host.name}: {text}"
         for host in inventory.hosts
-        if host.name in facts
-        for text in _host_notes(inventory, host, facts[host.name], devices)
+        if (its := facts.get(host.name))
+        for text in (
+            *name_notes(its),
+            *rdma_notes(inventory, host, its),
+            *devices.notes(inventory, host, its),
+            *_software_notes(its),
+            *(f"not known: {text}" for text in its.unknown),
+        )
     )
     return (*of_hosts, *devices.notes_between(facts), *cluster_notes(inventory, facts))
 
 
-def _host_problems(
-    inventory: Inventory,
-    host: Host,
-    facts: HostFacts,
-    devices: DeviceRequirements,
-    image_env: Mapping[str, str] | None,
-) -> Iterator[RequirementsNotMet]:
-    yield from _root_problems(host, facts)
-    yield from _architecture_problems(host, facts)
-    yield from network_problems(inventory, host, facts)
-    yield from devices.problems(inventory, host, facts, image_env)
-    brought = inventory.packages.offline is not None
-    yield from engine_problems(host, facts, brought=brought)
-    yield from python_problems(host, facts, brought=brought)
-    yield from limit_problems(host, facts)
-
-
-def _disk_problems(
-    inventory: Inventory,
-    host: Host,
-    facts: HostFacts,
-    image_size: int | None,
-    usual_image: int,
-    *,
-    has_image: bool,
-) -> Iterator[RequirementsNotMet]:
-    """Yield full disks, else missing room for the image: a full disk has none either."""
-    full = tuple(full_disks(inventory, host, facts))
-    yield from full
-    if not full and not has_image:
-        yield from room_problems(host, facts, image_size, usual_image)
-
-
-def _root_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+def _root_and_processor_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
     if not facts.root:
         user = facts.user or "the user"
         yield RequirementsNotMet(
             f"{user} is not root and cannot become root by sudo",
-            host=host.name,
             hint=f"as root there: usermod -aG sudo {user}; or set {SUDO_PASSWORD}, "
             "or ssh.user: root",
             detail=facts.sudo_error,
         )
-
-
-def _architecture_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
     machine = facts.os.architecture
     if machine and machine not in SUPPORTED_ARCHITECTURES:
         yield RequirementsNotMet(
             f"its processor is {machine}; images exist for {' and '.join(SUPPORTED_ARCHITECTURES)}",
-            host=host.name,
             hint=f"take {host.name} out of the inventory",
         )
 
 
-def _host_notes(
-    inventory: Inventory, host: Host, facts: HostFacts, devices: DeviceRequirements
-) -> Iterator[str]:
-    yield from name_notes(facts)
-    yield from rdma_notes(inventory, host, facts)
-    yield from devices.notes(inventory, host, facts)
-    yield from engine_notes(facts)
-    yield from python_notes(facts)
-    yield from limit_notes(facts)
-    yield from (f"not known: {text}" for text in facts.unknown)
+def _engine_problems(facts: HostFacts, *, brought: bool) -> Iterator[RequirementsNotMet]:
+    """Yield a problem for an unusable engine, and for a host where none can be installed."""
+    unusable = _unusable_engine(facts, brought=brought)
+    if unusable is None and not facts.device_cgroup:
+        unusable = (
+            "has no control groups for devices, without which no container engine starts (neither "
+            "cgroup v2 nor the v1 controller `devices` is mounted)",
+            "mount -t cgroup2 none /sys/fs/cgroup; or a kernel with CONFIG_CGROUP_DEVICE and "
+            "CONFIG_CGROUP_BPF",
+        )
+    if unusable:
+        yield RequirementsNotMet(unusable[0], hint=unusable[1], detail=facts.engine.error)
+
+
+def _unusable_engine(facts: HostFacts, *, brought: bool) -> tuple[str, str] | None:
+    """Return cause and fix, or None if the engine can be used or installed."""
+    engine = facts.engine
+    if not engine.installed:
+        if brought or _has_known_packages(facts):
+            return None
+        return (
+            "has no container engine, and clusterctl installs one only where there is apt-get or "
+            f"dnf, not on {facts.os.pretty or facts.os.id}",
+            "bring Docker's static archive (docs/offline.md); or install Docker there and start "
+            "it: systemctl enable --now docker",
+        )
+    if engine.podman:
+        remove = "apt-get remove" if facts.os.debian_like else "dnf remove"
+        return "its `docker` is Podman under another name", f"sudo {remove} podman-docker"
+    if engine.snap:
+        return (
+            "its Docker is a snap, which sees neither /etc nor most data directories",
+            "sudo snap remove docker",
+        )
+    if engine.rootless:
+        return (
+            "its Docker runs rootless: `--network host` is not the host's network there",
+            "dockerd-rootless-setuptool.sh uninstall; sudo systemctl enable --now docker",
+        )
+    if engine.desktop:
+        return (
+            "its Docker is Docker Desktop, whose containers run in a virtual machine without the "
+            "host's network and GPUs",
+            "sudo apt-get remove docker-desktop; bootstrap then installs the engine itself",
+        )
+    if engine.remapped:
+        return (
+            "its Docker remaps users (userns-remap), which rules out host networking and IPC",
+            'remove "userns-remap" from /etc/docker/daemon.json; sudo systemctl restart docker',
+        )
+    if engine.default_runtime not in USUAL_RUNTIMES:
+        return (
+            f"its Docker starts containers by {engine.default_runtime}, which does not give them "
+            "the host's devices",
+            'remove "default-runtime" from /etc/docker/daemon.json; sudo systemctl restart docker',
+        )
+    if engine.hung:
+        return "its Docker daemon does not answer", "sudo systemctl restart docker"
+    return None
+
+
+def _python_problems(facts: HostFacts, *, brought: bool) -> Iterator[RequirementsNotMet]:
+    """Yield a problem if the host lacks Python and bootstrap cannot install it there."""
+    if not facts.python3 and not (brought or _has_known_packages(facts)):
+        yield RequirementsNotMet(
+            f"has {MISSING} ({facts.python_words}), and clusterctl installs one only where there "
+            f"is apt-get or dnf, not on {facts.os.pretty or facts.os.id}",
+            hint="install one there, on root's PATH as python3 or python3.9 and later",
+        )
+
+
+def _has_known_packages(facts: HostFacts) -> bool:
+    """Whether this is Debian, RHEL or a derivative; true for a system that could not be
+    identified."""
+    names = {facts.os.id, *facts.os.like}
+    return not facts.os.id or facts.os.debian_like or bool(names & {"rhel", "centos", "fedora"})
+
+
+def _limit_problems(facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    if 0 < facts.shm < SHM_NEEDED:
+        yield RequirementsNotMet(
+            f"/dev/shm has {facts.shm // 2**20} MiB, and Ray and NCCL need "  # noqa: S108
+            f"{SHM_NEEDED // 2**20} MiB of shared memory",
+            hint="sudo mount -o remount,size=50% /dev/shm; to keep it, in /etc/fstab: "
+            "tmpfs /dev/shm tmpfs size=50% 0 0",
+        )
+    if 0 < facts.nofile_hard < NOFILE_NEEDED:
+        yield RequirementsNotMet(
+            f"at most {facts.nofile_hard} open files are allowed, and Ray needs {NOFILE_NEEDED}",
+            hint="sudo mkdir -p /etc/systemd/system/docker.service.d; "
+            "printf '[Service]\\nLimitNOFILE=1048576\\n' | "
+            "sudo tee /etc/systemd/system/docker.service.d/nofile.conf; "
+            "sudo systemctl daemon-reload; sudo systemctl restart docker. Before Docker is there: "
+            "/etc/security/limits.conf",
+        )
+
+
+def _full_disks(inventory: Inventory, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    """Yield one problem for each full file system, however many of the paths are on it."""
+    reported: set[tuple[int, int]] = set()
+    for path in ("/", facts.engine.data_root or ENGINE_ROOT, inventory.models):
+        disk = facts.disk(path)
+        if disk is None or disk.free >= DISK_NEEDED or (disk.total, disk.free) in reported:
+            continue
+        reported.add((disk.total, disk.free))
+        yield RequirementsNotMet(
+            f"the disk of {path} is full: {disk.free / GIB:.1f} GiB of {disk.total / GIB:.1f} "
+            "GiB are free",
+            hint=f"make room: docker system prune; sudo du -xhd2 {path} | sort -h | tail",
+        )
+
+
+def _room_problems(
+    facts: HostFacts, image_size: int | None, usual_image: int
+) -> Iterator[RequirementsNotMet]:
+    """Yield a problem if the disk of the engine's images is too small for the image."""
+    if image_size is None:
+        needed, source = usual_image, "its size is not known; this is the usual one"
+    elif facts.engine.containerd_store:
+        needed, source = round(image_size * STORE_FACTOR) + SLACK, "measured, unpacked and packed"
+    else:
+        needed, source = image_size + SLACK, "measured"
+    root = facts.engine.data_root or ENGINE_ROOT
+    disk = facts.disk(root)
+    if disk is not None and disk.free < needed:
+        yield RequirementsNotMet(
+            f"{disk.free / GIB:.1f} GiB are free at {root}, and the image needs "
+            f"{needed / GIB:.0f} GiB ({source})",
+            hint=f"make room: docker system prune --all; df -h {root}; or move data-root",
+        )
+
+
+def _software_notes(facts: HostFacts) -> Iterator[str]:
+    """Yield notes about the engine, Python and limits."""
+    engine = facts.engine
+    if engine.installed and not (engine.running or engine.podman or engine.hung):
+        yield f"Docker is installed but not running: {engine.error}"
+    if facts.runtimes:
+        yield (
+            f"{', '.join(facts.runtimes)} is installed too: Docker does not see its containers, "
+            "nor the GPUs and ports that they use"
+        )
+    if facts.cgroup_version == 1:
+        yield "cgroup version 1: Docker and Ray work with it, their newer versions will not"
+    if not facts.python3:
+        yield f"has {MISSING} ({facts.python_words}): clusterctl bootstrap installs it"
+    if NOFILE_NEEDED <= facts.nofile_hard < NOFILE_WANTED:
+        yield (
+            f"at most {facts.nofile_hard} open files, {NOFILE_WANTED} are better: raise the "
+            "hard limit (LimitNOFILE=) of docker.service"
+        )

@@ -1,23 +1,22 @@
-"""Split a probe's answer into its sections. Pure."""
+"""Split a probe's answer into its sections, and the files in it. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
+Files = Mapping[str, Sequence[str]]  # Lines by path
+
+TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
+
 _UNPARSABLE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,8 @@ class Answer:
     unknown: list[str] = field(default_factory=list)
 
     @property
-    def begun(self) -> bool:
-        """Whether the script ran at all."""
-        return bool(self.sections)
-
-    @property
     def complete(self) -> bool:
-        return self.begun and self.sections[-1].name == "end"
+        return bool(self.sections) and self.sections[-1].name == "end"
 
     def all(self, name: str) -> tuple[Section, ...]:
         return tuple(section for section in self.sections if section.name == name)
@@ -88,10 +82,15 @@ def split_sections(text: str, marker: str) -> Answer:
 _NAMED_LINE = re.compile(r"(/sys/bus/pci/(?:devices|drivers/nvidia)/[^/]*/[a-z_]+|/[^:]*):(.*)")
 
 
-def read_files(answer: Answer) -> dict[str, list[str]]:
+def files_in(answer: Answer) -> dict[str, list[str]]:
     """Return each file's lines by path."""
     files: dict[str, list[str]] = {}
     for line in (*answer.lines("files"), *answer.lines("lines")):
         if match := _NAMED_LINE.fullmatch(line):
             files.setdefault(match[1], []).append(match[2])
     return files
+
+
+def first_line(files: Files, *paths: str) -> str:
+    """Return the first line of the first of `paths` that has one, else ""."""
+    return next((files[path][0].strip() for path in paths if files.get(path)), "")

@@ -8,20 +8,23 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from clusterctl.facts.model import Disk, Os
-from clusterctl.facts.sections import Section
-
-Files = Mapping[str, Sequence[str]]
+from clusterctl.facts.sections import Files, Section, first_line
+from clusterctl.transport.python import OLDEST
 
 _DF_LINE = re.compile(r"^.*?\s+(\d+)\s+-?\d+\s+(-?\d+)\s+(?:\d+%|-)\s+/")
 
 
-def first_line(files: Files, *paths: str) -> str:
-    """Return the first line of the first of `paths` that has one, else ""."""
-    return next((files[path][0].strip() for path in paths if files.get(path)), "")
-
-
 def parse_os(files: Files, machine: str) -> Os:
-    release = _os_release(files.get("/etc/os-release") or files.get("/usr/lib/os-release") or ())
+    """Parse the shell assignments of /etc/os-release, as specified by os-release(5)."""
+    release = {}
+    for line in files.get("/etc/os-release") or files.get("/usr/lib/os-release") or ():
+        key, equals, value = line.partition("=")
+        if not equals or line.startswith("#"):
+            continue
+        try:
+            release[key.strip()] = " ".join(shlex.split(value))
+        except ValueError:
+            release[key.strip()] = value.strip("\"'")
     return Os(
         id=release.get("ID", ""),
         like=tuple(release.get("ID_LIKE", "").split()),
@@ -31,19 +34,6 @@ def parse_os(files: Files, machine: str) -> Os:
         architecture=machine,
         kernel=first_line(files, "/proc/sys/kernel/osrelease"),
     )
-
-
-def _os_release(lines: Sequence[str]) -> dict[str, str]:
-    """Parse shell assignments, as specified by os-release(5)."""
-    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-    return {key.strip(): _unquote(value) for key, value in pairs}
-
-
-def _unquote(value: str) -> str:
-    try:
-        return " ".join(shlex.split(value))
-    except ValueError:
-        return value.strip("\"'")
 
 
 def parse_cpus(files: Files) -> int:
@@ -57,9 +47,9 @@ def parse_uid(files: Files) -> int:
     return int(_after(files["/proc/self/status"], "Uid:").split()[1])
 
 
-def parse_memory(files: Files, key: str) -> int:
-    """Return the bytes of a key of /proc/meminfo, which is in KiB."""
-    return int(_after(files["/proc/meminfo"], f"{key}:").split()[0]) * 1024
+def parse_memory(files: Files) -> int:
+    """Return the host's memory in bytes, from /proc/meminfo, which is in KiB."""
+    return int(_after(files["/proc/meminfo"], "MemTotal:").split()[0]) * 1024
 
 
 def _after(lines: Sequence[str], key: str) -> str:
@@ -70,7 +60,9 @@ def _after(lines: Sequence[str], key: str) -> str:
     raise LookupError(f"no {key}")
 
 
-def parse_nofile(word: str) -> int:
+def parse_nofile(shell: Mapping[str, str]) -> int:
+    """Return the engine's limit if it runs and its limits can be read, else the session's."""
+    word = shell.get("engine-nofile") or shell["nofile"]
     return sys.maxsize if word == "unlimited" else int(word)
 
 
@@ -82,6 +74,15 @@ def parse_memlock(shell: Mapping[str, str]) -> int | None:
     return sys.maxsize if word == "unlimited" else int(word) * 1024
 
 
+def parse_python(shell: Mapping[str, str]) -> tuple[str | None, str, bool]:
+    """Return the path of a usable Python (or None), the version of the Python found, and whether
+    that one lacks a part of its standard library."""
+    path, version, minimal, *_ = [*shell.get("python3", "").split(), "", "", ""]
+    major, _, minor = version.partition(".")
+    new_enough = minor.isdecimal() and (int(major), int(minor)) >= OLDEST
+    return (path if new_enough and not minimal else None), version, bool(minimal)
+
+
 def parse_disks(section: Section) -> dict[str, Disk]:
     """Return disks by requested path, without those that `df` reports errors for. Raises ValueError
     if answers cannot be matched to paths.
@@ -90,7 +91,12 @@ def parse_disks(section: Section) -> dict[str, Disk]:
     """
     pairs = [line.split("\t") for line in section.lines if "\t" in line]
     complaints = df_complaints(section)
-    answered = [asked for asked, existing in pairs if not _blamed(existing, complaints)]
+    # Such as `df: /data: Stale file handle`; GNU quotes the path if necessary.
+    answered = [
+        asked
+        for asked, path in pairs
+        if not any(line.startswith((f"df: {path}: ", f"df: '{path}': ")) for line in complaints)
+    ]
     matches = [_DF_LINE.match(line) for line in section.lines if "\t" not in line]
     sizes = [(int(found[1]) * 1024, int(found[2]) * 1024) for found in matches if found]
     if len(sizes) != len(answered):
@@ -105,14 +111,10 @@ def df_complaints(section: Section) -> list[str]:
     return [line for line in section.lines if line.startswith("df: ")]
 
 
-def _blamed(path: str, complaints: Sequence[str]) -> bool:
-    """Match `df: /data: Stale file handle`; GNU quotes the path if necessary."""
-    starts = (f"df: {path}: ", f"df: '{path}': ")
-    return any(line.startswith(starts) for line in complaints)
-
-
-def parse_clock(section: Section, end: Section) -> float:
+def parse_clock(section: Section | None, end: Section | None) -> float:
     """Return Unix seconds at the probe's end: the output of `date`, plus the uptime since then."""
+    if section is None or end is None:
+        raise ValueError("the probe did not say")
     uptime, now = section.lines[0].split()
     # A busybox without nanoseconds prints the format's letters.
     seconds = float(now if re.fullmatch(r"\d+\.\d+", now) else now.partition(".")[0])

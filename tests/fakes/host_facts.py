@@ -17,8 +17,7 @@ from clusterctl.facts.model import (
 )
 
 ENGINE = EngineFacts(
-    installed=True, running=True, version="29.0.1", api_version="1.52", storage="overlay2",
-    data_root="/var/lib/docker", cgroup_driver="systemd", cgroup_version="2",
+    installed=True, running=True, version="29.0.1", data_root="/var/lib/docker",
     cdi_spec_dirs=("/etc/cdi", "/var/run/cdi"), runtimes=("runc",), rootless=False, error=None,
 )  # fmt: skip
 
@@ -54,7 +53,7 @@ def host_facts(*nics: NicFacts, **changes: Any) -> HostFacts:
         hostname="a", hostname_addresses=("10.0.0.1",), machine_id="m", boot_id="b",
         os=Os("debian", (), "12", "bookworm", "Debian 12", "x86_64", "6.1"), cpus=8,
         memory=2**36, shm=2**35, disks=(), nics=(loopback, *nics), default_nic=None,
-        rdma_devices=(), gpus=GpuReport((), None), engine=ENGINE, cgroup_version=2,
+        gpus=GpuReport((), None), engine=ENGINE, cgroup_version=2,
         nofile_hard=1_048_576, clock=0.0, clock_offset=0.0, user="root", root=True,
         sudo_error=None, python3="/usr/bin/python3", listening_ports=(),
         rdma_nodes=("/dev/infiniband/uverbs0",),

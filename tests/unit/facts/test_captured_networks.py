@@ -16,7 +16,7 @@ Captured = Callable[[str], Probe]
 
 def test_rdma_devices_say_which_nic_they_drive(captured: Captured) -> None:
     facts = captured("ubuntu-24.04-8-gpus").facts
-    assert facts.rdma_devices == ("mlx5_0", "mlx5_1")
+    assert [device.name for device in facts.rdma] == ["mlx5_0", "mlx5_1"]
     with_port, without_link = facts.rdma
     assert (with_port.name, with_port.nics, with_port.active) == ("mlx5_0", ("ens5f0np0",), True)
     assert (with_port.link_layer, with_port.rate) == ("Ethernet", "200 Gb/sec (4X HDR)")

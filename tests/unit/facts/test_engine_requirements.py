@@ -73,7 +73,7 @@ def test_engines_that_cannot_be_used(
 
 def test_no_engine_where_none_can_be_installed(captured: Captured) -> None:
     facts = replace(captured("rhel-9-podman").facts, root=True)
-    absent = EngineFacts(False, False, "", "", "", "", "", "", (), (), False, None)
+    absent = EngineFacts(False, False, "", "", (), (), False, None)
     assert found(replace(facts, engine=absent)) == [], "dnf installs it"
     alpine = replace(facts.os, id="alpine", like=(), pretty="Alpine Linux v3.22")
     problem = only(*found(replace(facts, engine=absent, os=alpine)))

@@ -42,8 +42,8 @@ ETC = "/etc/clusterctl/demo"
 
 
 def facts(*, architecture: str = "x86_64", rootless: bool = False) -> HostFacts:
-    engine = EngineFacts(True, True, "20.10.24", "1.41", "overlay2", "/var/lib/docker", "systemd",
-                         "2", (), ("runc",), rootless, None)  # fmt: skip
+    engine = EngineFacts(True, True, "20.10.24", "/var/lib/docker",
+                         (), ("runc",), rootless, None)  # fmt: skip
     debian = Os("debian", (), "12", "bookworm", "Debian GNU/Linux 12", architecture, "6.1.0")
     return HostFacts(
         hostname="gpu1",
@@ -57,7 +57,6 @@ def facts(*, architecture: str = "x86_64", rootless: bool = False) -> HostFacts:
         disks=(),
         nics=(),
         default_nic=None,
-        rdma_devices=(),
         gpus=GpuReport((), None),
         engine=engine,
         cgroup_version=2,
