@@ -16,7 +16,7 @@ from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
 from clusterctl.errors import UsageError, raise_all
 from clusterctl.models.name import resolve
-from clusterctl.transfer.weights import delivery, placing
+from clusterctl.transfer.weights import delivery, staging
 from clusterctl.transfer.weights.delivery import Destination, FindModel, PushedModel
 from clusterctl.transfer.weights.downloads import (
     Downloads,
@@ -30,9 +30,9 @@ from clusterctl.transfer.weights.hub import Hub, Listing, hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.model_sources import require_name
 from clusterctl.transfer.weights.modelscope import ModelScope
-from clusterctl.transfer.weights.need import need, no_room, staging_path
 from clusterctl.transfer.weights.on_host import HostModels, look_at_models
 from clusterctl.transfer.weights.receiver import Supply
+from clusterctl.transfer.weights.staging import need, no_room, staging_path
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.units import GIB, MIB
@@ -172,13 +172,13 @@ def _through_host(
 
     raise_all(failures(fan_out(views, require_room_on)))
     staged = staging_path(expected, models)
-    placing.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
+    staging.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
     progress = DownloadProgress(listing, holder, sink)
     found = download_on_host(view.transport, hub, listing, staged, told=progress.came)
     sink(StepFinished(holder, "download", "unchanged", 0.0))
     manifest = listing.manifest(pull.name, found)
-    placing.rename_staged(view.transport, staged, manifest, models)
-    placing.settle(view.transport, manifest, models)
+    staging.rename_staged(view.transport, staged, manifest, models)
+    staging.settle(view.transport, manifest, models)
     return Supply.held_by(view, manifest, f"{models}/{manifest.name}")
 
 

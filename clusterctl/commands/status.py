@@ -11,8 +11,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.survey.drift import drift
 from clusterctl.survey.status import ClusterStatus, assess
 from clusterctl.survey.survey import Survey, connected, take_survey
-from clusterctl.transfer.weights.comparison import told_apart
-from clusterctl.transfer.weights.held import kept_file, look_at
+from clusterctl.transfer.weights.comparison import kept_file, look_at, told_apart
 from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values

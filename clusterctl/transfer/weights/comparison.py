@@ -1,5 +1,8 @@
 """Compare the model files of hosts by hash, so that ranks on several hosts load the same bytes.
 
+The hash of a file is known from the manifest that a push wrote, or from an earlier look, as long
+as neither the file's content nor its inode changed since. Known hashes are stored on the host.
+
 Files that are small or have a known hash are compared before the service starts. Those that would
 take minutes to hash are reported as unproven, and hashed on the hosts once the service is up:
 `status` and the next `serve` compare them then.
@@ -7,10 +10,14 @@ take minutes to hash are reported as unproven, and hashed on the hosts once the 
 
 from __future__ import annotations
 
+import posixpath
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from clusterctl import deadlines
+from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import gib
 from clusterctl.engine.events import (
     EventSink,
@@ -21,15 +28,10 @@ from clusterctl.engine.events import (
     one_at_a_time,
 )
 from clusterctl.errors import RequirementsNotMet, raise_all
-from clusterctl.transfer.weights.held import (
-    DifferingFile,
-    HeldFile,
-    HeldModel,
-    differing_files,
-    hash_now,
-    keep,
-    look_at,
-)
+from clusterctl.transfer.content import is_digest
+from clusterctl.transfer.weights.hashing import hashes
+from clusterctl.transfer.weights.manifest import parse
+from clusterctl.transfer.weights.on_host import KEPT, run_as_root, script
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 
@@ -43,6 +45,146 @@ INLINE = 4 << 30
 SMALL = 16 << 20
 
 Fix = Callable[[str], str]  # host: the command that copies the model from it to the others
+
+
+@dataclass(frozen=True)
+class HeldFile:
+    """A file of a model's directory."""
+
+    size: int  # Bytes
+    # Inode, size, time of the last write and of the last change: differs after any change.
+    stamp: str
+
+
+@dataclass(frozen=True)
+class HeldModel:
+    """A model's directory on one host. Paths are relative to it."""
+
+    files: Mapping[str, HeldFile]
+    known: Mapping[str, str]  # sha256 of files that did not change since they were hashed
+    promised: Mapping[str, str]  # sha256 in the manifest, whatever the file's bytes are now
+
+    @property
+    def unknown(self) -> dict[str, HeldFile]:
+        return {path: file for path, file in self.files.items() if path not in self.known}
+
+    def learned(self, found: Mapping[str, str]) -> HeldModel:
+        """Return a copy with further hashes, by path."""
+        return replace(self, known={**self.known, **found})
+
+
+def kept_file(path: str, directory: str = KEPT) -> str:
+    """Path on a host of the file with the hashes of the model in the directory `path`."""
+    return f"{directory}/{path.strip('/').replace('/', '@')}"
+
+
+def look_at(
+    transport: Transport, path: str, *, kept: str = KEPT, timeout: float = deadlines.HELD_LOOK
+) -> HeldModel:
+    """List the files and known hashes of the directory `path`. Changes nothing, reads no weights.
+    Raises as `run_as_root`."""
+    # Of a snapshot in a Hugging Face cache, the manifest is in the model's cache entry.
+    root = path.partition("/snapshots/")[0]
+    argv = (*script("held"), path, root, kept_file(path, kept))
+    answer = run_as_root(transport, argv, doing=f"reading {path}", timeout=timeout)
+    files: dict[str, HeldFile] = {}
+    changed: dict[str, str] = {}
+    known: dict[str, str] = {}
+    sealed, text = "", ""
+    for line in answer.splitlines():
+        match line.split("\t"):
+            case ["file", stamp, later, size, name] if size.isdigit():
+                files[name], changed[name] = HeldFile(int(size), stamp), later
+            case ["sealed", moment]:
+                sealed = moment
+            case ["kept", digest, stamp, name] if is_digest(digest):
+                if name in files and files[name].stamp == stamp:
+                    known[name] = digest
+            case [first, *_] if first.startswith("|"):
+                text += f"{line[1:]}\n"
+    listed = _listed(text, posixpath.relpath(path, root))
+    promised = {name: listed[name] for name in files if name in listed}
+    # Both are times of one host's clock, in UTC and to the nanosecond: they compare as text.
+    proven = {name: digest for name, digest in promised.items() if changed[name] <= sealed}
+    return HeldModel(files, {**proven, **known}, promised)
+
+
+def _listed(text: str, below: str) -> dict[str, str]:
+    """Return {path: sha256} of the manifest `text` for files below its directory `below`, links
+    followed; empty without a manifest that this version can parse."""
+    try:
+        manifest = parse(text)
+    except ValueError:
+        return {}
+    found = {file.path: file.sha256 for file in manifest.files}
+    for link in manifest.links:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), link.target))
+        if target in found:
+            found[link.path] = found[target]
+    start = "" if below == "." else f"{below}/"
+    return {path.removeprefix(start): found[path] for path in found if path.startswith(start)}
+
+
+def hash_now(
+    transport: Transport, path: str, files: Mapping[str, HeldFile], say: Say
+) -> dict[str, str]:
+    """Hash `files` of the directory `path` and return their sha256 by path; unreadable files are
+    left out. Raises as `hashes`."""
+    absolute = {f"{path}/{name}": name for name in files}
+    size = sum(file.size for file in files.values())
+    found = hashes(transport, list(absolute), size, say=say)
+    return {absolute[name]: hashed.sha256 for name, hashed in found.items()}
+
+
+def keep(
+    transport: Transport, path: str, held: HeldModel, *, hash_rest: bool = False, kept: str = KEPT
+) -> None:
+    """Store the known hashes on the host. `hash_rest`: also hash the other files there in the
+    background, for later runs. Raises as `run_as_root`."""
+    lines = [
+        f"kept\t{digest}\t{held.files[name].stamp}\t{name}" for name, digest in held.known.items()
+    ]
+    if hash_rest:
+        lines += [f"hash\t{file.stamp}\t{name}" for name, file in held.unknown.items()]
+    file = kept_file(path, kept)
+    argv = (*script("keep"), file, path)
+    run_as_root(transport, argv, doing=f"writing {file}", timeout=deadlines.HELD_KEEP, lines=lines)
+
+
+@dataclass(frozen=True)
+class DifferingFile:
+    """A file on `host` that differs from the one on `other`."""
+
+    host: str
+    path: str
+    other: str
+    recorded: bool  # A manifest shows which is right; else it is only known that they differ
+
+
+def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[DifferingFile]:
+    """Return every file whose bytes differ between hosts, for each host that has the wrong one:
+    where no manifest decides, the minority, and of two hosts the one that is not `head`. Files that
+    only some hosts have are not reported. Pure."""
+    found: list[DifferingFile] = []
+    for path in sorted({path for held in hosts.values() for path in held.files}):
+        having = {name: held for name, held in hosts.items() if path in held.files}
+        # The host with whose file the others are compared.
+        known = {name: held.known[path] for name, held in having.items() if path in held.known}
+        as_promised = [name for name in known if having[name].promised.get(path) == known[name]]
+        among = as_promised or list(known) or list(having)
+        content = {name: (having[name].files[path].size, known.get(name)) for name in among}
+        common = Counter(content.values())
+        right = max(among, key=lambda name: (common[content[name]], name == head))
+        every = [having[right], *having.values()]
+        promised = next((held.promised[path] for held in every if path in held.promised), None)
+        recorded = known.get(right) == promised
+        for name, held in having.items():
+            hashed = known.get(name), known.get(right)
+            if held.files[path].size != having[right].files[path].size or (
+                None not in hashed and hashed[0] != hashed[1]
+            ):
+                found.append(DifferingFile(name, path, right, recorded))
+    return found
 
 
 @dataclass(frozen=True)

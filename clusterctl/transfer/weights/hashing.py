@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -236,8 +236,3 @@ def hashes(
             why = said.splitlines()[-1] if said else f"status {status}"
             raise CommandFailed(f"hashing files failed: {why}", host=host, detail=said or None)
     return found
-
-
-def sums(found: Mapping[str, Hashed]) -> dict[str, str]:
-    """Return only the sha256 of whole files, by path."""
-    return {path: hashed.sha256 for path, hashed in found.items()}

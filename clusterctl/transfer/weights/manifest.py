@@ -63,9 +63,17 @@ class Manifest:
         return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
     @property
+    def firsts(self) -> dict[str, WeightFile]:
+        """The first file of each content, by sha256, in the order of the files."""
+        firsts: dict[str, WeightFile] = {}
+        for file in self.files:
+            firsts.setdefault(file.sha256, file)
+        return firsts
+
+    @property
     def blobs(self) -> tuple[Blob, ...]:
         """The contents to transfer, each once, in the order of the files."""
-        return tuple({file.sha256: file.blob for file in self.files}.values())
+        return tuple(file.blob for file in self.firsts.values())
 
 
 def in_order(files: Iterable[WeightFile]) -> tuple[WeightFile, ...]:

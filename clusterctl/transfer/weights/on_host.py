@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,37 +112,47 @@ def model_staged_in(name: str) -> str:
     return name.removesuffix(".old").rpartition(".")[0].replace(SLASH, "/")
 
 
-def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
-    """List the models under `directory`, as root. Changes nothing.
+def script(name: str) -> tuple[str, ...]:
+    """Return the command that runs `name`.sh of this package; arguments may be added."""
+    text = resources.files(__package__).joinpath(f"{name}.sh").read_text(encoding="utf-8")
+    return ("sh", "-c", text, name)
 
-    Raises ConnectionFailed, CommandTimedOut, and CommandFailed when no shell can be run.
+
+def run_as_root(
+    transport: Transport,
+    argv: Sequence[str],
+    *,
+    doing: str,
+    timeout: float,
+    lines: Iterable[str] = (),
+) -> str:
+    """Run a command with `lines` on its stdin and return its output. `doing`: the work, for errors.
+
+    Raises ConnectionFailed, CommandTimedOut, and CommandFailed for a non-zero exit status.
     """
-    script = resources.files(__package__).joinpath("look.sh").read_text(encoding="utf-8")
-    argv = ["sh", "-c", script, "look-at-models", directory, str(IDLE_AFTER), kept]
-    result = transport.run(argv, sudo=True, timeout=deadlines.MODELS_LOOK)
+    stdin = "".join(f"{line}\n" for line in lines).encode()
+    result = transport.run(argv, stdin=stdin, sudo=True, timeout=timeout)
     if not result.ok:
-        raise CommandFailed(
-            f"{directory} could not be read",
-            host=transport.host.name,
-            detail=result.last_lines(),
-        )
-    return read_answer(result.stdout, directory)
+        last = result.last_lines()
+        why = last.splitlines()[-1] if last else f"status {result.status}"
+        raise CommandFailed(f"{doing} failed: {why}", host=transport.host.name, detail=last)
+    return result.stdout
 
 
-def read_answer(text: str, directory: str) -> HostModels:
-    """Parse the output of look.sh; a truncated record is left out."""
+def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
+    """List the models under `directory`. Changes nothing. Raises as `run_as_root`."""
+    argv = (*script("look"), directory, str(IDLE_AFTER), kept)
+    answer = run_as_root(
+        transport, argv, doing=f"reading {directory}", timeout=deadlines.MODELS_LOOK
+    )
     free, read_only, trees, incoming, idle = 0, None, [], {}, set()
-    record: list[str] = []
-    for line in text.splitlines():
+    path, sealed, text = "", 0, ""
+    files: dict[str, Seen] = {}
+    links: dict[str, str] = {}
+    hashed: dict[str, str] = {}
+    for line in answer.splitlines():
         word, _, rest = line.partition("\t")
-        if record:
-            record.append(line)
-            if line == "end":
-                trees.append(_tree(record))
-                record = []
-        elif word == "tree":
-            record = [line]
-        elif word == "free":
+        if word == "free":
             free = int(rest) * 1024
         elif word == "readonly":
             read_only = rest
@@ -151,33 +161,28 @@ def read_answer(text: str, directory: str) -> HostModels:
             incoming[name] = int(used) * 1024
             if state == "idle":
                 idle.add(name)
-    return HostModels(directory, free, tuple(trees), incoming, frozenset(idle), read_only)
-
-
-def _tree(record: Sequence[str]) -> HostTree:
-    files: dict[str, Seen] = {}
-    links: dict[str, str] = {}
-    hashed: dict[str, str] = {}
-    sealed, lines = 0, []
-    for line in record:
-        word, _, rest = line.partition("\t")
-        if word == "file":
-            size, changed, path = rest.split("\t", 2)
-            files[path.removeprefix("./")] = Seen(int(size), int(changed))
+        elif word == "tree":
+            path, sealed, text = rest, 0, ""
+            files, links, hashed = {}, {}, {}
+        elif word == "file":
+            size, changed, file = rest.split("\t", 2)
+            files[file.removeprefix("./")] = Seen(int(size), int(changed))
         elif word == "link":
-            path, _, target = rest.partition("\t")
-            links[path.removeprefix("./")] = target
+            link, _, target = rest.partition("\t")
+            links[link.removeprefix("./")] = target
         elif word == "hashed":
-            digest, _, path = rest.partition("\t")
-            hashed[path] = digest
+            digest, _, file = rest.partition("\t")
+            hashed[file] = digest
         elif word == "sealed":
             sealed = int(rest)
         elif word.startswith("|"):
-            lines.append(line[1:])
-    manifest = None
-    with suppress(ValueError):  # a format that this version does not read
-        manifest = parse("\n".join(lines)) if lines else None
-    return HostTree(record[0].partition("\t")[2], files, links, manifest, sealed, hashed)
+            text += f"{line[1:]}\n"
+        elif word == "end" and path:  # missing where the answer was cut
+            manifest = None
+            with suppress(ValueError):  # a format that this version does not read
+                manifest = parse(text) if text else None
+            trees.append(HostTree(path, files, links, manifest, sealed, hashed))
+    return HostModels(directory, free, tuple(trees), incoming, frozenset(idle), read_only)
 
 
 def manifest_path(directory: str, name: str) -> str:

@@ -12,11 +12,11 @@ from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import Link, LinkProgress, fetch_limit
 from clusterctl.transfer.content import BlobSource
 from clusterctl.transfer.transfer import Route, Sending
-from clusterctl.transfer.weights import placing
-from clusterctl.transfer.weights.hashing import hashes, sums
+from clusterctl.transfer.weights import staging
+from clusterctl.transfer.weights.hashing import hashes
 from clusterctl.transfer.weights.manifest import Manifest
-from clusterctl.transfer.weights.need import Need, need, no_room
 from clusterctl.transfer.weights.on_host import IDLE_AFTER, HostModels, look_at_models
+from clusterctl.transfer.weights.staging import Need, need, no_room
 from clusterctl.transport.fanout import Failed, failures, fan_out, values
 from clusterctl.units import GIB, MIB
 
@@ -84,7 +84,7 @@ class WeightsReceiver:
         found = self._needs.get(view.host.name)
         if found is None or not found.complete:
             return False
-        placing.clear(view.transport, found, self._directory)
+        staging.clear(view.transport, found, self._directory)
         return True
 
     def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
@@ -98,9 +98,12 @@ class WeightsReceiver:
             raise_all(failures(ready))
         self._needs.update(needs)
         self._has_chain = any(found.brought for found in lacking.values())
-        holder = self._supply.holder or self._complete_host(needs)
+        holder = self._supply.holder
+        if holder is None:  # a host that has the model sends it faster than SSH does from here
+            complete = next((name for name, found in needs.items() if found.complete), None)
+            holder = Holder(self._views[complete], needs[complete].origin) if complete else None
         links = [
-            self._link(name, placing.origin(found), {blob.digest for blob in found.brought})
+            self._link(name, found.origin, {blob.digest for blob in found.brought})
             for name, found in lacking.items()
             if not (holder and name == holder.view.host.name)
         ]
@@ -126,13 +129,13 @@ class WeightsReceiver:
         view.say("moving it into place")
         # From here on nothing may be fetched to the host, even if its relay is restarted: that
         # would make a second copy which is never moved into place.
-        staged = placing.places(self._supply.manifest, directory)
+        staged = staging.places(self._supply.manifest, directory)
         final = self._supply.final
         if self._has_chain:
             chain.relocate(name, {digest: place.path for digest, place in staged.items()})
-        placing.settle(view.transport, final, directory)
+        staging.settle(view.transport, final, directory)
         if self._has_chain:
-            chain.relocate(name, placing.settled(final, directory))
+            chain.relocate(name, staging.settled(final, directory))
 
     @staticmethod
     def describe(progress: LinkProgress, expected: int) -> str:
@@ -165,22 +168,14 @@ class WeightsReceiver:
             size = sum(sizes[digest] for digest in found.unproven.values())
             paths = list(found.unproven)
             hashed = hashes(view.transport, paths, size, say=lambda far: say(f"{text}: {far}"))
-            found = found.proven(sums(hashed))
+            found = found.proven(hashed)
         if problem := no_room(manifest, found, host):
             raise problem
-        placing.prepare(view.transport, manifest, found, self._directory)
+        staging.prepare(view.transport, manifest, found, self._directory)
         return found
 
-    def _complete_host(self, needs: Mapping[str, Need]) -> Holder | None:
-        """Return a host that already has the whole model: its network is faster than SSH from
-        here."""
-        for name, found in needs.items():
-            if found.complete:
-                return Holder(self._views[name], placing.origin(found))
-        return None
-
     def _link(self, host: str, origin: Mapping[str, str], wanted: Collection[str] = ()) -> Link:
-        places = placing.places(self._supply.manifest, self._directory)
+        places = staging.places(self._supply.manifest, self._directory)
         return self._route.link(
             host, origin, {digest: place for digest, place in places.items() if digest in wanted}
         )

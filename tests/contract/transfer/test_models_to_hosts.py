@@ -19,7 +19,7 @@ from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
-from clusterctl.transfer.weights import placing
+from clusterctl.transfer.weights import staging
 from clusterctl.transfer.weights.downloads import Downloads
 from clusterctl.transfer.weights.hub import hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
@@ -112,7 +112,7 @@ def test_a_new_version_sends_what_is_new_and_replaces_the_tree(
 def test_a_relay_that_dies_while_the_model_is_put_in_place_brings_no_second_copy(
     cluster: Cluster, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle, supply = placing.settle, cluster.supply(model)
+    settle, supply = staging.settle, cluster.supply(model)
 
     def settle_and_kill(transport: Transport, manifest: Manifest, directory: str) -> None:
         settle(transport, manifest, directory)
@@ -123,7 +123,7 @@ def test_a_relay_that_dies_while_the_model_is_put_in_place_brings_no_second_copy
         assert eventually(lambda: cluster.relay(name) not in (None, before))
         time.sleep(1.0)  # for what it might begin to fetch
 
-    monkeypatch.setattr(placing, "settle", settle_and_kill)
+    monkeypatch.setattr(staging, "settle", settle_and_kill)
     outcome, sent = cluster.push(supply)
     assert (outcome.changed, dict(outcome.set_aside)) == (3, {})
     assert sent == sum(blob.size for blob in supply.manifest.blobs)

@@ -29,7 +29,7 @@ from clusterctl.node.documents import (
 )
 from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.survey.status import ClusterStatus, assess
-from clusterctl.transfer.weights.held import kept_file
+from clusterctl.transfer.weights.comparison import kept_file
 from tests.fakes.surveys import Said, survey_of
 from tests.fakes.transport import FakeTransport
 

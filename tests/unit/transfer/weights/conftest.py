@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.inventory.model import Host
-from clusterctl.transfer.weights import placing
+from clusterctl.transfer.weights import staging
 from clusterctl.transfer.weights.hashing import HashCache, manifest_of
 from clusterctl.transfer.weights.manifest import Manifest
-from clusterctl.transfer.weights.need import Need, need
 from clusterctl.transfer.weights.on_host import HostModels, look_at_models
+from clusterctl.transfer.weights.staging import Need, need
 from clusterctl.transfer.weights.tree import Tree, read_tree
 from clusterctl.transport.local import LocalTransport
 
@@ -72,7 +72,7 @@ def hashed(directory: Path, tmp_path: Path) -> tuple[Tree, Manifest]:
 def bring(tree: Tree, manifest: Manifest, found: Need, models: str) -> None:
     """What a chain does: each content to its place."""
     sources = {file.path: file.source for file in tree.files}
-    spots = placing.places(manifest, models)
+    spots = staging.places(manifest, models)
     wanted = {blob.digest for blob in found.brought}
     for file in manifest.files:
         if file.blob.digest in wanted:
@@ -82,7 +82,7 @@ def bring(tree: Tree, manifest: Manifest, found: Need, models: str) -> None:
 def deliver(tree: Tree, manifest: Manifest, here: LocalTransport, models: str) -> HostModels:
     """All of it to `here`, and what a look there shows then."""
     found = need(manifest, look_at_models(here, models))
-    placing.prepare(here, manifest, found, models)
+    staging.prepare(here, manifest, found, models)
     bring(tree, manifest, found, models)
-    placing.settle(here, manifest, models)
+    staging.settle(here, manifest, models)
     return look_at_models(here, models)

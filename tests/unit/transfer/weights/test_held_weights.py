@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.weights.held import (
+from clusterctl.transfer.weights.comparison import (
     DifferingFile,
     HeldFile,
     HeldModel,
@@ -20,8 +20,8 @@ from clusterctl.transfer.weights.held import (
     look_at,
 )
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLink, dump
-from clusterctl.transfer.weights.need import need
 from clusterctl.transfer.weights.on_host import look_at_models
+from clusterctl.transfer.weights.staging import need
 from clusterctl.transport.local import LocalTransport
 from tests.unit.transfer.weights.conftest import MakeModel, deliver, hashed
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import CommandFailed, CommandTimedOut
-from clusterctl.transfer.weights import placing
-from clusterctl.transfer.weights.hashing import hash_file, hashes, sums
-from clusterctl.transfer.weights.need import need, no_room, staging_path
+from clusterctl.transfer.weights import staging
+from clusterctl.transfer.weights.hashing import hash_file, hashes
 from clusterctl.transfer.weights.on_host import (
     INCOMING,
     SHARED_FROM,
     look_at_models,
 )
+from clusterctl.transfer.weights.staging import need, no_room, staging_path
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport
 from tests.unit.transfer.weights.conftest import (
@@ -100,9 +100,9 @@ def test_an_unfinished_tree_is_never_in_its_place(
 ) -> None:
     tree, manifest = hashed(make_model(), tmp_path)
     found = need(manifest, look_at_models(here, models))
-    placing.prepare(here, manifest, found, models)
+    staging.prepare(here, manifest, found, models)
     with pytest.raises(CommandFailed, match=r"is not all there"):
-        placing.settle(here, manifest, models)
+        staging.settle(here, manifest, models)
     assert not (Path(models) / manifest.name).exists()
     assert list(look_at_models(here, models).incoming) == [staging_path(manifest, "").split("/")[2]]
     assert need(manifest, deliver(tree, manifest, here, models)).complete
@@ -169,11 +169,11 @@ def test_what_someone_else_copied_is_hashed_there_and_not_sent(
     assert found.state == "unproven"
     assert found.least == 0
     told = hashes(here, list(found.unproven), manifest.size)
-    settled = found.proven(sums(told))
+    settled = found.proven(told)
     assert [blob.size for blob in settled.brought] == [shard.stat().st_size]
-    placing.prepare(here, manifest, settled, models)
+    staging.prepare(here, manifest, settled, models)
     bring(tree, manifest, settled, models)
-    placing.settle(here, manifest, models)
+    staging.settle(here, manifest, models)
     assert need(manifest, look_at_models(here, models)).complete
 
 
@@ -187,10 +187,10 @@ def test_of_a_directory_of_links_the_files_are_taken(
     for file in tree.files:
         (linked / file.path).symlink_to(file.source)
     found = need(manifest, look_at_models(here, models))
-    settled = found.proven(sums(hashes(here, list(found.unproven), manifest.size)))
+    settled = found.proven(hashes(here, list(found.unproven), manifest.size))
     assert settled.brought == ()
-    placing.prepare(here, manifest, settled, models)
-    placing.settle(here, manifest, models)
+    staging.prepare(here, manifest, settled, models)
+    staging.settle(here, manifest, models)
     assert not any(path.is_symlink() for path in linked.iterdir())
     assert need(manifest, look_at_models(here, models)).complete
 
