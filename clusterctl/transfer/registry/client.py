@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import httpx2
@@ -21,16 +25,16 @@ from clusterctl.transfer.manifests import (
     NotAnImage,
     digest_of,
 )
-from clusterctl.transfer.registry.authorization import Authorization
 from clusterctl.transfer.registry.endpoint import RegistryEndpoint
 from clusterctl.transfer.registry.failures import (
     RegistryFailed,
     answered,
+    beginning,
     leave_unread,
     refused,
     unreached,
 )
-from clusterctl.transfer.registry.logins import Logins
+from clusterctl.transfer.registry.logins import Login, Logins
 
 # Seconds without a byte after which a connection counts as broken.
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
@@ -78,13 +82,13 @@ class RegistryClient:
     def manifest(self, name: str) -> tuple[bytes, str]:
         """Return a manifest or index, by tag or digest, and its media type."""
         accept = ", ".join((*INDEXES, *MANIFESTS))
-        data, kind = self._persistently(lambda: self._document(f"manifests/{name}", accept))
+        data, kind = self._document(f"manifests/{name}", accept)
         if name.startswith("sha256:") and digest_of(data) != name:
             raise NotAnImage(f"{self._reference.registry} sent bytes that do not match {name}")
         return data, kind
 
     def config(self, blob: Blob) -> bytes:
-        return self._persistently(lambda: self._document(f"blobs/{blob.digest}", "*/*"))[0]
+        return self._document(f"blobs/{blob.digest}", "*/*")[0]
 
     def blob(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         """Yield the blob's bytes from `offset` on; a broken connection is reopened and resumed."""
@@ -92,86 +96,78 @@ class RegistryClient:
         while offset < blob.size:
             begun = offset
             try:
-                for chunk in self._part(blob, offset):
-                    offset += len(chunk)
-                    yield chunk
-                self._require_all(blob, offset)
+                headers = {"Range": f"bytes={offset}-"} if offset else {}
+                with self._answer(f"blobs/{blob.digest}", headers, (200, 206)) as response:
+                    skip = offset - _start(response)
+                    for chunk in response.iter_raw():
+                        if skip < len(chunk):
+                            offset += len(chunk) - skip
+                            yield chunk[skip:]
+                        skip = max(0, skip - len(chunk))
             except RegistryFailed as error:
-                trouble = 1 if offset > begun else trouble + 1
-                self._wait_or_raise(error, trouble, ATTEMPTS)
-
-    def _require_all(self, blob: Blob, count: int) -> None:
-        if count < blob.size:
-            summary = f"{self._reference.registry} ended {blob.digest[:19]} too early"
-            raise RegistryFailed(summary, again=1.0)
+                failure = error
+            else:
+                if offset >= blob.size:
+                    return
+                summary = f"{self._reference.registry} ended {blob.digest[:19]} too early"
+                failure = RegistryFailed(summary, again=1.0)
+            trouble = 1 if offset > begun else trouble + 1
+            self._wait_or_raise(failure, trouble, ATTEMPTS)
 
     def _document(self, path: str, accept: str) -> tuple[bytes, str]:
-        with self._answer(path, {"Accept": accept}) as response:
-            if response.status_code != 200:
-                raise self._problem(response)
-            data = b""
-            for chunk in response.iter_raw():
-                data += chunk
-                if len(data) > LARGEST_DOCUMENT:
-                    raise NotAnImage(f"{path} is larger than a manifest or config may be")
-            return data, response.headers.get("Content-Type", "").partition(";")[0]
-
-    def _part(self, blob: Blob, offset: int) -> Iterator[bytes]:
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
-        with self._answer(f"blobs/{blob.digest}", headers) as response:
-            if response.status_code not in (200, 206):
-                raise self._problem(response)
-            skip = offset - _start(response)
-            for chunk in response.iter_raw():
-                if skip < len(chunk):
-                    yield chunk[skip:]
-                skip = max(0, skip - len(chunk))
+        """Return a document and its media type."""
+        trouble = 0
+        while True:
+            try:
+                with self._answer(path, {"Accept": accept}, (200,)) as response:
+                    data = b""
+                    for chunk in response.iter_raw():
+                        data += chunk
+                        if len(data) > LARGEST_DOCUMENT:
+                            raise NotAnImage(f"{path} is larger than a manifest or config may be")
+                    return data, response.headers.get("Content-Type", "").partition(";")[0]
+            except RegistryFailed as error:
+                trouble += 1
+                self._wait_or_raise(error, trouble, FIRST_ATTEMPTS)
 
     @contextmanager
-    def _answer(self, path: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
-        """Yield the response to an authorized GET. Raises RegistryFailed for network errors."""
+    def _answer(
+        self, path: str, headers: dict[str, str], good: tuple[int, ...]
+    ) -> Iterator[httpx2.Response]:
+        """Yield the response to an authorized GET, with a status in `good`. Raises RegistryFailed
+        for network errors."""
+        registry, name = self._reference.registry, self._reference.name
         try:
             url = f"{self._found()}/v2/{self._reference.path}/{path}"
             with self._authorization.sent(url, headers) as response:
+                if response.status_code in (401, 403):
+                    user = self._authorization.user
+                    raise refused(registry, name, response.status_code, tried=user)
+                if response.status_code not in good:
+                    raise answered(registry, name, response)
                 yield response
         except httpx2.TransportError as error:
-            raise unreached(self._reference.registry, error) from error
+            raise unreached(registry, error) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise RegistryFailed(
-                f"{self._reference.registry} did not respond like a container registry",
-                detail=str(error),
+                f"{registry} did not respond like a container registry", detail=str(error)
             ) from error
 
     def _found(self) -> str:
         """Return the URL at which the registry answers, probed on first use."""
         with self._finding:
             if self._url is None:
-                *maybe, last = self._endpoint.urls
-                self._url = next(filter(self._answers, maybe), last)
-                self._authorization.plain = self._url.startswith("http:")
+                *maybe, url = self._endpoint.urls
+                for each in maybe:
+                    with (
+                        suppress(httpx2.TransportError),
+                        self._http.stream("GET", f"{each}/v2/", follow_redirects=False),
+                    ):
+                        url = each
+                        break
+                self._url = url
+                self._authorization.plain = url.startswith("http:")
             return self._url
-
-    def _answers(self, url: str) -> bool:
-        try:
-            with self._http.stream("GET", f"{url}/v2/", follow_redirects=False):
-                return True
-        except httpx2.TransportError:
-            return False
-
-    def _problem(self, response: httpx2.Response) -> Exception:
-        registry, name = self._reference.registry, self._reference.name
-        if response.status_code in (401, 403):
-            return refused(registry, name, response.status_code, tried=self._authorization.user)
-        return answered(registry, name, response)
-
-    def _persistently(self, work: Callable[[], T]) -> T:
-        trouble = 0
-        while True:
-            try:
-                return work()
-            except RegistryFailed as error:
-                trouble += 1
-                self._wait_or_raise(error, trouble, FIRST_ATTEMPTS)
 
     def _wait_or_raise(self, error: RegistryFailed, trouble: int, attempts: int) -> None:
         if error.again is None or trouble >= attempts:
@@ -190,3 +186,138 @@ def _start(response: httpx2.Response) -> int:
     if not first.isdigit():
         raise RegistryFailed(f"a range was requested, but the response is of {said!r}")
     return int(first)
+
+
+class Authorization:
+    """Sends requests, and repeats one answered with 401 with the credentials that are demanded.
+
+    First with a login from a file, or anonymously; then with one that the user enters.
+    """
+
+    def __init__(self, http: httpx2.Client, reference: Reference, logins: Logins) -> None:
+        self._http, self._reference, self._logins = http, reference, logins
+        self._lock = threading.Lock()
+        self._header: str | None = None
+        self._login: Login | None = None
+        self._asked = False
+        self.plain = False  # Whether the registry itself is reached without TLS
+
+    @property
+    def user(self) -> str | None:
+        """The user name sent to the registry; None without a login."""
+        return self._login.user if self._login else None
+
+    @contextmanager
+    def sent(self, url: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
+        """Yield the response to GET `url`, which may still be a refusal."""
+        response, used = self._send(url, headers)
+        try:
+            for again in (False, True):
+                if response.status_code != 401 or not self._renewed(response, used, again=again):
+                    break
+                response.close()
+                response, used = self._send(url, headers)
+            yield response
+        finally:
+            response.close()
+
+    def _send(self, url: str, headers: dict[str, str]) -> tuple[httpx2.Response, str | None]:
+        used = self._header
+        known = {"Authorization": used} if used else {}
+        request = self._http.build_request("GET", url, headers={**headers, **known})
+        return self._http.send(request, stream=True), used
+
+    def _renewed(self, response: httpx2.Response, used: str | None, *, again: bool) -> bool:
+        """Get the credentials that `response` demands; False if nothing is left to try. `again`:
+        the current ones are new, and were refused."""
+        challenge = parse_challenges(response.headers.get_list("WWW-Authenticate"))
+        if challenge is None:
+            return False
+        registry = self._reference.registry
+        with self._lock:
+            if self._header != used:
+                return True  # another thread has renewed it meanwhile
+            if not again:
+                self._login = self._login or self._logins.find(registry)
+                if self._take(challenge):
+                    return True
+            if self._asked:  # the user, once per run
+                return False
+            self._asked = True
+            given = self._logins.ask(registry)
+            if given is None:
+                return False
+            self._login = given
+            return self._take(challenge)
+
+    def _take(self, challenge: Challenge) -> bool:
+        """Set the header that `challenge` demands; False if the login is missing or refused."""
+        if challenge.bearer:
+            token = self._token(challenge)
+            self._header = f"Bearer {token}" if token else None
+        elif self._login:
+            pair = f"{self._login.user}:{self._login.password}".encode()
+            self._header = f"Basic {base64.b64encode(pair).decode()}"
+        else:
+            return False
+        return self._header is not None
+
+    def _token(self, challenge: Challenge) -> str | None:
+        """Request a token from the realm; None if the realm refuses the login. Raises
+        RegistryFailed if a login for a registry with TLS would be sent without TLS."""
+        login, realm = self._login, httpx2.URL(challenge.realm)
+        if login and realm.scheme != "https" and not self.plain:
+            raise RegistryFailed(
+                f"{self._reference.registry} asks for the password to be sent unencrypted to "
+                f"{realm.host}",
+                hint="ask the registry's operator: its realm must be https",
+            )
+        scope = challenge.scope or f"repository:{self._reference.path}:pull"
+        fields = {"service": challenge.service, "scope": scope}
+        if login and login.is_token:
+            grant = {"grant_type": "refresh_token", "refresh_token": login.password}
+            form = {**grant, **fields, "client_id": "clusterctl"}
+            # A redirect would send the form, and with it the login, to any server.
+            asked = self._http.stream("POST", challenge.realm, data=form, follow_redirects=False)
+        else:
+            pair = (login.user, login.password) if login else None
+            asked = self._http.stream("GET", challenge.realm, params=fields, auth=pair)
+        with asked as response:
+            if response.status_code in (400, 401, 403):
+                return None
+            if response.status_code != 200:
+                raise answered(self._reference.registry, self._reference.name, response)
+            document = beginning(response)
+        try:
+            said = json.loads(document)
+            return str(said.get("token") or said["access_token"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RegistryFailed(f"{challenge.realm} gave no token") from error
+
+
+_SCHEME = re.compile(r"(?:^|,\s*)(Bearer|Basic)\s", re.IGNORECASE)
+_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A challenge in WWW-Authenticate. `realm`: for Bearer, the URL that issues tokens."""
+
+    bearer: bool
+    realm: str = ""
+    service: str = ""
+    scope: str = ""
+
+
+def parse_challenges(headers: Iterable[str]) -> Challenge | None:
+    """Return the best challenge in WWW-Authenticate: a token before a password; None if none is
+    understood."""
+    found = []
+    for header in headers:
+        starts = [match.start() for match in _SCHEME.finditer(header)]
+        for start, end in zip(starts, [*starts, len(header)][1:], strict=True):
+            text = header[start:end].lstrip(", ")
+            said = {key.lower(): value for key, value in _PARAMETER.findall(text)}
+            known = {key: said[key] for key in ("realm", "service", "scope") if key in said}
+            found.append(Challenge(text.lower().startswith("bearer"), **known))
+    return min(found, key=lambda one: not one.bearer, default=None)

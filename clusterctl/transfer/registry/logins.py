@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,18 @@ class Logins:
         """Return the first login in a file or helper. Raises RequirementsNotMet for a file that
         cannot be read, and for a helper that fails."""
         for path in self._files():
-            config = _read(path)
-            found = _helped(config, registry, self._environment) or _written(config, registry, path)
-            if found:
+            try:
+                config = json.loads(path.read_text())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, ValueError) as error:
+                raise RequirementsNotMet(
+                    f"the registry logins in {path} cannot be read: {error}", hint=f"ls -l {path}"
+                ) from error
+            if isinstance(config, dict) and (
+                found := _helped(config, registry, self._environment)
+                or _written(config, registry, path)
+            ):
                 return found
         return None
 
@@ -69,18 +79,6 @@ class Logins:
         yield Path(known.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        raise RequirementsNotMet(
-            f"the registry logins in {path} cannot be read: {error}", hint=f"ls -l {path}"
-        ) from error
-    return found if isinstance(found, dict) else {}
-
-
 def _keys(registry: str) -> tuple[str, ...]:
     """Return the keys that these files may have for a registry."""
     if registry == DOCKER_HUB:
@@ -90,6 +88,7 @@ def _keys(registry: str) -> tuple[str, ...]:
 
 
 def _written(config: dict[str, Any], registry: str, path: Path) -> Login | None:
+    """Return the login in the file itself. Raises RequirementsNotMet for a damaged one."""
     entries = config.get("auths")
     for key in _keys(registry):
         entry = entries.get(key) if isinstance(entries, dict) else None
@@ -98,22 +97,18 @@ def _written(config: dict[str, Any], registry: str, path: Path) -> Login | None:
         if entry.get("identitytoken"):
             return Login(_TOKEN_USER, str(entry["identitytoken"]))
         if entry.get("auth"):
-            return _decoded(str(entry["auth"]), path, key)
+            user, colon, password = "", "", ""
+            with suppress(binascii.Error, UnicodeDecodeError):
+                pair = base64.b64decode(str(entry["auth"]), validate=True).decode()
+                user, colon, password = pair.partition(":")
+            if not colon:
+                raise RequirementsNotMet(
+                    f"the login for {key} in {path} is damaged", hint=f"docker login {key}"
+                )
+            return Login(user, password)
         if entry.get("username") and entry.get("password"):
             return Login(str(entry["username"]), str(entry["password"]))
     return None
-
-
-def _decoded(text: str, path: Path, key: str) -> Login:
-    try:
-        user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
-        user, colon, password = "", "", ""
-    if not colon:
-        raise RequirementsNotMet(
-            f"the login for {key} in {path} is damaged", hint=f"docker login {key}"
-        )
-    return Login(user, password)
 
 
 def _helped(config: dict[str, Any], registry: str, environment: Mapping[str, str]) -> Login | None:
@@ -128,6 +123,7 @@ def _helped(config: dict[str, Any], registry: str, environment: Mapping[str, str
 
 
 def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
+    """Ask a credential helper for the login. Raises RequirementsNotMet if the helper fails."""
     program = f"docker-credential-{name}"
     try:
         done = subprocess.run(
@@ -139,8 +135,14 @@ def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
             env=dict(environment),
         )
         if done.returncode != 0:
-            _insist_not_there(program, f"{done.stdout}{done.stderr}")
-            return None
+            # That it has no login a helper reports in words; anything else is a failure.
+            words = f"{done.stdout}{done.stderr}"
+            if "not found" in words.lower() or "no credentials" in words.lower():
+                return None
+            raise RequirementsNotMet(
+                f"the credential helper {program} fails: {words.strip()[:200]}",
+                hint=f"try it: {program} list",
+            )
         said = json.loads(done.stdout)
         return Login(str(said["Username"]), str(said["Secret"]))
     except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
@@ -154,13 +156,3 @@ def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
             f"the credential helper {program} does not work: {why}",
             hint=f"try it: echo {key} | {program} list",
         ) from error
-
-
-def _insist_not_there(program: str, said: str) -> None:
-    """Raise RequirementsNotMet unless the message means that the helper has no login. Helpers
-    report that in words, with status 1; anything else is a failure."""
-    if "not found" not in said.lower() and "no credentials" not in said.lower():
-        raise RequirementsNotMet(
-            f"the credential helper {program} fails: {said.strip()[:200]}",
-            hint=f"try it: {program} list",
-        )

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.transfer.registry.authorization import Challenge, parse_challenges
+from clusterctl.transfer.registry.client import Challenge, parse_challenges
 from clusterctl.transfer.registry.endpoint import find_endpoint
 from clusterctl.transfer.registry.failures import RegistryFailed, answered, unreached
 from clusterctl.transfer.registry.logins import Login, Logins
