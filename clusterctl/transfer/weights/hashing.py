@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -20,22 +19,13 @@ from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.meter import Meter
 from clusterctl.errors import (
-    ClusterctlError,
     CommandFailed,
     ConnectionFailed,
-    Interrupted,
-    StepFailed,
-    raise_all,
 )
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK
 from clusterctl.transfer.local_disk import cache_directory
-from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
-from clusterctl.transfer.weights.tree import Tree, TreeFile
 from clusterctl.transport.base import Transport, lines
-
-# Called with the bytes hashed so far, over all files; files with a cached hash do not count.
-Told = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -109,77 +99,6 @@ def hash_file(
     if filled:
         chunks.append(part.hexdigest())
     return Hashed(whole.hexdigest(), tuple(chunks))
-
-
-def unhashed(tree: Tree, cache: HashCache) -> int:
-    """Bytes that `manifest_of` will have to read: those of files whose hash is not cached."""
-    total = 0
-    for file in tree.files:
-        with suppress(OSError):  # raised by `manifest_of`
-            if cache.get(Stamp.of(file.source)) is not None:
-                continue
-        total += file.size
-    return total
-
-
-def manifest_of(
-    tree: Tree, *, cache: HashCache | None = None, say: Told = lambda _: None
-) -> Manifest:
-    """Hash the files of `tree`, one thread per core (hashlib releases the GIL).
-
-    Raises StepFailed, for all files together, when one cannot be read, changed while it was read,
-    or does not match the sha256 that is its name in a Hugging Face cache.
-    """
-    total, lock, given_up = 0, threading.Lock(), threading.Event()
-
-    def told(size: int) -> None:
-        nonlocal total
-        if given_up.is_set():
-            raise Interrupted("interrupted while files were hashed")
-        with lock:
-            total += size
-            say(total)
-
-    kept = cache or HashCache()
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 2) as pool:
-        try:
-            found = list(pool.map(lambda file: _hashed(file, kept, told), tree.files))
-        except KeyboardInterrupt:
-            given_up.set()  # leaving the pool joins its threads, and a file may take a minute
-            raise
-    raise_all(outcome for outcome in found if isinstance(outcome, ClusterctlError))
-    files = in_order(outcome for outcome in found if isinstance(outcome, WeightFile))
-    return Manifest(tree.name, files, tree.links, tree.origin)
-
-
-def _hashed(
-    file: TreeFile, cache: HashCache, told: Callable[[int], None]
-) -> WeightFile | ClusterctlError:
-    try:
-        before = Stamp.of(file.source)
-        hashed = cache.get(before)
-        if hashed is None:
-            hashed = hash_file(file.source, told)
-            if Stamp.of(file.source) != before:
-                return changed(file.source)
-            cache.put(before, hashed)
-    except OSError as error:
-        return StepFailed(f"{file.source} cannot be read: {error.strerror}")
-    # A blob of a Hugging Face cache with 64 digits is named by its sha256 (with 40, by git).
-    name = file.source.name
-    if file.path.startswith("blobs/") and len(name) == 64 and name != hashed.sha256:
-        return StepFailed(
-            f"{file.source} is damaged: its sha256 does not match its name",
-            hint=f"rm {file.source}   and download the model again",
-        )
-    return WeightFile(file.path, before.size, file.mode, hashed.sha256, hashed.chunks)
-
-
-def changed(path: Path) -> StepFailed:
-    return StepFailed(
-        f"{path} changed while it was read",
-        hint="wait until nothing writes to it, then run the same command again",
-    )
 
 
 EVERY = 2.0  # Seconds between two progress lines of a host

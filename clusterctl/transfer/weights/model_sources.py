@@ -14,8 +14,15 @@ from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError, raise_
 from clusterctl.models.name import resolve
 from clusterctl.models.probe import look_for
 from clusterctl.transfer.chain_link import PIECE
-from clusterctl.transfer.weights.files_source import FilesSource
-from clusterctl.transfer.weights.hashing import HashCache, hashes, manifest_of, unhashed
+from clusterctl.transfer.weights.directory import (
+    FilesSource,
+    faults,
+    is_passed_over,
+    manifest_of,
+    read_tree,
+    unhashed,
+)
+from clusterctl.transfer.weights.hashing import HashCache, hashes
 from clusterctl.transfer.weights.manifest import (
     Manifest,
     WeightFile,
@@ -29,7 +36,6 @@ from clusterctl.transfer.weights.on_host import (
     manifest_path,
 )
 from clusterctl.transfer.weights.receiver import Supply
-from clusterctl.transfer.weights.tree import faults, is_passed_over, read_tree
 from clusterctl.units import GIB
 
 MOST_PARTS = 2  # Parts of a name: ORGANISATION/NAME

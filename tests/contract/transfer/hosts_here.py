@@ -12,10 +12,9 @@ from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import HostView
 from clusterctl.inventory.model import Host
 from clusterctl.transfer.transfer import Route, Transfer
-from clusterctl.transfer.weights.files_source import FilesSource
-from clusterctl.transfer.weights.hashing import HashCache, manifest_of
+from clusterctl.transfer.weights.directory import FilesSource, manifest_of, read_tree
+from clusterctl.transfer.weights.hashing import HashCache
 from clusterctl.transfer.weights.receiver import Supply, WeightsReceiver
-from clusterctl.transfer.weights.tree import read_tree
 from clusterctl.transport.command import Wire
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host_facts import host_facts

@@ -11,11 +11,11 @@ import pytest
 
 from clusterctl.inventory.model import Host
 from clusterctl.transfer.weights import staging
-from clusterctl.transfer.weights.hashing import HashCache, manifest_of
+from clusterctl.transfer.weights.directory import Tree, manifest_of, read_tree
+from clusterctl.transfer.weights.hashing import HashCache
 from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.on_host import HostModels, look_at_models
 from clusterctl.transfer.weights.staging import Need, need
-from clusterctl.transfer.weights.tree import Tree, read_tree
 from clusterctl.transport.local import LocalTransport
 
 MakeModel = Callable[..., Path]

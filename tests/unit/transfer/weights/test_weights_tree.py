@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
-from clusterctl.transfer.weights.hashing import (
-    HashCache,
-    Stamp,
-    hash_file,
-    manifest_of,
-    unhashed,
-)
-from clusterctl.transfer.weights.tree import faults, read_tree
+from clusterctl.transfer.weights.directory import faults, manifest_of, read_tree, unhashed
+from clusterctl.transfer.weights.hashing import HashCache, Stamp, hash_file
 from tests.unit.transfer.weights.conftest import MakeModel, safetensors
 
 

@@ -1,17 +1,29 @@
-"""Read a model's directory on this machine: list its files and check that vLLM could load them."""
+"""A model's directory on this machine: list its files, check that vLLM could load them, hash them,
+and serve them as blobs."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
-from clusterctl.transfer.weights.manifest import WeightLink
+from clusterctl.errors import (
+    ClusterctlError,
+    Interrupted,
+    RequirementsNotMet,
+    StepFailed,
+    UsageError,
+    raise_all,
+)
+from clusterctl.transfer.content import CHUNK, Blob, Location
+from clusterctl.transfer.weights.hashing import HashCache, Stamp, hash_file
+from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLink, in_order
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 NOT_WEIGHTS = frozenset({"training_args.bin"})
@@ -150,16 +162,32 @@ def faults(tree: Tree) -> list[ClusterctlError]:
         for link in tree.links:
             model[link.path.split("/", 2)[2]] = blobs[link.target.rpartition("/")[2]]
     problems: list[ClusterctlError] = []
+    download = f"download it: clusterctl model pull {tree.name}"
+    again = f"download it again: clusterctl model pull {tree.name}"
+
+    def fault(text: str, hint: str) -> None:
+        problems.append(RequirementsNotMet(f"{tree.name} {text}", hint=hint))
+
     if "config.json" not in model:
-        problems.append(_fault(tree, "has no config.json", "name the directory that holds it"))
+        fault("has no config.json", "name the directory that holds it")
     weights = {
         path: file
         for path, file in model.items()
         if "/" not in path and path.endswith(WEIGHT_SUFFIXES) and path not in NOT_WEIGHTS
     }
     if not weights and RANDOM_WEIGHTS not in model:
-        problems.append(_fault(tree, "has no weights", f"download it: {_pull(tree)}"))
-    problems += [fault for path, file in weights.items() if (fault := _broken(tree, path, file))]
+        fault("has no weights", download)
+    for path, file in weights.items():
+        with file.source.open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                fault(f"has a git-lfs pointer in place of {path}", "git lfs pull")
+                continue
+        if path.endswith(".safetensors"):
+            try:
+                if lacking := shortfall(file.source):
+                    fault(f"has a {path} that lacks its last {lacking} bytes", again)
+            except ValueError as error:
+                fault(f"has a broken {path}: {error}", download)
     # Shards that an index lists but the directory lacks.
     named: set[str] = set()
     for path, file in model.items():
@@ -168,33 +196,8 @@ def faults(tree: Tree) -> list[ClusterctlError]:
                 shards = json.loads(file.source.read_bytes())["weight_map"].values()
                 named |= set(map(str, shards))
     if missing := sorted(named - model.keys()):
-        text = f"lacks {len(missing)} of its weight files: {', '.join(missing[:3])}"
-        problems.append(_fault(tree, text, f"download it again: {_pull(tree)}"))
+        fault(f"lacks {len(missing)} of its weight files: {', '.join(missing[:3])}", again)
     return problems
-
-
-def _broken(tree: Tree, path: str, file: TreeFile) -> RequirementsNotMet | None:
-    with file.source.open("rb") as opened:
-        if opened.read(len(_POINTER)) == _POINTER:
-            return _fault(tree, f"has a git-lfs pointer in place of {path}", "git lfs pull")
-    if not path.endswith(".safetensors"):
-        return None
-    try:
-        lacking = shortfall(file.source)
-    except ValueError as error:
-        return _fault(tree, f"has a broken {path}: {error}", f"download it: {_pull(tree)}")
-    if not lacking:
-        return None
-    text = f"has a {path} that lacks its last {lacking} bytes"
-    return _fault(tree, text, f"download it again: {_pull(tree)}")
-
-
-def _pull(tree: Tree) -> str:
-    return f"clusterctl model pull {tree.name}"
-
-
-def _fault(tree: Tree, text: str, hint: str) -> RequirementsNotMet:
-    return RequirementsNotMet(f"{tree.name} {text}", hint=hint)
 
 
 MOST_HEADER = 100_000_000  # Bytes of header that the safetensors library itself reads at most
@@ -219,3 +222,115 @@ def shortfall(path: Path) -> int:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError("its safetensors header cannot be read") from error
     return max(0, 8 + length + end - size)
+
+
+def unhashed(tree: Tree, cache: HashCache) -> int:
+    """Bytes that `manifest_of` will have to read: those of files whose hash is not cached."""
+    total = 0
+    for file in tree.files:
+        with suppress(OSError):  # raised by `manifest_of`
+            if cache.get(Stamp.of(file.source)) is not None:
+                continue
+        total += file.size
+    return total
+
+
+def manifest_of(
+    tree: Tree, *, cache: HashCache | None = None, say: Callable[[int], None] = lambda _: None
+) -> Manifest:
+    """Hash the files of `tree`, one thread per core (hashlib releases the GIL). `say` is called
+    with the bytes hashed so far, without those of files with a cached hash.
+
+    Raises StepFailed, for all files together, when one cannot be read, changed while it was read,
+    or does not match the sha256 that is its name in a Hugging Face cache.
+    """
+    total, lock, given_up = 0, threading.Lock(), threading.Event()
+    kept = cache or HashCache()
+
+    def told(size: int) -> None:
+        nonlocal total
+        if given_up.is_set():
+            raise Interrupted("interrupted while files were hashed")
+        with lock:
+            total += size
+            say(total)
+
+    def hashed(file: TreeFile) -> WeightFile | ClusterctlError:
+        try:
+            before = Stamp.of(file.source)
+            found = kept.get(before)
+            if found is None:
+                found = hash_file(file.source, told)
+                if Stamp.of(file.source) != before:
+                    return changed(file.source)
+                kept.put(before, found)
+        except OSError as error:
+            return StepFailed(f"{file.source} cannot be read: {error.strerror}")
+        # A blob of a Hugging Face cache with 64 digits is named by its sha256 (with 40, by git).
+        name = file.source.name
+        if file.path.startswith("blobs/") and len(name) == 64 and name != found.sha256:
+            return StepFailed(
+                f"{file.source} is damaged: its sha256 does not match its name",
+                hint=f"rm {file.source}   and download the model again",
+            )
+        return WeightFile(file.path, before.size, file.mode, found.sha256, found.chunks)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 2) as pool:
+        try:
+            outcomes = list(pool.map(hashed, tree.files))
+        except KeyboardInterrupt:
+            given_up.set()  # leaving the pool joins its threads, and a file may take a minute
+            raise
+    raise_all(each for each in outcomes if isinstance(each, ClusterctlError))
+    files = in_order(each for each in outcomes if isinstance(each, WeightFile))
+    return Manifest(tree.name, files, tree.links, tree.origin)
+
+
+def changed(path: Path) -> StepFailed:
+    """Return the error for a file that was written to while it was read."""
+    return StepFailed(
+        f"{path} changed while it was read",
+        hint="wait until nothing writes to it, then run the same command again",
+    )
+
+
+class FilesSource:
+    """A BlobSource over a directory. Reading a file that changed since it was hashed raises
+    StepFailed: hosts would reject its pieces one by one without knowing the reason."""
+
+    def __init__(self, tree: Tree, manifest: Manifest) -> None:
+        sources = {file.path: file for file in tree.files}
+        self._files: dict[str, TreeFile] = {
+            file.blob.digest: sources[file.path] for file in manifest.files
+        }
+        self._stamps = {digest: Stamp.of(file.source) for digest, file in self._files.items()}
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        """See BlobSource."""
+        file = self._files[blob.digest]
+        try:
+            with file.source.open("rb") as opened:
+                opened.seek(offset)
+                while chunk := opened.read(CHUNK):
+                    yield chunk
+        except OSError as error:
+            raise StepFailed(f"{file.source} cannot be read: {error.strerror}") from error
+        if not self._same(blob.digest):
+            raise changed(file.source)
+
+    def location(self, blob: Blob) -> Location | None:
+        """Where the bytes are on disk; None for a blob that is not in this tree."""
+        file = self._files.get(blob.digest)
+        return Location(file.source, 0, blob.size) if file else None
+
+    def changes(self) -> Sequence[StepFailed]:
+        """Return an error for every file that was written to or removed since it was hashed."""
+        return [
+            changed(file.source) for digest, file in self._files.items() if not self._same(digest)
+        ]
+
+    def _same(self, digest: str) -> bool:
+        try:
+            return Stamp.of(self._files[digest].source) == self._stamps[digest]
+        except OSError:
+            return False
