@@ -109,22 +109,33 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         _log.info("%s", event)
-        if self._quiet:
-            return
-        with self._lock:
-            self._show(event)
+        if not self._quiet:
+            with self._lock:
+                self._show(event)
 
     def _show(self, event: Event) -> None:
         match event:
             case StageStarted():
-                self._print(Text(event.title, style="bold"))
+                self._console.print(Text(event.title, style="bold"))
                 self._changed = 0
             case StepStarted():
-                self._started(event)
+                self._row(event, _Running(event.change.summary))
+                if not self._interactive:
+                    self._line(event.host, "·", "dim", event.change.summary)
             case StepProgress():
-                self._progress(event)
+                row = self._running.get((event.host, event.step))
+                row = row or self._row(event, _Running(event.step))
+                row.text = event.text
+                if not self._interactive and time.monotonic() - row.printed >= PLAIN_EVERY:
+                    row.printed = time.monotonic()
+                    self._line(event.host, "·", "dim", event.text)
             case StepFinished():
-                self._finished(event)
+                ended = self._no_row(event)
+                if event.outcome != "unchanged":
+                    self._changed += 1
+                    title = ended.title if ended else event.step
+                    took = duration(event.seconds).replace(" ", _KEPT_TOGETHER)
+                    self._line(event.host, "✓", "green", f"{title}  {took}")
             case StepBroke():
                 self._no_row(event)
                 self._line(event.host, "✗", "red", f"{event.step}: {event.error.summary}")
@@ -132,14 +143,9 @@ class Progress:
                 self._line(event.host, "-", "yellow", f"set aside: {event.reason}")
             case StageFinished():
                 if not self._changed:
-                    self._print(Text("  nothing to change", style="dim"))
+                    self._console.print(Text("  nothing to change", style="dim"))
             case Note():
                 self._line(event.host or "", "·", "dim", event.text)
-
-    def _started(self, event: StepStarted) -> None:
-        self._row(event, _Running(event.change.summary))
-        if not self._interactive:
-            self._line(event.host, "·", "dim", event.change.summary)
 
     def _row(self, event: StepStarted | StepProgress, row: _Running) -> _Running:
         self._running = {**self._running, (event.host, event.step): row}
@@ -155,32 +161,11 @@ class Progress:
         while not self._ended.wait(min(1.0, self._still_every)):
             with self._lock:
                 for (host, _), row in self._running.items():
-                    self._still(host, row)
-
-    def _still(self, host: str, row: _Running) -> None:
-        now = time.monotonic()
-        if now - max(row.printed, row.since) >= self._still_every:
-            row.printed = now
-            self._line(
-                host, "·", "dim", f"still: {row.text or row.title} ({now - row.since:.0f} s)"
-            )
-
-    def _progress(self, event: StepProgress) -> None:
-        row = self._running.get((event.host, event.step)) or self._row(event, _Running(event.step))
-        row.text = event.text
-        if self._interactive or time.monotonic() - row.printed < PLAIN_EVERY:
-            return
-        row.printed = time.monotonic()
-        self._line(event.host, "·", "dim", event.text)
-
-    def _finished(self, event: StepFinished) -> None:
-        row = self._no_row(event)
-        if event.outcome == "unchanged":
-            return
-        self._changed += 1
-        title = row.title if row else event.step
-        took = duration(event.seconds).replace(" ", _KEPT_TOGETHER)
-        self._line(event.host, "✓", "green", f"{title}  {took}")
+                    now = time.monotonic()
+                    if now - max(row.printed, row.since) >= self._still_every:
+                        row.printed = now
+                        text = f"still: {row.text or row.title} ({now - row.since:.0f} s)"
+                        self._line(host, "·", "dim", text)
 
     def _line(self, host: str, sign: str, style: str, text: str) -> None:
         """Print `text` after its host's name; on a terminal it wraps inside its own column."""
@@ -189,9 +174,6 @@ class Progress:
         line.append(f" {host}  " if host else " ", style="cyan")
         shown = "\n".join(below_itself(line.plain, text, line_width(self._console.file)))
         line.append(shown[len(line) :].replace(_KEPT_TOGETHER, " "))
-        self._print(line)
-
-    def _print(self, line: Text) -> None:
         self._console.print(line)
 
     def _table(self) -> Table:

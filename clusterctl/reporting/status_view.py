@@ -55,12 +55,6 @@ def status_screen(status: ClusterStatus) -> RenderableType:
     return Group(*parts)
 
 
-def _models(row: HostRow) -> str:
-    """GPU models with their number: `2 x NVIDIA H200`."""
-    kinds = {model: row.gpus.count(model) for model in row.gpus}
-    return ", ".join(f"{number} x {model}" for model, number in kinds.items()) or "-"
-
-
 def _word(word: str) -> Text:
     return Text(word or "-", style=_STYLES.get(word, ""))
 
@@ -76,7 +70,9 @@ _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     "GPUS USED": lambda row: Text(
         f"{row.gpus_used:g} of {row.gpus_promised}" if row.gpus_promised else "-"
     ),
-    "GPU": lambda row: Text(_models(row)),
+    "GPU": lambda row: Text(
+        ", ".join(f"{row.gpus.count(model)} x {model}" for model in dict.fromkeys(row.gpus)) or "-"
+    ),
 }
 # Columns by importance: the last ones are dropped first on a narrow terminal
 _WORTH = ("HOST", "RAY", "ROLE", "CONTAINER", "GPUS USED", "NODE IP", "ENGINE", "GPU")
@@ -121,24 +117,21 @@ def _service_lines(row: ServiceRow) -> list[Text]:
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
     first.append(f" · {document.model} · {layout}", style="dim")
     lines = [first, Text(f"  endpoint   {row.endpoint}")]
-    if state and state.ranks:
+    if state is None:
+        return lines
+    if state.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
         lines.append(Text(f"  ranks      {ranks}"))
-    if state and row.condition == "ready":
-        lines.append(
-            Text(
-                f"  requests   {state.running:.0f} running, {state.waiting:.0f} waiting · "
-                f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
-            )
-        )
-    if state and state.silence:
+    if row.condition == "ready":
+        requests = f"{state.running:.0f} running, {state.waiting:.0f} waiting"
+        rest = f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
+        lines.append(Text(f"  requests   {requests} · {rest}"))
+    if state.silence:
         lines.append(Text(f"  silent     {state.silence}", style="red"))
-    if state and (state.restarts or row.failed_ago is not None):
-        failure = (
-            f" · last failure {duration(row.failed_ago)} ago: {state.last_failure}"
-            if row.failed_ago is not None
-            else ""
-        )
+    if state.restarts or row.failed_ago is not None:
+        failure = ""
+        if row.failed_ago is not None:
+            failure = f" · last failure {duration(row.failed_ago)} ago: {state.last_failure}"
         lines.append(Text(f"  restarts   {state.restarts}{failure}"))
     return lines
 
@@ -152,28 +145,26 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
         "ray_version": status.ray_version,
         "vllm_version": status.vllm_version,
         "hosts": [asdict(row) for row in status.hosts],
-        "services": [_service_document(row) for row in status.services],
-    }
-
-
-def _service_document(row: ServiceRow) -> dict[str, Any]:
-    document = row.document
-    return {
-        "name": row.name,
-        "state": row.condition,
-        "model": document.model,
-        "served_name": document.served_name,
-        "endpoint": row.endpoint,
-        "tensor_parallel": document.tensor_parallel,
-        "pipeline_parallel": document.pipeline_parallel,
-        "detail": row.state.detail if row.state else "",
-        "restarts": row.state.restarts if row.state else 0,
-        "silence": row.state.silence if row.state else "",
-        "last_failure": row.state.last_failure if row.state else "",
-        "last_failure_seconds_ago": row.failed_ago,
-        "requests_running": row.state.running if row.state else 0.0,
-        "requests_waiting": row.state.waiting if row.state else 0.0,
-        "tokens_per_second": row.state.tokens_per_second if row.state else 0.0,
-        "kv_cache_use": row.state.kv_cache_use if row.state else 0.0,
-        "ranks": [asdict(rank) for rank in row.state.ranks] if row.state else [],
+        "services": [
+            {
+                "name": row.name,
+                "state": row.condition,
+                "model": row.document.model,
+                "served_name": row.document.served_name,
+                "endpoint": row.endpoint,
+                "tensor_parallel": row.document.tensor_parallel,
+                "pipeline_parallel": row.document.pipeline_parallel,
+                "detail": row.state.detail if row.state else "",
+                "restarts": row.state.restarts if row.state else 0,
+                "silence": row.state.silence if row.state else "",
+                "last_failure": row.state.last_failure if row.state else "",
+                "last_failure_seconds_ago": row.failed_ago,
+                "requests_running": row.state.running if row.state else 0.0,
+                "requests_waiting": row.state.waiting if row.state else 0.0,
+                "tokens_per_second": row.state.tokens_per_second if row.state else 0.0,
+                "kv_cache_use": row.state.kv_cache_use if row.state else 0.0,
+                "ranks": [asdict(rank) for rank in row.state.ranks] if row.state else [],
+            }
+            for row in status.services
+        ],
     }
