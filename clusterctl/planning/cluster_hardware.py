@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 
 from clusterctl.accelerators.protocol import Accelerator
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
@@ -22,49 +24,44 @@ from clusterctl.planning.report import Hardware
 from clusterctl.planning.reported import Learned, measured_file, measured_in
 from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.survey.survey import Survey
 
 
-def hardware_of(
-    inventory: Inventory,
-    topology: Topology,
-    answers: Mapping[str, Probe],
-    free: Sequence[HostGpus],
-    vllm: str | None,
-    held: tuple[str, ...] = (),
-) -> Hardware:
-    """Return the `free` GPUs as hardware to plan for. `held`: users of the others, a line each.
+@dataclass(frozen=True)
+class HeldGpus:
+    """The free GPUs of a cluster, and the services that hold the others."""
 
-    Raises UsageError for GPUs whose memory is unknown.
-    """
-    facts = {name: answer.facts for name, answer in answers.items()}
-    files = answers[inventory.head.name].files
+    free: Sequence[HostGpus]  # The head first; GPUs of the service to be replaced count as free
+    holders: tuple[str, ...] = ()  # A line each
+
+
+def hardware_of(survey: Survey, held: HeldGpus, vllm: str | None) -> Hardware:
+    """Return the free GPUs as hardware to plan for. Raises UsageError for GPUs whose memory is
+    unknown."""
+    inventory, topology, facts = survey.inventory, survey.topology, survey.facts
+    files = survey.answers[inventory.head.name].files
     learned = measured_in(files.get(measured_file(inventory.cluster)), inventory.image)
-    counts = {host.host: host.free for host in free}
+    counts = {host.host: host.free for host in held.free}
     proven = read_record(files.get(record_file(inventory.cluster)))
-    return replace(
-        hardware_of_unknown_gpus(inventory, free, vllm, held),
+    found = replace(
+        hardware_of_unknown_gpus(inventory, held, vllm),
         sites=sites_in(accelerator_named(inventory.accelerator), topology, facts, counts, learned),
         network=measured_network(proven, topology) or network_of(topology, facts),
     )
+    head = driver_for(survey.transports[inventory.head.name])
+    return with_image_env(found, head, inventory.image)
 
 
-def hardware_of_unknown_gpus(
-    inventory: Inventory,
-    free: Sequence[HostGpus],
-    vllm: str | None,
-    held: tuple[str, ...] = (),
-) -> Hardware:
+def hardware_of_unknown_gpus(inventory: Inventory, held: HeldGpus, vllm: str | None) -> Hardware:
     """Return hardware with only the number of GPUs, for which memory cannot be planned."""
     return Hardware(
         sites=(),
         defaults=accelerator_named(inventory.accelerator).defaults,
-        env={
-            **inventory.env,
-            **inventory.head.env,
-        },  # that of the head's container, where vLLM starts
+        # that of the head's container, where vLLM starts
+        env={**inventory.env, **inventory.head.env},
         vllm=vllm or None,
-        gpus=tuple(free),
-        held=held,
+        gpus=tuple(held.free),
+        held=held.holders,
     )
 
 
@@ -137,34 +134,22 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed 
 
 
 def with_image_env(hardware: Hardware, head: ContainerDriver, image: str) -> Hardware:
-    """On CPUs, take the size of the KV cache from the image if the inventory does not set it."""
+    """On CPUs, take the size of the KV cache from the image if the inventory does not set it, and
+    the image can be inspected."""
     name = hardware.defaults.cache_variable
     if not name or name in hardware.env:
         return hardware
-    told = image_environment(head, image)
-    return replace(hardware, env={name: told[name], **hardware.env}) if name in told else hardware
-
-
-def image_environment(head: ContainerDriver, image: str) -> Mapping[str, str]:
-    """Return the variables that the image sets; empty if it cannot be inspected."""
-    try:
+    found = None
+    with suppress(ClusterctlError):
         found = head.image(image)
-    except ClusterctlError:
-        return {}
-    return found.env if found else {}
+    if found is None or name not in found.env:
+        return hardware
+    return replace(hardware, env={name: found.env[name], **hardware.env})
 
 
 # States in which a service may hold GPUs without visible ranks: vLLM reserves all GPUs before the
 # first rank starts.
 _WITH_PROCESS = frozenset({"starting", "loading", "ready", "stalled", "stopping"})
-
-
-@dataclass(frozen=True)
-class HeldGpus:
-    """The free GPUs of a cluster, and the services that hold the others."""
-
-    free: Sequence[HostGpus]  # The head first; GPUs of the service to be replaced count as free
-    holders: tuple[str, ...]  # A line each
 
 
 def gpus_held(
@@ -192,12 +177,17 @@ def gpus_held(
         given_back = [rank.host for rank in ranks if rank.host in gpus]
         for host in given_back + _take(reserved, _without_rank(own, running)):
             free[host] = min(gpus[host], free[host] + 1)
+    holders = []
     for document in others:
-        _take(
-            free,
-            _to_come(document, running) - len(_take(reserved, _without_rank(document, running))),
-        )
-    return HeldGpus([HostGpus(*each) for each in free.items()], tuple(_holders(others, running)))
+        waiting = _take(reserved, _without_rank(document, running))
+        _take(free, _to_come(document, running) - len(waiting))
+        service = running.get(document.name)
+        hosts = dict.fromkeys(rank.host for rank in service.ranks) if service else {}
+        where = f" on {', '.join(hosts)}" if hosts else ""
+        condition = service.state if service else "declared"
+        count = f"{document.gpus} GPU{'s' * (document.gpus > 1)}"
+        holders.append(f"service {document.name} ({condition}) holds {count}{where}")
+    return HeldGpus([HostGpus(*each) for each in free.items()], tuple(holders))
 
 
 def _without_rank(document: ServiceDocument, running: Mapping[str, ServiceState]) -> int:
@@ -220,15 +210,3 @@ def _take(gpus: dict[str, int], count: int) -> list[str]:
     for host in taken:
         gpus[host] -= 1
     return taken
-
-
-def _holders(
-    others: Iterable[ServiceDocument], running: Mapping[str, ServiceState]
-) -> Iterable[str]:
-    for document in others:
-        service = running.get(document.name)
-        hosts = dict.fromkeys(rank.host for rank in service.ranks) if service else {}
-        where = f" on {', '.join(hosts)}" if hosts else ""
-        condition = service.state if service else "declared"
-        count = f"{document.gpus} GPU{'s' * (document.gpus > 1)}"
-        yield f"service {document.name} ({condition}) holds {count}{where}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,9 @@ from clusterctl.models.config_files import parse_config, read_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import resolve as resolve_model
 from clusterctl.models.probe import ModelDirectory, look_for
-from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.planning.cluster_hardware import (
-    gpus_held,
-    hardware_of,
-    smallest_gpu,
-    with_image_env,
-)
+from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held, hardware_of, smallest_gpu
 from clusterctl.planning.fit_request import FitArguments, launch_for, load_shape
 from clusterctl.planning.image_probe import (
     ProbeAnswer,
@@ -44,72 +38,52 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 
 
-@dataclass(frozen=True)
-class _KnownModel:
-    shape: ModelShape
-    config: dict[str, Any] | None = None  # the whole config.json; None for a shape of the catalogue
-    directories: tuple[str, ...] = ()  # its paths on the hosts
-
-
 def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict[str, Any] | None]:
-    """Return the request that `serve` would plan, and the model's config.json if one is found."""
-    request = asked.request()
-    model = _known_model(survey, asked.model)
-    own = None  # the service that `serve` would replace
-    if not _is_local(asked.model):
-        names = served_names(request, resolve_model(asked.model, survey.inventory.models))
-        own = survey.services.get(document_name(request, names))
+    """Return the request that `serve` would plan, and the model's config.json if one is found: at a
+    local path, else in the hosts' models directory; the catalogue has the shape alone."""
+    request, inventory = asked.request(), survey.inventory
+    config, own, directories = None, None, set()
+    if asked.model.startswith((".", "~")) or Path(asked.model).exists():
+        path = Path(asked.model).expanduser()
+        shape, config = load_shape(path), read_config(path)
+    else:
+        named = resolve_model(asked.model, inventory.models)
+        found = values(fan_out(survey.transports, lambda host: look_for(host, named.candidates)))
+        text = config_on_hosts(found.values())
+        if text is None:
+            shape = load_shape(named.hub_id or asked.model)
+        else:
+            config = parse_config(text, f"{asked.model}/config.json")
+            directories = {directory.path for each in found.values() for directory in each}
+            shape = describe(config, named.hub_id or named.served_name)
+        # the service that `serve` would replace
+        own = survey.services.get(document_name(request, served_names(request, named)))
     hardware = hardware_for_fit(survey, asked, own)
-    launch = launch_for(request, model.shape, hardware, smallest_gpu(survey.answers))
-    same = own if own and own.argv[2] in model.directories else None
-    return request_for(launch, model.shape, hardware, same), model.config
+    launch = launch_for(request, shape, hardware, smallest_gpu(survey.answers))
+    same = own if own and own.argv[2] in directories else None
+    return request_for(launch, shape, hardware, same), config
 
 
 def hardware_for_fit(survey: Survey, asked: FitArguments, own: ServiceDocument | None) -> Hardware:
     """Return the free GPUs; all GPUs if the cluster is not up yet, or none is free."""
     inventory, topology = survey.inventory, survey.topology
     state = survey.states.get(inventory.head.name)
-    free: Sequence[HostGpus] = [HostGpus(node.host, node.gpus) for node in topology.nodes]
-    holders: tuple[str, ...] = ()
+    held = HeldGpus([HostGpus(node.host, node.gpus) for node in topology.nodes])
     as_if_free = False
     if state:
-        held = gpus_held(topology, state, survey.services, own)
-        holders = held.holders
-        as_if_free = not any(host.free for host in held.free)
-        free = free if as_if_free else held.free
+        now = gpus_held(topology, state, survey.services, own)
+        as_if_free = not any(host.free for host in now.free)
+        held = replace(held, holders=now.holders) if as_if_free else now
     tag = inventory.image if parse_version(inventory.image) else None
     version = asked.vllm or (state.vllm_version if state else "") or tag
-    hardware = hardware_of(inventory, topology, survey.answers, free, version, holders)
-    hardware = replace(hardware, as_if_free=as_if_free)
+    hardware = replace(hardware_of(survey, held, version), as_if_free=as_if_free)
     if not hardware.sites:
         raise UsageError(
             "no host reports a GPU to plan for",
             hint="clusterctl check, or name GPUs: --gpus 2xH200",
         )
-    if asked.link() is not None:
-        hardware = replace(hardware, network=asked.link())
-    head = driver_for(survey.transports[inventory.head.name])
-    return with_image_env(hardware, head, inventory.image)
-
-
-def _is_local(model: str) -> bool:
-    return model.startswith((".", "~")) or Path(model).exists()
-
-
-def _known_model(survey: Survey, model: str) -> _KnownModel:
-    """Look for the model at a local path, in the hosts' models directory, in the catalogue."""
-    if _is_local(model):
-        path = Path(model).expanduser()
-        return _KnownModel(load_shape(path), read_config(path))
-    named = resolve_model(model, survey.inventory.models)
-    found = values(fan_out(survey.transports, lambda host: look_for(host, named.candidates)))
-    text = config_on_hosts(found.values())
-    if text is None:
-        return _KnownModel(load_shape(named.hub_id or model))
-    config = parse_config(text, f"{model}/config.json")
-    directories = {directory.path for each in found.values() for directory in each}
-    shape = describe(config, named.hub_id or named.served_name)
-    return _KnownModel(shape, config, tuple(directories))
+    link = asked.link()
+    return hardware if link is None else replace(hardware, network=link)
 
 
 def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:

@@ -16,7 +16,6 @@ from clusterctl.models.config_json import describe
 from clusterctl.models.name import Model
 from clusterctl.models.shape import ModelShape
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import UnknownValue, parse_options
 from clusterctl.planning.placement import PARTITION, HostGpus
 from clusterctl.planning.planner import (
@@ -27,7 +26,7 @@ from clusterctl.planning.planner import (
     require_possible,
 )
 from clusterctl.planning.problems import OF_MEMORY, possible_tp
-from clusterctl.planning.report import Advice, FitReport, Hardware, PlanRequest, Proposal
+from clusterctl.planning.report import Advice, FitReport, Hardware, PlanRequest
 from clusterctl.serving.arguments import Launch, Layout
 from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, without
 
@@ -71,9 +70,13 @@ def forecast_memory(
     asked = launch.request
     sizes = (asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel)
     require_possible(launch.shape, hardware, *sizes)
-    unknown = _unknown_value(launch, hardware)
-    if unknown:
-        return _unplanned(launch, hardware, str(unknown))
+    try:
+        parse_options(planned_arguments(launch), hardware.env)
+    except (Problems, UsageError) as refused:
+        errors = refused.errors if isinstance(refused, Problems) else (refused,)
+        if not all(isinstance(error, UnknownValue) for error in errors):
+            raise_all(errors)
+        return _unplanned(launch, hardware, str(errors[0]))  # a newer vLLM may accept the value
     if not hardware.sites:
         return _unplanned(launch, hardware, "the GPUs of the hosts could not be read")
     try:
@@ -94,27 +97,15 @@ def forecast_memory(
     placement = report.plan.placement
     cut = (placement.tp, placement.pp, placement.replicas)
     layout = _layout(shape, hardware.free, cut, report.reason)
-    env = {
-        **layout_env(layout, hardware),
-        **partition_env(report, sum(host.free for host in hardware.free), hardware.env),
-    }
-    if PARTITION in env:
+    env = layout_env(layout, hardware)
+    # If more GPUs are offered than needed, Ray chooses the hosts, and the GPU of each stage is
+    # unknown, so that vLLM's own split of the layers stays.
+    offered = sum(host.free for host in hardware.free)
+    if placement.partition and PARTITION not in hardware.env and offered == len(placement.seats):
+        env[PARTITION] = ",".join(map(str, placement.partition))
         why = "the GPUs differ, and an even split would hold less"
         notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
     return MemoryForecast(layout, report, env, notes)
-
-
-def _unknown_value(launch: Launch, hardware: Hardware) -> ClusterctlError | None:
-    """Return the error for a value that a newer vLLM may accept. Raises for a value that no version
-    accepts."""
-    try:
-        parse_options(planned_arguments(launch), hardware.env)
-    except (Problems, UsageError) as refused:
-        errors = refused.errors if isinstance(refused, Problems) else (refused,)
-        if not all(isinstance(error, UnknownValue) for error in errors):
-            raise_all(errors)
-        return errors[0]
-    return None
 
 
 def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
@@ -178,23 +169,25 @@ def _layout(
 def refusal(report: FitReport, launch: Launch, held: Sequence[str] = ()) -> DoesNotFit:
     """Return the error for a service that must not start, with commands that would work."""
     fatal = [problem for problem in report.problems if problem.fatal]
-    commands = [command(one, launch) for one in report.advice]
     hint = fatal[0].hint
     nearest = serve_command(launch, hint.split()) if _ONE_FLAG.match(hint) else hint
-    if all(problem.name in OF_MEMORY for problem in fatal):  # which is what advice is for
-        nearest = next((text for text in commands if text), nearest)
     lines = [f"{problem.name}: {problem.text}" for problem in fatal]
-    lines += [
-        f"would fit: {text}   ({one.text}; {one.kv_cache_tokens:,} tokens of KV cache)"
-        for one, text in zip(report.advice, commands, strict=True)
-        if text
-    ]
-    lines += [one.text for one, text in zip(report.advice, commands, strict=True) if not text]
-    lines += held
+    commands = []
+    for one in report.advice:
+        text = command(one, launch)
+        if text is None:
+            lines.append(one.text)
+        else:
+            commands.append(text)
+            lines.append(
+                f"would fit: {text}   ({one.text}; {one.kv_cache_tokens:,} tokens of KV cache)"
+            )
+    if commands and all(problem.name in OF_MEMORY for problem in fatal):
+        nearest = commands[0]  # which is what advice is for
     return DoesNotFit(
         f"{report.plan.model} cannot run like this: {fatal[0].text}",
         hint=nearest,
-        detail="\n".join(lines),
+        detail="\n".join([*lines, *held]),
     )
 
 
@@ -217,56 +210,39 @@ def serve_command(launch: Launch, flags: list[str]) -> str:
 
 
 def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tuple[str, ...]:
-    """Return the notes about a service that will be started, a sentence each."""
-    notes = [summary(report.plan)]
+    """Return the notes about a service that will be started, a sentence each: its KV cache, doubts,
+    problems, more room, and, if the link's speed is known, a faster layout."""
+    plan, limit = report.plan, report.plan.limited_by
+    notes = [
+        f"memory ({plan.verdict}): {plan.kv_cache_tokens:,} tokens of KV cache, "
+        f"{plan.max_concurrency:,.1f} requests of {plan.settings.max_model_len:,} tokens at once"
+    ]
+    if len({(rank.host, rank.gpu) for rank in plan.ranks}) > 1 and limit.unused_gib > 0.1:
+        notes[0] += f"; limited by rank {limit.rank} ({limit.host}, {limit.gpu})"
     if report.doubts:
         notes.append(
             f"the forecast is uncertain, so nothing is refused: {'; '.join(report.doubts)}"
         )
-    notes += [note for note in report.plan.notes if note not in report.doubts]
+    notes += [note for note in plan.notes if note not in report.doubts]
     # The layout's own note already reports that tensor parallel ranks are on different hosts.
     found = (problem for problem in report.problems if problem.name != "tp-spread")
     notes += [f"{problem.text} ({problem.hint})" for problem in found]
-    if report.plan.verdict == "tight" and report.advice:
+    if plan.verdict == "tight" and report.advice:
         more = command(report.advice[0], launch)
         notes += [f"more room: {more} ({report.advice[0].text})"] if more else []
-    return (*notes, *speed_notes(report, known=request.hardware.network is not None))
-
-
-def summary(plan: FitPlan) -> str:
-    """Describe the KV cache in one sentence."""
-    limit = plan.limited_by
-    decides = f"; limited by rank {limit.rank} ({limit.host}, {limit.gpu})"
-    many = len({(rank.host, rank.gpu) for rank in plan.ranks}) > 1 and limit.unused_gib > 0.1
-    return (
-        f"memory ({plan.verdict}): {plan.kv_cache_tokens:,} tokens of KV cache, "
-        f"{plan.max_concurrency:,.1f} requests of {plan.settings.max_model_len:,} tokens at once"
-        f"{decides if many else ''}"
-    )
-
-
-def speed_notes(report: FitReport, *, known: bool) -> tuple[str, ...]:
-    """Estimate the speed and name a faster layout, if the link's speed is known."""
-    placement = report.plan.placement
+    placement, faster = plan.placement, report.faster
     crosses = placement.groups_cross_hosts or placement.stages_cross_hosts
     cpu = any(seat.gpu.is_cpu for seat in placement.seats)
-    if not known or not crosses or cpu or report.faster is None:
-        return ()
-    times = report.faster.speed.loaded / report.speed.loaded
-    return (
-        f"estimated speed: {report.speed.loaded:,.0f} tokens/s with 64 requests at once over "
-        f"this network; {layout_flags(report.faster)} would give {times:.1f} times as much "
-        f"({report.faster.reason})",
-    )
-
-
-def layout_flags(proposal: Proposal) -> str:
-    """Return a proposal as flags of `clusterctl serve`."""
-    placement = proposal.plan.placement
-    words = [f"--tp {placement.tp}"]
-    words += [f"--pp {placement.pp}"] if placement.pp > 1 else []
-    words += [f"-- --data-parallel-size {placement.replicas}"] if placement.replicas > 1 else []
-    return " ".join(words)
+    if request.hardware.network and crosses and not cpu and faster:
+        other = faster.plan.placement
+        flags = f"--tp {other.tp}" + (f" --pp {other.pp}" if other.pp > 1 else "")
+        flags += f" -- --data-parallel-size {other.replicas}" if other.replicas > 1 else ""
+        times = faster.speed.loaded / report.speed.loaded
+        notes.append(
+            f"estimated speed: {report.speed.loaded:,.0f} tokens/s with 64 requests at once over "
+            f"this network; {flags} would give {times:.1f} times as much ({faster.reason})"
+        )
+    return tuple(notes)
 
 
 def layout_env(layout: Layout, hardware: Hardware) -> dict[str, str]:
@@ -284,15 +260,3 @@ def layout_env(layout: Layout, hardware: Hardware) -> dict[str, str]:
     elif layout.data_parallel > 1 and width > max(host.free for host in free):
         env[REPLICA_PLACEMENT] = "span"
     return {name: value for name, value in env.items() if name not in hardware.env}
-
-
-def partition_env(report: FitReport, gpus: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Return VLLM_PP_LAYER_PARTITION if an uneven split holds more than vLLM's own.
-
-    `gpus` is the number offered: if there are more than needed, Ray chooses the hosts, and the GPU
-    of each stage is unknown. Variables of the inventory (`given`) take precedence.
-    """
-    placement = report.plan.placement
-    if not placement.partition or PARTITION in given or gpus != len(placement.seats):
-        return {}
-    return {PARTITION: ",".join(map(str, placement.partition))}

@@ -15,7 +15,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from clusterctl.planning.allocator import allocated_bytes
-from clusterctl.planning.memory import FitPlan, RankMemory
+from clusterctl.planning.memory import FitPlan, rounded
 from clusterctl.planning.placement import PARTITION
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.vllm_flags import Argument, render, without
@@ -98,10 +98,6 @@ class ProbedRank:
     kv_cache_gib: float
     blocks: int
 
-    def to_json(self) -> dict[str, Any]:
-        found = vars(self)
-        return {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -116,7 +112,7 @@ class Difference:
         return self.predicted / self.asked - 1 if self.asked else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "off": round(self.off, 4)}
+        return {**rounded(self), "off": round(self.off, 4)}
 
 
 @dataclass(frozen=True)
@@ -132,14 +128,9 @@ class ProbeResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of `probe` in `fit --json`."""
-        return {
-            "vllm": self.vllm,
-            "hosts": list(self.hosts),
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "max_concurrency": round(self.max_concurrency, 2),
-            "ranks": [rank.to_json() for rank in self.ranks],
-            "differences": [one.to_json() for one in self.differences],
-        }
+        ranks = [rounded(rank) for rank in self.ranks]
+        differences = [one.to_json() for one in self.differences]
+        return {**rounded(self), "ranks": ranks, "differences": differences}
 
 
 def hosts_to_ask(plan: FitPlan) -> dict[str, str]:
@@ -152,44 +143,34 @@ def hosts_to_ask(plan: FitPlan) -> dict[str, str]:
 
 def probe_result(plan: FitPlan, answers: Mapping[str, ProbeAnswer]) -> ProbeResult:
     """Combine the plan with vLLM's answers, one for each GPU type."""
-    ranks = tuple(_probed_rank(plan, rank, answers[rank.gpu]) for rank in plan.ranks)
+    ranks, pairs = [], {}
+    for rank in plan.ranks:
+        answer = answers[rank.gpu]
+        memory, weights = answer.memory_gib or rank.memory_gib, answer.weights_gib[rank.stage]
+        left = rank.kv_cache_gib
+        if plan.options.kv_cache_bytes is None:
+            more = (memory - rank.memory_gib) * plan.settings.utilization
+            left += more + rank.weights_gib - weights
+        blocks = max(0, int(left / answer.block_gib[rank.stage] + 1e-6))
+        ranks.append(ProbedRank(rank.host, rank.gpu, memory, weights, left, blocks))
+        where = f"stage {rank.stage} on {rank.gpu}" if plan.placement.pp > 1 else f"on {rank.gpu}"
+        pairs[f"weights GiB {where}"] = (rank.weights_gib, weights)
+        pairs[f"memory GiB {where}"] = (rank.memory_gib, memory)
     first = answers[plan.ranks[0].gpu]
-    blocks = min((rank.blocks for rank in ranks), default=0)
-    requests = first.concurrency / first.blocks * blocks
+    requests = first.concurrency / first.blocks * min(rank.blocks for rank in ranks)
     # vLLM's way of counting tokens changes every few releases, so our count is scaled.
     share = requests / plan.max_concurrency if plan.max_concurrency else 0.0
     tokens = int(plan.kv_cache_tokens * share)
+    pairs = {"requests at once": (plan.max_concurrency, requests), **pairs}
     return ProbeResult(
         vllm=first.vllm,
         hosts=tuple(hosts_to_ask(plan).values()),
         kv_cache_tokens=tokens or int(requests * plan.settings.max_model_len),
         max_concurrency=requests,
-        ranks=ranks,
-        differences=_differences(plan, ranks, requests),
-    )
-
-
-def _probed_rank(plan: FitPlan, rank: RankMemory, answer: ProbeAnswer) -> ProbedRank:
-    memory = answer.memory_gib or rank.memory_gib
-    weights = answer.weights_gib[rank.stage]
-    left = rank.kv_cache_gib
-    if plan.options.kv_cache_bytes is None:
-        more = (memory - rank.memory_gib) * plan.settings.utilization
-        left += more + rank.weights_gib - weights
-    blocks = max(0, int(left / answer.block_gib[rank.stage] + 1e-6))
-    return ProbedRank(rank.host, rank.gpu, memory, weights, left, blocks)
-
-
-def _differences(
-    plan: FitPlan, ranks: tuple[ProbedRank, ...], requests: float
-) -> tuple[Difference, ...]:
-    pairs = {"requests at once": (plan.max_concurrency, requests)}
-    for rank, asked in zip(plan.ranks, ranks, strict=True):
-        where = f"stage {rank.stage} on {rank.gpu}" if plan.placement.pp > 1 else f"on {rank.gpu}"
-        pairs[f"weights GiB {where}"] = (rank.weights_gib, asked.weights_gib)
-        pairs[f"memory GiB {where}"] = (rank.memory_gib, asked.memory_gib)
-    return tuple(
-        Difference(what, round(ours, 4), round(theirs, 4))
-        for what, (ours, theirs) in pairs.items()
-        if abs(ours - theirs) > NOTABLE * theirs
+        ranks=tuple(ranks),
+        differences=tuple(
+            Difference(what, round(ours, 4), round(theirs, 4))
+            for what, (ours, theirs) in pairs.items()
+            if abs(ours - theirs) > NOTABLE * theirs
+        ),
     )

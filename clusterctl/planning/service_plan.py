@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import RayNotFormed, UsageError, raise_all
 from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
@@ -17,7 +16,6 @@ from clusterctl.planning.cluster_hardware import (
     hardware_of,
     hardware_of_unknown_gpus,
     smallest_gpu,
-    with_image_env,
 )
 from clusterctl.planning.forecast import forecast_memory
 from clusterctl.planning.report import FitReport
@@ -58,7 +56,19 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         )
         for breach in breaches(expected_nodes(topology), state.nodes)
     )
-    location = _locate(survey, request, model)
+    # None for a Hub id that no host has
+    location: ModelLocation | None = None
+    looked = fan_out(survey.transports, lambda transport: look_for(transport, model.candidates))
+    raise_all(failures(looked))
+    findings = values(looked)
+    if any(findings.values()) or request.model != model.hub_id:
+        location = locate(
+            model,
+            findings,
+            random_weights=request.random_weights,
+            head=inventory.head.name,
+            models=inventory.models,
+        )
     head = inventory.head
     address = head_address(head, survey.facts[head.name], topology.head.node_ip)
     names = served_names(request, model)
@@ -82,13 +92,10 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
     own = declared.get(name)
     held = gpus_held(topology, state, declared, own)
-    version = state.vllm_version
     try:
-        hardware = hardware_of(inventory, topology, answers, held.free, version, held.holders)
-        driver = driver_for(survey.transports[head.name])
-        hardware = with_image_env(hardware, driver, inventory.image)
+        hardware = hardware_of(survey, held, state.vllm_version)
     except UsageError:  # GPUs whose memory is unknown
-        hardware = hardware_of_unknown_gpus(inventory, held.free, version, held.holders)
+        hardware = hardware_of_unknown_gpus(inventory, held, state.vllm_version)
     same = own if own and own.argv[2:3] == [launch.model_argument] else None
     config = location.config if location else None
     forecast = forecast_memory(launch, model, config, hardware, same)
@@ -109,20 +116,4 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         location=location,
         notes=(*notes, *forecast.notes),
         fit=forecast.report,
-    )
-
-
-def _locate(survey: Survey, request: ServiceRequest, model: Model) -> ModelLocation | None:
-    """Return the path that all hosts have the model at; None for a Hub id that no host has."""
-    found = fan_out(survey.transports, lambda transport: look_for(transport, model.candidates))
-    raise_all(failures(found))
-    findings = values(found)
-    if not any(findings.values()) and request.model == model.hub_id:
-        return None
-    return locate(
-        model,
-        findings,
-        random_weights=request.random_weights,
-        head=survey.inventory.head.name,
-        models=survey.inventory.models,
     )

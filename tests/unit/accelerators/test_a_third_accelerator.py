@@ -23,7 +23,7 @@ from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.fabric_documents import FabricSpec
 from clusterctl.node.fabric_gate import seats
-from clusterctl.planning.cluster_hardware import hardware_of
+from clusterctl.planning.cluster_hardware import HeldGpus, hardware_of
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
 from clusterctl.serving.arguments import batch_limits
@@ -38,6 +38,7 @@ from tests.fakes.container_engine import image
 from tests.fakes.host import FakeHost, fake_driver, fake_view
 from tests.fakes.host_facts import host_facts, nic
 from tests.fakes.surveys import survey_of
+from tests.fakes.transport import FakeTransport
 
 FILE = """\
 cluster: demo
@@ -151,8 +152,9 @@ def test_bootstrap_and_down_do_what_it_needs(tmp_path: Path) -> None:
 
 def test_a_plan_counts_its_memory_and_vllm_gets_its_defaults(tmp_path: Path) -> None:
     demo = inventory(tmp_path)
-    free = [HostGpus("a", 2), HostGpus("b", 2)]
-    found = hardware_of(demo, resolve(demo, FACTS), ANSWERS, free, "0.33.0")
+    free = HeldGpus([HostGpus("a", 2), HostGpus("b", 2)])
+    survey = survey_of(demo, ANSWERS, {name: FakeTransport() for name in ANSWERS})
+    found = hardware_of(survey, free, "0.33.0")
     assert [[gpu.name for gpu in site.gpus] for site in found.sites] == [["Great Abacus"] * 2] * 2
     assert found.smallest_gpu == pytest.approx(16 * GIB, rel=0.02)
     limits = batch_limits(found.defaults, found.smallest_gpu)

@@ -7,20 +7,15 @@ from typing import Any
 
 import pytest
 
+from clusterctl.accelerators.engine_defaults import EngineDefaults
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.probe import ModelDirectory
-from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeState, to_json
-from clusterctl.planning.cluster_hardware import (
-    hardware_of as hardware_of_gpus,
-)
-from clusterctl.planning.cluster_hardware import (
-    image_environment,
-    with_image_env,
-)
+from clusterctl.planning.cluster_hardware import HeldGpus, with_image_env
+from clusterctl.planning.cluster_hardware import hardware_of as hardware_of_free
 from clusterctl.planning.fit_on_cluster import config_on_hosts, hardware_for_fit
 from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.overheads import Measured
@@ -132,9 +127,9 @@ def test_gpus_of_which_nothing_can_be_said(strange: GpuFacts) -> None:
 
 
 def test_only_free_gpus_are_offered_to_a_service() -> None:
-    topology = resolve(inventory(), {name: answer.facts for name, answer in ANSWERS.items()})
-    free = [HostGpus("big", 1), HostGpus("small", 0), HostGpus("other", 1)]
-    found = hardware_of_gpus(inventory(), topology, ANSWERS, free, "0.25.1")
+    survey = survey_of(inventory(), ANSWERS, {name: FakeTransport() for name in ANSWERS})
+    free = HeldGpus([HostGpus("big", 1), HostGpus("small", 0), HostGpus("other", 1)])
+    found = hardware_of_free(survey, free, "0.25.1")
     assert [(site.host, len(site.gpus)) for site in found.sites] == [("big", 1), ("other", 1)]
 
 
@@ -178,9 +173,11 @@ def test_the_image_says_nothing_of_the_cache_on_gpus() -> None:
 
 
 def test_an_image_that_cannot_be_asked_sets_nothing() -> None:
-    assert image_environment(engine_with({}), "other:1") == {}
+    cpus = Hardware((), defaults=EngineDefaults(cache_variable="VLLM_CPU_KVCACHE_SPACE"))
+    assert with_image_env(cpus, engine_with({}), "lab:1") == cpus
+    assert with_image_env(cpus, engine_with({}), "other:1") == cpus
     stopped = FakeDriver("big", FakeEngine(running=False), lambda: None)
-    assert image_environment(stopped, "lab:1") == {}
+    assert with_image_env(cpus, stopped, "lab:1") == cpus
 
 
 def test_the_config_that_most_hosts_have() -> None:
