@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def create(host: str) -> tuple[Path, ...]:
                     (group / name).write_text((parent / name).read_text())
         joined.append(group / "cgroup.procs")
     return tuple(joined)
+
+
+# A fixed script with arguments. A process must enter its groups itself, before it executes the
+# command; moved from outside, it would run for a moment without them.
+_ENTER_GROUPS = 'until [ "$1" = -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; exec "$@"'
+
+
+def entering(files: Sequence[Path], argv: Sequence[str]) -> list[str]:
+    """Return an argv that enters the control groups of `files` and then runs `argv`."""
+    return ["sh", "-c", _ENTER_GROUPS, "sh", *map(str, files), "--", *argv]
 
 
 def mount_view(host: str, target: Path) -> None:

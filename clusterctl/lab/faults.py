@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.lab import hosts
+from clusterctl.lab import hosts, network
 from clusterctl.lab.paths import exclusive, lab_paths
 
 
@@ -22,9 +22,9 @@ def power_on(name: str, *, wait: bool = True) -> bool:
 
 def pull_cable(name: str, nic: str) -> None:
     """Disconnect a NIC (by its name in the host) from its network."""
-    hosts.pull_cable(hosts.host_by_name(name), nic)
+    network.set_cable(hosts.host_by_name(name).nic(nic), plugged=False)
 
 
 def plug_cable(name: str, nic: str) -> None:
     """Undo `pull_cable`."""
-    hosts.plug_cable(hosts.host_by_name(name), nic)
+    network.set_cable(hosts.host_by_name(name).nic(nic), plugged=True)

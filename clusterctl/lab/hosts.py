@@ -1,4 +1,4 @@
-"""One whole host of the lab: its disk, power and cables."""
+"""One whole host of the lab: its disk, its power, its SSH keys."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from clusterctl import deadlines
 from clusterctl.errors import StepFailed, UsageError
-from clusterctl.lab import keys, network, nspawn
+from clusterctl.lab import network, nspawn
 from clusterctl.lab.base import OPERATOR
 from clusterctl.lab.layout import PREFIX, LabHost, lab_host
 from clusterctl.lab.local import is_mounted, last_lines, mount_overlay, remove_tree, run
 from clusterctl.lab.mirror import MIRROR_DEBIAN
 from clusterctl.lab.paths import LabPaths
 
+HOST_KEY_TYPES = ("ed25519", "ecdsa")
 _NAME = re.compile(r"gpu([1-9][0-9]*)")
 _NO_NAME_SERVER = "# No name server: the resolver asks 127.0.0.1, where nobody listens.\n"
 
@@ -52,7 +53,7 @@ def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None)
     fresh = not has_disk(host, paths)
     if fresh:
         remove_tree(directory)
-        keys.ensure_host_keys(directory / "keys", host)
+        ensure_host_keys(directory / "keys", host)
     else:
         # A disk stays on the tree that it was made on, even if a newer one has been built.
         base = Path(done.read_text())
@@ -80,16 +81,6 @@ def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
     if wait:
         wait_for_ssh([host], paths)
     return True
-
-
-def pull_cable(host: LabHost, nic: str) -> None:
-    """Disconnect one NIC from its network; the host sees the loss of carrier."""
-    network.set_cable(host.nic(nic), plugged=False)
-
-
-def plug_cable(host: LabHost, nic: str) -> None:
-    """Undo `pull_cable`."""
-    network.set_cable(host.nic(nic), plugged=True)
 
 
 def remove_disk(host: LabHost, paths: LabPaths) -> bool:
@@ -141,11 +132,38 @@ def _personalize(root: Path, host_keys: Path, host: LabHost, paths: LabPaths) ->
         shutil.copy2(key, root / "etc/ssh" / key.name)
     public = paths.identity.with_name(paths.identity.name + ".pub").read_text()
     for home in (root / "root", root / "home" / OPERATOR):
-        _authorize(home, public)
+        directory = home / ".ssh"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        (directory / "authorized_keys").write_text(public)
     run(["chroot", str(root), "chown", "-R", f"{OPERATOR}:", f"/home/{OPERATOR}/.ssh"])
 
 
-def _authorize(home: Path, public_key: str) -> None:
-    directory = home / ".ssh"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    (directory / "authorized_keys").write_text(public_key)
+def ensure_identity(paths: LabPaths) -> bool:
+    """Create the user's key pair if it is missing. Return whether it was created."""
+    paths.keys.mkdir(parents=True, exist_ok=True)
+    paths.keys.chmod(0o700)
+    return _ensure_key(paths.identity, "ed25519", "clusterctl-lab")
+
+
+def ensure_host_keys(directory: Path, host: LabHost, types: Iterable[str] = HOST_KEY_TYPES) -> None:
+    """Create the host's missing keys in `directory`, named as sshd names them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for kind in types:
+        _ensure_key(directory / f"ssh_host_{kind}_key", kind, f"root@{host.name}")
+
+
+def known_hosts_lines(directory: Path, host: LabHost) -> list[str]:
+    """Return the host's lines for known_hosts: its name and address with each of its keys."""
+    names = f"{host.name},{host.address}"
+    keys = (file.read_text().split()[:2] for file in sorted(directory.glob("ssh_host_*.pub")))
+    return [f"{names} {kind} {key}" for kind, key in keys]
+
+
+def _ensure_key(file: Path, kind: str, comment: str) -> bool:
+    public = file.with_name(file.name + ".pub")
+    if file.is_file() and public.is_file():
+        return False
+    # ssh-keygen would ask before it overwrites the file of an interrupted run.
+    file.unlink(missing_ok=True)
+    run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(file)])
+    return True

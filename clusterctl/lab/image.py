@@ -24,11 +24,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.lab.base import AptSource, debootstrap
-from clusterctl.lab.builds import persistently, run_build, run_in_tree
-from clusterctl.lab.cache import content_key, files_key
-from clusterctl.lab.local import mount_overlay, remove_tree, unmount_under
-from clusterctl.lab.paths import LabPaths
+from clusterctl.lab.base import AptSource, debootstrap, persistently, run_build, run_in_tree
+from clusterctl.lab.local import ensure_link, mount_overlay, remove_tree, unmount_under
+from clusterctl.lab.paths import LabPaths, content_key, files_key
 from clusterctl.lab.requirements import LabUnavailable
 
 PARTS = ("system", "vllm", "ray")
@@ -37,15 +35,9 @@ Say = Callable[[str], None]
 
 def link_archives(paths: LabPaths, place: Path) -> bool:
     """Link the fixed paths of the archives to `place`. Return whether a link was changed."""
-    paths.image.mkdir(parents=True, exist_ok=True)
-    changed = False
-    for link in (paths.image_archive, paths.bare_archive):
-        target = place / link.name
-        if not link.is_symlink() or link.readlink() != target:
-            link.unlink(missing_ok=True)
-            link.symlink_to(target)
-            changed = True
-    return changed
+    links = (paths.image_archive, paths.bare_archive)
+    changed = [ensure_link(link, place / link.name) for link in links]
+    return any(changed)
 
 
 def system_packages(directory: Path) -> tuple[str, ...]:
@@ -63,7 +55,18 @@ def build_image(directory: Path, source: AptSource, wheels: Path, say: Say) -> N
     trees = [system]
     for part, what in (("vllm", "vLLM and PyTorch"), ("ray", "Ray")):
         say(f"building the image: {what}")
-        trees.append(_install(part, trees, inputs, wheels, directory / part))
+        place = directory / part
+        merged = place / "root"
+        mount_overlay(tuple(reversed(trees)), place, merged)
+        run_in_tree(
+            merged,
+            ["/build/install.sh", part],
+            binds={inputs: "/build", wheels: "/wheels"},
+            env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"},
+            log=place / "log",
+        )
+        unmount_under(merged)
+        trees.append(place / "upper")
     say("building the image: packing")
     layers = [
         write_layer(tree, directory / f"{part}.tar", f"install.sh {part}")
@@ -75,21 +78,6 @@ def build_image(directory: Path, source: AptSource, wheels: Path, say: Say) -> N
     for layer, part in zip(layers, PARTS, strict=True):
         layer.file.unlink()
         remove_tree(directory / part)
-
-
-def _install(part: str, lowers: list[Path], inputs: Path, wheels: Path, place: Path) -> Path:
-    """Run one part of install.sh over `lowers`; return the tree of the files that it added."""
-    merged = place / "root"
-    mount_overlay(tuple(reversed(lowers)), place, merged)
-    run_in_tree(
-        merged,
-        ["/build/install.sh", part],
-        binds={inputs: "/build", wheels: "/wheels"},
-        env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"},
-        log=place / "log",
-    )
-    unmount_under(merged)
-    return place / "upper"
 
 
 IMAGE = "clusterctl/lab"
@@ -265,7 +253,10 @@ def write_archive(image: LabImage, file: Path) -> None:
         _add_bytes(tar, "manifest.json", json.dumps(manifest).encode())
         _add_bytes(tar, config_name, config)
         for name, layer in zip(names, image.layers, strict=True):
-            _add_file(tar, name, layer.file)
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = layer.file.stat().st_size, _MTIME
+            with layer.file.open("rb") as source:
+                tar.addfile(info, source)
 
 
 def _add(tar: tarfile.TarFile, tree: Path, path: Path) -> None:
@@ -292,13 +283,6 @@ def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def _add_file(tar: tarfile.TarFile, name: str, file: Path) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mtime = file.stat().st_size, _MTIME
-    with file.open("rb") as source:
-        tar.addfile(info, source)
-
-
 class _HashingWriter(io.RawIOBase):
     """Passes bytes on and hashes them: a layer is too large to be read again for its hash."""
 
@@ -312,11 +296,3 @@ class _HashingWriter(io.RawIOBase):
     def write(self, data: Any) -> int:
         self.digest.update(data)
         return self._target.write(data)
-
-
-def archive_tags(file: Path) -> Sequence[str]:
-    """Return the tags of an archive's first image, read from its manifest."""
-    with tarfile.open(file) as tar:
-        member = tar.extractfile("manifest.json")
-        document = json.load(member) if member else []
-    return tuple(document[0]["RepoTags"])

@@ -17,27 +17,23 @@ from typing import Any
 from clusterctl.errors import RequirementsNotMet, raise_all
 from clusterctl.lab import (
     base,
-    builds,
     cgroups,
     hosts,
-    keys,
     light,
     mirror,
     network,
     nspawn,
-    packages,
     room,
 )
-from clusterctl.lab.cache import cached_directory
-from clusterctl.lab.caches import Caches, caches, prune_caches
 from clusterctl.lab.image import build_image, build_wheels, link_archives
 from clusterctl.lab.inventories import lab_inventory
 from clusterctl.lab.layout import CONTROL, FABRIC, LabHost, lab_hosts
 from clusterctl.lab.local import mounts_under, remove_tree
 from clusterctl.lab.models import build_models
 from clusterctl.lab.network import NETWORKS
-from clusterctl.lab.paths import LabPaths, exclusive, lab_paths
+from clusterctl.lab.paths import LabPaths, cached_directory, exclusive, lab_paths
 from clusterctl.lab.requirements import LabUnavailable, check_machine
+from clusterctl.lab.room import Caches, caches, prune_caches
 
 Say = Callable[[str], None]
 
@@ -92,7 +88,7 @@ def up(
     journal = _Journal(say)
     target = inventory or paths.inventory
     with exclusive(paths.lock), _open_modes():
-        builds.end_builds()
+        base.end_builds()
         source = base.machine_source()
         built = caches(paths, source.suite)
 
@@ -112,14 +108,14 @@ def up(
         for part in (CONTROL, FABRIC):
             made = network.ensure_network(part)
             journal.note(made, f"created the {part.name} network {part.subnet}")
-        journal.note(keys.ensure_identity(paths), "created the lab's SSH key")
+        journal.note(hosts.ensure_identity(paths), "created the lab's SSH key")
         for name in set(hosts.host_names(paths)) - {host.name for host in wanted}:
             _remove_host(name, paths, journal)
             network.remove_namespaces([hosts.host_by_name(name).namespace])
 
         journal.build(
             built.packages,
-            lambda place: packages.build_apt_repository(place, built.base),
+            lambda place: mirror.build_apt_repository(place, built.base),
             "packages for bare hosts",
         )
         serving = mirror.ensure_mirror(paths.mirror, {"debian": built.packages})
@@ -129,7 +125,7 @@ def up(
         known = [
             line
             for host in wanted
-            for line in keys.known_hosts_lines(paths.host(host.name) / "keys", host)
+            for line in hosts.known_hosts_lines(paths.host(host.name) / "keys", host)
         ]
         _write_if_other(paths.known_hosts, "\n".join(known) + "\n")
         wrote = _write_if_other(target, lab_inventory(wanted, paths))
@@ -146,7 +142,7 @@ def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
     _refuse_other_lab(paths)
     journal = _Journal(say)
     with exclusive(paths.lock):
-        builds.end_builds()
+        base.end_builds()
         journal.note(light.stop(paths), "removed the light hosts")
         for name in hosts.host_names(paths):
             _remove_host(name, paths, journal)
@@ -170,9 +166,30 @@ def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
 
 
 def status() -> LabStatus:
-    """Return the state of the lab on this machine."""
+    """Read the state of the lab from this machine. Needs neither lock nor root."""
     check_machine(root=False)
-    return observe(lab_paths())
+    paths, cables = lab_paths(), network.cables()
+    found = []
+    for host in map(hosts.host_by_name, hosts.host_names(paths)):
+        powered = nspawn.is_running(host)
+        found.append(
+            HostStatus(
+                name=host.name,
+                address=host.address,
+                powered=powered,
+                answers=powered and hosts.ssh_answers(host),
+                cables={nic.name: cables.get(nic.peer, False) for nic in host.nics},
+                link_rate=network.link_rate(host),
+            )
+        )
+    return LabStatus(
+        directory=paths.root,
+        hosts=tuple(found),
+        light_hosts=light.light_count(),
+        mirror=bool(mirror.server_pids(paths.mirror)),
+        image_archive=paths.image_archive if paths.image_archive.exists() else None,
+        inventory=paths.inventory if paths.inventory.exists() else None,
+    )
 
 
 def remove_caches(paths: LabPaths) -> bool:
@@ -227,7 +244,7 @@ def _ensure_image(
     )
     journal.build(
         built.wheel_index,
-        lambda place: packages.build_wheel_index(place, built.wheels),
+        lambda place: mirror.build_wheel_index(place, built.wheels),
         "index of these wheels",
     )
     contents = {"pip/simple": built.wheel_index / "simple", "pip/files": built.wheels}
@@ -306,31 +323,6 @@ class LabStatus:
         return [*map(_host_line, self.hosts), *around]
 
 
-def observe(paths: LabPaths) -> LabStatus:
-    """Read the state of the lab from the machine. Needs no lock, and changes nothing."""
-    return LabStatus(
-        directory=paths.root,
-        hosts=tuple(_host(hosts.host_by_name(name)) for name in hosts.host_names(paths)),
-        light_hosts=light.light_count(),
-        mirror=bool(mirror.server_pids(paths.mirror)),
-        image_archive=_existing(paths.image_archive),
-        inventory=_existing(paths.inventory),
-    )
-
-
-def _host(host: LabHost) -> HostStatus:
-    cables = network.cables()
-    powered = nspawn.is_running(host)
-    return HostStatus(
-        name=host.name,
-        address=host.address,
-        powered=powered,
-        answers=powered and hosts.ssh_answers(host),
-        cables={nic.name: cables.get(nic.peer, False) for nic in host.nics},
-        link_rate=network.link_rate(host),
-    )
-
-
 def _host_line(host: HostStatus) -> str:
     power = "off" if not host.powered else "up" if host.answers else "no answer"
     cables = ", ".join(
@@ -338,7 +330,3 @@ def _host_line(host: HostStatus) -> str:
     )
     rate = f", {host.link_rate // 10**6} Mbit/s" if host.link_rate else ""
     return f"{host.name:<9}  {host.address:<11}  {power:<9}  {cables}{rate}"
-
-
-def _existing(path: Path) -> Path | None:
-    return path if path.exists() else None

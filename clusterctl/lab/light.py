@@ -15,8 +15,13 @@ from pathlib import Path
 
 from clusterctl import deadlines
 from clusterctl.errors import StepFailed
-from clusterctl.lab import keys, network
-from clusterctl.lab.hosts import ssh_answers
+from clusterctl.lab import network
+from clusterctl.lab.hosts import (
+    ensure_host_keys,
+    ensure_identity,
+    known_hosts_lines,
+    ssh_answers,
+)
 from clusterctl.lab.inventories import light_inventory
 from clusterctl.lab.layout import LIGHT, PREFIX, LabHost, light_hosts
 from clusterctl.lab.local import last_lines, remove_tree, run
@@ -49,7 +54,7 @@ def light_up(count: int) -> Path:
     check_machine()
     paths = lab_paths()
     with exclusive(paths.lock):
-        keys.ensure_identity(paths)
+        ensure_identity(paths)
         network.ensure_network(LIGHT)
         network.ensure_neighbours(len(hosts))
         surplus = _light_namespaces() - {host.namespace for host in hosts}
@@ -67,7 +72,7 @@ def light_up(count: int) -> Path:
                     raise StepFailed("its sshd does not respond", host=host.name, detail=log)
                 time.sleep(0.05)
         lines = [line for host in hosts
-                 for line in keys.known_hosts_lines(paths.light / host.name, host)]  # fmt: skip
+                 for line in known_hosts_lines(paths.light / host.name, host)]  # fmt: skip
         (paths.light / "known_hosts").write_text("\n".join(lines) + "\n")
         paths.light_inventory.write_text(light_inventory(hosts, paths))
     return paths.light_inventory
@@ -109,7 +114,7 @@ def _ensure_light(host: LabHost, paths: LabPaths) -> None:
     _end_processes(host.namespace)
     directory = paths.light / host.name
     (directory / "home").mkdir(parents=True, exist_ok=True)
-    keys.ensure_host_keys(directory, host, types=("ed25519",))
+    ensure_host_keys(directory, host, types=("ed25519",))
     public = paths.identity.with_name(paths.identity.name + ".pub")
     config = directory / "sshd_config"
     config.write_text(

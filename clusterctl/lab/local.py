@@ -146,6 +146,16 @@ def remove_tree(directory: Path) -> None:
         directory.unlink(missing_ok=True)
 
 
+def ensure_link(link: Path, target: Path) -> bool:
+    """Make `link` a symbolic link to `target`. Return whether it was another, or missing."""
+    if link.is_symlink() and link.readlink() == target:
+        return False
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    return True
+
+
 def mount_overlay(lowers: tuple[Path, ...], writable: Path, target: Path) -> None:
     """Mount an overlay of read-only trees, topmost first, with its writes in `writable`."""
     upper, work = writable / "upper", writable / "work"

@@ -1,21 +1,31 @@
 """The package mirror: a static web server on the controller's address on the bridge.
 
-It is the only server that a host can reach outside the lab, and stands for real package sources.
+It is the only server that a host can reach outside the lab, and stands for real package sources:
+Debian packages for bare hosts, and wheels for derived images.
 """
 
 from __future__ import annotations
 
+import gzip
+import html
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from clusterctl import deadlines
 from clusterctl.errors import StepFailed
 from clusterctl.lab.layout import CONTROL
-from clusterctl.lab.local import last_lines, start
+from clusterctl.lab.local import ensure_link, last_lines, run, start, succeeds
+from clusterctl.lab.paths import content_key
 
 MIRROR_PORT = 8077
 MIRROR_URL = f"http://{CONTROL.controller}:{MIRROR_PORT}"
@@ -34,11 +44,24 @@ def server_argv(directory: Path) -> list[str]:
 def ensure_mirror(directory: Path, contents: dict[str, Path]) -> bool:
     """Serve `contents` (name below the root to a directory). Return whether anything changed."""
     directory.mkdir(parents=True, exist_ok=True)
-    changed = [_ensure_link(directory / name, target) for name, target in contents.items()]
+    changed = [ensure_link(directory / name, target) for name, target in contents.items()]
     if server_pids(directory):
         return any(changed)
-    _start(directory)
-    return True
+    log = directory.with_name("mirror.log")
+    start(server_argv(directory), log=log, env=_NAMES_SOON)
+    deadline = time.monotonic() + deadlines.LAB_PACKAGE_SERVER
+    address = (str(CONTROL.controller), MIRROR_PORT)
+    while True:
+        with suppress(OSError), socket.create_connection(address, deadlines.LAB_GREETING):
+            if server_pids(directory):
+                return True
+        if time.monotonic() > deadline:
+            raise StepFailed(
+                f"the package mirror does not start on port {MIRROR_PORT}",
+                hint=f"read {log}",
+                detail=last_lines(log, 5),
+            )
+        time.sleep(0.05)
 
 
 def server_pids(directory: Path) -> tuple[int, ...]:
@@ -71,34 +94,71 @@ def stop_mirror(directory: Path) -> bool:
     return bool(pids)
 
 
-def _ensure_link(link: Path, target: Path) -> bool:
-    if link.is_symlink() and link.readlink() == target:
-        return False
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(target)
-    return True
+# Packages for hosts; their dependencies beyond the common tree are added.
+MIRRORED_PACKAGES = ("curl", "docker.io", "gnupg", "iptables", "pigz", "python3", "python3-venv")
 
 
-def _start(directory: Path) -> None:
-    log = directory.with_name("mirror.log")
-    start(server_argv(directory), log=log, env=_NAMES_SOON)
-    deadline = time.monotonic() + deadlines.LAB_PACKAGE_SERVER
-    while not (_answers() and server_pids(directory)):
-        if time.monotonic() > deadline:
-            raise StepFailed(
-                f"the package mirror does not start on port {MIRROR_PORT}",
-                hint=f"read {log}",
-                detail=last_lines(log, 5),
-            )
-        time.sleep(0.05)
+def packages_key(base_key: str) -> str:
+    return content_key(base_key, *MIRRORED_PACKAGES)
 
 
-def _answers() -> bool:
-    try:
-        with socket.create_connection(
-            (str(CONTROL.controller), MIRROR_PORT), timeout=deadlines.LAB_GREETING
-        ):
-            return True
-    except OSError:
-        return False
+def build_apt_repository(directory: Path, base: Path) -> None:
+    """Download `MIRRORED_PACKAGES` with the dependencies that `base` lacks, and index them.
+
+    apt uses lists and caches of its own here: the machine's are not changed.
+    """
+    apt = directory / "apt"
+    for name in ("lists/partial", "archives/partial"):
+        (apt / name).mkdir(parents=True)
+    settings = {
+        "Dir::State": apt,
+        "Dir::State::lists": apt / "lists",
+        "Dir::State::status": base / "var/lib/dpkg/status",
+        "Dir::Cache": apt,
+        "Dir::Cache::archives": apt / "archives",
+        # The machine may be configured to delete archives after use; keep these.
+        "APT::Keep-Downloaded-Packages": "true",
+        "APT::Sandbox::User": "root",
+    }
+    options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+    # One unreachable source among several may not matter; the download below fails if it does.
+    succeeds(["apt-get", *options, "update"], timeout=deadlines.LAB_BUILD)
+    run(
+        ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install",
+         *MIRRORED_PACKAGES],
+        timeout=deadlines.LAB_BUILD,
+    )  # fmt: skip
+    for archive in (apt / "archives").glob("*.deb"):
+        archive.rename(directory / archive.name)
+    shutil.rmtree(apt)
+    index = ["env", "-C", str(directory), "apt-ftparchive"]  # for paths relative to the repository
+    packages = run([*index, "packages", "."], timeout=deadlines.LAB_INDEX)
+    (directory / "Packages").write_text(packages)
+    (directory / "Packages.gz").write_bytes(gzip.compress(packages.encode(), mtime=0))
+    (directory / "Release").write_text(run([*index, "release", "."]))
+
+
+def build_wheel_index(directory: Path, wheels: Path) -> None:
+    """Write a `simple` index whose pages link to the wheels, which are served beside it."""
+    projects: dict[str, list[str]] = defaultdict(list)
+    for wheel in sorted(wheels.glob("*.whl")):
+        projects[project_name(wheel.name)].append(wheel.name)
+    simple = directory / "simple"
+    _write_page(simple, (f"{name}/" for name in projects))
+    for name, files in projects.items():
+        _write_page(simple / name, (f"../../files/{quote(file)}" for file in files))
+
+
+def project_name(wheel: str) -> str:
+    """Return the normalized project name of a wheel's file name."""
+    return re.sub(r"[-_.]+", "-", wheel.split("-", 1)[0]).lower()
+
+
+def _write_page(directory: Path, links: Iterable[str]) -> None:
+    directory.mkdir(parents=True)
+    anchors = (f'<a href="{link}">{html.escape(link.rstrip("/").split("/")[-1])}</a>'
+               for link in links)  # fmt: skip
+    body = "<br>\n".join(anchors)
+    (directory / "index.html").write_text(
+        f"<!DOCTYPE html>\n<html><body>\n{body}\n</body></html>\n"
+    )

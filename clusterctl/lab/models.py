@@ -12,14 +12,12 @@ import itertools
 import json
 import math
 import random
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.lab.cache import content_key
+from clusterctl.lab.paths import content_key
 
 TINY = "tiny"
 QWEN = "Qwen2.5-1.5B-Instruct"
@@ -106,24 +104,18 @@ def safetensors(config: dict[str, Any]) -> bytes:
     body = bytearray()
     for name, shape in weight_shapes(config):
         start = len(body)
-        body += _random_tensor(name, math.prod(shape), source)
+        count = math.prod(shape)
+        if name.endswith("norm.weight"):
+            values = array.array("f", [1.0]) * count
+        else:
+            values = array.array("f", (source.gauss(0.0, 0.05) for _ in range(count)))
+        if sys.byteorder == "big":
+            values.byteswap()
+        body += array.array("H", values.tobytes())[1::2].tobytes()  # bfloat16: the upper halves
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, len(body)]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + bytes(body)
-
-
-def _random_tensor(name: str, count: int, source: random.Random) -> bytes:
-    """Return `count` bfloat16 numbers: ones for norms, else normal noise."""
-    if name.endswith("norm.weight"):
-        values = array.array("f", [1.0]) * count
-    else:
-        values = array.array("f", (source.gauss(0.0, 0.05) for _ in range(count)))
-    if sys.byteorder == "big":
-        values.byteswap()
-    # A bfloat16 is the upper half of the float32.
-    halves = array.array("H", values.tobytes())
-    return halves[1::2].tobytes()
 
 
 def _write_json(directory: Path, files: dict[str, Any]) -> None:
@@ -134,7 +126,6 @@ def _write_json(directory: Path, files: dict[str, Any]) -> None:
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (END_OF_TEXT, TURN_START, TURN_END)
-MERGES = 240
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -143,66 +134,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_TEXT = """
-A cluster is a group of hosts that work on one thing. Each host has a name, an address and
-a network card, and some of the cards are faster than the others. The head host keeps the
-list of all the others; when a worker starts, it says hello to the head and tells how many
-devices it has. A model that is too large for one device is cut into parts, and each part
-stays on its own device. For every token the parts exchange what they have found, so the
-network between the hosts is as much a part of the machine as the memory is. When a host
-goes away, the others notice it after a while, stop what they are doing and start again.
-Who wants to know what is going on asks for the status: it shows the hosts, the devices and
-the services, and what each of them is waiting for. The first question to ask of a system
-is whether it answers; the second is how long it takes; the third is what it costs.
-"""
-_WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s+")
 _SYLLABLES = [first + last for first in "bdfgklmnprstvz" for last in "aeiou"]
-
-
-def byte_symbols() -> dict[int, str]:
-    """Map bytes to characters as byte-level vocabularies do: printable ones stay, others get the
-    next free one from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    free = itertools.count(256)
-    return {byte: chr(byte if byte in printable else next(free)) for byte in range(256)}
-
-
-def train(text: str, count: int) -> list[tuple[str, str]]:
-    """Return the `count` most frequent merges for a text, in order; ties are broken
-    alphabetically."""
-    symbols = byte_symbols()
-    words = Counter(_WORD.findall(text))
-    split = {word: [symbols[byte] for byte in word.encode()] for word in words}
-    merges: list[tuple[str, str]] = []
-    while len(merges) < count:
-        pairs: Counter[tuple[str, str]] = Counter()
-        for word, parts in split.items():
-            for pair in itertools.pairwise(parts):
-                pairs[pair] += words[word]
-        if not pairs:
-            break
-        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        merges.append(best)
-        split = {word: _merge(parts, best) for word, parts in split.items()}
-    return merges
-
-
-def tokenizer_files(size: int) -> dict[str, Any]:
-    """Return {name: JSON content} of a tokenizer with `size` tokens, the special ones last."""
-    merges = train(_TEXT, MERGES)
-    vocabulary = [*byte_symbols().values(), *("".join(pair) for pair in merges)]
-    vocabulary += _made_up_words(size - len(vocabulary) - len(SPECIAL), set(vocabulary))
-    ids = {token: number for number, token in enumerate(vocabulary)}
-    first_special = len(vocabulary)
-    added = [
-        {"id": first_special + offset, "content": token, "single_word": False, "lstrip": False,
-         "rstrip": False, "normalized": False, "special": True}
-        for offset, token in enumerate(SPECIAL)
-    ]  # fmt: skip
-    return {
-        "tokenizer.json": _tokenizer(ids, [list(pair) for pair in merges], added),
-        "tokenizer_config.json": _TOKENIZER_CONFIG,
-    }
 
 
 _TOKENIZER_CONFIG = {
@@ -216,11 +148,36 @@ _TOKENIZER_CONFIG = {
 }
 
 
-def _tokenizer(
-    ids: dict[str, int], merges: list[list[str]], added: list[dict[str, Any]]
-) -> dict[str, Any]:
+def byte_symbols() -> dict[int, str]:
+    """Map bytes to characters as byte-level vocabularies do: printable ones stay, others get the
+    next free one from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    free = itertools.count(256)
+    return {byte: chr(byte if byte in printable else next(free)) for byte in range(256)}
+
+
+def tokenizer_files(size: int) -> dict[str, Any]:
+    """Return {name: JSON content} of a tokenizer with `size` tokens, the special ones last.
+
+    A prompt is encoded byte by byte, since the tokenizer merges no tokens. Other tokens are words
+    of two to four syllables after a space, which the model may only answer.
+    """
+    symbols = byte_symbols()
+    words = (
+        symbols[ord(" ")] + "".join(parts)
+        for length in (2, 3, 4)
+        for parts in itertools.product(_SYLLABLES, repeat=length)
+    )
+    vocabulary = [*symbols.values(), *itertools.islice(words, size - len(symbols) - len(SPECIAL))]
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    first_special = len(vocabulary)
+    added = [
+        {"id": first_special + offset, "content": token, "single_word": False, "lstrip": False,
+         "rstrip": False, "normalized": False, "special": True}
+        for offset, token in enumerate(SPECIAL)
+    ]  # fmt: skip
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    return {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -230,27 +187,6 @@ def _tokenizer(
         "post_processor": None,
         "decoder": {**byte_level, "use_regex": True},
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
-                  "byte_fallback": False, "vocab": ids, "merges": merges},
+                  "byte_fallback": False, "vocab": ids, "merges": []},
     }  # fmt: skip
-
-
-def _made_up_words(count: int, taken: set[str]) -> list[str]:
-    """Return `count` words of two to four syllables, after a space, that are not in `taken`."""
-    space = byte_symbols()[ord(" ")]
-    words = (
-        space + "".join(parts)
-        for length in (2, 3, 4)
-        for parts in itertools.product(_SYLLABLES, repeat=length)
-    )
-    return list(itertools.islice((word for word in words if word not in taken), count))
-
-
-def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """Return `parts` with every occurrence of the pair joined."""
-    merged: list[str] = []
-    for part in parts:
-        if merged and (merged[-1], part) == pair:
-            merged[-1] += part
-        else:
-            merged.append(part)
-    return merged
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": _TOKENIZER_CONFIG}

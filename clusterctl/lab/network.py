@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,6 @@ _HOST_RULES = (
 )
 
 
-@dataclass(frozen=True)
-class CableEnd:
-    """One end of a cable for tc: options that select its namespace, and its device."""
-
-    options: tuple[str, ...]
-    device: str
-
-
 def parse_rate(text: str) -> int:
     """Return bits per second of a rate such as 200mbit. Raises UsageError for anything else."""
     match = _RATE.fullmatch(text.lower())
@@ -60,17 +51,14 @@ def namespaces() -> frozenset[str]:
     return frozenset(name for name in names if name.startswith(PREFIX))
 
 
-def links() -> dict[str, bool]:
-    """Return the lab's links in the controller's namespace: name to whether it is up."""
-    return _links()
-
-
 def cables() -> dict[str, bool]:
     """Return bridges and bridge-side ends of cables: name to whether it is up."""
-    return _links("-n", SWITCH) if SWITCH in namespaces() else {}
+    return links("-n", SWITCH) if SWITCH in namespaces() else {}
 
 
-def _links(*options: str) -> dict[str, bool]:
+def links(*options: str) -> dict[str, bool]:
+    """Return the lab's links in the controller's namespace, or in the one that `options` of `ip`
+    select: name to whether it is up."""
     found: list[dict[str, Any]] = json.loads(run(["ip", *options, "-json", "link", "show"]))
     return {
         link["ifname"]: "UP" in link["flags"] for link in found if link["ifname"].startswith(PREFIX)
@@ -148,28 +136,25 @@ def ensure_rate(host: LabHost, rate: int | None) -> bool:
     whether anything changed."""
     changed = False
     for nic in host.nics:
-        for end in (
-            CableEnd(("-n", SWITCH), nic.peer),
-            CableEnd(("-n", host.namespace), nic.name),
-        ):
-            if _end_rate(end) == rate:
+        for namespace, device in ((SWITCH, nic.peer), (host.namespace, nic.name)):
+            if _end_rate(namespace, device) == rate:
                 continue
             changed = True
             if rate is None:
-                run(["tc", *end.options, "qdisc", "delete", "dev", end.device, "root"])
+                run(["tc", "-n", namespace, "qdisc", "delete", "dev", device, "root"])
                 continue
             # Bytes that may pass at once: 10 ms of the rate, but never less than one 64 KiB
             # segment, which TBF would drop again and again.
             burst = max(64 * 1024 + 1024, rate // 8 // 100)
             tbf = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", "50ms"]
-            run(["tc", *end.options, "qdisc", "replace", "dev", end.device, "root", *tbf])
+            run(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *tbf])
     return changed
 
 
 def link_rate(host: LabHost) -> int | None:
     """Limit of a host's first cable in bits/s, towards the host; None without a limit."""
-    near = CableEnd(("-n", SWITCH), host.nics[0].peer)
-    return _end_rate(near) if near.device in cables() else None
+    device = host.nics[0].peer
+    return _end_rate(SWITCH, device) if device in cables() else None
 
 
 def remove_namespaces(names: Iterable[str]) -> bool:
@@ -220,10 +205,9 @@ def _has_rule(network: LabNetwork) -> bool:
     return f"iif {network.bridge} " in run(["ip", "rule", "show"])
 
 
-def _end_rate(end: CableEnd) -> int | None:
-    shown: list[dict[str, Any]] = json.loads(
-        run(["tc", *end.options, "-json", "qdisc", "show", "dev", end.device])
-    )
+def _end_rate(namespace: str, device: str) -> int | None:
+    argv = ["tc", "-n", namespace, "-json", "qdisc", "show", "dev", device]
+    shown: list[dict[str, Any]] = json.loads(run(argv))
     for qdisc in shown:
         if qdisc["kind"] == "tbf" and qdisc.get("root"):
             return int(qdisc["options"]["rate"]) * 8

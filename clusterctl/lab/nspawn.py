@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from clusterctl import deadlines
@@ -14,9 +14,6 @@ from clusterctl.lab.network import NAMESPACES
 
 RUNTIME = Path("/run/systemd/nspawn")
 
-# Fixed scripts with arguments. A process must enter its groups itself, before it executes the
-# command; moved from outside, it would run for a moment without them.
-_ENTER_GROUPS = 'until [ "$1" = -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; exec "$@"'
 # nspawn exits with 133 when its host reboots, and must be started again.
 _AGAIN_ON_REBOOT = 'while "$@"; [ $? -eq 133 ]; do :; done'
 
@@ -56,27 +53,28 @@ def nspawn_environment(*, unified: bool) -> Mapping[str, str]:
     return writable if unified else {**writable, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "0"}
 
 
-def in_groups(files: Sequence[Path], argv: Sequence[str]) -> list[str]:
-    """Return an argv that enters the control groups of `files` and then runs `argv`."""
-    return ["sh", "-c", _ENTER_GROUPS, "sh", *map(str, files), "--", *argv]
-
-
 def boot(host: LabHost, directory: Path) -> None:
     """Start the host, whose overlay is mounted and which has no processes."""
     unified = cgroups.unified_only()
     for name in ("docker", "containerd"):
         (directory / name).mkdir(exist_ok=True)
-    nspawn = in_groups(cgroups.create(host.name), nspawn_argv(host, directory, unified=unified))
+    nspawn = cgroups.entering(
+        cgroups.create(host.name), nspawn_argv(host, directory, unified=unified)
+    )
     view = directory / "cgroup"
     if not unified and not is_mounted(view):
         cgroups.mount_view(host.name, view)
     keeper = ["sh", "-c", _AGAIN_ON_REBOOT, "sh", *nspawn]
     start(
-        in_groups(cgroups.create(_keeper(host)), keeper),
+        cgroups.entering(cgroups.create(_keeper(host)), keeper),
         log=directory / "console.log",
         env=nspawn_environment(unified=unified),
     )
-    _wait_for_power(host)
+    # Until its first process has entered its group. A host that fails at once may be missed;
+    # `wait_for_ssh` reports it.
+    deadline = time.monotonic() + deadlines.LAB_POWER
+    while not is_running(host) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def halt(host: LabHost, directory: Path) -> bool:
@@ -85,7 +83,14 @@ def halt(host: LabHost, directory: Path) -> bool:
     unmount_under(directory / "cgroup")
     for group in (_keeper(host), host.name):
         cgroups.remove(group)
-    _remove_traces(host, directory / "root")
+    # Files that nspawn would have removed itself, had it not been killed.
+    root = directory / "root"
+    if root.is_dir():
+        status = root.stat()
+        (RUNTIME / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)
+    propagate = RUNTIME / "propagate" / host.name
+    if propagate.is_dir():
+        propagate.rmdir()
     return any(ran)
 
 
@@ -94,25 +99,7 @@ def is_running(host: LabHost) -> bool:
     return bool(cgroups.members(_keeper(host)) | cgroups.members(host.name))
 
 
-def _wait_for_power(host: LabHost) -> None:
-    """Wait until the host's first process has entered its group, or LAB_POWER seconds. A host that
-    fails at once may be missed; `wait_for_ssh` reports it."""
-    deadline = time.monotonic() + deadlines.LAB_POWER
-    while not is_running(host) and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
 def _keeper(host: LabHost) -> str:
     """Group of the shell that waits for nspawn. It is not inside the host's own group: in cgroup v2
     a group with sub-groups has no processes."""
     return f"{host.name}-keeper"
-
-
-def _remove_traces(host: LabHost, root: Path) -> None:
-    """Remove files that nspawn would have removed itself, had it not been killed."""
-    status = root.stat() if root.is_dir() else None
-    if status:
-        (RUNTIME / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)
-    propagate = RUNTIME / "propagate" / host.name
-    if propagate.is_dir():
-        propagate.rmdir()

@@ -1,81 +1,43 @@
-"""Paths of the lab's files: one directory, with caches apart from the state of running hosts."""
+"""Files of the lab: one directory, its lock, and caches apart from the state of running hosts."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import deadlines
 from clusterctl.errors import LockHeld
+from clusterctl.lab.local import remove_tree
 
 DEFAULT_LAB_DIR = Path("/var/lib/clusterctl-lab")
 
 
-@dataclass(frozen=True)
 class LabPaths:
     """The tree under one lab directory. `lab down` keeps only `cache`, `image` and the lock."""
 
-    root: Path
-
-    @property
-    def cache(self) -> Path:
-        return self.root / "cache"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def keys(self) -> Path:
-        return self.root / "keys"
-
-    @property
-    def identity(self) -> Path:
-        return self.keys / "id_ed25519"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.keys / "known_hosts"
-
-    @property
-    def hosts(self) -> Path:
-        return self.root / "hosts"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cache = root / "cache"
+        self.lock = root / "lock"
+        self.keys = root / "keys"
+        self.identity = self.keys / "id_ed25519"
+        self.known_hosts = self.keys / "known_hosts"
+        self.hosts = root / "hosts"
+        self.light = root / "light"
+        self.mirror = root / "mirror"
+        self.image = root / "image"
+        self.image_archive = self.image / "lab.tar"
+        self.bare_archive = self.image / "lab-bare.tar"
+        self.inventory = root / "lab.yaml"
+        self.light_inventory = root / "light.yaml"
 
     def host(self, name: str) -> Path:
         return self.hosts / name
-
-    @property
-    def light(self) -> Path:
-        return self.root / "light"
-
-    @property
-    def mirror(self) -> Path:
-        return self.root / "mirror"
-
-    @property
-    def image(self) -> Path:
-        return self.root / "image"
-
-    @property
-    def image_archive(self) -> Path:
-        return self.image / "lab.tar"
-
-    @property
-    def bare_archive(self) -> Path:
-        return self.image / "lab-bare.tar"
-
-    @property
-    def inventory(self) -> Path:
-        return self.root / "lab.yaml"
-
-    @property
-    def light_inventory(self) -> Path:
-        return self.root / "light.yaml"
 
 
 def lab_paths() -> LabPaths:
@@ -100,3 +62,46 @@ def exclusive(lock: Path) -> Iterator[None]:
                     raise LockHeld(text, hint="wait for it to end") from None
             time.sleep(0.05)
         yield
+
+
+def content_key(*parts: str | bytes) -> str:
+    """Return twelve hex digits for these inputs; the boundaries between parts count."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:12]
+
+
+def files_key(root: Path, files: Iterable[Path]) -> str:
+    """Return a key for files below `root`: their relative names, modes and bytes."""
+    parts: list[str | bytes] = []
+    for file in sorted(files):
+        executable = bool(file.stat().st_mode & 0o100)
+        parts += [str(file.relative_to(root)), str(executable), file.read_bytes()]
+    return content_key(*parts)
+
+
+def cached_directory(place: Path, build: Callable[[Path], None]) -> bool:
+    """Build `place` by `build(directory)` unless it exists. Return whether it was built.
+
+    It is built beside its place and renamed when it is complete, so a directory that exists is
+    complete, even if a build was interrupted.
+    """
+    if place.is_dir():
+        return False
+    partial = place.with_name(place.name + ".partial")
+    remove_tree(partial)
+    partial.mkdir(parents=True)
+    build(partial)
+    partial.rename(place)
+    return True
+
+
+def prune(parent: Path, keep: str) -> None:
+    """Delete all entries of `parent` except `keep`: they were built for other inputs."""
+    if not parent.is_dir():
+        return
+    for entry in parent.iterdir():
+        if entry.name != keep:
+            remove_tree(entry)

@@ -1,14 +1,19 @@
-"""Check that this machine has the disk space and memory that `lab up` needs, before anything is
+"""The lab's caches, and the disk space and memory that `lab up` needs, checked before anything is
 downloaded. The figures are measured (docs/lab.md), with some margin."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from clusterctl.lab import cgroups
-from clusterctl.lab.caches import Caches
+from clusterctl.lab.base import base_key
+from clusterctl.lab.image import image_directory, image_key, lock_files
+from clusterctl.lab.mirror import packages_key
+from clusterctl.lab.models import models_key
+from clusterctl.lab.paths import LabPaths, content_key, prune
 from clusterctl.lab.requirements import LabUnavailable
 from clusterctl.units import GIB
 
@@ -35,6 +40,39 @@ BARE_HOST_MEMORY = 150 * MIB
 NODE_MEMORY = GIB
 # For two hosts and clusterctl itself while they serve the model with TP 2.
 SERVING_MEMORY: Mapping[str, int] = {"tiny": 6 * GIB, "qwen2.5-1.5b": 12 * GIB}
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The directory of each kind that belongs to this version of the lab."""
+
+    base: Path
+    packages: Path
+    wheels: Path
+    wheel_index: Path
+    models: Path
+    image: Path
+
+
+def caches(paths: LabPaths, suite: str) -> Caches:
+    """Return the directories for hosts of a Debian or Ubuntu release."""
+    base = base_key(suite)
+    wheels = content_key(suite, *(lock.read_bytes() for lock in lock_files(image_directory())))
+    return Caches(
+        base=paths.cache / "base" / base,
+        packages=paths.cache / "packages" / packages_key(base),
+        wheels=paths.cache / "wheels" / wheels,
+        wheel_index=paths.cache / "wheel-index" / wheels,
+        models=paths.cache / "models" / models_key(),
+        image=paths.cache / "image" / content_key(suite, image_key()),
+    )
+
+
+def prune_caches(current: Caches) -> None:
+    """Delete caches of older versions. Only while no host runs, since host disks overlay them."""
+    for field in fields(current):
+        place: Path = getattr(current, field.name)
+        prune(place.parent, keep=place.name)
 
 
 def disk_needed(built: Caches, new_hosts: int, *, image: bool) -> int:

@@ -13,9 +13,8 @@ import pytest
 
 from clusterctl.lab import lifecycle
 from clusterctl.lab.base import machine_source
-from clusterctl.lab.cache import cached_directory, content_key
-from clusterctl.lab.caches import caches
-from clusterctl.lab.paths import lab_paths
+from clusterctl.lab.paths import cached_directory, content_key, lab_paths
+from clusterctl.lab.room import caches
 from tests.lab.cluster import quiet
 from tests.machines.machine import Machine, machine
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab.base import AptSource, debootstrap, machine_source
-from clusterctl.lab.cache import cached_directory, content_key
+from clusterctl.lab.paths import cached_directory, content_key
 
 PLACE = Path("/var/cache/clusterctl-tests")
 SUITE = "trixie"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.lab.cache import cached_directory, content_key, files_key, prune
-from clusterctl.lab.image import LabImage, archive_tags, write_archive, write_layer
+from clusterctl.lab.image import LabImage, write_archive, write_layer
+from clusterctl.lab.paths import cached_directory, content_key, files_key, prune
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_an_archive_names_its_config_and_layers_by_their_digests(
     assert json.loads(config)["rootfs"]["diff_ids"] == [f"sha256:{layer.digest}"]
     assert json.loads(config)["config"]["Env"] == ["PATH=/bin"]
     assert hashlib.sha256(packed).hexdigest() == layer.digest
-    assert archive_tags(archive) == ("a/image:1",)
+    assert entry["RepoTags"] == ["a/image:1"]
 
 
 def test_a_key_depends_on_every_part_and_on_their_borders(tmp_path: Path) -> None:

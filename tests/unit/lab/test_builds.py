@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import StepFailed
-from clusterctl.lab import base, builds
+from clusterctl.lab import base
 from clusterctl.lab.base import AptSource
 from clusterctl.lab.requirements import LabUnavailable
 from tests.fakes.ports import port_of, reserved
@@ -39,7 +39,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         if len(found) < 3:
             raise StepFailed("`debootstrap` ended with status 1")
 
-    monkeypatch.setattr(builds, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(base, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(base, "run_build", build)
     return found
 
@@ -66,14 +66,14 @@ def test_the_proxy_that_does_not_answer_is_named_without_its_password(
     with reserved() as nobody:
         port = port_of(nobody)
         monkeypatch.setenv("http_proxy", f"http://user:secret@127.0.0.1:{port}")
-        why = builds.out_of_reach("http://deb.example/debian")
+        why = base.out_of_reach("http://deb.example/debian")
     assert why is not None
     assert why.startswith(f"deb.example does not answer through the proxy 127.0.0.1:{port}: ")
     assert "secret" not in why
 
 
 def test_a_server_that_has_nothing_is_in_reach(source: AptSource) -> None:
-    assert builds.out_of_reach(source.uri) is None
+    assert base.out_of_reach(source.uri) is None
 
 
 def test_three_failures_are_enough(failing: list[list[str]], tmp_path: Path) -> None:
@@ -85,5 +85,5 @@ def test_three_failures_are_enough(failing: list[list[str]], tmp_path: Path) -> 
         raise StepFailed("no such server")
 
     with pytest.raises(StepFailed, match="no such server"):
-        builds.persistently(build)
+        base.persistently(build)
     assert tries == 3

@@ -24,7 +24,7 @@ from clusterctl.lab.image import (
 )
 from clusterctl.lab.inventories import lab_inventory, light_inventory
 from clusterctl.lab.layout import lab_hosts, light_hosts
-from clusterctl.lab.packages import build_wheel_index, project_name
+from clusterctl.lab.mirror import build_wheel_index, project_name
 from clusterctl.lab.paths import DEFAULT_LAB_DIR, LabPaths
 from clusterctl.lab.requirements import REQUIRED_PACKAGES
 

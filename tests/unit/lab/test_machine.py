@@ -12,12 +12,13 @@ import pytest
 from clusterctl.errors import LockHeld, StepFailed, UsageError
 from clusterctl.lab import lifecycle, requirements
 from clusterctl.lab.base import choose_source
+from clusterctl.lab.cgroups import entering
 from clusterctl.lab.hosts import host_by_name
 from clusterctl.lab.layout import lab_host
 from clusterctl.lab.local import mount_points, run
 from clusterctl.lab.mirror import server_argv, server_pids
 from clusterctl.lab.network import parse_rate
-from clusterctl.lab.nspawn import in_groups, nspawn_argv, nspawn_environment
+from clusterctl.lab.nspawn import nspawn_argv, nspawn_environment
 from clusterctl.lab.paths import LabPaths, exclusive
 from clusterctl.lab.requirements import LabUnavailable, check_machine, read_os_release
 
@@ -41,7 +42,7 @@ def test_with_cgroup_v2_alone_nspawn_makes_the_view_itself() -> None:
 def test_a_process_enters_its_groups_before_it_becomes_the_command(tmp_path: Path) -> None:
     groups = [tmp_path / "one", tmp_path / "two with space"]
     shown = subprocess.run(
-        in_groups(groups, ["sh", "-c", 'echo "$$ $1"', "sh", "a; b $HOME"]),
+        entering(groups, ["sh", "-c", 'echo "$$ $1"', "sh", "a; b $HOME"]),
         capture_output=True,
         text=True,
         check=True,

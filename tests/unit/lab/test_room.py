@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab import room
-from clusterctl.lab.caches import Caches
+from clusterctl.lab.room import Caches
 from clusterctl.units import GIB
 
 
