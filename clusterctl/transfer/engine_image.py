@@ -15,7 +15,7 @@ from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import DISK, engine_error, in_time
 from clusterctl.containers.image_stream import saved, silence_limit
 from clusterctl.containers.meter import Meter
-from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.errors import ConnectionFailed, RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import read_archive
 from clusterctl.transfer.archives.members import SplitMembers
 from clusterctl.transfer.archives.split import BrokenArchive, Read
@@ -125,7 +125,7 @@ def save_on_host(
         told = _output(channel, SPLITTER, order, meter.reached)
         if channel.wait(timeout=deadlines.STREAM_END) != 0:
             error = python.failure(channel, "docker save", host)
-            if isinstance(error, python.PythonMissing):
+            if isinstance(error, python.PythonMissing | ConnectionFailed):
                 raise error
             if "not enough free space" in (error.detail or ""):
                 raise RequirementsNotMet(

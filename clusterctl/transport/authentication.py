@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import paramiko
@@ -13,7 +14,6 @@ from paramiko.auth_strategy import (
     AuthResult,
     AuthSource,
     AuthStrategy,
-    InMemoryPrivateKey,
     SourceResult,
 )
 
@@ -36,7 +36,10 @@ class KeyRing:
         """Whether the file needs a passphrase. Raises OSError, ValueError for a broken file."""
         with self._lock:
             if path not in self._keys:
-                self._keys[path] = _unlocked(path)
+                try:
+                    self._keys[path] = paramiko.PKey.from_path(path)
+                except TypeError:  # raised by cryptography for an encrypted key
+                    self._keys[path] = None
             return self._keys[path] is None
 
     def key(self, path: Path) -> paramiko.PKey:
@@ -47,67 +50,32 @@ class KeyRing:
                 raise ValueError(f"it is encrypted; set {SSH_PASSPHRASE} or add it to an agent")
             with self._lock:
                 if self._keys[path] is None:
-                    self._keys[path] = _load(path, passphrase)
+                    try:
+                        # Paramiko 5.1 passes this to cryptography, which takes only bytes.
+                        key = paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
+                    except ValueError as error:
+                        raise ValueError("the passphrase is wrong") from error
+                    self._keys[path] = key
         found = self._keys[path]
         if found is None:
             raise ValueError("it is encrypted, and no passphrase opened it")
         return found
 
 
-def _unlocked(path: Path) -> paramiko.PKey | None:
-    try:
-        return paramiko.PKey.from_path(path)
-    except TypeError:  # raised by cryptography for an encrypted key without a passphrase
-        return None
+class _Source(AuthSource):
+    """One way to log in. `shown` names it in errors."""
 
-
-def _load(path: Path, passphrase: str) -> paramiko.PKey:
-    try:
-        # Paramiko 5.1 passes this to cryptography, which takes only bytes.
-        return paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ValueError("the passphrase is wrong") from error
-
-
-class _PasswordLogin(AuthSource):
-    """A password, requested only after all keys were refused."""
-
-    def __init__(self, username: str, host: str, credentials: Credentials) -> None:
+    def __init__(
+        self, username: str, shown: str, login: Callable[[paramiko.Transport], list[str]]
+    ) -> None:
         super().__init__(username)
-        self._host, self._credentials = host, credentials
+        self._shown, self._login = shown, login
 
     def __repr__(self) -> str:
-        return "password"
+        return self._shown
 
     def authenticate(self, transport: paramiko.Transport) -> list[str]:
-        password = self._credentials.password(self.username, self._host)
-        if password is None:
-            raise paramiko.AuthenticationException(f"none given; set {SSH_PASSWORD}")
-        return transport.auth_password(self.username, password)
-
-
-class _KeyLogin(InMemoryPrivateKey):
-    def __init__(self, username: str, key: paramiko.PKey, origin: str) -> None:
-        super().__init__(username, key)
-        self._origin = origin
-
-    def __repr__(self) -> str:
-        return self._origin
-
-
-class _Unusable(AuthSource):
-    """A key file that cannot be used: it always fails, so that the error lists it."""
-
-    def __init__(self, username: str, path: Path, problem: Exception) -> None:
-        super().__init__(username)
-        self._path, self._problem = path, problem
-
-    def __repr__(self) -> str:
-        return str(self._path)
-
-    def authenticate(self, transport: paramiko.Transport) -> list[str]:
-        _ = transport
-        raise paramiko.AuthenticationException(str(self._problem))
+        return self._login(transport)
 
 
 class SshLogin(AuthStrategy):
@@ -145,54 +113,50 @@ class SshLogin(AuthStrategy):
         raise AuthFailure(tried)
 
     def get_sources(self) -> Iterator[AuthSource]:
-        named = list(self._from_files(self._identities))
-        yield from (source for source in named if not isinstance(source, _Locked))
+        # Judged once: another host's login may unlock a key meanwhile.
+        locked = [path for path in self._identities if self._locked(path)]
+        yield from map(self._file, (path for path in self._identities if path not in locked))
         if not self._only_identities:
             yield from self._from_agent()
-        yield from (source for source in named if isinstance(source, _Locked))
+        yield from map(self._file, locked)
         if not self._identities:
-            yield from self._from_files(_default_keys())
-        yield _PasswordLogin(self._username, self._host, self._keys.credentials)
+            home = Path("~/.ssh").expanduser()
+            default = (home / name for name in DEFAULT_KEYS)
+            yield from map(self._file, (path for path in default if path.is_file()))
+        yield _Source(self._username, "password", self._by_password)
 
-    def _from_files(self, paths: Sequence[Path]) -> Iterator[AuthSource]:
-        for path in paths:
+    def _locked(self, path: Path) -> bool:
+        try:
+            return self._keys.is_locked(path)
+        except (OSError, ValueError, paramiko.SSHException):
+            return False  # trying the file lists its problem in the error
+
+    def _file(self, path: Path) -> AuthSource:
+        """Return the source for a key file. A passphrase is requested only when it is tried."""
+
+        def login(transport: paramiko.Transport) -> list[str]:
             try:
-                locked = self._keys.is_locked(path)
-                yield (
-                    _Locked(self._username, path, self._keys)
-                    if locked
-                    else _KeyLogin(self._username, self._keys.key(path), str(path))
-                )
+                key = self._keys.key(path)
             except (OSError, ValueError, paramiko.SSHException) as error:
-                yield _Unusable(self._username, path, error)
+                raise paramiko.AuthenticationException(str(error)) from error
+            return self._by_key(key, transport)
+
+        return _Source(self._username, str(path), login)
 
     def _from_agent(self) -> Iterator[AuthSource]:
         agent = paramiko.Agent()
         try:
             for key in agent.get_keys():
-                yield _KeyLogin(self._username, key, f"agent key {key.comment or key.name}")
+                login = partial(self._by_key, key)
+                yield _Source(self._username, f"agent key {key.comment or key.name}", login)
         finally:
             agent.close()
 
+    def _by_key(self, key: paramiko.PKey, transport: paramiko.Transport) -> list[str]:
+        return transport.auth_publickey(self._username, key)
 
-class _Locked(AuthSource):
-    """An encrypted key file; its passphrase is requested only when the file is tried."""
-
-    def __init__(self, username: str, path: Path, keys: KeyRing) -> None:
-        super().__init__(username)
-        self._path, self._keys = path, keys
-
-    def __repr__(self) -> str:
-        return str(self._path)
-
-    def authenticate(self, transport: paramiko.Transport) -> list[str]:
-        try:
-            key = self._keys.key(self._path)
-        except ValueError as error:
-            raise paramiko.AuthenticationException(str(error)) from error
-        return transport.auth_publickey(self.username, key)
-
-
-def _default_keys() -> list[Path]:
-    home = Path("~/.ssh").expanduser()
-    return [home / name for name in DEFAULT_KEYS if (home / name).is_file()]
+    def _by_password(self, transport: paramiko.Transport) -> list[str]:
+        password = self._keys.credentials.password(self._username, self._host)
+        if password is None:
+            raise paramiko.AuthenticationException(f"none given; set {SSH_PASSWORD}")
+        return transport.auth_password(self._username, password)

@@ -7,11 +7,9 @@ connection by default (MaxSessions), and less on hardened hosts. TCP channels do
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from clusterctl import deadlines
@@ -41,7 +39,19 @@ class CommandResult:
         return "\n".join(text.splitlines()[-count:])
 
 
-class Channel(Protocol):
+class Closing(Protocol):
+    """A context manager that calls `close` on exit."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Channel(Closing, Protocol):
     """A running remote command: bytes in both directions until either side closes."""
 
     def send(self, data: bytes) -> None:
@@ -64,15 +74,6 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Hang up: the remote command gets end of file on stdin, and SIGHUP or SIGPIPE."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
 
 
 def last_words(channel: Channel) -> str:
@@ -157,21 +158,3 @@ class Transport(Protocol):
         """Open a TCP connection from the host to `address:port`, through this connection."""
 
     def close(self) -> None: ...
-
-
-class Closing(ABC):
-    """A context manager that calls `close` on exit."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -74,38 +74,26 @@ class ErrorOutput:
         return self.text()
 
     def _drain(self) -> None:
-        while chunk := self._receive():
+        asked = 0
+        while True:
+            try:
+                chunk = self._wire.recv_stderr(65536)
+            except OSError:
+                return
+            if not chunk:
+                return
             with self._lock:
                 self._data += chunk
-                asked = self._sort() if self._noise is None else 0
+                if self._noise is None:
+                    before, mark, after = bytes(self._data).partition(self._frame.mark)
+                    asked = before.count(self._frame.prompt)
+                    if mark:
+                        self._noise, self._data = before, bytearray(after)
                 if self._keep is not None and self._noise is not None:
                     del self._data[: -self._keep]
             if asked > self.prompts:
                 self.prompts = asked
                 self._answer(asked)
-
-    def _receive(self) -> bytes:
-        try:
-            return self._wire.recv_stderr(65536)
-        except OSError:
-            return b""
-
-    def _sort(self) -> int:
-        """Split noise from output at the mark, if present; return the number of prompts seen."""
-        before, mark, after = bytes(self._data).partition(self._frame.mark)
-        if mark:
-            self._noise, self._data = before, bytearray(after)
-        return before.count(self._frame.prompt)
-
-
-def start_limit(seconds: float | None) -> float:
-    """Seconds within which a command must begin. Short time limits, such as those of `status`, also
-    shorten the wait for a login shell that hangs."""
-    return (
-        deadlines.COMMAND_START
-        if seconds is None
-        else min(deadlines.COMMAND_START, max(LEAST_START, seconds))
-    )
 
 
 class RunningCommand(Closing):
@@ -145,30 +133,29 @@ class RunningCommand(Closing):
 
     def _wait_for_mark(self) -> bytes:
         """Read past the mark; return the rest of its packet, which is the command's own output."""
-        seen, deadline = b"", time.monotonic() + start_limit(self._frame.seconds)
+        limit = deadlines.COMMAND_START
+        if self._frame.seconds is not None:
+            # A short time limit, such as of `status`, also counts for a login shell that hangs.
+            limit = min(limit, max(LEAST_START, self._frame.seconds))
+        seen, deadline = b"", time.monotonic() + limit
         while self._frame.mark not in seen:
-            chunk = self._receive_before(deadline)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise self._not_started(seen, None)
+            self._wire.settimeout(remaining)
+            try:
+                chunk = self._wire.recv(65536)
+            except TimeoutError:
+                raise self._not_started(seen, None) from None
+            except OSError:
+                chunk = b""
             if not chunk:
-                raise self._not_started(seen, ended=chunk is not None)
+                raise self._not_started(seen, self._wire.wait(2.0))
             seen += chunk
         self._wire.settimeout(None)
         return seen.partition(self._frame.mark)[2]
 
-    def _receive_before(self, deadline: float) -> bytes | None:
-        """Read some bytes; b"" at the end, None at the deadline."""
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            return None
-        self._wire.settimeout(remaining)
-        try:
-            return self._wire.recv(65536)
-        except TimeoutError:
-            return None
-        except OSError:
-            return b""
-
-    def _not_started(self, seen: bytes, *, ended: bool) -> Exception:
-        status = self._wire.wait(2.0) if ended else None
+    def _not_started(self, seen: bytes, status: int | None) -> Exception:
         self._errors.join(1.0)
         if status == -1 and not self._errors.prompts:
             return self.lost()

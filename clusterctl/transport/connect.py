@@ -66,10 +66,7 @@ class Connections(Closing):
 
         if self._dialer is None:
             self._dialer = Dialer(self._credentials, self._ssh_config)
-        return SshTransport(self._hurried(host), self._dialer)
-
-    def _hurried(self, host: Host) -> Host:
-        if self._connect_timeout is None:
-            return host
-        ssh = host.ssh.model_copy(update={"connect_timeout": self._connect_timeout})
-        return host.model_copy(update={"ssh": ssh})
+        if self._connect_timeout is not None:
+            ssh = host.ssh.model_copy(update={"connect_timeout": self._connect_timeout})
+            host = host.model_copy(update={"ssh": ssh})
+        return SshTransport(host, self._dialer)

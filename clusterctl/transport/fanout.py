@@ -54,7 +54,17 @@ def fan_out(
     second Ctrl-C returns at once.
     """
     crew = _Crew(items, work)
-    interrupted = _run(crew, min(limit, len(items)))
+    interrupted = False
+    try:
+        for number in range(min(limit, len(items))):
+            # A daemon, so that a second Ctrl-C need not wait for it to end.
+            name = f"fan-out-{number}"
+            threading.Thread(target=crew.labour, name=name, daemon=True).start()
+        crew.wait()
+    except KeyboardInterrupt:
+        interrupted = True
+        crew.stop()
+        crew.wait()
     if crew.bug is not None:
         raise crew.bug
     outcomes = {name: crew.outcomes[name] for name in items if name in crew.outcomes}
@@ -85,8 +95,21 @@ class _Crew(Generic[T, R]):
         self.bug: BaseException | None = None
 
     def labour(self) -> None:
-        while taken := self._take():
-            self._do(*taken)
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    return
+                self._running += 1
+                name, item = self._waiting.popleft()
+            try:
+                self.outcomes[name] = Done(self._work(item))
+            except ClusterctlError as error:
+                error.host = error.host or name
+                self.outcomes[name] = Failed(error)
+            except BaseException as bug:  # raised again by fan_out
+                bug.add_note(f"while working on host {name}")
+                self.bug = self.bug or bug
+                self.stop()
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
@@ -100,38 +123,3 @@ class _Crew(Generic[T, R]):
         """Wait until no item is waiting or running."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
-
-    def _take(self) -> tuple[str, T] | None:
-        with self._changed:
-            if not self._waiting:
-                return None
-            self._running += 1
-            return self._waiting.popleft()
-
-    def _do(self, name: str, item: T) -> None:
-        try:
-            self.outcomes[name] = Done(self._work(item))
-        except ClusterctlError as error:
-            error.host = error.host or name
-            self.outcomes[name] = Failed(error)
-        except BaseException as bug:  # raised again by fan_out
-            bug.add_note(f"while working on host {name}")
-            self.bug = self.bug or bug
-            self.stop()
-
-
-def _run(crew: _Crew[T, R], threads: int) -> bool:
-    """Process all items; return True after Ctrl-C. A second KeyboardInterrupt propagates.
-
-    The threads are daemons, so that a second Ctrl-C need not wait for them to end.
-    """
-    try:
-        for number in range(threads):
-            name = f"fan-out-{number}"
-            threading.Thread(target=crew.labour, name=name, daemon=True).start()
-        crew.wait()
-    except KeyboardInterrupt:
-        crew.stop()
-        crew.wait()
-        return True
-    return False

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, cast
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed
@@ -68,10 +68,10 @@ class LocalWire:
             bufsize=0,
             start_new_session=True,
         )
-        self._stdin = _present(self._process.stdin)
+        self._stdin = cast("IO[bytes]", self._process.stdin)
         os.set_blocking(self._stdin.fileno(), False)
-        self._stdout = _present(self._process.stdout)
-        self._stderr = _present(self._process.stderr)
+        self._stdout = cast("IO[bytes]", self._process.stdout)
+        self._stderr = cast("IO[bytes]", self._process.stderr)
         self._timeout: float | None = None
         self._closed = False
 
@@ -79,21 +79,17 @@ class LocalWire:
         self._timeout = seconds
 
     def send(self, data: bytes) -> None:
+        """Write all of `data`, without blocking, so that `close` is noticed."""
         rest = memoryview(data)
-        while rest:
-            rest = rest[self._write(rest) :]
-
-    def _write(self, data: memoryview) -> int:
-        """Write without blocking, so that `close` is noticed; return the number of bytes."""
         try:
             poller = select.poll()
             poller.register(self._stdin, select.POLLOUT)
-            while not poller.poll(_CLOSED_CHECK_MS):
-                if self._closed:
-                    raise BrokenPipeError("closed")
-            return os.write(self._stdin.fileno(), data)
-        except BlockingIOError:
-            return 0
+            while rest:
+                while not poller.poll(_CLOSED_CHECK_MS):
+                    if self._closed:
+                        raise BrokenPipeError("closed")
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[os.write(self._stdin.fileno(), rest) :]
         except ValueError as error:  # closed by another thread
             raise BrokenPipeError("stdin is closed") from error
 
@@ -122,30 +118,22 @@ class LocalWire:
 
     def wait(self, seconds: float | None) -> int | None:
         try:
-            return _exit_code(self._process.wait(seconds))
+            status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        return status if status >= 0 else 128 - status  # death by signal n, as shells show it
 
     def close(self) -> None:
         self._closed = True
         self.close_stdin()
-        self._hang_up()
-        self._stdout.close()
-
-    def _hang_up(self) -> None:
-        """Send SIGHUP, then SIGKILL. A root child (sudo) may not be killable and ends by EOF."""
         for number in (signal.SIGHUP, signal.SIGKILL):
             if self._process.poll() is not None:
-                return
+                break
+            # A root child (sudo) may not be killable; it ends at the end of its stdin.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
             self.wait(_HANG_UP_GRACE)
-
-
-def _present(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise TypeError("Popen was asked for a pipe and made none")
-    return pipe
+        self._stdout.close()
 
 
 def _readable(descriptor: int, seconds: float | None) -> None:
@@ -154,11 +142,6 @@ def _readable(descriptor: int, seconds: float | None) -> None:
     poller.register(descriptor, select.POLLIN)
     if not poller.poll(None if seconds is None else max(0, int(seconds * 1000))):
         raise TimeoutError
-
-
-def _exit_code(returncode: int) -> int:
-    """Return death by signal n as 128 + n, as shells and `timeout` do."""
-    return returncode if returncode >= 0 else 128 - returncode
 
 
 def account() -> str:

@@ -19,7 +19,13 @@ from datetime import UTC, datetime
 from typing import Self
 
 from clusterctl import deadlines
-from clusterctl.errors import ConnectionFailed, LockHeld, RequirementsNotMet, StepFailed
+from clusterctl.errors import (
+    ClusterctlError,
+    ConnectionFailed,
+    LockHeld,
+    RequirementsNotMet,
+    StepFailed,
+)
 from clusterctl.transport.base import Channel, Closing, Transport, lines
 from clusterctl.transport.local import account
 
@@ -182,11 +188,17 @@ class ClusterLock(Closing):
     def __enter__(self) -> Self:
         argv = ["sh", "-c", _HOLD, "clusterctl-lock", self._path, self._mine, str(self._silence)]
         channel = self._head.open_channel(argv, sudo=True)
-        try:
-            self._await_grant(channel)
-        except BaseException:
-            channel.close()
-            raise
+        with contextlib.ExitStack() as unless_held:
+            unless_held.callback(channel.close)
+            channel.settimeout(deadlines.LOCK)
+            try:
+                answer = next(lines(channel), "")
+                status = 0 if answer == "held" else channel.wait(deadlines.LOCK)
+            except TimeoutError:
+                raise self._failed("the head did not answer", channel) from None
+            if answer != "held":
+                raise self._refused(status, answer, channel)
+            unless_held.pop_all()
         self._channel = channel
         threading.Thread(target=self._keep, args=(channel,), name="lock", daemon=True).start()
         return self
@@ -199,33 +211,23 @@ class ClusterLock(Closing):
                 self._channel.wait(5)
             self._channel.close()
 
-    def _await_grant(self, channel: Channel) -> None:
-        channel.settimeout(deadlines.LOCK)
-        try:
-            answer = next(lines(channel), "")
-            if answer == "held":
-                return
-            status = channel.wait(deadlines.LOCK)
-        except TimeoutError:
-            raise self._failed("the head did not answer", channel) from None
+    def _refused(self, status: int, answer: str, channel: Channel) -> ClusterctlError:
+        """Return the error for a script that ended. `answer`: the content of the lock's file."""
         if status == _HELD_BY_ANOTHER:
-            raise self._held(answer)
+            # A holder without a record is about to write it, or is another program.
+            holder = _holder(answer) or "a run that has not written its name yet"
+            return LockHeld(
+                f"cluster {self._cluster} is being worked on by {holder}",
+                host=self._head.host.name,
+                hint="wait for it to end; the lock ends with it",
+            )
         if status == _NO_FLOCK:
-            raise RequirementsNotMet(
+            return RequirementsNotMet(
                 "flock is not installed",
                 host=self._head.host.name,
                 hint="apt-get install util-linux",
             )
-        raise self._failed(f"{self._path} could not be opened", channel)
-
-    def _held(self, answer: str) -> LockHeld:
-        # A holder without a record is about to write it, or is another program.
-        holder = _holder(answer) or "a run that has not written its name yet"
-        return LockHeld(
-            f"cluster {self._cluster} is being worked on by {holder}",
-            host=self._head.host.name,
-            hint="wait for it to end; the lock ends with it",
-        )
+        return self._failed(f"{self._path} could not be opened", channel)
 
     def _lost(self, answer: str) -> ConnectionFailed:
         """Record and return the error. `answer`: the current content of the lock's file."""

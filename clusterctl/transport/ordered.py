@@ -53,7 +53,9 @@ class OrderedChannel:
             for size in sizes:
                 if channel.closed:
                     break
-                yield _data_message(channel, data[start : start + size])
+                # RFC 4254, 5.2: type, recipient, length, bytes. A single copy, for gigabytes.
+                head = _DATA_HEAD.pack(MSG_CHANNEL_DATA, channel.remote_chanid, size)
+                yield paramiko.Message(b"".join((head, data[start : start + size])))
                 start += size
             if start < sum(sizes) or not sizes:
                 raise OSError("the channel is closed")
@@ -90,31 +92,18 @@ class OrderedChannel:
         deadline = time.monotonic() + transport.clear_to_send_timeout
         while transport.is_active():
             transport.clear_to_send.wait(0.1)
-            with _in_one_write(transport), transport.clear_to_send_lock:
-                if transport.clear_to_send.is_set():
-                    with self._channel.lock:
-                        for message in compose():
-                            transport._send_message(message)  # noqa: SLF001
-                    return
+            try:
+                with transport.packetizer.gathered(), transport.clear_to_send_lock:
+                    if transport.clear_to_send.is_set():
+                        with self._channel.lock:
+                            for message in compose():
+                                transport._send_message(message)  # noqa: SLF001
+                        return
+            except EOFError as error:  # raised by Paramiko for a broken connection
+                raise OSError("the connection broke") from error
             if time.monotonic() > deadline:
                 raise OSError("the key exchange did not end")
         raise OSError("the connection is gone")
-
-
-def _data_message(channel: Any, data: memoryview) -> paramiko.Message:
-    """Build a data message (RFC 4254, 5.2: type, recipient, length, bytes) with a single copy,
-    which matters for gigabytes."""
-    head = _DATA_HEAD.pack(MSG_CHANNEL_DATA, channel.remote_chanid, len(data))
-    return paramiko.Message(b"".join((head, data)))
-
-
-@contextlib.contextmanager
-def _in_one_write(transport: Any) -> Iterator[None]:
-    try:
-        with transport.packetizer.gathered():
-            yield
-    except EOFError as error:  # raised by Paramiko for a broken connection
-        raise OSError("the connection broke") from error
 
 
 class OrderedStream:

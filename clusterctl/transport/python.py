@@ -172,11 +172,18 @@ def ask(
 
 
 def failure(channel: Channel, doing: str, host: str) -> ClusterctlError:
-    """Return why a program whose output has ended failed: PythonMissing or CommandFailed."""
+    """Return why a program whose output has ended failed: PythonMissing, CommandFailed, or
+    ConnectionFailed."""
     try:
         status: int | None = channel.wait(deadlines.COMMAND_END)
     except TimeoutError:
         status = None
+    if status == -1:
+        return ConnectionFailed(
+            f"the connection was lost: {doing} did not finish",
+            host=host,
+            hint="run the same clusterctl command again",
+        )
     return _why(status, channel.stderr_tail(), doing, host)
 
 

@@ -6,9 +6,9 @@ import logging
 import shlex
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 from clusterctl import deadlines
 from clusterctl.errors import (
@@ -20,7 +20,7 @@ from clusterctl.errors import (
     RequirementsNotMet,
 )
 from clusterctl.inventory.model import Host
-from clusterctl.transport.base import Channel, CommandResult
+from clusterctl.transport.base import Channel, CommandResult, Transport
 from clusterctl.transport.command import (
     KILL_AFTER,
     STDERR_TAIL,
@@ -58,13 +58,22 @@ _NO_FILE = 66  # EX_NOINPUT of sysexits.h
 _READ = f'cat "$1" || {{ [ ! -e "$1" ] && exit {_NO_FILE}; exit 1; }}'
 
 
+# Seconds without a byte after which an ended command's output counts as complete: its background
+# processes may hold stdout open for ever.
+QUIET = 1.0
+
+# Seconds on top of the limit that the host enforces before this side hangs up.
+GRACE = KILL_AFTER + 5.0
+
+LARGEST_OUTPUT = 256 * 2**20  # bytes of stdout; more is an error
+
 # Characters of a command line that are logged; scripts are longer.
 _LOGGED = 300
 
 _log = logging.getLogger("clusterctl.transport")
 
 
-class ShellTransport(ABC):
+class ShellTransport(Transport):
     """The Transport protocol, given a way to start argv on the host as the login user."""
 
     def __init__(self, host: Host, credentials: Credentials) -> None:
@@ -84,15 +93,6 @@ class ShellTransport(ABC):
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
         """Start `argv`; return its wire and a function to call once the command is closed."""
 
-    @abstractmethod
-    def connect(self) -> None: ...
-
-    @abstractmethod
-    def open_tcp(self, address: str, port: int) -> Channel: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
     def run(
         self,
         argv: Sequence[str],
@@ -101,23 +101,44 @@ class ShellTransport(ABC):
         sudo: bool = False,
         timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
-        frame = Framed(tuple(argv), timeout)
-        with self._command(frame, sudo=sudo, keep_stderr=None) as command:
-            try:
-                output = exchange(command, stdin, timeout)
-            except Overdue:
-                raise self._timed_out(argv, timeout, command.stderr_tail()) from None
-            except OutputTooLarge:
-                raise CommandFailed(
-                    f"`{argv[0]}` wrote more than {LARGEST_OUTPUT >> 20} MiB",
-                    host=self._host.name,
-                    detail=shlex.join(argv)[:_LOGGED],
-                ) from None
-        result = _result(argv, output)
-        # stdin may contain secrets and is never logged.
-        words = shlex.join(argv)[:_LOGGED]
-        _log.debug("%s: %d after %.2f s: %s", self._host.name, output.status, output.seconds, words)
-        if output.status in _TIMEOUT_STATUSES and output.seconds >= timeout - _SEEN_LATE:
+        words = shlex.join(argv)[:_LOGGED]  # stdin may contain secrets and is never logged
+        with self._command(Framed(tuple(argv), timeout), sudo=sudo, keep_stderr=None) as command:
+            started = time.monotonic()
+            deadline = started + timeout + GRACE
+            if stdin:
+                # A command may write its answer before it has read all of its input.
+                feeding = (command, stdin)
+                threading.Thread(target=_feed, args=feeding, name="stdin", daemon=True).start()
+            else:
+                command.close_stdin()
+            command.settimeout(QUIET)
+            stdout = bytearray()
+            while time.monotonic() < deadline:
+                try:
+                    chunk = command.recv(65536)
+                except TimeoutError:
+                    if command.poll(0) is not None:
+                        break
+                    continue
+                if not chunk:
+                    break
+                stdout += chunk
+                if len(stdout) > LARGEST_OUTPUT:
+                    raise CommandFailed(
+                        f"`{argv[0]}` wrote more than {LARGEST_OUTPUT >> 20} MiB",
+                        host=self._host.name,
+                        detail=words,
+                    )
+            status = command.poll(max(0.0, deadline - time.monotonic()))
+            if status is None:
+                raise self._timed_out(argv, timeout, command.stderr_tail())
+            if status == -1:
+                raise command.lost()
+            seconds = time.monotonic() - started
+            stderr = command.whole_stderr(QUIET)
+        result = CommandResult(tuple(argv), status, stdout.decode(errors="replace"), stderr)
+        _log.debug("%s: %d after %.2f s: %s", self._host.name, status, seconds, words)
+        if status in _TIMEOUT_STATUSES and seconds >= timeout - _SEEN_LATE:
             raise self._timed_out(argv, timeout, result.last_lines())
         return result
 
@@ -159,7 +180,10 @@ class ShellTransport(ABC):
 
     def _command(self, frame: Framed, *, sudo: bool, keep_stderr: int | None) -> RunningCommand:
         if not sudo or self.user == "root":
-            return self._as_user(frame, keep_stderr)
+            try:
+                return self._launch(frame, keep_stderr)
+            except NotStarted as failure:
+                raise self._shell_refused(failure) from None
         password = self._credentials.known_sudo_password()
         try:
             return self._launch(frame, keep_stderr, sudo=True, password=password)
@@ -172,12 +196,6 @@ class ShellTransport(ABC):
             return self._launch(frame, keep_stderr, sudo=True, password=password)
         except NotStarted as failure:
             raise self._sudo_refused(failure) from None
-
-    def _as_user(self, frame: Framed, keep_stderr: int | None) -> RunningCommand:
-        try:
-            return self._launch(frame, keep_stderr)
-        except NotStarted as failure:
-            raise self._shell_refused(failure) from None
 
     def _launch(
         self,
@@ -231,14 +249,13 @@ class ShellTransport(ABC):
                 detail=failure.output or None,
             )
         if failure.status == 127:
-            return self._no_sudo("sudo is not installed", failure)
-        if failure.status is None:
-            return self._no_sudo("sudo did not start the command in time", failure)
-        if "password is required" in failure.output:
-            return self._no_sudo(f"sudo needs a password for {self.user}", failure)
-        return self._no_sudo(f"{self.user} may not use sudo", failure)
-
-    def _no_sudo(self, summary: str, failure: NotStarted) -> RequirementsNotMet:
+            summary = "sudo is not installed"
+        elif failure.status is None:
+            summary = "sudo did not start the command in time"
+        elif "password is required" in failure.output:
+            summary = f"sudo needs a password for {self.user}"
+        else:
+            summary = f"{self.user} may not use sudo"
         return RequirementsNotMet(
             f"{summary}, and changes there need root",
             host=self._host.name,
@@ -248,87 +265,8 @@ class ShellTransport(ABC):
         )
 
 
-def _result(argv: Sequence[str], output: Output) -> CommandResult:
-    text = output.stdout.decode(errors="replace")
-    return CommandResult(tuple(argv), output.status, text, output.stderr)
-
-
-# Seconds without a byte after which an ended command's output counts as complete: its background
-# processes may hold stdout open for ever.
-QUIET = 1.0
-
-# Seconds on top of the limit that the host enforces before this side hangs up.
-GRACE = KILL_AFTER + 5.0
-
-
-LARGEST_OUTPUT = 256 * 2**20  # bytes of stdout; more is an error
-
-
-class OutputTooLarge(Exception):
-    """The command wrote more than LARGEST_OUTPUT."""
-
-
-class Overdue(Exception):
-    """The command exceeded its time limit, and GRACE in which the host should have ended it."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """Output of a command: bytes of stdout, text of stderr, and the `seconds` it took."""
-
-    status: int
-    stdout: bytes
-    stderr: str
-    seconds: float
-
-
-def exchange(command: RunningCommand, stdin: bytes, limit: float) -> Output:
-    """Send `stdin`, read stdout to its end, wait for the exit status.
-
-    Raises Overdue, OutputTooLarge, ConnectionFailed.
-    """
-    started = time.monotonic()
-    deadline = started + limit + GRACE
-    _feed(command, stdin)
-    stdout = _read_to_end(command, deadline)
-    status = command.poll(max(0.0, deadline - time.monotonic()))
-    if status is None:
-        raise Overdue
-    if status == -1:
-        raise command.lost()
-    took = time.monotonic() - started
-    return Output(status, stdout, command.whole_stderr(QUIET), took)
-
-
 def _feed(command: RunningCommand, stdin: bytes) -> None:
-    """Write in a thread: a command may write its answer before it has read all of its input."""
-    if not stdin:
-        command.close_stdin()
-        return
-    threading.Thread(target=_write, args=(command, stdin), name="stdin", daemon=True).start()
-
-
-def _write(command: RunningCommand, stdin: bytes) -> None:
-    try:
+    with suppress(ConnectionFailed):
+        # Some commands close their stdin early, as `head` does; the status says if that was wrong.
         command.send(stdin)
-    except ConnectionFailed:
-        return  # it closed its stdin, as `head` does; its status shows whether that was wrong
-    command.close_stdin()
-
-
-def _read_to_end(command: RunningCommand, deadline: float) -> bytes:
-    command.settimeout(QUIET)
-    stdout = bytearray()
-    while time.monotonic() < deadline:
-        try:
-            chunk = command.recv(65536)
-        except TimeoutError:
-            if command.poll(0) is not None:
-                break
-            continue
-        if not chunk:
-            break
-        stdout += chunk
-        if len(stdout) > LARGEST_OUTPUT:
-            raise OutputTooLarge
-    return bytes(stdout)
+        command.close_stdin()

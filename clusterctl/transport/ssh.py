@@ -119,29 +119,28 @@ class SshTransport(ShellTransport):
         return SshWire(channel), self._turns.release
 
     def _session(self) -> paramiko.Channel:
-        """Open a session; reconnect first if the connection was lost while idle."""
-        transport = self._transport()
-        try:
-            return self._open_session(transport)
-        except (paramiko.SSHException, EOFError, OSError):
-            if transport.is_active():
-                raise
-            return self._open_session(self._transport())
-
-    def _open_session(self, transport: paramiko.Transport) -> paramiko.Channel:
-        """Open a session, retrying while sshd refuses: MaxSessions are open, and others will end.
+        """Open a session; reconnect first if the connection was lost while idle. Retries while sshd
+        refuses: MaxSessions are open, and others will end.
 
         Paramiko keeps the last refusal in one place for all threads: the second one gets an
         SSHException without a reason.
         """
+        transport = self._transport()
+        reconnected = False
         deadline = time.monotonic() + deadlines.SESSION
         while True:
             try:
                 return transport.open_session(timeout=deadlines.SESSION)
-            except paramiko.SSHException:
-                if time.monotonic() > deadline or not transport.is_active():
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                if transport.is_active():
+                    if not isinstance(error, paramiko.SSHException) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(random.uniform(0.02, 0.2))  # noqa: S311 - jitter
+                elif reconnected:
                     raise
-                time.sleep(random.uniform(0.02, 0.2))  # noqa: S311 - jitter
+                else:
+                    transport, reconnected = self._transport(), True
+                    deadline = time.monotonic() + deadlines.SESSION
 
     def _not_opened(self, error: Exception) -> ConnectionFailed:
         detail = str(error) or type(error).__name__

@@ -141,20 +141,16 @@ class Tunnel(Closing):
                     target=_from_host, args=(channel, connection), name="tunnel-back", daemon=True
                 )
                 back.start()
-                _to_host(connection, channel)
+                with contextlib.suppress(OSError, ConnectionFailed):
+                    while data := connection.recv(_CHUNK):
+                        channel.send(data)
+                channel.close_stdin()
                 back.join()
         except ConnectionFailed as error:
             self.last_error = error
         finally:
             with self._lock:
                 self._open.discard(connection)
-
-
-def _to_host(connection: socket.socket, channel: Channel) -> None:
-    with contextlib.suppress(OSError, ConnectionFailed):
-        while data := connection.recv(_CHUNK):
-            channel.send(data)
-    channel.close_stdin()
 
 
 def _from_host(channel: Channel, connection: socket.socket) -> None:

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import CommandFailed, CommandTimedOut
+from clusterctl.errors import CommandFailed, CommandTimedOut, ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.network import lookups
 from clusterctl.network.pairs import probe
 from clusterctl.transfer import engine_image, relay_process
 from clusterctl.transfer.weights import host_download
 from clusterctl.transport import python
+from clusterctl.transport.base import CommandResult
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.python import Program, PythonMissing
-from tests.fakes.transport import FakeTransport
+from tests.fakes.transport import FakeChannel, FakeTransport
 
 PROGRAMS = (relay_process.PROGRAM, host_download.PROGRAM, probe.PROGRAM)
 ALL = (*PROGRAMS, lookups.PROGRAM, engine_image.SPLITTER, engine_image.READER)
@@ -166,3 +167,10 @@ def test_a_host_without_python_is_an_error_with_a_fix() -> None:
     with pytest.raises(PythonMissing, match="no Python 3") as raised:
         python.ask(transport, ECHO, doing="echoing", timeout=1)
     assert "clusterctl bootstrap" in (raised.value.hint or "")
+
+
+def test_a_lost_connection_is_no_failure_of_the_program() -> None:
+    error = python.failure(FakeChannel(CommandResult((), -1, "", "")), "the download", "gpu1")
+    assert isinstance(error, ConnectionFailed)
+    assert str(error) == "gpu1: the connection was lost: the download did not finish"
+    assert error.hint
