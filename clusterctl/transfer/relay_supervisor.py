@@ -1,4 +1,4 @@
-"""Supervises the relay of one host: starts it, sends it commands, restarts it when it ends."""
+"""The relay of one host: started over SSH, sent commands, and restarted when it ends."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
-from clusterctl.transfer import relay_process
-from clusterctl.transfer.chain_link import Link, LinkProgress
+from clusterctl.transfer.chain_link import PIECE, Link, LinkProgress
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.relay import frames
-from clusterctl.transfer.relay_process import NO_PORTS, Ports, RelayProcess
 from clusterctl.transfer.source_multiplexer import RelayGone, SharedSource, SourceMultiplexer
+from clusterctl.transport import python
+from clusterctl.transport.base import Channel
 
 # Seconds before each attempt to restart a relay; after the last one its host is lost.
 BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 8.0)
@@ -25,7 +27,172 @@ PING_EVERY = 5.0  # Seconds; a relay that hears nothing for longer assumes that 
 
 RATE_WINDOW = 5.0  # Seconds over which a rate is averaged
 
+# Age in seconds at which an interrupted run's files in a cache are removed, not resumed.
+LEFT_BEHIND = 7 * 24 * 3600
+
+CLEAN_UP = 15.0  # Seconds for a relay to clean up after the command `end`
+
+# The relay as it is sent to hosts.
+PROGRAM = python.Program(
+    "clusterctl.transfer.relay",
+    (
+        "frames",
+        "wire",
+        "stored",
+        "parts",
+        "upstream",
+        "roster",
+        "fetching",
+        "holdings",
+        "delivery",
+        "serving",
+        "main",
+    ),
+)
+
 Say = Callable[[str, str], None]  # Takes host and sentence
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Ports on which a relay listens."""
+
+    engine: int  # On 127.0.0.1, for the host's own engine
+    peer: int  # On the link's address, for the next relays
+
+
+NO_PORTS = Ports(0, 0)
+
+
+class RelayProcess:
+    """A relay process on a host; its `frames` must be read to the end."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._pending = b""
+        self._early: list[frames.Frame] = []
+        self._rows: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        self._closed = threading.Event()
+
+    def send(self, kind: bytes, stream: int, payload: bytes) -> None:
+        """Send a frame. Raises ConnectionFailed if the relay is gone."""
+        with self._sending:
+            self._channel.send(frames.pack(kind, stream, payload))
+
+    def command(self, *rows: str) -> None:
+        """Send commands: rows made by `frames.fields`. Raises ConnectionFailed."""
+        self.send(frames.COMMAND, 0, frames.lines(rows))
+
+    def enqueue(self, *rows: str) -> None:
+        """Queue commands for `send_queued`, to be sent together; dropped if the relay is gone."""
+        self._rows.put(rows)
+
+    def send_queued(self, idle: Callable[[], None]) -> None:
+        """Start the thread that sends queued commands, and pings in between, until `close`; no
+        caller waits for a relay that reads slowly. `idle` is called with each ping."""
+
+        def run() -> None:
+            with contextlib.suppress(ConnectionFailed, RelayGone):
+                while not self._closed.is_set():
+                    try:
+                        self.command(*self._rows.get(timeout=PING_EVERY))
+                    except queue.Empty:
+                        self.command("ping")
+                        idle()
+
+        threading.Thread(target=run, name="relay-commands", daemon=True).start()
+
+    def _receive(self, timeout: float | None) -> frames.Frame | None:
+        """Return the next frame; None at the end of the output. Raises TimeoutError."""
+        self._channel.settimeout(timeout)
+        header = self._exactly(frames.HEADER.size)
+        if header is None:
+            return None
+        kind, stream, length = frames.HEADER.unpack(header)
+        payload = self._exactly(length) if length <= frames.LARGEST else None
+        return None if payload is None else (kind, stream, payload)
+
+    def _exactly(self, size: int) -> bytes | None:
+        while len(self._pending) < size:
+            data = self._channel.recv(65536)
+            if not data:
+                return None
+            self._pending += data
+        found, self._pending = self._pending[:size], self._pending[size:]
+        return found
+
+    def frames(self) -> Iterator[frames.Frame]:
+        yield from self._early
+        while frame := self._receive(None):
+            yield frame
+
+    def await_ports(self) -> Ports | None:
+        """Wait for the ports, and keep other frames for `frames`; return None if the relay ends
+        before. Raises TimeoutError."""
+        while frame := self._receive(deadlines.RELAY_START):
+            name, *values = frames.parse(frame[2])[0]
+            if (frame[0], name) == (frames.EVENT, "ports"):
+                return Ports(*map(int, values))
+            self._early.append(frame)
+        return None
+
+    def last_words(self) -> str:
+        return self._channel.stderr_tail().strip()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._rows.put(())
+        self._channel.close()
+
+
+def start(
+    link: Link, rows: Sequence[str], token: str, stall: float, ports: Ports
+) -> tuple[RelayProcess, Ports]:
+    """Start the relay of `link`, on its previous `ports` if they are free. It serves no request
+    until it has processed the commands in `rows`.
+
+    Raises PythonMissing, StepFailed, and what `Transport.open_channel` raises.
+    """
+    channel = link.transport.open_channel(python.argv(link.python), sudo=True)
+    relay = RelayProcess(channel)
+    try:
+        with contextlib.suppress(ConnectionFailed, TimeoutError):
+            channel.send(PROGRAM.sent())
+            relay.command(
+                *rows, frames.fields("start", token, stall, link.address, ports.engine, ports.peer)
+            )
+            if found := relay.await_ports():
+                return relay, found
+        error = python.failure(channel, "starting the relay", link.host)
+    except BaseException:
+        relay.close()
+        raise
+    relay.close()
+    if isinstance(error, python.PythonMissing):
+        raise error
+    raise StepFailed(
+        f"the relay did not start at {link.address}",
+        host=link.host,
+        hint=f"clusterctl exec --limit {link.host} -- ip -brief address",
+        detail=error.detail,
+    )
+
+
+def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
+    """Return the commands that give a relay the path of every blob, present or to be written."""
+    rows = [frames.fields("sweep", link.cache, LEFT_BEHIND)]
+    for blob in blobs.values():
+        cached, place = f"{link.cache}/{blob.hex}", link.places.get(blob.digest)
+        known = (blob.hex, blob.size)
+        if blob.digest in link.origin:
+            rows.append(frames.fields("origin", *known, link.origin[blob.digest], cached))
+        elif place is None:
+            rows.append(frames.fields("blob", *known, cached))
+        else:
+            mode = f"{place.mode:o}"
+            rows.append(frames.fields("place", *known, place.path, mode, PIECE, *place.pieces))
+    return rows
 
 
 class RelaySupervisor:
@@ -58,8 +225,7 @@ class RelaySupervisor:
         self._token, self._stall, self._backoff = token, stall, backoff
         self._say, self._moved, self._changed = say, moved, changed
         self._relay: RelayProcess | None = None
-        self._commands: CommandSender | None = None
-        self._telling = threading.Lock()
+        self._commanding = threading.Lock()
         self._starts = 0
         self._wanted: list[str] = []
         self._upstreams: tuple[str, ...] = ()
@@ -85,22 +251,22 @@ class RelaySupervisor:
 
     def set_upstreams(self, words: Sequence[str]) -> None:
         """Set the relay's upstreams, the preferred one first: fields of `as_upstream`, SOURCE."""
-        with self._telling:
+        with self._commanding:
             same, self._upstreams = self._upstreams == tuple(words), tuple(words)
-            if not same:
-                self._tell(frames.fields("upstreams", *words))
+            if self._relay and not same:
+                self._relay.enqueue(frames.fields("upstreams", *words))
 
     def want(self, digests: Collection[str]) -> None:
         """Make the relay fetch these blobs."""
-        with self._telling:
+        with self._commanding:
             new = [each for each in digests if each not in self._wanted]
             self._wanted += new
-            if new:
-                self._tell(self._want_command(new))
+            if self._relay and new:
+                self._relay.enqueue(self._want_command(new))
 
     def relocate(self, paths: Mapping[str, str]) -> None:
         """Make the next relay serve these blobs from `paths` (digest to path), not fetch them."""
-        with self._telling:
+        with self._commanding:
             self.link = replace(self.link, places={}, origin={**self.link.origin, **paths})
             self._wanted = [digest for digest in self._wanted if digest not in paths]
 
@@ -109,10 +275,12 @@ class RelaySupervisor:
 
     def close(self, *, clean: bool) -> None:
         """Stop the relay; with `clean`, it removes the blobs that it cached."""
-        self._closing.set()
-        relay = self._relay
-        self._tell(*(["clean", "end"] if clean else ["end"]))
-        self._thread.join(relay_process.CLEAN_UP)
+        with self._commanding:
+            self._closing.set()
+            relay = self._relay
+            if relay is not None:
+                relay.enqueue(*(["clean", "end"] if clean else ["end"]))
+        self._thread.join(CLEAN_UP)
         if relay is not None:
             relay.close()
         self._thread.join(1.0)
@@ -136,20 +304,26 @@ class RelaySupervisor:
             self._say(self.link.host, f"restarting its relay ({tries}): {error.summary}")
             self._closing.wait(self._backoff[number - 1])
 
+    def _give_up(self, error: ClusterctlError) -> None:
+        error.host = error.host or self.link.host
+        if self._starts:
+            self._say(self.link.host, f"the others continue without it: {error.summary}")
+        with self._changed:
+            self.lost = error
+            self._changed.notify_all()
+        self._moved()
+
     def _run_once(self) -> ClusterctlError:
         """Run a relay from its start to its end; return why it ended."""
+        rows = holdings(self.link, self._blobs) + ([self._image] if self._image else [])
         try:
-            rows = relay_process.holdings(self.link, self._blobs)
-            rows += [self._image] if self._image else []
-            relay, ports = relay_process.start(
-                self.link, rows, self._token, self._stall, self.ports
-            )
+            relay, ports = start(self.link, rows, self._token, self._stall, self.ports)
         except ClusterctlError as error:
             return error
         multiplexer = SourceMultiplexer(self._source, relay)
         try:
-            if not self._closing.is_set():
-                self._begin(relay, ports, multiplexer)
+            if self._begin(relay, ports, multiplexer):
+                self._moved()
                 for kind, number, payload in relay.frames():
                     if kind in (frames.WANT, frames.ENOUGH):
                         multiplexer.take(kind, number, payload)
@@ -162,42 +336,37 @@ class RelaySupervisor:
             pass  # the error below has its stderr
         finally:
             multiplexer.close()
-            with self._telling:
-                if self._commands is not None:
-                    self._commands.close()
-                self._commands = None
-            with self._changed:
+            with self._commanding, self._changed:
                 self._relay = None
                 self._changed.notify_all()
             self._figures.relay_ended()
             relay.close()
         return StepFailed("the relay ended", host=self.link.host, detail=relay.last_words() or None)
 
-    def _begin(self, relay: RelayProcess, ports: Ports, multiplexer: SourceMultiplexer) -> None:
-        """Send a new relay the upstreams and requests of its predecessor."""
-        with self._telling:
-            self._commands = CommandSender(relay, multiplexer, self.link.host)
-            rows = [frames.fields("upstreams", *self._upstreams)]
-            rows += [self._want_command(self._wanted)] if self._wanted else []
-            self._tell(*rows)
+    def _begin(self, relay: RelayProcess, ports: Ports, multiplexer: SourceMultiplexer) -> bool:
+        """Send a new relay the upstreams and requests of its predecessor, unless `close` was
+        called."""
+        with self._commanding:
+            if self._closing.is_set():
+                return False
+            relay.send_queued(multiplexer.keep_alive)
+            wanted = [self._want_command(self._wanted)] if self._wanted else []
+            relay.enqueue(frames.fields("upstreams", *self._upstreams), *wanted)
             with self._changed:
                 self.ports, self._starts = ports, self._starts + 1
                 self._relay = relay
                 self._changed.notify_all()
-        self._moved()
+        return True
 
     def _take_event(self, name: str, first: str, second: str) -> None:
+        say = partial(self._say, self.link.host)
         if name == "wrong":
-            self._say(
-                self.link.host, f"{first} sent wrong bytes for {second[:12]}; fetching them again"
-            )
+            say(f"{first} sent wrong bytes for {second[:12]}; fetching them again")
             self._source.report_wrong(first, second)
         elif name == "detour":
-            self._say(
-                self.link.host, f"fetching from the source what another host did not send: {first}"
-            )
+            say(f"fetching from the source what another host did not send: {first}")
         elif name == "absent":
-            self._say(self.link.host, f"{first} has changed since, fetching it: {second}")
+            say(f"{first} has changed since, fetching it: {second}")
         else:
             with self._changed:
                 found = self.paths if name == "done" else self.refused
@@ -206,49 +375,6 @@ class RelaySupervisor:
 
     def _want_command(self, digests: Sequence[str]) -> str:
         return frames.fields("want", *(self._blobs[each].hex for each in digests))
-
-    def _tell(self, *rows: str) -> None:
-        """Send rows to the relay if one runs; `_begin` sends their content to the next one."""
-        commands = self._commands
-        if commands is not None:
-            commands.send(*rows)
-
-    def _give_up(self, error: ClusterctlError) -> None:
-        error.host = error.host or self.link.host
-        if self._starts:
-            self._say(self.link.host, f"the others continue without it: {error.summary}")
-        with self._changed:
-            self.lost = error
-            self._changed.notify_all()
-        self._moved()
-
-
-class CommandSender:
-    """Sends commands to one relay in order, and pings in between, until `close`. Uses its own
-    thread, so that no caller waits for a relay that reads slowly."""
-
-    def __init__(self, relay: RelayProcess, multiplexer: SourceMultiplexer, host: str) -> None:
-        self._relay, self._multiplexer = relay, multiplexer
-        self._rows: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name=f"commands-{host}", daemon=True).start()
-
-    def send(self, *rows: str) -> None:
-        """Queue rows made by `frames.fields`, to be sent together; dropped if the relay is gone."""
-        self._rows.put(rows)
-
-    def close(self) -> None:
-        self._closed.set()
-        self._rows.put(())
-
-    def _run(self) -> None:
-        with contextlib.suppress(ConnectionFailed, RelayGone):
-            while not self._closed.is_set():
-                try:
-                    self._relay.command(*self._rows.get(timeout=PING_EVERY))
-                except queue.Empty:
-                    self._relay.command("ping")
-                    self._multiplexer.keep_alive()
 
 
 class RelayFigures:
