@@ -1,14 +1,20 @@
-"""Fetch the bytes of one segment from its upstreams, through any number of failures."""
+"""All blobs known to this relay, and the threads that fetch them, whatever fails meanwhile."""
 
+import contextlib
+import os
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from clusterctl.transfer.relay import wire
-from clusterctl.transfer.relay.parts import PartFile
-from clusterctl.transfer.relay.roster import Roster
-from clusterctl.transfer.relay.stored import Segment, Stored
-from clusterctl.transfer.relay.upstream import SOURCE, Upstream, UpstreamFailed, WrongSoFar
+from clusterctl.transfer.relay.stored import PartFile, Segment, Stored
+from clusterctl.transfer.relay.upstream import (
+    SOURCE,
+    Roster,
+    Upstream,
+    UpstreamFailed,
+    WrongSoFar,
+)
 
 TICK = 1.0  # Seconds between checks of a silent stream
 
@@ -16,6 +22,8 @@ TICK = 1.0  # Seconds between checks of a silent stream
 PATIENCE = 4
 
 PAUSE = 1.0  # Seconds before all upstreams are tried again
+
+SIDE_BY_SIDE = 4  # Segments that `want` fetches at a time
 
 Say = Callable[..., None]
 
@@ -66,12 +74,16 @@ class Fetch:
     def _is_verified(self) -> bool:
         if self._segment.have < self._segment.size:
             return False
-        if self._hash.hexdigest() == self._segment.digest:
-            self._finish()
-            return True
-        self._blame()
-        self._start_over()
-        return False
+        if self._hash.hexdigest() != self._segment.digest:
+            self._blame()
+            self._start_over()
+            return False
+        last = self._blob.verified(self._segment)
+        self._part.note(self._segment)
+        if last:
+            self._part.finish()
+            self._say("done", self._blob.digest, self._blob.path)
+        return True
 
     def _blame(self) -> None:
         """Report who sent wrong bytes, and avoid a sole sender. Bytes that an earlier run left are
@@ -84,13 +96,6 @@ class Fetch:
             self._blamed.update(self._contributors)
         if self._blamed >= {upstream.name for upstream in self._roster.all()}:
             self._blamed.clear()
-
-    def _finish(self) -> None:
-        last = self._blob.verified(self._segment)
-        self._part.note(self._segment)
-        if last:
-            self._part.finish()
-            self._say("done", self._blob.digest, self._blob.path)
 
     def _start_over(self) -> None:
         self._blob.drop(self._segment)
@@ -118,22 +123,17 @@ class Fetch:
             self._start_over()
         except Nearer:
             self._tried.clear()
-        except Silent as reason:
-            self._leave(upstream, str(reason), before, for_now=False)
-        except UpstreamFailed as reason:
-            self._leave(upstream, str(reason), before, for_now=reason.for_now)
+        except (Silent, UpstreamFailed) as reason:
+            if self._segment.have > before:
+                self._tried.clear()
+            self._tried.add(upstream.name)
+            self._roster.failed(upstream, isinstance(reason, UpstreamFailed) and reason.for_now)
+            self._wait("%s: %s" % (upstream.name, reason))
         finally:
             upstream.standing.ended()
 
-    def _leave(self, upstream: Upstream, reason: str, before: int, *, for_now: bool) -> None:
-        if self._segment.have > before:
-            self._tried.clear()
-        self._tried.add(upstream.name)
-        self._roster.failed(upstream, for_now)
-        self._wait("%s: %s" % (upstream.name, reason))
-
     def _receive(self, upstream: Upstream) -> None:
-        segment = self._segment
+        segment, standing = self._segment, upstream.standing
         start, size = segment.start + segment.have, segment.size - segment.have
         joined = last = time.monotonic()
         for piece in upstream.pieces(self._blob.digest, start, size, TICK):
@@ -144,8 +144,13 @@ class Fetch:
                     raise Nearer
                 continue
             if piece is wire.STILL_THERE:
-                upstream.standing.heard()
-            self._judge(upstream, time.monotonic() - last)
+                standing.heard()
+            seconds = time.monotonic() - last
+            if min(seconds, standing.standstill()) >= 3:
+                self._wait("%s, silent for %d s" % (upstream.name, seconds))
+            stall = self._roster.stall
+            if standing.silence() >= stall or seconds >= PATIENCE * stall:
+                raise Silent("nothing came for %d s" % seconds)
 
     def _keep(self, upstream: Upstream, piece: Any) -> None:
         upstream.standing.heard(len(piece))
@@ -159,14 +164,6 @@ class Fetch:
         self._part.write(self._segment.start + self._segment.have, memoryview(piece))
         self._blob.advance(self._segment, len(piece))
         self._part.note(self._segment)
-
-    def _judge(self, upstream: Upstream, seconds: float) -> None:
-        """Raise Silent if the upstream is silent for too long; `seconds`: since its last byte."""
-        if min(seconds, upstream.standing.standstill()) >= 3:
-            self._wait("%s, silent for %d s" % (upstream.name, seconds))
-        stall = self._roster.stall
-        if upstream.standing.silence() >= stall or seconds >= PATIENCE * stall:
-            raise Silent("nothing came for %d s" % seconds)
 
     def _wait(self, reason: str) -> None:
         self._waiting = True
@@ -193,3 +190,101 @@ class Waits:
         """One of the reasons; "" when no fetch waits."""
         with self._lock:
             return next(iter(self._reasons.values()), "")
+
+
+class Holdings:
+    """Blobs by digest. `say` sends an event to the controller."""
+
+    def __init__(self, roster: Roster, say: Say) -> None:
+        self._roster, self._say = roster, say
+        self._blobs: Dict[str, Stored] = {}
+        self._parts: Dict[str, PartFile] = {}
+        self._queue: List[Stored] = []
+        self._workers = 0
+        self._lock = threading.Lock()
+        self.waits = Waits()
+
+    def add(self, blob: Stored) -> None:
+        """Add a blob, unless its digest is known already."""
+        with self._lock:
+            if blob.digest not in self._blobs:
+                self._blobs[blob.digest] = blob
+                self._parts[blob.digest] = PartFile(blob)
+
+    def add_whole(self, digest: str, size: int, path: str) -> None:
+        """Add a blob that is complete at `path`. Raises OSError if missing or of another size."""
+        if os.path.getsize(path) != size:
+            raise OSError("%s has not %d bytes" % (path, size))
+        blob = Stored(digest, size, path, placed=True)
+        blob.completed()
+        self.add(blob)
+
+    def find(self, digest: str) -> Optional[Stored]:
+        with self._lock:
+            return self._blobs.get(digest)
+
+    def ask(self, blob: Stored, segment: Segment) -> None:
+        """Start a fetch of the segment, unless it is here or a fetch of it runs."""
+        if blob.claim(segment):
+            threading.Thread(target=self._fetch, args=(blob, segment), daemon=True).start()
+
+    def want(self, digests: Iterable[str]) -> None:
+        """Fetch these blobs in this order, SIDE_BY_SIDE segments at a time."""
+        with self._lock:
+            for digest in digests:
+                blob = self._blobs[digest]
+                blob.wanted = True
+                if blob.complete:
+                    self._say("done", digest, blob.path)
+                elif blob not in self._queue:
+                    self._queue.append(blob)
+            missing = SIDE_BY_SIDE - self._workers
+            self._workers += missing
+        for _ in range(missing):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def totals(self) -> Tuple[int, int]:
+        """Bytes present, and bytes in total, of the blobs that were requested."""
+        with self._lock:
+            wanted = [blob for blob in self._blobs.values() if blob.wanted]
+        return sum(blob.have for blob in wanted), sum(blob.size for blob in wanted)
+
+    def remove_cached(self) -> None:
+        """Remove all blobs that were not placed as files of a model."""
+        with self._lock:
+            blobs = [blob for blob in self._blobs.values() if not blob.placed]
+        for blob in blobs:
+            for path in (blob.path, blob.part, blob.journal):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                taken = self._next()
+                if taken is None:
+                    self._workers -= 1
+                    return
+            self._fetch(*taken)
+
+    def _next(self) -> Optional[Tuple[Stored, Segment]]:
+        """Claim a segment of the first blob in the queue that has one to fetch."""
+        while self._queue:
+            for segment in self._queue[0].segments:
+                if self._queue[0].claim(segment):
+                    return self._queue[0], segment
+            self._queue.pop(0)
+        return None
+
+    def _fetch(self, blob: Stored, segment: Segment) -> None:
+        fetch = Fetch(blob, segment, self._parts[blob.digest], self._roster, self._say, self.waits)
+        try:
+            fetch.run()
+        except OSError as error:
+            blob.failed(str(error))
+            self._say("failed", blob.digest, str(error))
+        finally:
+            self.waits.clear(fetch)
+            blob.release(segment)
+        if blob.complete:
+            self._say("done", blob.digest, blob.path)

@@ -11,12 +11,11 @@ import threading
 import time
 from typing import Any, BinaryIO, Dict, List
 
-from clusterctl.transfer.relay import frames, parts
-from clusterctl.transfer.relay.holdings import Holdings
-from clusterctl.transfer.relay.roster import Roster
+from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay.fetching import Holdings
 from clusterctl.transfer.relay.serving import Handover, Registry, serve
-from clusterctl.transfer.relay.stored import Stored
-from clusterctl.transfer.relay.upstream import SOURCE, Peer, Source, Standing, Upstream
+from clusterctl.transfer.relay.stored import Stored, sweep
+from clusterctl.transfer.relay.upstream import SOURCE, Peer, Roster, Source, Standing, Upstream
 
 STATE_EVERY = 1.0
 # Seconds without a frame after which the controller counts as gone; it sends one every few
@@ -39,7 +38,7 @@ class Relay:
         Registry.holdings = Handover.holdings = self._holdings
 
     def run(self) -> None:
-        self._in_background(self._watch)
+        threading.Thread(target=self._watch, daemon=True).start()
         while True:
             frame = frames.read(self._commands)
             if frame is None:
@@ -75,10 +74,10 @@ class Relay:
         engine_side = serve("127.0.0.1", int(engine), Registry)
         peer_side = serve(address, int(peer), Handover)
         self.say("ports", str(engine_side.port), str(peer_side.port))
-        self._in_background(self._report)
+        threading.Thread(target=self._report, daemon=True).start()
 
     def _on_sweep(self, cache: str, seconds: str) -> None:
-        parts.sweep(cache, time.time() - int(seconds))
+        sweep(cache, time.time() - int(seconds))
 
     def _on_blob(self, digest: str, size: str, path: str) -> None:
         self._holdings.add(Stored(digest, int(size), path))
@@ -86,15 +85,8 @@ class Relay:
     def _on_place(
         self, digest: str, size: str, path: str, mode: str, piece_size: str, *pieces: str
     ) -> None:
-        blob = Stored(
-            digest,
-            int(size),
-            path,
-            pieces=list(pieces),
-            piece_size=int(piece_size),
-            mode=int(mode, 8),
-            placed=True,
-        )
+        piece = int(piece_size)
+        blob = Stored(digest, int(size), path, list(pieces), piece, int(mode, 8), placed=True)
         self._holdings.add(blob)
 
     def _on_origin(self, digest: str, size: str, path: str, cached: str) -> None:
@@ -140,28 +132,20 @@ class Relay:
     def _report(self) -> None:
         last = b""
         while True:
-            state = self._state()
+            done, total = self._holdings.totals()
+            received = sum(each.received for each in self._standings.values())
+            names = ",".join(name for name, each in self._standings.items() if each.streams)
+            text = frames.fields(done, total, received, names, self._holdings.waits.text())
+            state = text.encode("utf-8", "surrogateescape")
             if state != last:
                 self.tell(frames.STATE, 0, state)
                 last = state
             time.sleep(STATE_EVERY)
 
-    def _state(self) -> bytes:
-        done, total = self._holdings.totals()
-        received = sum(each.received for each in self._standings.values())
-        names = ",".join(name for name, each in self._standings.items() if each.streams)
-        text = frames.fields(done, total, received, names, self._holdings.waits.text())
-        return text.encode("utf-8", "surrogateescape")
-
     def _watch(self) -> None:
         while time.monotonic() - self._heard < FORSAKEN:
             time.sleep(1.0)
         os._exit(3)
-
-    def _in_background(self, work: Any) -> None:
-        thread = threading.Thread(target=work)
-        thread.daemon = True
-        thread.start()
 
 
 def main(_: None) -> None:

@@ -1,11 +1,33 @@
-"""State of a blob on this host while it arrives: the bytes present, and waiting for more."""
+"""A blob on this host while it arrives: its bytes, its part file, and waiting for more.
+
+A part file is resumed from the bytes of an earlier relay, and renamed when it is complete.
+"""
 
 import contextlib
+import fcntl
+import hashlib
 import os
+import re
 import threading
-from typing import List, Optional
+import time
+from typing import Any, Callable, Dict, List, Optional
 
-WHOLE = 0
+READ = 1 << 20
+# Bytes of a piece between two journal entries: a killed relay may lose as many of each
+NOTED_EVERY = 8 << 20
+
+OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")  # Files that relays leave in a cache
+
+BOOT = "/proc/sys/kernel/random/boot_id"
+Wait = Callable[[str], None]
+
+
+class Restarted(Exception):
+    """The bytes of the segment read so far were wrong; they will be fetched again."""
+
+
+class Unavailable(Exception):
+    """This host cannot hold the blob."""
 
 
 class Segment:
@@ -26,21 +48,10 @@ class Segment:
         return self.have if self.done else min(self.have, self.size - 1)
 
 
-def segments_of(digest: str, size: int, pieces: List[str], piece_size: int) -> List[Segment]:
-    """Return one segment per piece; a single one if there are no pieces. Raises ValueError."""
-    if not pieces:
-        return [Segment(0, 0, size, digest)]
-    starts = range(0, max(1, size), piece_size)
-    if len(starts) != len(pieces):
-        raise ValueError("%s: %d pieces for %d bytes" % (digest, len(pieces), size))
-    return [
-        Segment(index, start, min(piece_size, size - start), piece)
-        for index, (start, piece) in enumerate(zip(starts, pieces))
-    ]
-
-
 class Stored:
-    """One blob. `digest` is 64 hexadecimal digits."""
+    """One blob. `digest` is 64 hexadecimal digits. `pieces`: the digest of every `piece_size`
+    bytes; each is a segment. Without them, the blob is one. Raises ValueError if they do not fit
+    the size."""
 
     def __init__(
         self,
@@ -54,7 +65,15 @@ class Stored:
     ) -> None:
         self.digest, self.size, self.path, self.mode = digest, size, path, mode
         self.placed = placed
-        self.segments = segments_of(digest, size, pieces or [], piece_size)
+        self.segments = [Segment(0, 0, size, digest)]
+        if pieces:
+            starts = range(0, max(1, size), piece_size)
+            if len(starts) != len(pieces):
+                raise ValueError("%s: %d pieces for %d bytes" % (digest, len(pieces), size))
+            self.segments = [
+                Segment(index, start, min(piece_size, size - start), piece)
+                for index, (start, piece) in enumerate(zip(starts, pieces))
+            ]
         self.piece_size = piece_size
         self.changed = threading.Condition()
         self.complete = False
@@ -75,7 +94,7 @@ class Stored:
         return self.size if self.complete else sum(segment.have for segment in self.segments)
 
     def segment_at(self, position: int) -> Segment:
-        return self.segments[position // self.piece_size if len(self.segments) > 1 else WHOLE]
+        return self.segments[position // self.piece_size if len(self.segments) > 1 else 0]
 
     def open_for_reading(self, segment: Segment, turn: int) -> int:
         """Return a descriptor of the current file. It stays valid when the file is renamed, and
@@ -130,7 +149,12 @@ class Stored:
         when the model is moved into place, or replaced and removed."""
         with self.changed:
             with contextlib.suppress(OSError):
-                self._file = _kept_open(self.path)
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                # Descriptors are numbered from below: with many open, other work would lack some.
+                if descriptor < os.sysconf("SC_OPEN_MAX") // 2:
+                    self._file = descriptor
+                else:
+                    os.close(descriptor)
             for segment in self.segments:
                 segment.have, segment.done = segment.size, True
             self.complete = True
@@ -148,31 +172,196 @@ class Stored:
         cannot hold the blob.
         """
         segment = self.segment_at(position)
+
+        def is_settled() -> bool:
+            arrived = segment.start + segment.visible > position
+            return arrived or segment.round != turn or bool(self.fault)
+
         with self.changed:
-            self.changed.wait_for(lambda: self._settled(segment, position, turn), seconds)
+            self.changed.wait_for(is_settled, seconds)
             if segment.round != turn:
                 raise Restarted
             if self.fault:
                 raise Unavailable(self.fault)
             return max(0, segment.start + segment.visible - position)
 
-    def _settled(self, segment: Segment, position: int, turn: int) -> bool:
-        arrived = segment.start + segment.visible > position
-        return arrived or segment.round != turn or bool(self.fault)
+
+class PartFile:
+    """Writes one blob. The file is locked: only one relay of a host writes it at a time."""
+
+    def __init__(self, blob: Stored) -> None:
+        self._blob = blob
+        self._opening = threading.Lock()
+        self._noting = threading.Lock()
+        self._descriptor: Optional[int] = None
+        self._journal: Optional[int] = None
+        self._noted: Dict[int, int] = {}
+
+    def open(self, wait: Wait) -> None:
+        """Open the part file for writing and resume from the bytes already in it. Raises OSError.
+
+        `wait` is called with the reason about once a second while another relay holds the lock.
+        """
+        blob = self._blob
+        with self._opening:
+            if blob.complete or self._descriptor is not None:
+                return
+            os.makedirs(os.path.dirname(blob.path), mode=0o755, exist_ok=True)
+            descriptor = self._locked(wait)
+            if self._is_there_already(wait):
+                _unlink(blob.part)
+                os.close(descriptor)
+                blob.completed()
+                return
+            there = os.fstat(descriptor).st_size
+            if len(blob.segments) > 1:
+                self._read_journal(there == blob.size)
+                os.ftruncate(descriptor, blob.size)
+            elif there > blob.size:
+                os.ftruncate(descriptor, 0)
+            else:
+                blob.segments[0].have = there
+            self._descriptor = descriptor
+
+    def write(self, position: int, data: memoryview) -> None:
+        while data:
+            count = os.pwrite(self._open_descriptor(), data, position)
+            data, position = data[count:], position + count
+
+    def hash_of(self, segment: Segment) -> Any:
+        """Return a sha256 object over the bytes present of `segment`."""
+        return _hash_range(self._open_descriptor(), segment.start, segment.have)
+
+    def note(self, segment: Segment) -> None:
+        """Write the segment's progress to the journal, if it changed enough or is done."""
+        with self._noting:
+            before = self._noted.get(segment.index, 0)
+            worth = segment.done or not before <= segment.have < before + NOTED_EVERY
+            if self._journal is not None and worth:
+                state = "done" if segment.done else "have"
+                os.write(self._journal, f"{state} {segment.index} {segment.have}\n".encode())
+                self._noted[segment.index] = segment.have
+
+    def forget(self, segment: Segment, wait: Wait) -> None:
+        """Discard the segment's bytes. Without a journal, replace the file; readers keep theirs."""
+        if self._journal is not None:
+            self.note(segment)
+            return
+        before = self._open_descriptor()
+        _unlink(self._blob.part)
+        self._descriptor = self._locked(wait)
+        os.close(before)
+
+    def finish(self) -> None:
+        """Rename the complete, verified part file to its final name. Raises OSError."""
+        descriptor = self._open_descriptor()
+        if self._blob.placed:
+            os.fchmod(descriptor, self._blob.mode)
+            os.fsync(descriptor)
+        with self._blob.changed:
+            os.rename(self._blob.part, self._blob.path)
+            self._blob.completed()
+        if self._blob.placed:
+            # The rename must survive a crash, too.
+            directory = os.open(
+                os.path.dirname(self._blob.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        with self._noting:
+            for each in (self._descriptor, self._journal):
+                if each is not None:
+                    os.close(each)
+            if self._journal is not None:
+                _unlink(self._blob.journal)
+            self._descriptor = self._journal = None
+
+    def _open_descriptor(self) -> int:
+        if self._descriptor is None:
+            raise OSError("%s is not open" % self._blob.part)
+        return self._descriptor
+
+    def _locked(self, wait: Wait) -> int:
+        """Open and lock the part file, again if the previous holder renamed it meanwhile."""
+        while True:
+            descriptor = os.open(self._blob.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(self._blob.part), os.fstat(descriptor)):
+                        return descriptor
+            except BlockingIOError:
+                wait("another relay on this host, which writes %s" % self._blob.part)
+                time.sleep(1.0)
+            os.close(descriptor)
+
+    def _is_there_already(self, wait: Wait) -> bool:
+        path, size = self._blob.path, self._blob.size
+        if not os.path.isfile(path) or os.path.getsize(path) != size:
+            return False
+        wait("the check of %s, which is here already" % path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return all(
+                _hash_range(descriptor, each.start, each.size).hexdigest() == each.digest
+                for each in self._blob.segments
+            )
+        finally:
+            os.close(descriptor)
+
+    def _read_journal(self, usable: bool) -> None:
+        """Take over the state of segments. Verified ones are trusted only if the machine has not
+        rebooted since: it may have crashed before the bytes were on disk."""
+        segments = self._blob.segments
+        boot, rows = "unknown", []
+        with contextlib.suppress(OSError), open(BOOT, encoding="ascii") as file:
+            boot = file.read().strip()
+        path = self._blob.journal
+        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file if usable and line.endswith("\n")]
+        same_boot = rows[:1] == [["boot", boot]]
+        for row in rows[1:]:
+            if len(row) == 3 and row[1].isdigit() and row[2].isdigit():
+                index, have = int(row[1]), int(row[2])
+                if index < len(segments) and have <= segments[index].size:
+                    segments[index].have = have
+                    segments[index].done = row[0] == "done" and same_boot
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._journal = os.open(path, flags, 0o600)
+        os.write(self._journal, ("boot %s\n" % boot).encode())
+        for segment in segments:
+            if segment.have:
+                self._noted[segment.index] = -NOTED_EVERY
+                self.note(segment)
 
 
-def _kept_open(path: str) -> Optional[int]:
-    """Open the file; None if so many are open that other work would soon lack descriptors."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if descriptor < os.sysconf("SC_OPEN_MAX") // 2:  # the lowest free number is used
-        return descriptor
-    os.close(descriptor)
-    return None
+def sweep(folder: str, before: float) -> None:
+    """Remove cached blobs that were last written before `before`, in seconds since 1970."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in filter(OURS.match, names):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            if os.path.isfile(path) and os.path.getmtime(path) < before:
+                os.unlink(path)
 
 
-class Restarted(Exception):
-    """The bytes of the segment read so far were wrong; they will be fetched again."""
+def _hash_range(descriptor: int, start: int, size: int) -> Any:
+    found = hashlib.sha256()
+    end = start + size
+    while start < end:
+        data = os.pread(descriptor, min(READ, end - start), start)
+        if not data:
+            break
+        found.update(data)
+        start += len(data)
+    return found
 
 
-class Unavailable(Exception):
-    """This host cannot hold the blob."""
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,10 +1,11 @@
-"""Upstreams to read from: a relay on another host, or the source at the other end of stdin."""
+"""Upstreams to read from, and the choice among them: the nearest host before this one in the chain
+first, the source at the other end of stdin last."""
 
 import socket
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, Optional
+from typing import Any, Callable, Collection, Deque, Dict, Iterator, List, Optional
 
 from clusterctl.transfer.relay import frames, wire
 
@@ -19,6 +20,11 @@ BUFFERED = 8 << 20
 SOURCE = "source"  # Name of the operator's machine in a chain
 
 CONNECT_LIMIT = 5.0  # Seconds
+
+REST = 1.0
+# Seconds that a failed upstream is not used: REST at first, LONG_REST once it has failed for
+# longer than a stall time
+LONG_REST = 30.0
 
 
 class UpstreamFailed(Exception):
@@ -97,8 +103,7 @@ class Peer(Upstream):
                 stream.settimeout(tick)
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 stream.sendall(wire.request(digest, start, size, self._token))
-                for piece in self._frames(stream, size):
-                    yield piece
+                yield from self._frames(stream, size)
         except OSError as error:
             raise UpstreamFailed(str(error) or type(error).__name__) from error
 
@@ -113,8 +118,24 @@ class Peer(Upstream):
         status = wire.status_of(head)
         if status != 206:
             raise UpstreamFailed("it answers %d" % status, for_now=False)
-        for piece in _unframed(reader, size):
-            yield piece
+        while size > 0:
+            header = b""
+            while len(header) < wire.LENGTH.size:
+                some = reader.read(wire.LENGTH.size - len(header))
+                header += some
+                if not some:
+                    yield b""
+            length = wire.LENGTH.unpack(header)[0]
+            if length == wire.RESTART:
+                raise WrongSoFar
+            if length > size:
+                raise UpstreamFailed("it sends more than it was asked for")
+            size -= length
+            yield wire.STILL_THERE if not length else b""
+            while length:
+                piece = reader.view(length)
+                length -= len(piece)
+                yield piece
 
 
 class _Patient:
@@ -165,27 +186,6 @@ class _Patient:
             self._least = count
         except OSError:  # a kernel without SO_RCVLOWAT
             self._bite = self._least = 1
-
-
-def _unframed(reader: _Patient, size: int) -> Iterator[Any]:
-    while size > 0:
-        header = b""
-        while len(header) < wire.LENGTH.size:
-            some = reader.read(wire.LENGTH.size - len(header))
-            header += some
-            if not some:
-                yield b""
-        length = wire.LENGTH.unpack(header)[0]
-        if length == wire.RESTART:
-            raise WrongSoFar
-        if length > size:
-            raise UpstreamFailed("it sends more than it was asked for")
-        size -= length
-        yield wire.STILL_THERE if not length else b""
-        while length:
-            piece = reader.view(length)
-            length -= len(piece)
-            yield piece
 
 
 class _Stream:
@@ -262,3 +262,80 @@ class Source(Upstream):
             if stream.ended:
                 raise UpstreamFailed(stream.failure or "it ended too early")
             return None
+
+
+class Roster:
+    """The upstreams of this relay. `stall`: seconds of silence after which one counts as gone."""
+
+    def __init__(self, stall: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stall = stall
+        self._clock = clock
+        self._upstreams: List[Upstream] = []
+        self._since: Dict[str, float] = {}
+        self._failed_at: Dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._told_of_detour = False
+
+    def set(self, upstreams: List[Upstream]) -> None:
+        """Set the upstreams, preferred first. An object that was there before keeps its state."""
+        with self._lock:
+            before, self._upstreams = self._upstreams, upstreams
+            for upstream in upstreams:
+                if upstream not in before:
+                    self._since[upstream.name] = self._clock()
+                    self._failed_at.pop(upstream.name, None)
+
+    def all(self) -> List[Upstream]:
+        with self._lock:
+            return list(self._upstreams)
+
+    def choose(self, without: Collection[str]) -> Optional[Upstream]:
+        """Return the first upstream that is not in `without` nor resting. None: wait, then retry.
+
+        The source is used in place of a host only after that host has been gone for a stall time: a
+        killed relay is back sooner, and bytes that leave the source twice cost more than the wait.
+        """
+        with self._lock:
+            now = self._clock()
+            gone = [
+                self._failed_at.get(each.name) for each in self._upstreams if each.name != SOURCE
+            ]
+            for upstream in self._upstreams:
+                if upstream.name == SOURCE and any(
+                    at is not None and now - at < self.stall for at in gone
+                ):
+                    return None
+                if upstream.name not in without and upstream.standing.resting_until <= now:
+                    return upstream
+            return None
+
+    def failed(self, upstream: Upstream, for_now: bool) -> None:
+        """Let a failed upstream rest. `for_now`: it broke a moment ago and may be back soon."""
+        with self._lock:
+            now = self._clock()
+            if for_now:
+                self._failed_at.setdefault(upstream.name, now)
+            long_gone = now - self._failed_at.get(upstream.name, now - self.stall) >= self.stall
+            if upstream.name != SOURCE:
+                upstream.standing.resting_until = now + (LONG_REST if long_gone else REST)
+
+    def works(self, upstream: Upstream) -> None:
+        """Forget earlier failures of `upstream`: it delivered bytes."""
+        with self._lock:
+            self._failed_at.pop(upstream.name, None)
+
+    def is_first_detour(self) -> bool:
+        """Return True on the first call only: users need one message."""
+        with self._lock:
+            first, self._told_of_detour = not self._told_of_detour, True
+            return first
+
+    def has_better(self, upstream: Upstream, joined: float) -> bool:
+        """Whether an upstream preferred to `upstream` was added after time `joined`."""
+        with self._lock:
+            for other in self._upstreams:
+                if other is upstream:
+                    return False
+                if self._since.get(other.name, 0.0) > joined:
+                    return True
+            return False

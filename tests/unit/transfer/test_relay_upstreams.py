@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.transfer.relay.roster import LONG_REST, REST, Roster
-from clusterctl.transfer.relay.upstream import SOURCE, Standing, Upstream
+from clusterctl.transfer.relay.upstream import (
+    LONG_REST,
+    REST,
+    SOURCE,
+    Roster,
+    Standing,
+    Upstream,
+)
 
 STALL = 15.0
 
