@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import hashlib
+import json
+import os
+import shutil
+import subprocess
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from clusterctl.containers.driver import Say
+from clusterctl.containers.meter import Meter
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.transfer.archives.contents import ArchiveContents, read_archive
-from clusterctl.transfer.archives.file_record import FileRecord
-from clusterctl.transfer.archives.members import (
+from clusterctl.transfer.archives.contents import (
+    ArchiveContents,
     FileMembers,
     Members,
+    SplitMembers,
     directory_places,
+    read_archive,
     tar_places,
 )
-from clusterctl.transfer.archives.split import PLAIN, BrokenArchive, codec
-from clusterctl.transfer.archives.split_store import unpacked
-from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.content import Blob, ImageSource, Location
+from clusterctl.transfer.archives.split import (
+    PLAIN,
+    BrokenArchive,
+    Read,
+    Row,
+    Splitter,
+    clean,
+    codec,
+    still_true,
+)
+from clusterctl.transfer.blob_store import BlobStore, disk_errors
+from clusterctl.transfer.content import CHUNK, Blob, ImageSource, Location
 from clusterctl.transfer.manifests import NotAnImage
 
 HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
@@ -40,92 +59,10 @@ def archive_image(
     checked when it is read from the start. Raises RequirementsNotMet unless `path` holds that
     image, StepFailed naming a blob that is truncated or corrupt, or a file that changed meanwhile.
     """
-    with _named(path):
-        records = _Records(store)
-        members = _members(path, store, records, say)
-        return ArchivedImage(path, read_archive(members, reference, platform), members, records)
-
-
-class ArchivedImage:
-    """An image whose blobs are byte ranges of local files."""
-
-    def __init__(
-        self, path: Path, found: ArchiveContents, members: Members, records: _Records
-    ) -> None:
-        self.content = found.content
-        self._path, self._found, self._members, self._records = path, found, members, records
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        name = self._found.files.get(blob.digest)
-        place = self._members.location(name) if name else None
-        if place is None:
-            raise StepFailed(f"{self._path} does not contain {blob.digest}")
-        record = self._records.of(place)
-        if offset or record.known(place) == blob.digest:
-            yield from record.read(place, offset)
-        else:
-            yield from self._checked(blob, place, record)
-
-    def _checked(self, blob: Blob, place: Location, record: FileRecord) -> Iterator[bytes]:
-        """Yield the blob's bytes, the last chunk only after the digest has matched."""
-        hashed, held = hashlib.sha256(), b""
-        for chunk in record.read(place, 0):
-            if held:
-                yield held
-            hashed.update(chunk)
-            held = chunk
-        if hashed.hexdigest() != blob.hex:
-            raise StepFailed(
-                f"{self._path} is corrupt: {self._found.files[blob.digest]} does not have the "
-                f"digest {blob.digest}",
-                hint="copy or create the file again",
-            )
-        record.note(place, blob.digest)
-        yield held
-
-
-class _Records:
-    """The FileRecord of each file that is read, created on first use."""
-
-    def __init__(self, store: BlobStore) -> None:
-        self._store = store
-        self._records: dict[Path, FileRecord] = {}
-
-    def of(self, place: Location) -> FileRecord:
-        if place.path not in self._records:
-            self._records[place.path] = FileRecord(place.path, self._store)
-        return self._records[place.path]
-
-    def digest(self, place: Location) -> str:
-        return self.of(place).digest(place)
-
-
-def _members(path: Path, store: BlobStore, records: _Records, say: Say) -> Members:
-    if path.is_dir():
-        return FileMembers(directory_places(path), records.digest)
-    with path.open("rb") as file:
-        start = file.read(8)
-    for magic, program in OTHER_CODECS.items():
-        if start.startswith(magic):
-            raise RequirementsNotMet(
-                f"{path} is compressed with a method that clusterctl does not support",
-                hint=f"{program} {path}",
-            )
-    record = records.of(Location(path, 0, 0))
-    if (kind := codec(start)) != PLAIN:
-        members = unpacked(path, kind, record, store, say)
-        record.insist_unchanged()
-        return members
-    places = tar_places(path)
-    record.insist_unchanged()
-    return FileMembers(places, records.digest)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn errors of reading an archive into RequirementsNotMet that names `path`."""
+    record_of = functools.cache(lambda file: FileRecord(file, store))
     try:
-        yield
+        members = _members(path, store, record_of, say)
+        return ArchivedImage(path, read_archive(members, reference, platform), members, record_of)
     except OSError as error:
         raise RequirementsNotMet(
             f"the image archive cannot be read: {error.strerror}: {path}", hint=f"ls -l {path}"
@@ -138,3 +75,210 @@ def _named(path: Path) -> Iterator[None]:
         if str(path) not in error.summary:
             error.summary = f"{path}: {error.summary}"
         raise
+
+
+class ArchivedImage:
+    """An image whose blobs are byte ranges of local files."""
+
+    def __init__(
+        self, path: Path, found: ArchiveContents, members: Members, record_of: RecordOf
+    ) -> None:
+        self.content = found.content
+        self._path, self._found, self._members, self._record_of = path, found, members, record_of
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        name = self._found.files.get(blob.digest)
+        place = self._members.location(name) if name else None
+        if place is None:
+            raise StepFailed(f"{self._path} does not contain {blob.digest}")
+        record = self._record_of(place.path)
+        if offset or record.known(place) == blob.digest:
+            yield from record.read(place, offset)
+            return
+        # The last chunk only after the digest has matched.
+        hashed, held = hashlib.sha256(), b""
+        for chunk in record.read(place, 0):
+            if held:
+                yield held
+            hashed.update(chunk)
+            held = chunk
+        if hashed.hexdigest() != blob.hex:
+            raise StepFailed(
+                f"{self._path} is corrupt: {name} does not have the digest {blob.digest}",
+                hint="copy or create the file again",
+            )
+        record.note(place, blob.digest)
+        yield held
+
+
+class FileRecord:
+    """Digests of parts of one file, kept in the blob store so that the file is hashed only once.
+
+    The file counts as unchanged while device, inode, size and modification time are the same.
+    """
+
+    def __init__(self, path: Path, store: BlobStore) -> None:
+        self.path, self._store = path, store
+        self._state = _state(path.stat())
+        self.name = "file-" + "-".join(map(str, self._state))
+        self._lock = threading.Lock()
+
+    def digest(self, place: Location) -> str:
+        """Return the digest of the bytes at `place`, from the record or by hashing them."""
+        known = self.known(place)
+        if known is None:
+            hashed = hashlib.sha256()
+            for chunk in self.read(place, 0):
+                hashed.update(chunk)
+            known = f"sha256:{hashed.hexdigest()}"
+            self.note(place, known)
+        return known
+
+    def known(self, place: Location) -> str | None:
+        return self._recalled().get(_key(place))
+
+    def note(self, place: Location, digest: str) -> None:
+        with self._lock:
+            self._store.remember(self.name, {**self._recalled(), _key(place): digest})
+
+    def read(self, place: Location, offset: int) -> Iterator[bytes]:
+        """Yield the bytes from `offset` on. Raises StepFailed if the file changes meanwhile."""
+        try:
+            with place.path.open("rb") as file:
+                file.seek(place.offset + offset)
+                left = place.size - offset
+                while left > 0:
+                    chunk = file.read(min(left, CHUNK))
+                    if not chunk or _state(os.fstat(file.fileno())) != self._state:
+                        raise self._changed()
+                    left -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise StepFailed(
+                f"{self.path} cannot be read: {error.strerror}", detail=str(error)
+            ) from error
+
+    def insist_unchanged(self) -> None:
+        """Raise StepFailed if the file has changed since this record was created."""
+        try:
+            if _state(self.path.stat()) != self._state:
+                raise self._changed()
+        except OSError as error:
+            raise StepFailed(f"{self.path} is gone: {error.strerror}") from error
+
+    def _changed(self) -> StepFailed:
+        return StepFailed(
+            f"{self.path} changed while it was read",
+            hint="let whatever writes it finish, and run the same command again",
+        )
+
+    def _recalled(self) -> dict[str, str]:
+        found = self._store.recall(self.name)
+        return found if isinstance(found, dict) else {}
+
+
+RecordOf = Callable[[Path], FileRecord]  # Returns the one record of a file
+
+
+def _state(found: os.stat_result) -> tuple[int, int, int, int]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _key(place: Location) -> str:
+    return f"{place.offset}-{place.size}"
+
+
+def _members(path: Path, store: BlobStore, record_of: RecordOf, say: Say) -> Members:
+    def hashed(place: Location) -> str:
+        return record_of(place.path).digest(place)
+
+    if path.is_dir():
+        return FileMembers(directory_places(path), hashed)
+    with path.open("rb") as file:
+        start = file.read(8)
+    for magic, program in OTHER_CODECS.items():
+        if start.startswith(magic):
+            raise RequirementsNotMet(
+                f"{path} is compressed with a method that clusterctl does not support",
+                hint=f"{program} {path}",
+            )
+    record = record_of(path)
+    members: Members
+    if (kind := codec(start)) == PLAIN:
+        members = FileMembers(tar_places(path), hashed)
+    else:
+        stream = partial(_gzip if kind == "gzip" else _zstd, path)
+        meter = Meter(lambda text: say(f"unpacking {path.name}: {text}"), None)
+        # The unpacked size is unknown, but at least the packed one.
+        needed = path.stat().st_size
+        members = split_into(store, f"split-{record.name}", stream, meter, needed=needed)
+    record.insist_unchanged()
+    return members
+
+
+def split_into(
+    store: BlobStore,
+    name: str,
+    stream: Callable[[], AbstractContextManager[Read]],
+    meter: Meter,
+    *,
+    needed: int,
+) -> SplitMembers:
+    """Split the tar of `stream` into the store; return its files. The stream is opened only if the
+    store lacks the files of an earlier one of that `name`, and has room for `needed` bytes.
+
+    Raises BrokenArchive, RequirementsNotMet, and what the stream raises.
+    """
+    told = store.recall(name)
+    if not isinstance(told, str) or not still_true(told, str(store.blobs), None):
+        store.require_room(needed)
+        lines: list[str] = []
+
+        def listen(row: Row) -> None:
+            if row[0] == "at":
+                meter.reached(row[1])
+            else:
+                lines.append(json.dumps(row))
+
+        with disk_errors(store.directory):
+            store.blobs.mkdir(parents=True, exist_ok=True)
+            clean(str(store.blobs))
+            with stream() as read:
+                Splitter(str(store.blobs), None, listen).split(read)
+        told = "\n".join(lines)
+        store.remember(name, told)
+    return SplitMembers(told, store.blobs)
+
+
+@contextmanager
+def _gzip(path: Path) -> Iterator[Read]:
+    with gzip.open(path, "rb") as file:
+
+        def read(size: int) -> bytes:
+            try:
+                return file.read(size)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise BrokenArchive(f"it is truncated or damaged: {error}") from error
+
+        yield read
+
+
+@contextmanager
+def _zstd(path: Path) -> Iterator[Read]:
+    if shutil.which("zstd") is None:
+        raise RequirementsNotMet(
+            f"{path} is compressed with zstd, but zstd is not installed on this machine",
+            hint=f"install zstd, or unpack it elsewhere: zstd -d {path}",
+        )
+    argv = ["zstd", "-dcq", "--", str(path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        if process.stdout is None or process.stderr is None:
+            raise BrokenArchive("zstd produces no output")
+        try:
+            yield process.stdout.read
+        except BrokenArchive as error:
+            said = process.stderr.read().decode(errors="replace").strip()
+            raise BrokenArchive(said or str(error)) from error
+        finally:
+            process.stdout.close()
+            process.kill()

@@ -16,10 +16,9 @@ from clusterctl.containers.failures import DISK, engine_error, in_time
 from clusterctl.containers.image_stream import saved, silence_limit
 from clusterctl.containers.meter import Meter
 from clusterctl.errors import ConnectionFailed, RequirementsNotMet, StepFailed
-from clusterctl.transfer.archives.contents import read_archive
-from clusterctl.transfer.archives.members import SplitMembers
+from clusterctl.transfer.archive_image import split_into
+from clusterctl.transfer.archives.contents import SplitMembers, read_archive
 from clusterctl.transfer.archives.split import BrokenArchive, Read
-from clusterctl.transfer.archives.split_store import split_into
 from clusterctl.transfer.blob_store import BlobStore, StoredImage
 from clusterctl.transfer.content import CHUNK, Blob, ImageContent, ImageSource
 from clusterctl.transfer.engine_state import EngineState, HeldImage

@@ -157,7 +157,7 @@ def start(
         relay.close()
         raise
     relay.close()
-    if isinstance(error, python.PythonMissing):
+    if isinstance(error, python.PythonMissing | ConnectionFailed):
         raise error
     raise StepFailed(
         f"the relay did not start at {link.address}",

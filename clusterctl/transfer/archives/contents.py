@@ -1,18 +1,22 @@
-"""Contents of an image archive: which images it holds, and which files are their blobs."""
+"""Contents of an image archive: its files, the images it holds, and which files are their blobs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from clusterctl.containers.reference import parse
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.transfer.archives.members import Members
-from clusterctl.transfer.archives.split import PLAIN
-from clusterctl.transfer.content import Blob, ImageContent
+from clusterctl.transfer.archives import split
+from clusterctl.transfer.archives.split import PLAIN, normal
+from clusterctl.transfer.content import Blob, ImageContent, Location
 from clusterctl.transfer.manifests import (
     INDEXES,
+    LARGEST_DOCUMENT,
     OCI_CONFIG,
     OCI_LAYER,
     OCI_MANIFEST,
@@ -30,8 +34,170 @@ from clusterctl.transfer.manifests import (
     texts,
 )
 
+START = 8  # Bytes at the start of a file that show its compression
+
 # Annotations with an image's name: the full name in the first, in the other that or only the tag
 NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+
+
+class Members(Protocol):
+    """Files of an archive by normalized path: no leading `./`, links followed."""
+
+    def has(self, name: str) -> bool: ...
+
+    def read(self, name: str) -> bytes:
+        """Return a manifest or config. Raises NotAnImage if it is missing or too large."""
+
+    def size(self, name: str) -> int:
+        """Return the size in bytes. Raises NotAnImage if there is no such file."""
+
+    def digest(self, name: str) -> str:
+        """Return the digest; may have to read the whole file."""
+
+    def codec(self, name: str) -> str:
+        """Return the compression: gzip, zstd, or `-` for none."""
+
+    def location(self, name: str) -> Location | None:
+        """Return where the bytes are; None if they were not kept."""
+
+
+class FileMembers:
+    """Files on this machine, by location. `hashed` returns the digest of the bytes there."""
+
+    def __init__(self, places: Mapping[str, Location], hashed: Callable[[Location], str]) -> None:
+        self._places, self._hashed = places, hashed
+
+    def has(self, name: str) -> bool:
+        return name in self._places
+
+    def read(self, name: str) -> bytes:
+        place = self.location(name)
+        if place.size > LARGEST_DOCUMENT:
+            raise NotAnImage(f"{name} is unexpectedly large: {place.size} bytes")
+        return self._bytes(place, place.size)
+
+    def size(self, name: str) -> int:
+        return self.location(name).size
+
+    def digest(self, name: str) -> str:
+        return self._hashed(self.location(name))
+
+    def codec(self, name: str) -> str:
+        place = self.location(name)
+        return split.codec(self._bytes(place, min(place.size, START)))
+
+    def location(self, name: str) -> Location:
+        if name not in self._places:
+            raise NotAnImage(f"{name} is missing")
+        return self._places[name]
+
+    def _bytes(self, place: Location, count: int) -> bytes:
+        with place.path.open("rb") as file:
+            file.seek(place.offset)
+            return file.read(count)
+
+
+def tar_places(path: Path) -> dict[str, Location]:
+    """Return where each file of a tar is in it, without unpacking. Raises NotAnImage."""
+    places: dict[str, Location] = {}
+    links: dict[str, str] = {}
+    with tarfile.open(path, "r:") as tar:
+        try:
+            for member in tar:
+                name = normal(member.name)
+                if member.isreg():
+                    places[name] = Location(path, member.offset_data, member.size)
+                elif member.issym():
+                    links[name] = normal(f"{Path(name).parent}/{member.linkname}")
+                elif member.islnk():
+                    links[name] = normal(member.linkname)
+        except tarfile.TarError as error:
+            last = next(reversed(places), "its first header")
+            raise NotAnImage(f"it is truncated or damaged at or after {last}") from error
+    size = path.stat().st_size
+    for name, place in places.items():
+        if place.offset + place.size > size:
+            raise NotAnImage(f"it is truncated: it ends within {name}")
+    targets = {name: followed(name, links) for name in links}
+    return places | {name: places[target] for name, target in targets.items() if target in places}
+
+
+def followed(name: str, links: Mapping[str, str]) -> str:
+    """Return the target of a chain of links; empty if the links form a cycle."""
+    for _ in range(len(links) + 1):
+        if name not in links:
+            return name
+        name = links[name]
+    return ""
+
+
+def directory_places(directory: Path) -> dict[str, Location]:
+    """Return every file below `directory`, by relative path."""
+    return {
+        str(path.relative_to(directory)): Location(path, 0, path.stat().st_size)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@dataclass(frozen=True)
+class SplitFile:
+    """A file as `split` reported it."""
+
+    size: int
+    digest: str
+    kept: bool
+    codec: str = PLAIN
+    text: bytes | None = None  # The content of small JSON files
+
+
+class SplitMembers:
+    """Files of a stream that `split` wrote into `directory`, which may be on another host."""
+
+    def __init__(self, told: str, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, SplitFile] = {}
+        links: dict[str, str] = {}
+        for line in told.splitlines():
+            match json.loads(line):
+                case ["file", str(name), int(size), str(digits), bool(kept), str(codec)]:
+                    self._files[name] = SplitFile(size, f"sha256:{digits}", kept, codec)
+                case ["text", str(name), int(size), str(digits), bool(kept), str(text)]:
+                    data = text.encode("utf-8", "surrogateescape")
+                    self._files[name] = SplitFile(size, f"sha256:{digits}", kept, text=data)
+                case ["link", str(name), str(target)]:
+                    links[name] = target
+        for name in links:
+            if (target := followed(name, links)) in self._files:
+                self._files[name] = self._files[target]
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str) -> bytes:
+        text = self._file(name).text
+        if text is None:
+            raise NotAnImage(f"{name} is not JSON")
+        return text
+
+    def size(self, name: str) -> int:
+        return self._file(name).size
+
+    def digest(self, name: str) -> str:
+        return self._file(name).digest
+
+    def codec(self, name: str) -> str:
+        return self._file(name).codec
+
+    def location(self, name: str) -> Location | None:
+        file = self._file(name)
+        path = self._directory / file.digest.removeprefix("sha256:")
+        return Location(path, 0, file.size) if file.kept else None
+
+    def _file(self, name: str) -> SplitFile:
+        if name not in self._files:
+            raise NotAnImage(f"{name} is missing")
+        return self._files[name]
 
 
 @dataclass(frozen=True)
@@ -59,10 +225,19 @@ def read_archive(members: Members, reference: str | None, platform: str | None) 
     if members.has("index.json"):
         entry = _chosen(list(_layout_entries(members)), reference)
         return _from_layout(members, entry, reference, platform)
-    if members.has("manifest.json"):
-        entry = _chosen(list(_docker_entries(members)), reference)
-        return _from_docker(members, entry, reference, platform)
-    raise NotAnImage("it has neither an index.json (OCI layout) nor a manifest.json (docker save)")
+    if not members.has("manifest.json"):
+        raise NotAnImage(
+            "it has neither an index.json (OCI layout) nor a manifest.json (docker save)"
+        )
+    try:
+        read = json.loads(members.read("manifest.json"))
+    except ValueError as error:
+        raise NotAnImage(f"manifest.json is not what `docker save` writes: {error}") from error
+    entries = [
+        _Entry(texts(each.get("RepoTags"), "RepoTags of manifest.json"), docker=each)
+        for each in objects(read, "manifest.json")
+    ]
+    return _from_docker(members, _chosen(entries, reference), reference, platform)
 
 
 def _layout_entries(members: Members) -> Iterator[_Entry]:
@@ -75,7 +250,10 @@ def _layout_entries(members: Members) -> Iterator[_Entry]:
         platforms = _platforms(members, blob) or listed({"manifests": [descriptor]})
         if platforms:
             images[blob.digest] = platforms
-            named.setdefault(blob.digest, []).extend(_annotated(descriptor))
+            annotations = descriptor.get("annotations")
+            known = annotations if isinstance(annotations, dict) else {}
+            names = [str(known[key]) for key in NAMES if known.get(key)]
+            named.setdefault(blob.digest, []).extend(names[:1])
     if len(images) > 1 and not any(named.values()):
         # Without names they are one image for several platforms.
         merged = tuple(one for found in images.values() for one in found)
@@ -89,32 +267,12 @@ def _platforms(members: Members, blob: Blob) -> tuple[PlatformManifest, ...]:
     """Return the images of an index that the archive holds: engines save only what they have."""
     if blob.media_type not in INDEXES or not members.has(_path(blob)):
         return ()
+
+    def is_here(manifest: Blob) -> bool:
+        return members.has(_path(manifest)) and members.has(_config_path(members, manifest))
+
     found = listed(document(members.read(_path(blob)), _path(blob)))
-    return tuple(one for one in found if _is_here(members, one.blob))
-
-
-def _is_here(members: Members, manifest: Blob) -> bool:
-    if not members.has(_path(manifest)):
-        return False
-    read = document(members.read(_path(manifest)), _path(manifest))
-    return members.has(_path(blob_of(read.get("config"))))
-
-
-def _annotated(descriptor: Mapping[str, object]) -> list[str]:
-    annotations = descriptor.get("annotations")
-    if not isinstance(annotations, dict):
-        return []
-    return [str(annotations[key]) for key in NAMES if annotations.get(key)][:1]
-
-
-def _docker_entries(members: Members) -> Iterator[_Entry]:
-    data = members.read("manifest.json")
-    try:
-        read = json.loads(data)
-    except ValueError as error:
-        raise NotAnImage(f"manifest.json is not what `docker save` writes: {error}") from error
-    for entry in objects(read, "manifest.json"):
-        yield _Entry(texts(entry.get("RepoTags"), "RepoTags of manifest.json"), docker=entry)
+    return tuple(one for one in found if is_here(one.blob))
 
 
 def _chosen(entries: list[_Entry], reference: str | None) -> _Entry:
@@ -128,23 +286,28 @@ def _chosen(entries: list[_Entry], reference: str | None) -> _Entry:
             f"it holds {len(entries)} images, but one is expected",
             hint=f"name one of: {', '.join(names)}" if names else "save a single image",
         )
-    for entry in entries:
-        if any(_same(name, reference) for name in entry.names):
-            return entry
-    raise RequirementsNotMet(f"{reference} is not in it; it has {', '.join(sorted(names))}")
-
-
-def _same(name: str, reference: str) -> bool:
-    """Return whether an archive's `name` means `reference`; some archives have only the tag."""
     wanted = parse(reference)
-    return parse(name).name == wanted.name or ("/" not in name and name == wanted.tag)
+    for entry in entries:
+        for name in entry.names:  # Some archives have only the tag.
+            if parse(name).name == wanted.name or ("/" not in name and name == wanted.tag):
+                return entry
+    raise RequirementsNotMet(f"{reference} is not in it; it has {', '.join(sorted(names))}")
 
 
 def _from_layout(
     members: Members, entry: _Entry, reference: str | None, platform: str | None
 ) -> ArchiveContents:
     name = reference or next(iter(entry.names), "the image")
-    chosen = choose(_with_platforms(members, entry.manifests), platform, name)
+    manifests = [
+        # A platform that the index lacks is in the config.
+        one
+        if one.platform
+        else PlatformManifest(
+            one.blob, config_facts(members.read(_config_path(members, one.blob)))[1]
+        )
+        for one in entry.manifests
+    ]
+    chosen = choose(manifests, platform, name)
     manifest = members.read(_path(chosen.blob))
     if digest_of(manifest) != chosen.blob.digest:
         raise NotAnImage(f"{_path(chosen.blob)} is corrupt: its bytes do not match its digest")
@@ -156,18 +319,6 @@ def _from_layout(
                 f"{_path(blob)} is truncated or corrupt: it should have {blob.size} bytes"
             )
     return ArchiveContents(content, {blob.digest: _path(blob) for blob in content.blobs})
-
-
-def _with_platforms(
-    members: Members, manifests: tuple[PlatformManifest, ...]
-) -> list[PlatformManifest]:
-    """Return the manifests; platforms that the index lacks come from the configs."""
-    return [one if one.platform else _asked(members, one.blob) for one in manifests]
-
-
-def _asked(members: Members, blob: Blob) -> PlatformManifest:
-    config = blob_of(document(members.read(_path(blob)), _path(blob)).get("config"))
-    return PlatformManifest(blob, config_facts(members.read(_path(config)))[1])
 
 
 def _from_docker(
@@ -182,8 +333,13 @@ def _from_docker(
     diff_ids, said = config_facts(config)
     if len(paths) != len(diff_ids):
         raise NotAnImage(f"it holds {len(paths)} layers, and the config lists {len(diff_ids)}")
-    pairs = zip(paths, diff_ids, strict=True)
-    layers = [_layer(members, path, diff_id) for path, diff_id in pairs]
+    layers = []
+    for path, diff_id in zip(paths, diff_ids, strict=True):
+        codec = members.codec(path)
+        plain = codec == PLAIN
+        digest = diff_id if plain else members.digest(path)
+        kind = OCI_LAYER if plain else f"{OCI_LAYER}+{codec}"
+        layers.append(Blob(digest, members.size(path), kind))
     blob = Blob(digest_of(config), len(config), OCI_CONFIG)
     manifest = made_manifest(blob, layers)
     made = Blob(digest_of(manifest), len(manifest), OCI_MANIFEST)
@@ -193,11 +349,10 @@ def _from_docker(
     return ArchiveContents(content, {**files, blob.digest: config_path})
 
 
-def _layer(members: Members, path: str, diff_id: str) -> Blob:
-    codec = members.codec(path)
-    if codec == PLAIN:
-        return Blob(diff_id, members.size(path), OCI_LAYER)
-    return Blob(members.digest(path), members.size(path), f"{OCI_LAYER}+{codec}")
+def _config_path(members: Members, manifest: Blob) -> str:
+    """Return the file of the config that a manifest of the archive names."""
+    read = document(members.read(_path(manifest)), _path(manifest))
+    return _path(blob_of(read.get("config")))
 
 
 def _path(blob: Blob) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.archives.members import SplitMembers
+from clusterctl.transfer.archives.contents import SplitMembers
 from clusterctl.transfer.archives.split import (
     BrokenArchive,
     Row,
