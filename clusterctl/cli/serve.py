@@ -101,7 +101,11 @@ def serve(
 
         def agree(changes: Changes) -> None:
             if not as_json:
-                print("\n".join(_change_lines(changes)), file=sys.stderr)
+                lines = ["Nothing to change: the service already runs like this."]
+                if changes.lines:
+                    head = "This restarts the service:" if changes.restarts else "To do:"
+                    lines = [head, *(f"  {line}" for line in changes.lines)]
+                print("\n".join(lines), file=sys.stderr)
             if dry_run:
                 _show_plan(changes, as_json=as_json)
                 raise typer.Exit(CHANGES_PENDING if changes.lines else 0)
@@ -112,13 +116,6 @@ def serve(
 
         served = run(opened.inventory, asked, opened.credentials, agree=agree, sink=opened.progress)
     print(json.dumps(_document(served), indent=2) if as_json else "\n".join(_lines(served)))
-
-
-def _change_lines(changes: Changes) -> list[str]:
-    if not changes.lines:
-        return ["Nothing to change: the service already runs like this."]
-    head = "This restarts the service:" if changes.restarts else "To do:"
-    return [head, *(f"  {line}" for line in changes.lines)]
 
 
 def _show_plan(changes: Changes, *, as_json: bool) -> None:
@@ -164,16 +161,12 @@ def _lines(served: Served) -> list[str]:
 
 def _answer(answer: ServiceAnswer) -> str:
     """Return the answer that proved the service, as a line."""
-    if answer.task == "completions":
-        said = f"{answer.tokens} tokens in {answer.seconds:.1f} s: {_short(answer.text)}"
-        return f"completion  {said}"
-    return f"answers     {answer.task}, {answer.text}, in {answer.seconds:.2f} s"
-
-
-def _short(text: str) -> str:
-    """Return one line of an answer; with random weights it may contain anything."""
-    clean = "".join(char if char.isprintable() else " " for char in text)
-    return repr(clean if len(clean) <= 60 else clean[:57] + "...")
+    if answer.task != "completions":
+        return f"answers     {answer.task}, {answer.text}, in {answer.seconds:.2f} s"
+    # With random weights an answer may contain anything.
+    text = "".join(char if char.isprintable() else " " for char in answer.text)
+    short = repr(text if len(text) <= 60 else text[:57] + "...")
+    return f"completion  {answer.tokens} tokens in {answer.seconds:.1f} s: {short}"
 
 
 def _document(served: Served) -> dict[str, Any]:

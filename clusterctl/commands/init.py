@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def run(
         )
         for host in hosts
     ]
-    inventory, topology = settle(_inventory(wishes, renamed), facts, decide)
+    inventory, topology = choose_networks(_inventory(wishes, renamed), facts, decide)
     return Found(
         inventory,
         facts,
@@ -124,7 +124,7 @@ def _ask(
 ) -> dict[str, Probe]:
     """Probe the hosts, by the word that named them; again those whose key was accepted."""
 
-    def look(names: Sequence[str]) -> dict[str, Outcome[Probe]]:
+    def look(names: Collection[str]) -> dict[str, Outcome[Probe]]:
         asked = {host.name: connections.to(host) for host in hosts if host.name in names}
         disks, gpus = ("/", wishes.models), accelerator_named(wishes.accelerator).gpu_probe
         return fan_out(asked, lambda it: probe(it, disks=disks, gpu_probe=gpus, sudo=False))
@@ -135,69 +135,66 @@ def _ask(
         offered = {str(error.host): error.offered for error in unknown if error.offered}
         if offered and accept_keys(offered):
             for host, key in offered.items():
-                _remember(host, key)
-            outcomes.update(look(list(offered)))
-    raise_all(_told_for_init(error) for error in failures(outcomes))
+                try:
+                    key.remember()
+                except OSError as error:
+                    raise ConnectionFailed(
+                        f"its key cannot be added to {key.file}: {error.strerror}",
+                        host=host,
+                        hint=f"ls -ld {key.file.parent} {key.file}",
+                    ) from error
+            outcomes.update(look(offered))
+    failed = failures(outcomes)
+    for refused in failed:
+        if isinstance(refused, UnknownHostKey):
+            refused.detail = f"it shows {refused.offered}"
+            refused.hint = (
+                "compare with the host's own key (ssh-keygen -lf "
+                "/etc/ssh/ssh_host_ed25519_key.pub), then add --accept-new-host-keys; "
+                "on a terminal, init shows the keys and asks"
+            )
+    raise_all(failed)
     return values(outcomes)
 
 
-def _remember(host: str, key: OfferedKey) -> None:
-    try:
-        key.remember()
-    except OSError as error:
-        raise ConnectionFailed(
-            f"its key cannot be added to {key.file}: {error.strerror}",
-            host=host,
-            hint=f"ls -ld {key.file.parent} {key.file}",
-        ) from error
-
-
-def _told_for_init(error: ClusterctlError) -> ClusterctlError:
-    if isinstance(error, UnknownHostKey):
-        error.detail = f"it shows {error.offered}"
-        error.hint = (
-            "compare with the host's own key (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
-            "then add --accept-new-host-keys; on a terminal, init shows the keys and asks"
-        )
-    return error
-
-
-def settle(
+def choose_networks(
     inventory: Inventory, facts: Mapping[str, HostFacts], decide: Decide
 ) -> tuple[Inventory, Topology]:
-    """Return the topology, asking the user about ties; each answer settles at least one host."""
+    """Return the topology, asking the user about ties; each answer decides for at least one host.
+
+    Raises the errors of the choice, if it is not a tie or remains undecided.
+    """
     for _ in facts:
         try:
             return inventory, resolve(inventory, facts)
         except ClusterctlError as error:
-            told = _with_other_subnets(inventory, error, facts)
-            inventory = _with_answers(inventory, told, decide)
+            found = error.errors if isinstance(error, Problems) else (error,)
+            for problem in found:
+                if isinstance(problem, OutsideSubnet):
+                    # The values of --subnet that all hosts share
+                    shared = shared_subnets({name: candidates(it) for name, it in facts.items()})
+                    others = [it.subnet for it in shared if it.subnet != inventory.network.subnet]
+                    said = " or ".join(f"--subnet {other}" for other in others)
+                    problem.hint = f"{said}; {_NO_SUBNET}" if said else _NO_SUBNET
+            ties = [problem for problem in found if isinstance(problem, Undecided)]
+            if len(ties) < len(found):
+                raise
+            inventory = _with_answers(inventory, ties, decide)
     return inventory, resolve(inventory, facts)
 
 
-def _with_other_subnets(
-    inventory: Inventory, error: ClusterctlError, facts: Mapping[str, HostFacts]
-) -> ClusterctlError:
-    """Set the hint of OutsideSubnet errors to the values of --subnet that all hosts share."""
-    for problem in error.errors if isinstance(error, Problems) else (error,):
-        if isinstance(problem, OutsideSubnet):
-            shared = shared_subnets({name: candidates(host) for name, host in facts.items()})
-            others = [it.subnet for it in shared if it.subnet != inventory.network.subnet]
-            said = " or ".join(f"--subnet {other}" for other in others)
-            problem.hint = f"{said}; {_NO_SUBNET}" if said else _NO_SUBNET
-    return error
-
-
-def _with_answers(inventory: Inventory, error: ClusterctlError, decide: Decide) -> Inventory:
-    """Add the user's answers. Raises `error` if it is not a tie, or remains undecided."""
-    found = error.errors if isinstance(error, Problems) else (error,)
+def _with_answers(inventory: Inventory, ties: Sequence[Undecided], decide: Decide) -> Inventory:
+    """Add the user's answers. Raises all `ties` if one remains undecided."""
     nics: dict[str, str] = {}
-    for problem in found:
-        if not isinstance(problem, Undecided):
-            raise error
-        answer = decide(problem)
+    for tie in ties:
+        answer = decide(tie)
         if answer is None:
-            raise_all(_question_for_init(each) for each in found)
+            for each in ties:
+                subnets = list(dict.fromkeys(option.subnet for option in each.options))
+                said = " or ".join(f"--subnet {subnet}" for subnet in subnets)
+                asks = "run init on a terminal, where it asks"
+                each.hint = f"choose one: {said}; or {asks}" if len(subnets) > 1 else asks
+            raise_all(ties)
         else:
             nics.update(answer.nics)
     hosts = (
@@ -207,12 +204,3 @@ def _with_answers(inventory: Inventory, error: ClusterctlError, decide: Decide) 
         for host in inventory.hosts
     )
     return inventory.model_copy(update={"hosts": tuple(hosts)})
-
-
-def _question_for_init(error: ClusterctlError) -> ClusterctlError:
-    if isinstance(error, Undecided):
-        subnets = list(dict.fromkeys(option.subnet for option in error.options))
-        said = " or ".join(f"--subnet {subnet}" for subnet in subnets)
-        asks = "run init on a terminal, where it asks"
-        error.hint = f"choose one: {said}; or {asks}" if len(subnets) > 1 else asks
-    return error

@@ -20,7 +20,7 @@ from clusterctl.errors import (
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.files import NodePaths
 from clusterctl.survey.survey import connected
-from clusterctl.transport.base import Channel, Transport
+from clusterctl.transport.base import Transport
 from clusterctl.transport.base import lines as lines_of
 from clusterctl.transport.credentials import Credentials
 
@@ -76,37 +76,26 @@ def read(
     directory = str(NodePaths(inventory.cluster).logs)
     argv = ["sh", "-c", _TAIL, "logs", str(lines), file, "-F" if follow else "", directory]
     failed: list[ClusterctlError] = []
+    arriving: _Arriving = queue.SimpleQueue()
     with connected(hosts, credentials) as transports:
-        for host, item in _merged(transports, argv, name):
-            if isinstance(item, str):
+        for host, transport in transports.items():
+            arguments = (host, transport, argv, name, arriving)
+            threading.Thread(target=_pump, args=arguments, name=f"logs-{host}", daemon=True).start()
+        running = len(transports)
+        while running:
+            host, item = arriving.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, str):
                 yield host, item
-            elif item is not None:
+            else:
                 failed.append(item)
                 report(item)
-    _raise(name, failed, asked=len(transports))
-
-
-def _raise(name: str | None, failed: list[ClusterctlError], *, asked: int) -> None:
     missing = [error for error in failed if isinstance(error, _NoSuchLog)]
-    if name is not None and len(missing) == asked:
+    if name is not None and len(missing) == len(transports):
         there = ", ".join(sorted({log for error in missing for log in error.there})) or "none"
         raise UsageError(f"no log is named {name}; logs: {there}", hint="clusterctl status")
     raise_all(failed)
-
-
-def _merged(
-    transports: dict[str, Transport], argv: list[str], name: str | None
-) -> Iterator[tuple[str, _Item]]:
-    """Yield lines and errors of all hosts as they arrive, until each has ended."""
-    arriving: _Arriving = queue.SimpleQueue()
-    for host, transport in transports.items():
-        arguments = (host, transport, argv, name, arriving)
-        threading.Thread(target=_pump, args=arguments, name=f"logs-{host}", daemon=True).start()
-    running = len(transports)
-    while running:
-        host, item = arriving.get()
-        running -= item is None
-        yield host, item
 
 
 def _pump(
@@ -116,31 +105,25 @@ def _pump(
         with transport.open_channel(argv, sudo=True) as channel:
             for line in lines_of(channel):
                 arriving.put((host, line))
-            if error := _error(host, channel, name):
-                arriving.put((host, error))
+            status = -1
+            with contextlib.suppress(TimeoutError):
+                status = channel.wait(deadlines.LOGS_STATUS)
+            said = channel.stderr_tail().strip()
+            if status == _MISSING:
+                log = "journal" if name is None else f"log {name}"
+                raise _NoSuchLog(log, host, tuple(said.splitlines()))
+            if status == -1:
+                lost = "the connection was lost"
+                raise ConnectionFailed(lost, host=host, hint="clusterctl status")
+            if status:
+                raise CommandFailed(
+                    f"tail ended with status {status}",
+                    host=host,
+                    hint="clusterctl status",
+                    detail=said or None,
+                )
     except ClusterctlError as error:
         error.host = error.host or host
         arriving.put((host, error))
     finally:
         arriving.put((host, None))
-
-
-def _error(host: str, channel: Channel, name: str | None) -> ClusterctlError | None:
-    """Return the error for the exit status of `tail`; None if it read the whole log."""
-    status = -1
-    with contextlib.suppress(TimeoutError):
-        status = channel.wait(deadlines.LOGS_STATUS)
-    said = channel.stderr_tail().strip()
-    if status == 0:
-        return None
-    if status == _MISSING:
-        log = "journal" if name is None else f"log {name}"
-        return _NoSuchLog(log, host, tuple(said.splitlines()))
-    if status == -1:
-        return ConnectionFailed("the connection was lost", host=host, hint="clusterctl status")
-    return CommandFailed(
-        f"tail ended with status {status}",
-        host=host,
-        hint="clusterctl status",
-        detail=said or None,
-    )

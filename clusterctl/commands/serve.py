@@ -107,40 +107,41 @@ def run(
     request = asked.request()
     model = resolve(request.model, inventory.models)  # refuses bad names before asking any host
     with connected(inventory.hosts, credentials) as transports:
+        head = transports[inventory.head.name]
 
         def decide() -> Decision:
             files = measurements(inventory.cluster)
             survey = take_survey(inventory, transports, files=files).require_answers()
-            return _decide(survey, request, model)
+            survey.require_supervised_head()
+            key = new_key(inventory, head, request, sorted(survey.services))
+            plan = plan_service(survey, request, model)
+            new, old = plan.document, survey.services.get(plan.document.name)
+            lines = difference(old, new) if old else [f"start {new.name}: {' '.join(new.argv)}"]
+            if key:
+                file = NodePaths(inventory.cluster).api_key
+                lines.append(f"API key: the config file's, kept in {file} (0600)")
+            restarts = old is not None and needs_restart(old, new)
+            changes = Changes(tuple(lines), restarts=restarts, notes=plan.notes, fit=plan.fit)
+            return Decision(survey, plan, old, changes, key)
 
         decision = decide()
         agree(decision.changes)
         if not decision.changes.lines:
             return _bring_up(decision, None, sink)
-        with ClusterLock(transports[inventory.head.name], inventory.cluster, "serve") as lock:
-            decision = settle(decision, decide, agree)
-            weights = _compare_weights(decision, model, sink)
-            _prove_links(decision, sink)
+        with ClusterLock(head, inventory.cluster, "serve") as lock:
+            decision = decide_again(decision, decide, agree)
+            weights = None
+            if decision.changes.lines and decision.plan.layout.spans_hosts:
+                weights = _compare_weights(decision, model, sink)
+                # The fabric gate runs if ranks use links that were not proven since the hosts'
+                # containers started.
+                survey, used = decision.survey, {inventory.head.name, *decision.plan.layout.hosts}
+                scope = GateScope(inventory, survey.topology, transports, survey.facts)
+                ensure_proven(scope.only(used), sink)
             served = _bring_up(decision, lock, sink)
             if weights:
                 weights.hash_rest()
             return served
-
-
-def _decide(survey: Survey, request: ServiceRequest, model: Model) -> Decision:
-    inventory = survey.inventory
-    survey.require_supervised_head()
-    head = survey.transports[inventory.head.name]
-    key = new_key(inventory, head, request, sorted(survey.services))
-    plan = plan_service(survey, request, model)
-    new, old = plan.document, survey.services.get(plan.document.name)
-    lines = difference(old, new) if old else [f"start {new.name}: {' '.join(new.argv)}"]
-    if key:
-        file = NodePaths(inventory.cluster).api_key
-        lines.append(f"API key: the config file's, kept in {file} (0600)")
-    restarts = old is not None and needs_restart(old, new)
-    changes = Changes(tuple(lines), restarts=restarts, notes=plan.notes, fit=plan.fit)
-    return Decision(survey, plan, old, changes, key)
 
 
 def new_key(
@@ -166,7 +167,7 @@ def new_key(
     return key
 
 
-def settle(first: Decision, decide: Callable[[], Decision], agree: Agree) -> Decision:
+def decide_again(first: Decision, decide: Callable[[], Decision], agree: Agree) -> Decision:
     """Decide again under the lock: another run may have taken the port or the GPUs since `first`
     was decided. Asks the user again only about changes that were not shown yet."""
     again = decide()
@@ -177,28 +178,16 @@ def settle(first: Decision, decide: Callable[[], Decision], agree: Agree) -> Dec
 
 def _compare_weights(decision: Decision, model: Model, sink: EventSink) -> ComparedWeights | None:
     """Compare the model's files on the hosts of the layout; None if there is nothing to compare."""
-    survey, plan = decision.survey, decision.plan
-    location, layout = plan.location, plan.layout
-    if not decision.changes.lines or not layout.spans_hosts:
-        return None
+    survey, location = decision.survey, decision.plan.location
     if location is None or location.random_weights:
         return None
 
     def fix(source: str) -> str:
         return copy_from(model, survey.inventory.models, location.path, source)
 
-    hosts = {name: survey.transports[name] for name in layout.hosts}
+    hosts = {name: survey.transports[name] for name in decision.plan.layout.hosts}
     head = survey.inventory.head.name
     return require_same(location.path, hosts, head=head, fix=fix, sink=sink)
-
-
-def _prove_links(decision: Decision, sink: EventSink) -> None:
-    """Run the fabric gate if ranks use links that were not proven since the hosts' containers
-    started."""
-    survey, layout = decision.survey, decision.plan.layout
-    if decision.changes.lines and layout.spans_hosts:
-        scope = GateScope(survey.inventory, survey.topology, survey.transports, survey.facts)
-        ensure_proven(scope.only({survey.inventory.head.name, *layout.hosts}), sink)
 
 
 def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> Served:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands.serve import Changes, Decision, new_key, settle
+from clusterctl.commands.serve import Changes, Decision, decide_again, new_key
 from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState
@@ -50,7 +50,7 @@ def test_what_was_decided_before_the_lock_is_decided_anew_under_it(
     shown: list[Changes] = []
     again = decision(*under_lock)
 
-    assert settle(decision("start --port 8000"), lambda: again, shown.append) is again
+    assert decide_again(decision("start --port 8000"), lambda: again, shown.append) is again
     assert [changes.lines for changes in shown] == [under_lock] * asked
 
 

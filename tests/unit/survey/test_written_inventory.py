@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands.init import settle
+from clusterctl.commands.init import choose_networks
 from clusterctl.errors import Problems, RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.load import load
@@ -44,7 +44,7 @@ def found(facts: dict[str, HostFacts], addresses: dict[str, str], wishes: Wishes
             "hosts": hosts,
         }
     ).model_copy(update={"ssh": wishes.ssh})
-    decided, topology = settle(inventory, facts, first)
+    decided, topology = choose_networks(inventory, facts, first)
     return Found(decided, facts, topology, addresses, "the first host named", ())
 
 
@@ -164,7 +164,7 @@ def test_a_tie_that_nobody_decides_tells_the_option() -> None:
         hosts=(Host(name="x", address="x", role="head"), Host(name="y", address="y")),
     )
     with pytest.raises(RequirementsNotMet) as caught:
-        settle(inventory, TIED, lambda _: None)
+        choose_networks(inventory, TIED, lambda _: None)
     assert caught.value.hint == (
         "choose one: --subnet 10.0.0.0/24 or --subnet 10.1.0.0/24; or run init on a terminal, "
         "where it asks"
@@ -208,6 +208,6 @@ def test_two_equal_interfaces_in_one_subnet_are_asked_host_by_host() -> None:
         for n, name in enumerate(("x", "y"), 1)
     }
     hosts = (Host(name="x", address="x", role="head"), Host(name="y", address="y"))
-    _, topology = settle(Inventory(cluster="demo", image="i", hosts=hosts), facts, second)
+    _, topology = choose_networks(Inventory(cluster="demo", image="i", hosts=hosts), facts, second)
     assert asked == ["x", "y"]
     assert [node.nccl_nics for node in topology.nodes] == [("b0",), ("b0",)]
