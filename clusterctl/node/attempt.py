@@ -9,8 +9,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clusterctl.node.children import Child
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.node.endpoint import LocalApi
-from clusterctl.node.endpoint_watch import EndpointWatch, Reading
+from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.timing import Timing
@@ -70,14 +69,6 @@ def plain(line: str) -> str:
     return _PREFIX.sub("", _COLOURS.sub("", line)).strip()[:160]
 
 
-def read_key(paths: NodePaths) -> str:
-    """Return the API key; an empty string if its file is missing."""
-    try:
-        return paths.api_key.read_text("utf-8").strip()
-    except FileNotFoundError:
-        return ""
-
-
 class Attempt:
     """One started process of a service. The constructor raises OSError if it cannot be started."""
 
@@ -100,7 +91,7 @@ class Attempt:
         self._rank_missed: Optional[float] = None  # Since when one has been missing
         self.stage = ""
         self.stage_line = ""
-        self._child = Child(
+        self.child = Child(
             document.argv,
             {
                 **os.environ,
@@ -120,47 +111,28 @@ class Attempt:
         self._watch.start()
 
     @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
     def reading(self) -> Reading:
         return self._watch.reading
-
-    @property
-    def ended(self) -> bool:
-        """Whether the session leader ended. Other processes of its session may still run."""
-        return self._child.exit_status() is not None
-
-    @property
-    def gone(self) -> bool:
-        return self._child.gone()
 
     def progress(self) -> str:
         """Return the latest start-up stage reached, from the log and the endpoint."""
         return later(self.stage, self.reading.stage) if self.reading.stage else self.stage
 
-    def how_it_ended(self) -> str:
-        status = self._child.exit_status()
-        if status is None:
-            return "is still running"
-        return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-
     def refused_its_arguments(self) -> bool:
         """Return whether argparse rejected the arguments, so that retrying is useless."""
-        if self._child.exit_status() != ARGPARSE_STATUS:
+        if self.child.exit_status() != ARGPARSE_STATUS:
             return False
-        self._child.settle(REFUSAL_LIMIT)
+        self.child.drain(REFUSAL_LIMIT)
         return any("error: " in line for line in self.last_lines())
 
     def last_lines(self) -> List[str]:
-        self._child.settle()
-        return self._child.tail()[-20:]
+        self.child.drain()
+        return self.child.tail()[-20:]
 
     def owned(self, snapshot: Optional[Snapshot]) -> List[WorkerActor]:
         """Return the vLLM workers whose driver belongs to this attempt's session."""
         workers = snapshot.workers if snapshot else []
-        return [worker for worker in workers if _session_of(worker.driver_pid) == self.pid]
+        return [worker for worker in workers if self._drives(worker)]
 
     def ended_rank(self, snapshot: Optional[Snapshot], now: float, patience: float) -> str:
         """Name a rank that Ray no longer counts as alive, although vLLM has carried on without it
@@ -174,11 +146,8 @@ class Attempt:
         for worker in self.owned(snapshot):
             self._ranks[worker.name] = worker
         there = {worker.name for worker in snapshot.workers}
-        gone = [
-            worker
-            for name, worker in self._ranks.items()
-            if name not in there and _session_of(worker.driver_pid) == self.pid
-        ]
+        missing = [worker for name, worker in self._ranks.items() if name not in there]
+        gone = [worker for worker in missing if self._drives(worker)]
         if not gone:
             self._rank_missed = None
             return ""
@@ -191,21 +160,21 @@ class Attempt:
 
     def terminate(self) -> None:
         self._watch.stop()
-        self._child.terminate()
+        self.child.terminate()
 
     def kill(self) -> None:
         self._watch.stop()
-        self._child.kill_all()
+        self.child.kill_all()
+
+    def _drives(self, worker: WorkerActor) -> bool:
+        """Return whether the worker's driver is a process of this attempt's session."""
+        try:
+            return worker.driver_pid > 0 and os.getsid(worker.driver_pid) == self.child.pid
+        except OSError:
+            return False
 
     def _read(self, line: str) -> None:
         stage = stage_of(line)
         if stage:
             self.stage = later(self.stage, stage)
             self.stage_line = plain(line)
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid) if pid else -1
-    except OSError:
-        return -1

@@ -66,7 +66,7 @@ class Child:
         """Return the last lines that the child wrote."""
         return list(self._tail)
 
-    def settle(self, timeout: float = 1.0) -> None:
+    def drain(self, timeout: float = 1.0) -> None:
         """Wait at most `timeout` s until the rest of an ended child's output is read."""
         self._reader.join(timeout)
 

@@ -18,7 +18,6 @@ class Breach:
 
     host: str
     summary: str
-    missing: bool = False  # The node is not in Ray at all
 
 
 def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List[Breach]:
@@ -26,7 +25,22 @@ def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List
     alive = [node for node in nodes if node.alive]
     found: List[Breach] = []
     for promise in expected:
-        found.extend(_of_node(promise, alive, nodes))
+        same = [node for node in alive if node.name == promise.host]
+        if not same:
+            dead = [node for node in nodes if node.name == promise.host and not node.alive]
+            why = f"left Ray: {dead[-1].death_reason or 'no reason given'}" if dead else ""
+            found.append(Breach(promise.host, why or "has not joined Ray"))
+        elif len(same) > 1:
+            places = ", ".join(sorted(node.node_ip for node in same))
+            found.append(Breach(promise.host, f"is in Ray {len(same)} times ({places})"))
+        else:
+            (node,) = same
+            if node.node_ip != promise.node_ip:
+                text = f"joined Ray as {node.node_ip}, and its node IP is {promise.node_ip}"
+                found.append(Breach(promise.host, text))
+            if node.gpus < promise.gpus:
+                text = f"brought {node.gpus:g} GPUs to Ray, but the inventory declares "
+                found.append(Breach(promise.host, f"{text}{promise.gpus}"))
     known = {promise.host for promise in expected}
     for node in alive:
         if node.name not in known:
@@ -40,28 +54,6 @@ def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List
 def free_gpus(nodes: Sequence[RayNode]) -> float:
     """Return the number of GPUs of living nodes that are not reserved."""
     return sum(node.gpus - node.gpus_used for node in nodes if node.alive)
-
-
-def _of_node(
-    promise: ExpectedNode, alive: Sequence[RayNode], nodes: Sequence[RayNode]
-) -> List[Breach]:
-    same = [node for node in alive if node.name == promise.host]
-    if not same:
-        dead = [node for node in nodes if node.name == promise.host and not node.alive]
-        why = f"left Ray: {dead[-1].death_reason or 'no reason given'}" if dead else ""
-        return [Breach(promise.host, why or "has not joined Ray", missing=True)]
-    if len(same) > 1:
-        places = ", ".join(sorted(node.node_ip for node in same))
-        return [Breach(promise.host, f"is in Ray {len(same)} times ({places})")]
-    (node,) = same
-    found: List[Breach] = []
-    if node.node_ip != promise.node_ip:
-        text = f"joined Ray as {node.node_ip}, and its node IP is {promise.node_ip}"
-        found.append(Breach(promise.host, text))
-    if node.gpus < promise.gpus:
-        text = f"brought {node.gpus:g} GPUs to Ray, but the inventory declares {promise.gpus}"
-        found.append(Breach(promise.host, text))
-    return found
 
 
 def _differing(

@@ -1,4 +1,4 @@
-"""vLLM's HTTP interface, as far as the supervisor needs it. Every call has a deadline.
+"""vLLM's HTTP interface, and the watch over it: whether a service is ready and shows signs of life.
 
 vLLM decides while it loads whether a model generates text (`--runner auto`, files beside the
 weights), so the running server is asked, with a completion first; a model that generates gets no
@@ -11,8 +11,12 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from dataclasses import dataclass
+import threading
+import time
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from clusterctl.node.timing import Timing
 
 PROBE_TOKENS = 4
 
@@ -63,30 +67,13 @@ class Task:
             raise ValueError(f"no {self.name} in {str(content)[:200]} ({error!r})") from error
 
 
-def _completion(text: str, tokens: int) -> Dict[str, Any]:
-    return {"prompt": text, "max_tokens": tokens, "temperature": 0}
-
-
 def _input(text: str, _tokens: int) -> Dict[str, Any]:
     return {"input": text}
-
-
-def _pair(text: str, _tokens: int) -> Dict[str, Any]:
-    return {"query": text, "documents": [text]}
 
 
 def _read_completion(content: Any) -> str:
     str(content["choices"][0]["text"])  # any text will do: the weights may be random
     return ""
-
-
-def _read_embedding(content: Any) -> str:
-    return _numbers(content["data"][0]["embedding"])
-
-
-def _read_score(content: Any) -> str:
-    score = float(content["results"][0]["relevance_score"])
-    return f"{score:.3g} for a text and itself"
 
 
 def _read_classes(content: Any) -> str:
@@ -112,7 +99,7 @@ def _numbers(vector: Any) -> str:
 COMPLETIONS = Task(
     "completions",
     "/v1/completions",
-    _completion,
+    lambda text, tokens: {"prompt": text, "max_tokens": tokens, "temperature": 0},
     _read_completion,
     counter="vllm:generation_tokens_total",
 )
@@ -121,8 +108,20 @@ COMPLETIONS = Task(
 # well, and one that scores can classify.
 TASKS = (
     COMPLETIONS,
-    Task("embeddings", "/v1/embeddings", _input, _read_embedding),
-    Task("scores", "/rerank", _pair, _read_score),
+    Task(
+        "embeddings",
+        "/v1/embeddings",
+        _input,
+        lambda content: _numbers(content["data"][0]["embedding"]),
+    ),
+    Task(
+        "scores",
+        "/rerank",
+        lambda text, _: {"query": text, "documents": [text]},
+        lambda content: (
+            f"{float(content['results'][0]['relevance_score']):.3g} for a text and itself"
+        ),
+    ),
     Task("classes", "/classify", _input, _read_classes),
     Task("pooling", "/pooling", _input, _read_pooled),
 )
@@ -152,19 +151,18 @@ class LocalApi:
         self._host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         self._port = port
         self._served_name = served_name
-        self.task: Optional[Task] = None  # What the model serves, once `prove` has found it
+        self.task: Optional[Task] = None  # What the model serves, once `send_request` has found it
         self.answer = ""  # Summary of the last answer: `1024 numbers`
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def listens(self, timeout: float) -> bool:
-        """Return whether the port is open. vLLM opens it only once its engine is up."""
+    def check_port(self, timeout: float) -> None:
+        """Raise EndpointError unless the port is open: vLLM opens it once its engine is up."""
         try:
-            with socket.create_connection((self._host, self._port), timeout):
-                return True
-        except OSError:
-            return False
+            socket.create_connection((self._host, self._port), timeout).close()
+        except OSError as error:
+            raise EndpointError("not listening yet") from error
 
     def check_health(self, timeout: float) -> None:
         """Raise EndpointError unless /health answers 200. It may do so although the engine has
@@ -178,7 +176,7 @@ class LocalApi:
         if self._served_name not in names:
             raise EndpointError(f"/v1/models lists {names}, not {self._served_name}")
 
-    def prove(self, timeout: float) -> None:
+    def send_request(self, timeout: float) -> None:
         """Send one real request; the first call finds out which task the model serves.
 
         Raises EndpointError, and NothingToAsk if the model serves no known task.
@@ -261,3 +259,167 @@ def _json(content: bytes) -> Dict[str, Any]:
 
 def _excerpt(content: bytes) -> str:
     return content.decode("utf-8", "replace").strip()[:200]
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A sign of life is due and has been missing since `since` (monotonic seconds)."""
+
+    since: float
+    what: str  # What is missing: `no token`, `no answer`
+    asked: str  # The pending requests, or the failed check with its error
+
+    def told(self, now: float) -> str:
+        return f"{self.what} for {now - self.since:.0f} s ({self.asked})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known now. Replaced as a whole, so that another thread may read it at any time."""
+
+    ready: bool = False
+    stage: str = ""  # `listening` or `warm-up`, once the endpoint itself shows it
+    running: float = 0.0
+    waiting: float = 0.0
+    tokens_per_second: float = 0.0
+    kv_cache_use: float = 0.0
+    # Set while a sign of life is due. `Service` decides how long is too long.
+    silence: Optional[Silence] = None
+    error: str = ""  # Error of the last failed check
+    task: str = ""  # Task that the model serves: `embeddings`; empty until ready
+    answer: str = ""  # Summary of the proof's answer: `1024 numbers`
+    unprovable: str = ""  # Errors of a working server that serves no known task
+
+
+class EndpointWatch:
+    """Checks a service until it is ready, then keeps watching it, in a thread of its own, since a
+    request to a hung engine blocks.
+
+    A sign of life is an answered canary, or any change in the engine's own metrics: tokens
+    generated, tokens read, and KV cache in use. The last one changes with every chunk of a long
+    prompt, during which no token is generated, so that a long prefill does not look like a stall.
+    """
+
+    def __init__(self, endpoint: LocalApi, timing: Timing) -> None:
+        self._endpoint = endpoint
+        self._timing = timing
+        self._ended = threading.Event()
+        self.reading = Reading()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """Make the thread end after its current request."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        """Repeat each check until it passes. Then read the metrics, and send a canary while no
+        other requests arrive; a canary that failed is repeated after the next reading."""
+        # `Service` enforces the deadline of the whole attempt.
+        endpoint, timing = self._endpoint, self._timing
+        checks = [
+            ("", endpoint.check_port, timing.http_timeout),
+            ("listening", endpoint.check_health, timing.http_timeout),
+            ("listening", endpoint.check_model, timing.http_timeout),
+            ("warm-up", endpoint.send_request, timing.answer_timeout),
+        ]
+        while checks:
+            if self._ended.is_set():
+                return
+            stage, check, timeout = checks[0]
+            self._set(stage=stage)
+            try:
+                check(timeout)
+                checks.pop(0)
+            except NothingToAsk as error:
+                self._set(unprovable=str(error))
+                return
+            except EndpointError as error:
+                self._set(error=str(error))
+                self._ended.wait(timing.connect_every)
+        name = endpoint.task.name if endpoint.task else ""
+        self._set(ready=True, error="", task=name, answer=endpoint.answer)
+        progress = EngineProgress(time.monotonic())
+        while not self._ended.wait(timing.scrape_every):
+            try:
+                metrics = endpoint.metrics(timing.http_timeout)
+                progress.update(time.monotonic(), metrics)
+                self._set(
+                    running=metrics.running,
+                    waiting=metrics.waiting,
+                    kv_cache_use=metrics.kv_cache_use,
+                    tokens_per_second=progress.tokens_per_second,
+                    silence=progress.silence(),
+                )
+            except EndpointError as error:
+                progress.unread(str(error))
+            if progress.wants_canary(time.monotonic(), timing.canary_every):
+                try:
+                    endpoint.send_request(timing.canary_timeout)
+                    progress.answered(time.monotonic())
+                except EndpointError as error:
+                    progress.unanswered(str(error))
+            self._set(silence=progress.silence())
+
+    def _set(self, **changes: object) -> None:
+        self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
+
+
+class EngineProgress:
+    """Distinguishes a working engine from a hung one by its metrics and answers.
+
+    Does no I/O: the caller passes in the results. Times are monotonic seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        """Count `now` as the last sign of life."""
+        self._last: Optional[Metrics] = None
+        self._read_at = now
+        self._sign_at = now
+        self._asked_at: Optional[float] = None  # Since when requests are pending; None: none are
+        self._unread = ""  # Why the metrics could not be read
+        self._unanswered = ""  # Why the canary was not answered
+        self.tokens_per_second = 0.0
+
+    def update(self, now: float, metrics: Metrics) -> None:
+        """Record metrics read at `now`."""
+        last, span = self._last, now - self._read_at
+        if last is not None and span > 0:
+            self.tokens_per_second = max(0.0, metrics.tokens - last.tokens) / span
+        # A counter that decreased belongs to a new engine: that is a sign of life too.
+        if last is not None and metrics.signs != last.signs:
+            self.answered(now)
+        if metrics.running == 0 and metrics.waiting == 0:
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at = now
+        self._last, self._read_at, self._unread = metrics, now, ""
+
+    def unread(self, error: str) -> None:
+        """Record that the metrics could not be read."""
+        self._unread = error
+
+    def answered(self, now: float) -> None:
+        """Record that the canary was answered."""
+        self._sign_at, self._unanswered = now, ""
+
+    def unanswered(self, error: str) -> None:
+        """Record that the canary was not answered."""
+        self._unanswered = error
+
+    def wants_canary(self, now: float, every: float) -> bool:
+        """Return whether the engine is idle and has shown no sign of life for `every` seconds."""
+        idle = self._asked_at is None and not self._unread
+        return idle and now - self._sign_at >= every
+
+    def silence(self) -> Optional[Silence]:
+        """Return since when a sign of life has been due, or None while none is."""
+        if self._unanswered:
+            return Silence(self._sign_at, "no answer", self._unanswered)
+        if self._unread:
+            return Silence(max(self._sign_at, self._read_at), "no answer", self._unread)
+        if self._asked_at is None or self._last is None:
+            return None
+        load = f"{self._last.running:g} requests running, {self._last.waiting:g} waiting"
+        return Silence(max(self._sign_at, self._asked_at), "no token", load)

@@ -20,7 +20,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence
@@ -32,8 +31,6 @@ from clusterctl.node.ray_watch import own_argv
 # Seconds for connecting and for each answer: TCP repeats a lost SYN after 1 s and after 3 s.
 WITHIN = 3.0
 
-_ROUNDS = 10
-_PING = b"."
 _BULK = 2**16
 _GOT = b"!"
 
@@ -230,8 +227,8 @@ def _telling_lines(log: Optional[Path]) -> List[str]:
 
 
 class Echo:
-    """A listener on one address and an ephemeral port. It sends its host's name, echoes pings, and
-    confirms when all 64 KiB have arrived."""
+    """A listener on one address and an ephemeral port. It sends its host's name, and confirms
+    when all 64 KiB have arrived."""
 
     def __init__(self, host: str, ip: str) -> None:
         """Raise OSError if the address cannot be bound."""
@@ -256,13 +253,9 @@ class Echo:
     def _answer(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError):
             peer.settimeout(2 * WITHIN)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.sendall(self._greeting)
             missing = _BULK
             while data := peer.recv(_BULK):
-                if data == _PING:
-                    peer.sendall(data)
-                    continue
                 missing -= len(data)
                 if missing <= 0:
                     peer.sendall(_GOT)
@@ -284,39 +277,32 @@ def cross_all(targets: Sequence[Crossing]) -> List[Crossing]:
 
 
 def cross(target: Crossing) -> Crossing:
-    """Try one connection, and return it with the error (if any), source address and round trip."""
-    left_by, trip, error = "", 0.0, ""
+    """Try one connection, and return it with the error (if any) and the source address."""
+    left_by, error = "", ""
     try:
         with socket.create_connection((target.ip, target.port), WITHIN) as connection:
             left_by = connection.getsockname()[0]
-            error, trip = _talk(connection, target.target)
+            error = _talk(connection, target.target)
     except socket.timeout:  # noqa: UP041 - Python 3.9 has it as a class of its own
         error = f"no answer within {WITHIN:g} s"
     except OSError as failure:
         error = failure.strerror or str(failure)
-    return replace(target, error=error, left_by=left_by, round_trip=trip)
+    return replace(target, error=error, left_by=left_by)
 
 
-def _talk(connection: socket.socket, expected: str) -> tuple[str, float]:
-    """Return the error ("" if none), and the shortest round trip in seconds."""
+def _talk(connection: socket.socket, expected: str) -> str:
+    """Return the error; "" if there is none."""
     connection.settimeout(WITHIN)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     name = b""
     while not name.endswith(b"\n"):
         part = connection.recv(256)
         if not part:
-            return "the connection was closed without an answer", 0.0
+            return "the connection was closed without an answer"
         name += part
     if name.decode().strip() != expected:
-        return f"{name.decode().strip()} answers there", 0.0
-    trips = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        connection.sendall(_PING)
-        connection.recv(1)
-        trips.append(time.perf_counter() - began)
+        return f"{name.decode().strip()} answers there"
     try:
         connection.sendall(b"#" * _BULK)
-        return "" if connection.recv(1) == _GOT else "64 KiB did not arrive", min(trips)
+        return "" if connection.recv(1) == _GOT else "64 KiB did not arrive"
     except socket.timeout:  # noqa: UP041 - as above
-        return f"it answers, and 64 KiB do not arrive within {WITHIN:g} s", min(trips)
+        return f"it answers, and 64 KiB do not arrive within {WITHIN:g} s"

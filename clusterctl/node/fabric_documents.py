@@ -61,7 +61,6 @@ class Crossing:
     port: int
     error: str = ""  # Empty if the target itself answered
     left_by: str = ""  # Source address of the connection, chosen by routing
-    round_trip: float = 0.0  # Seconds, the shortest of ten
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,6 @@ class RankReport:
     phase: str
     backend: str = ""
     error: str = ""
-    ended: bool = False
     tail: List[str] = field(default_factory=list)  # The last lines of its stderr
     log: List[str] = field(default_factory=list)  # The relevant lines of NCCL's log
 
@@ -125,4 +123,3 @@ class FabricReport:
     # When time ran out, by host: the ranks that had not reached the awaited phase; none if the gate
     # was still waiting for the host itself.
     awaited: Dict[str, List[int]] = field(default_factory=dict)
-    timeline: Dict[str, float] = field(default_factory=dict)  # Seconds that each step took

@@ -89,13 +89,13 @@ class Gate:
         """Run all steps. Never raises for failures of nodes: they are in the report."""
         began = time.monotonic()
         try:
-            self._timed("arrive", self._arrive)
+            self._arrive()
             ranks = self._ranks = Ranks(self.spec, self.agents, self.limits)
             try:
                 if ranks.world > 1:
                     ranks.launch()  # ranks import torch while connections are tried
                 if len(self.spec.nodes) > 1:
-                    self._timed("crossings", self._crossings)
+                    self._crossings()
                 if ranks.world > 1:
                     self._collectives(ranks)
             finally:
@@ -104,13 +104,6 @@ class Gate:
             self._note(failed=failure.step, error=failure.error)
         self._note(seconds=time.monotonic() - began)
         return self.report
-
-    def _timed(self, step: str, work: Callable[[], None]) -> None:
-        began = time.monotonic()
-        try:
-            work()
-        finally:
-            self._note(timeline={**self.report.timeline, step: time.monotonic() - began})
 
     def _arrive(self) -> None:
         self._say("starting a process on every node through Ray")
@@ -148,18 +141,15 @@ class Gate:
         return {host: answer.value for host, answer in answers.items()}
 
     def _collectives(self, ranks: Ranks) -> None:
-        def measure(backend: str) -> None:
-            found = ranks.await_measured(backend)
-            self._note(collectives=[*self.report.collectives, found])
-
         try:
             self._say(f"{ranks.world} ranks import torch")
-            self._timed("import", ranks.await_imported)
-            self._timed("store", ranks.open_store)
+            ranks.await_imported()
+            ranks.open_store()
             ranks.join()
             for backend in ranks.backends:
                 self._say(f"all-reduce over {backend}")
-                self._timed(backend, lambda name=backend: measure(name))  # type: ignore[misc]
+                measured = ranks.await_measured(backend)
+                self._note(collectives=[*self.report.collectives, measured])
         except GateFailed as failure:
             self._note(ranks=ranks.stop(), failed=failure.step, error=failure.error)
             # With two nodes, a pair would only repeat the same test.
@@ -322,12 +312,8 @@ class Ranks:
             answers = self._agents.ask("stop_ranks", hosts, self._limits.answer)
             told = [one for answer in answers.values() for one in answer.value or ()]
             for one in sorted(told, key=lambda one: one.rank):
-                events = self._heard.get(one.rank, [])
-                phase, backend, error = _furthest(events)
-                ended = any(event["phase"] == "ended" for event in events)
-                self._stopped.append(
-                    replace(one, phase=phase, backend=backend, error=error, ended=ended)
-                )
+                phase, backend, error = _furthest(self._heard.get(one.rank, []))
+                self._stopped.append(replace(one, phase=phase, backend=backend, error=error))
         return self._stopped
 
     def behind(self) -> Dict[str, List[int]]:

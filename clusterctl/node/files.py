@@ -129,8 +129,8 @@ def why_not_written(directory: Path) -> str:
 class Declared:
     """The documents on disk, read again in every round of the supervisor.
 
-    When a document becomes unreadable its last good version stays in effect, since a typo must not
-    stop a running service; `unreadable` lists it until it is fixed or removed.
+    When a document becomes unreadable its last good version stays in effect, since neither a typo
+    nor an I/O error may stop a running service; `unreadable` lists it until it is fixed or removed.
 
     A service is stopped by removing its document. If node.json is missing too, the whole directory
     was deleted by mistake, and the last good versions stay in effect.
@@ -148,17 +148,30 @@ class Declared:
         """Return node.json, or None until it exists and is readable."""
         document = self._read(NodeDocument, "node.json", self._paths.node_document)
         if document is None and "node.json" in self._good:
-            self._keep("node.json")
+            self._keep("node.json", DELETED)
         return document
 
     def services(self) -> Dict[str, ServiceDocument]:
         """Return the services in effect, by name."""
-        paths = {f"services/{path.name}": path for path in self._paths.services.glob("[!.]*.json")}
+        directory = self._paths.services
+        try:
+            deleted = not self._paths.node_document.exists()
+            # Not by glob, which takes a directory that cannot be read for an empty one.
+            names = os.listdir(directory) if directory.exists() else []  # noqa: PTH208
+        except OSError as error:
+            for name in self._good.keys() - {"node.json"}:
+                self._keep(name, f"its directory cannot be listed: {error.strerror}")
+            return self._services()
+        paths = {
+            f"services/{name}": directory / name
+            for name in names
+            if name.endswith(".json") and not name.startswith(".")
+        }
         known = self._good.keys() | self._unreadable.keys()
         missing = frozenset(known - paths.keys() - {"node.json"})
-        if "node.json" in self._good and not self._paths.node_document.exists():
+        if "node.json" in self._good and deleted:
             for name in missing & self._good.keys():
-                self._keep(name)
+                self._keep(name, DELETED)
         else:
             # `rm -r` may delete a service's document a moment before node.json, so a document
             # counts as removed only if it is missing in two reads in a row.
@@ -168,34 +181,39 @@ class Declared:
         self._missing = missing
         for name, path in sorted(paths.items()):
             self._read(ServiceDocument, name, path)
+        return self._services()
+
+    def _services(self) -> Dict[str, ServiceDocument]:
         found = [good for good in self._good.values() if isinstance(good, ServiceDocument)]
         return {document.name: document for document in sorted(found, key=lambda one: one.name)}
 
-    def _keep(self, name: str) -> None:
-        """Report a deleted document, whose last good version stays in effect."""
-        if name not in self._unreadable or self._unreadable[name].why != DELETED:
-            self._unreadable[name] = UnreadableDocument(name, DELETED, to_json(self._good[name]))
-            self._journal.write("supervisor", "unreadable", f"{name}: {DELETED}")
+    def _keep(self, name: str, why: str) -> None:
+        """Report a document that cannot be read now; its last good version stays in effect."""
+        if name not in self._unreadable or self._unreadable[name].why != why:
+            good = self._good.get(name)
+            last_good = to_json(good) if good else ""
+            self._unreadable[name] = UnreadableDocument(name, why, last_good)
+            self._journal.write("supervisor", "unreadable", f"{name}: {why}")
         self._read_last.pop(name, None)
 
     def unreadable(self) -> List[UnreadableDocument]:
         return list(self._unreadable.values())
 
     def _read(self, kind: Type[T], name: str, path: Path) -> Optional[T]:
+        """Return the document in effect; None if there is no such file, or never was a good one."""
         try:
             data = path.read_bytes()
-        except OSError:
-            return None
-        if data != self._read_last.get(name):
-            self._read_last[name] = data
-            try:
+            if data != self._read_last.get(name):
                 self._good[name] = from_json(kind, data.decode())
                 self._unreadable.pop(name, None)
-            except ValueError as error:
-                good = self._good.get(name)
-                last_good = to_json(good) if good else ""
-                self._unreadable[name] = UnreadableDocument(name, str(error), last_good)
-                self._journal.write("supervisor", "unreadable", f"{name}: {error}")
+                self._read_last[name] = data
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._keep(name, f"it cannot be read: {error.strerror}")
+        except ValueError as error:
+            self._keep(name, str(error))
+            self._read_last[name] = data
         good = self._good.get(name)
         return good if isinstance(good, kind) else None
 

@@ -30,27 +30,25 @@ class HostsFile:
         Never raises: without them names still resolve, but wait for slow name servers.
         """
         try:
-            self._update()
+            if (
+                self._declared.exists()
+                and self._target.exists()
+                and self._changed_at() != self._seen
+            ):
+                now = self._target.read_text("utf-8")
+                wanted = with_names(now, self._declared.read_text("utf-8"))
+                if wanted != now:
+                    _overwrite(self._target, wanted)
+                    self._journal.write("names", "written", str(self._target))
+                if not self._switch.exists():
+                    # Some versions of glibc ask name servers first without nsswitch.conf.
+                    self._switch.write_text(_FILES_FIRST, "utf-8")
+                self._seen = self._changed_at()
             self._problem = ""
         except (OSError, UnicodeError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 self._journal.write("names", "failed", self._problem)
-
-    def _update(self) -> None:
-        if not self._declared.exists() or not self._target.exists():
-            return
-        if self._changed_at() == self._seen:
-            return
-        now = self._target.read_text("utf-8")
-        wanted = with_names(now, self._declared.read_text("utf-8"))
-        if wanted != now:
-            _overwrite(self._target, wanted)
-            self._journal.write("names", "written", str(self._target))
-        if not self._switch.exists():
-            # Without nsswitch.conf in the image, some versions of glibc ask name servers first.
-            self._switch.write_text(_FILES_FIRST, "utf-8")
-        self._seen = self._changed_at()
 
     def _changed_at(self) -> Tuple[float, ...]:
         stats = [path.stat() for path in (self._declared, self._target)]

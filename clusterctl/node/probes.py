@@ -41,9 +41,20 @@ class GpuCount:
 
     def tick(self, now: float) -> None:
         """Start the command or collect its output. `now`: monotonic seconds."""
-        argv = self._listing.argv
-        if self._process is not None:
-            self._collect(now, self._process)
+        argv, process = self._listing.argv, self._process
+        if process is not None and process.poll() is not None:
+            # A few lines per GPU fit into the pipe's buffer: the command never blocked on writing.
+            lines = process.communicate()[0].splitlines()
+            self._process = None
+            self.visible = sum(line.startswith(self._listing.begins) for line in lines)
+            if self.visible:
+                self.said = ""
+            elif lines:
+                self.said = lines[-1].strip()[:LONGEST]
+        elif process is not None:
+            if now - self._asked > self._timing.gpus_timeout:
+                process.kill()
+                self.visible, self.said = 0, f"{argv[0]} does not answer"
         elif argv and (self._asked == 0.0 or now - self._asked > self._timing.gpus_every):
             self._asked = now
             try:
@@ -57,21 +68,6 @@ class GpuCount:
                 )
             except OSError as error:
                 self.visible, self.said = 0, f"{argv[0]} cannot be started: {error.strerror}"
-
-    def _collect(self, now: float, process: subprocess.Popen[str]) -> None:
-        if process.poll() is None:
-            if now - self._asked > self._timing.gpus_timeout:
-                process.kill()
-                self.visible, self.said = 0, f"{self._listing.argv[0]} does not answer"
-            return
-        # A few lines per GPU fit into the pipe's buffer, so the command never blocked on writing.
-        lines = process.communicate()[0].splitlines()
-        self._process = None
-        self.visible = sum(line.startswith(self._listing.begins) for line in lines)
-        if self.visible:
-            self.said = ""
-        elif lines:
-            self.said = lines[-1].strip()[:LONGEST]
 
 
 class Links:

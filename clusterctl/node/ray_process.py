@@ -82,7 +82,7 @@ class RayProcess:
                 self._start(now)
         elif child.exit_status() is not None:
             child.kill_all()  # processes that it left may hold its output open
-            child.settle()
+            child.drain()
             self._fail(now, child, f"ended with status {child.exit_status()}: {_last_words(child)}")
         elif self._probe and self._probe.losses != self._losses:
             self._drop("the head's GCS is gone")

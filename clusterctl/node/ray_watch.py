@@ -147,7 +147,6 @@ class RayView:
         self._generation = 0  # Distinguishes the process's lines from those of an ended one
         self.snapshot: Optional[Snapshot] = None
         self.taken = 0.0  # When the GCS answered, in monotonic seconds: the host's clock may change
-        self.error = ""
 
     def tick(self, now: float, ray_up: bool, env: Mapping[str, str]) -> None:
         """Start, restart or end the process. `now`: monotonic seconds."""
@@ -205,8 +204,7 @@ class RayView:
             self._generation += 1
             read = partial(self._read, self._generation)
             self._child = Child(self._argv, {**os.environ, **env}, None, read)
-        except OSError as error:
-            self.error = str(error)
+        except OSError:
             self._next_start = now + self._backoff.failed()
 
     def _read(self, generation: int, line: str) -> None:
@@ -219,7 +217,6 @@ class RayView:
         except ValueError:
             return
         self._heard = time.monotonic()
-        self.error = snapshot.error
         if not snapshot.error:
             self.taken = self._heard - max(0.0, time.time() - snapshot.time)
             self.snapshot = snapshot

@@ -12,14 +12,16 @@ service that has lost a node is ended at once rather than left to the timeouts o
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import dataclass
 from typing import FrozenSet, List, Mapping, Optional, Sequence
 
-from clusterctl.node.attempt import Attempt, read_key
+from clusterctl.node.attempt import Attempt
 from clusterctl.node.contract import breaches, free_gpus
 from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.node.endpoint import Reading
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
 from clusterctl.node.timing import Backoff, Timing
@@ -125,8 +127,10 @@ class Service:
         self._last_failure_time = 0.0
         # Kept: vLLM must not come back without a key because its file was deleted.
         self._key = ""
-        # Ids of the Ray nodes of the attempt that failed last.
+        # Ids of the Ray nodes of the attempt that failed last, and until when the loss of one of
+        # them is taken for the cause.
         self._stood_on: FrozenSet[str] = frozenset()
+        self._blame_until = 0.0
         self._phase = ""
         self._detail = ""
         self._since = 0.0
@@ -159,9 +163,9 @@ class Service:
 
     def state(self) -> ServiceState:
         """Return the service's entry for state.json."""
-        attempt = self._attempt
-        reading = attempt.reading if attempt else None
-        silence = reading.silence if reading and self._phase == "ready" else None
+        attempt, snapshot = self._attempt, self._snapshot
+        reading = attempt.reading if attempt else Reading()
+        silence = reading.silence if self._phase == "ready" else None
         # Report a silence only after two readings in a row without a sign of life.
         now = time.monotonic()
         shown = silence and now - silence.since >= self._timing.silence_shown
@@ -172,18 +176,18 @@ class Service:
             since=self._since,
             fingerprint=self._shown.fingerprint,
             detail=self._detail,
-            pid=attempt.pid if attempt else 0,
+            pid=attempt.child.pid if attempt else 0,
             attempts=self._attempts,
             restarts=max(0, self._starts - 1),
             stage=attempt.progress() if attempt and self._phase in _LOADING else "",
             ready_seconds=self._ready_seconds,
-            task=reading.task if reading else "",
-            running=reading.running if reading else 0.0,
-            waiting=reading.waiting if reading else 0.0,
-            tokens_per_second=reading.tokens_per_second if reading else 0.0,
-            kv_cache_use=reading.kv_cache_use if reading else 0.0,
-            ranks=ranks(attempt.owned(self._snapshot), self._snapshot.nodes, *sizes)
-            if attempt and self._snapshot
+            task=reading.task,
+            running=reading.running,
+            waiting=reading.waiting,
+            tokens_per_second=reading.tokens_per_second,
+            kv_cache_use=reading.kv_cache_use,
+            ranks=ranks(attempt.owned(snapshot), snapshot.nodes, *sizes)
+            if attempt and snapshot
             else [],
             last_error=self._last_error,
             silence=silence.told(now) if silence and shown else "",
@@ -217,6 +221,8 @@ class Service:
             self._backoff.succeeded()
             self._turn("waiting", "it was changed")
         # vLLM may end seconds before the GCS counts a lost host as dead, even with status 0.
+        if now > self._blame_until:
+            self._stood_on = frozenset()
         left = who_left(self._stood_on, conditions.snapshot)
         if self._stood_on and not conditions.ray_up:
             left = _RAY_GONE
@@ -240,22 +246,24 @@ class Service:
         nodes = conditions.snapshot.nodes if conditions.snapshot else []
         living = frozenset(node.node_id for node in nodes if node.alive)
         try:
-            self._key = read_key(self._paths) or self._key
+            with contextlib.suppress(FileNotFoundError):
+                self._key = self._paths.api_key.read_text("utf-8").strip() or self._key
             self._attempt = Attempt(
                 document, conditions.env, self._paths, self._timing, living, self._key
             )
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])
             return
-        self._turn("starting", f"attempt {self._attempts}, pid {self._attempt.pid}")
+        self._turn("starting", f"attempt {self._attempts}, pid {self._attempt.child.pid}")
 
     def _look(self, now: float, attempt: Attempt) -> None:
         """Act on the state of a running attempt: the first case that applies decides."""
         reading = attempt.reading
         left = who_left(attempt.nodes, self._snapshot)
         ended_rank = attempt.ended_rank(self._snapshot, now, self._timing.rank_patience)
-        if attempt.ended:
-            how = attempt.how_it_ended()
+        status = attempt.child.exit_status()
+        if status is not None:
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
             if attempt.refused_its_arguments():
                 self._drop(attempt)
                 self._give_up(f"vLLM rejected its arguments ({how})", attempt.last_lines())
@@ -269,7 +277,15 @@ class Service:
             self._turn("stalled", reading.silence.told(now))
             self._retry_later(now, attempt, f"stalled: {reading.silence.told(now)}")
         elif reading.ready:
-            self._be_ready(now, attempt)
+            if not attempt.was_ready:
+                attempt.was_ready = True
+                self._ready_seconds = now - attempt.started
+                self._attempts = 0
+                self._last_error = []
+                answers = ", ".join(filter(None, (reading.task, reading.answer)))
+                self._turn("ready", f"after {self._ready_seconds:.1f} s: answers {answers}")
+            if now - attempt.started - self._ready_seconds > self._timing.ray_steady:
+                self._backoff.succeeded()
         elif reading.unprovable:
             self._drop(attempt)
             self._give_up(UNPROVABLE, [f"{UNPROVABLE}: {reading.unprovable}"])
@@ -283,22 +299,11 @@ class Service:
             counted = f"{started} of {attempt.document.gpus} ranks started" if started else ""
             self._turn("loading", counted or attempt.stage_line or reading.error)
 
-    def _be_ready(self, now: float, attempt: Attempt) -> None:
-        if not attempt.was_ready:
-            attempt.was_ready = True
-            self._ready_seconds = now - attempt.started
-            self._attempts = 0
-            self._last_error = []
-            answers = ", ".join(filter(None, (attempt.reading.task, attempt.reading.answer)))
-            self._turn("ready", f"after {self._ready_seconds:.1f} s: answers {answers}")
-        if now - attempt.started - self._ready_seconds > self._timing.ray_steady:
-            self._backoff.succeeded()
-
     def _retry_later(self, now: float, attempt: Attempt, why: str) -> None:
         """End all ranks after a failure of the service itself, and start again after a delay."""
         self._drop(attempt)
         self._last_error = attempt.last_lines()
-        self._stood_on = attempt.nodes
+        self._stood_on, self._blame_until = attempt.nodes, now + self._timing.blame_limit
         delay = self._backoff.failed()
         self._retry_at = now + delay
         beyond = self._attempts >= self._timing.attempts_until_failed
@@ -336,18 +341,18 @@ class Service:
     def finish_stop(self, now: float) -> None:
         """Kill a stopping service once vLLM or its time has ended. Check `stopped` after."""
         attempt = self._attempt
-        if attempt is None or (not attempt.ended and now < self._kill_at):
+        if attempt is None or (attempt.child.exit_status() is None and now < self._kill_at):
             return
         attempt.kill()
-        if attempt.gone:
+        if attempt.child.gone():
             self._attempt = None
             self._freed = time.monotonic()
             self._turn("waiting", "stopped")
 
     def _turn(self, phase: str, detail: str) -> None:
-        if phase != self._phase:
+        changed = phase != self._phase
+        if changed:
             self._since = time.time()
-            self._journal.write(self._shown.name, phase, detail)
-        elif detail != self._detail and phase == "waiting":
+        if changed or (phase == "waiting" and detail != self._detail):
             self._journal.write(self._shown.name, phase, detail)
         self._phase, self._detail = phase, detail

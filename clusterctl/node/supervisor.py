@@ -11,7 +11,7 @@ import time
 from typing import Dict, List, Optional
 
 from clusterctl import __version__
-from clusterctl.node.documents import NodeDocument, NodeState, ServiceDocument
+from clusterctl.node.documents import NodeDocument, NodeState
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
 from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.probes import GpuCount, Links, installed_versions, version_labels
@@ -43,7 +43,13 @@ class Supervisor:
         self._declared = Declared(paths, journal)
         labels = version_labels(self._versions)
         self._ray = RayProcess(document, paths, timing, journal, labels)
-        self._view = RayView(watch_argv or _watch_argv(document, timing), document.host, timing)
+        if watch_argv is None:
+            ip = f"[{document.head_ip}]" if ":" in document.head_ip else document.head_ip
+            head = document.role == "head"
+            every = timing.watch_interval if head else timing.worker_watch_interval
+            address = ["--address", f"{ip}:{document.gcs_port}"]
+            watch_argv = [*own_argv(), "ray-watch", *address, "--interval", str(every)]
+        self._view = RayView(watch_argv, document.host, timing)
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._links = Links(timing)
         self._services: Dict[str, Service] = {}
@@ -87,14 +93,16 @@ class Supervisor:
         self._gpus.tick(now)
         self._links.tick(now, self._document)
         if self._document.role == "head":
-            self._tick_services(now, self._declared.services())
+            self._tick_services(now)
         self._state_file.write(self.state())
 
-    def _tick_services(self, now: float, wanted: Dict[str, ServiceDocument]) -> None:
-        for name, document in wanted.items():
+    def _tick_services(self, now: float) -> None:
+        wanted = self._declared.services()
+        for name, service_document in wanted.items():
             if name not in self._services:
+                before = self._before.pop(name, None)
                 self._services[name] = Service(
-                    document, self._paths, self._timing, self._journal, self._before.pop(name, None)
+                    service_document, self._paths, self._timing, self._journal, before
                 )
         conditions = RayConditions(
             self._document.expected,
@@ -131,10 +139,3 @@ class Supervisor:
             unreadable=self._declared.unreadable(),
             logs_problem=why_not_written(self._paths.logs),
         )
-
-
-def _watch_argv(document: NodeDocument, timing: Timing) -> List[str]:
-    ip = f"[{document.head_ip}]" if ":" in document.head_ip else document.head_ip
-    address = f"{ip}:{document.gcs_port}"
-    every = timing.watch_interval if document.role == "head" else timing.worker_watch_interval
-    return [*own_argv(), "ray-watch", "--address", address, "--interval", str(every)]

@@ -54,7 +54,7 @@ def seen(*hosts: str) -> list[SeenNode]:
 def crossing(source: str, target: str, error: str = "", **changes: Any) -> Crossing:
     base = Crossing(
         source, target, "gloo, nccl", NICS[target], IPS[target], 40123, error,
-        left_by=IPS.get(source, ""), round_trip=1e-4,
+        left_by=IPS.get(source, ""),
     )  # fmt: skip
     return replace(base, **changes)
 

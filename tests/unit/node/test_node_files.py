@@ -153,6 +153,47 @@ def test_a_directory_of_documents_that_is_deleted_stops_nothing(tmp_path: Path) 
     assert (declared.node(), declared.services()) == (None, {})
 
 
+def test_a_document_that_cannot_be_read_now_stays_in_effect_and_was_not_deleted(
+    tmp_path: Path,
+) -> None:
+    """As with too many open files, or a disk that fails: directories in their place here."""
+    paths = NodePaths("demo", tmp_path)
+    file = paths.services / "tiny.json"
+    file.parent.mkdir(parents=True)
+    paths.logs.mkdir(parents=True)
+    declared = Declared(paths, Journal(paths.journal, "a", io.StringIO()))
+    paths.node_document.write_text(to_json(NODE))
+    file.write_text(to_json(GOOD))
+    assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
+
+    for path in (paths.node_document, file):
+        path.unlink()
+        path.mkdir()
+    for _ in range(3):
+        assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
+    told = {each.file: (each.why, each.last_good) for each in declared.unreadable()}
+    why = "it cannot be read: Is a directory"
+    assert told == {
+        "node.json": (why, to_json(NODE)), "services/tiny.json": (why, to_json(GOOD)),
+    }  # fmt: skip
+
+    for path in (paths.node_document, file):
+        path.rmdir()
+    paths.node_document.write_text(to_json(NODE))
+    paths.services.rmdir()
+    paths.services.write_text("not a directory")
+    for _ in range(3):
+        assert declared.services() == {"tiny": GOOD}
+    assert [each.why for each in declared.unreadable() if each.file != "node.json"] == [
+        "its directory cannot be listed: Not a directory"
+    ]
+    paths.services.unlink()
+    paths.services.mkdir()
+    file.write_text(to_json(GOOD))
+    assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
+    assert declared.unreadable() == []
+
+
 def test_killing_a_child_reaches_its_grandchildren_in_other_groups(tmp_path: Path) -> None:
     script = "import subprocess, signal; subprocess.Popen(['sleep', '600'], process_group=0);"
     script += "print('on', flush=True); signal.pause()"

@@ -269,6 +269,20 @@ def test_a_vllm_that_ends_before_its_lost_host_is_known_names_the_host_as_the_ca
     bench.await_service("ready", restarts=1, last_failure=cause)
 
 
+def test_a_host_that_leaves_long_after_vllm_ended_is_not_its_cause(bench: Bench) -> None:
+    bench.timing = replace(bench.timing, service_backoff_first=1.0, blame_limit=0.0)
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+    os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
+    bench.await_service("backing-off")
+
+    lost = bench.node("b", "n2", alive=False, death_reason="no heartbeat")
+    bench.in_ray(bench.node("a", "n1"), lost, bench.node("b", "n3"))
+
+    bench.await_service("ready", restarts=1, last_failure="was ended by signal 9")
+
+
 def test_a_vllm_that_ends_before_ray_is_seen_to_be_gone_names_ray_as_the_cause(
     bench: Bench,
 ) -> None:

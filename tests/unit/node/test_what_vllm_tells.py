@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.node.attempt import later, plain, stage_of
-from clusterctl.node.endpoint import Metrics, parse_metrics
-from clusterctl.node.endpoint_watch import EngineProgress
+from clusterctl.node.endpoint import EngineProgress, Metrics, parse_metrics
 
 
 @pytest.mark.parametrize(
