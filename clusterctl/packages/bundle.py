@@ -65,6 +65,17 @@ class Bundle:
         """Docker's static archive; None if it has none."""
         return next((file for file in self.files if _STATIC.fullmatch(file.name)), None)
 
+    def is_for(self, target: PackageSystem, architecture: str) -> bool:
+        """Whether hosts of that system can use it, as far as its manifest and file names say."""
+        if self.architecture not in ("", architecture):
+            return False
+        if self.system:
+            return self.system == target.name
+        names = [file.name for file in self.packages(".deb" if target.family == "apt" else ".rpm")]
+        other = [name for arch, name in DEBIAN_ARCHITECTURES.items() if arch != architecture]
+        foreign = any(f"_{arch}." in name for name in names for arch in other)
+        return self.static_engine is not None or (bool(names) and not foreign)
+
     def packages(self, suffix: str) -> tuple[PackageFile, ...]:
         """Files whose names end in `suffix`: `.deb` or `.rpm`."""
         return tuple(file for file in self.files if file.name.endswith(suffix))
@@ -108,14 +119,8 @@ def open_bundles(path: Path) -> tuple[Bundle, ...]:
 
 # Errors of reading files and tars; a truncated tar may raise any of them
 _UNREADABLE = (
-    OSError,
-    tarfile.TarError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    ValueError,
-    KeyError,
-)
+    OSError, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, KeyError,
+)  # fmt: skip
 
 _HOW_MADE = (
     "make them on a connected machine: clusterctl bundle packages --for debian12 -o DIRECTORY"
@@ -152,14 +157,12 @@ def _in_tar(path: Path) -> Iterator[Bundle]:
                 if name.rpartition("/")[0] == parent
             }
             sizes = {name: m.size for name, m in own.items() if _PACKAGE.fullmatch(name)}
-            texts = [_text(tar, own.get(name)) for name in (MANIFEST, SUMS)]
+            opened = [
+                tar.extractfile(own[name]) if name in own else None for name in (MANIFEST, SUMS)
+            ]
+            texts = [file.read().decode() if file else "" for file in opened]
             if sizes:
                 yield _bundle(path, sizes, *texts, inside=inside)
-
-
-def _text(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> str:
-    file = tar.extractfile(member) if member else None
-    return file.read().decode() if file else ""
 
 
 def _bundle(
@@ -183,7 +186,7 @@ def fitting(
 ) -> Bundle:
     """Return the bundle for that system. Raises RequirementsNotMet if none is for it."""
     for bundle in bundles:
-        if _is_for(bundle, target, architecture):
+        if bundle.is_for(target, architecture):
             return bundle
     there = ", ".join(f"{b.system or 'unnamed'} {b.architecture}".strip() for b in bundles)
     raise RequirementsNotMet(
@@ -191,15 +194,3 @@ def fitting(
         host=host,
         hint=f"clusterctl bundle packages --for {target.name} -o DIRECTORY",
     )
-
-
-def _is_for(bundle: Bundle, target: PackageSystem, architecture: str) -> bool:
-    if bundle.architecture not in ("", architecture):
-        return False
-    if bundle.system:
-        return bundle.system == target.name
-    suffix = ".deb" if target.family == "apt" else ".rpm"
-    names = [file.name for file in bundle.packages(suffix)]
-    other = [name for arch, name in DEBIAN_ARCHITECTURES.items() if arch != architecture]
-    foreign = any(f"_{arch}." in name for name in names for arch in other)
-    return bundle.static_engine is not None or (bool(names) and not foreign)

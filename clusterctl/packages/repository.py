@@ -1,4 +1,5 @@
-"""Package repositories to add to hosts, and the keys that sign them. Pure.
+"""Package repositories to add to hosts, and the keys that sign them: downloaded to this machine,
+and verified by their fingerprints.
 
 Addresses and layouts: NVIDIA's installation guide of the container toolkit, and Docker's
 installation pages for Debian, Ubuntu, RHEL, CentOS and Fedora.
@@ -6,9 +7,18 @@ installation pages for Debian, Ubuntu, RHEL, CentOS and Fedora.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import re
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
+from clusterctl import deadlines
+from clusterctl.errors import StepFailed, UsageError
 from clusterctl.packages.target import PackageSystem
 
 NVIDIA_URL = "https://nvidia.github.io/libnvidia-container"
@@ -94,3 +104,112 @@ def source_text(repository: Repository, target: PackageSystem) -> str:
         f"baseurl={repository.url}\nenabled=1\ngpgcheck={packages}\nrepo_gpgcheck={lists}\n"
         f"gpgkey=file://{key}\n"
     )
+
+
+LARGEST = 1 << 20
+
+# By repository: the fix if its key cannot be downloaded
+_INSTEAD = {
+    "docker": "name a mirror: --docker URL",
+    "nvidia-container-toolkit": "name a mirror: --nvidia URL; or leave it out: --engine-only",
+}
+
+
+def vendor_key(repository: Repository) -> bytes:
+    """Return the signing key: the user's, or the vendor's after verifying its fingerprint.
+
+    Raises UsageError for a different or malformed key, StepFailed if it cannot be downloaded.
+    """
+    file, url = repository.key_file, repository.key_url
+    if url.startswith("file:/") and not url.startswith("file://"):
+        url = f"file://{url.removeprefix('file:')}"  # apt's `file:/path`
+    if file:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise UsageError(f"the key {file} cannot be read: {error.strerror}") from error
+    else:
+        try:
+            with urllib.request.urlopen(url, timeout=deadlines.KEY_DOWNLOAD) as answer:  # noqa: S310 - the user's own words
+                data = bytes(answer.read(LARGEST))
+        except (OSError, ValueError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise StepFailed(
+                f"the signing key {url} cannot be downloaded here: {reason}",
+                hint=f"run it where that address is reached, or {_INSTEAD[repository.name]}",
+            ) from error
+    try:
+        found = fingerprints(data)
+    except ValueError as error:
+        raise UsageError(f"{file or repository.key_url} is not a signing key: {error}") from error
+    if not file and not found & repository.fingerprints:
+        raise UsageError(
+            f"{repository.key_url} returned a different key than {repository.name}'s: "
+            f"{', '.join(sorted(found))}",
+            hint="for a mirror of your own give its key: --nvidia-key FILE, --docker-key FILE",
+        )
+    return data
+
+
+_ARMOR = re.compile(
+    rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[^\r\n]+\r?\n)*\r?\n(.*?)\r?\n-----END",
+    re.DOTALL,
+)
+_PUBLIC_KEY = 6  # Packet type of a primary key; subkeys are 14
+
+
+def fingerprints(data: bytes) -> frozenset[str]:
+    """Return fingerprints of all primary keys in `data`, armored or not: 40 upper-case hex digits.
+
+    Raises ValueError if `data` contains no key.
+    """
+    if blocks := _ARMOR.findall(data):
+        try:
+            # The last line of a block may be `=` and a CRC of 24 bits.
+            data = b"".join(
+                base64.b64decode(re.sub(rb"^=[^=]{4}$", b"", block, flags=re.MULTILINE))
+                for block in (block.replace(b"\r", b"") for block in blocks)
+            )
+        except binascii.Error as error:
+            raise ValueError(f"a damaged OpenPGP key: {error}") from None
+    found = frozenset(
+        hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324 - RFC 9580, 5.5.4.1
+        for kind, body in _packets(data)
+        if kind == _PUBLIC_KEY and body[:1] == b"\x04"
+    )
+    if not found:
+        raise ValueError("no OpenPGP public key in it")
+    return found
+
+
+def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield type and body of each packet (RFC 9580, 4.2). Raises ValueError."""
+    position = 0
+    while position < len(data):
+        first, position = data[position], position + 1
+        if not first & 0x80:
+            raise ValueError("not OpenPGP data")
+        if first & 0x40:
+            kind = first & 0x3F
+            octet = data[position] if position < len(data) else 255
+            if octet < 192:
+                length, position = octet, position + 1
+            elif octet < 224:
+                length = (
+                    ((octet - 192) << 8) + int.from_bytes(data[position + 1 : position + 2]) + 192
+                )
+                position += 2
+            elif octet == 255:
+                length = int.from_bytes(data[position + 1 : position + 5], "big")
+                position += 5
+            else:
+                raise ValueError("a packet of unknown length")
+        else:
+            kind = (first >> 2) & 0x0F
+            width = {0: 1, 1: 2, 2: 4}.get(first & 3)
+            if width is None:
+                raise ValueError("a packet without length")
+            length = int.from_bytes(data[position : position + width], "big")
+            position += width
+        yield kind, data[position : position + length]
+        position += length

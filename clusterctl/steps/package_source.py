@@ -7,8 +7,13 @@ from pathlib import Path
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, StepFailed, UsageError
-from clusterctl.packages.repository import Repository, key_path, source_path, source_text
-from clusterctl.packages.vendor_keys import fingerprints
+from clusterctl.packages.repository import (
+    Repository,
+    fingerprints,
+    key_path,
+    source_path,
+    source_text,
+)
 from clusterctl.steps import directories, node_files
 from clusterctl.steps.node_files import RemoteFile
 from clusterctl.steps.package_manager import target

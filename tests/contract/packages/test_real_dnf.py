@@ -13,7 +13,7 @@ import pytest
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
-from clusterctl.packages import made_by_dnf
+from clusterctl.packages import making
 from clusterctl.packages.target import TOOLKIT, TOOLKIT_VERSION, BundleRequest, PackageSystem
 from clusterctl.steps.dnf import Dnf
 from clusterctl.transport.local import LocalTransport
@@ -180,7 +180,7 @@ def test_a_bundle_for_rocky_is_gathered(vendors: Path, repository: Path) -> None
         mirror=f"file://{repository}",
     )
     (vendors / "work").mkdir()
-    names = [file.name for file in made_by_dnf.download(wanted, vendors / "work")]
+    names = [file.name for file in making.download_by_dnf(wanted, vendors / "work")]
     assert len(names) == 8
     assert "python3-29.1.3-1.noarch.rpm" in names
     for name in TOOLKIT:

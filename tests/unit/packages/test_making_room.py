@@ -9,9 +9,8 @@ import pytest
 
 from clusterctl.errors import StepFailed, UsageError
 from clusterctl.packages.making import make
-from clusterctl.packages.repository import docker, nvidia
+from clusterctl.packages.repository import docker, nvidia, vendor_key
 from clusterctl.packages.target import BundleRequest, target_named
-from clusterctl.packages.vendor_keys import vendor_key
 
 DEBIAN = target_named("debian12")
 

@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from clusterctl.packages.repository import docker, nvidia, source_path, source_text
+from clusterctl.packages.repository import docker, fingerprints, nvidia, source_path, source_text
 from clusterctl.packages.target import PackageSystem
-from clusterctl.packages.vendor_keys import fingerprints
 from tests.unit.steps.stage_install import KEY
 
 DEBIAN = PackageSystem("debian", "12", "bookworm")
