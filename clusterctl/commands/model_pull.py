@@ -196,7 +196,7 @@ def _held(
     found = values(fan_out(views, lambda view: look_at_models(view.transport, directory)))
     for host, models in found.items():
         tree = models.tree(name)
-        if tree is None or tree.manifest is None or not tree.intact:
+        if tree is None or tree.manifest is None or tree.lacking:
             continue
         # The same commit by its origin, or by all hashes if the hub publishes them.
         paths = {file.path for file in tree.manifest.files} == {f.path for f in listing.files}

@@ -28,14 +28,25 @@ from clusterctl.engine.events import (
     one_at_a_time,
 )
 from clusterctl.errors import RequirementsNotMet, raise_all
-from clusterctl.transfer.content import is_digest
 from clusterctl.transfer.weights.hashing import hashes
-from clusterctl.transfer.weights.manifest import parse
-from clusterctl.transfer.weights.on_host import KEPT, run_as_root, script
+from clusterctl.transfer.weights.on_host import (
+    KEPT,
+    HostFile,
+    HostTree,
+    read_trees,
+    run_as_root,
+    script,
+)
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 
 TITLE = "Weights are the same on all hosts"
+
+# Names of files that an engine may read.
+READ = (
+    *(".safetensors", ".bin", ".gguf", ".pt"),
+    *(".json", ".model", ".txt", ".jinja", ".tiktoken", ".py"),
+)
 
 # Bytes per host that are hashed while the user waits: 3 to 10 s on a disk fast enough to load a
 # model from. On a host that has more to hash, only small files are hashed at once.
@@ -48,24 +59,15 @@ Fix = Callable[[str], str]  # host: the command that copies the model from it to
 
 
 @dataclass(frozen=True)
-class HeldFile:
-    """A file of a model's directory."""
-
-    size: int  # Bytes
-    # Inode, size, time of the last write and of the last change: differs after any change.
-    stamp: str
-
-
-@dataclass(frozen=True)
 class HeldModel:
     """A model's directory on one host. Paths are relative to it."""
 
-    files: Mapping[str, HeldFile]
+    files: Mapping[str, HostFile]
     known: Mapping[str, str]  # sha256 of files that did not change since they were hashed
     promised: Mapping[str, str]  # sha256 in the manifest, whatever the file's bytes are now
 
     @property
-    def unknown(self) -> dict[str, HeldFile]:
+    def unknown(self) -> dict[str, HostFile]:
         return {path: file for path, file in self.files.items() if path not in self.known}
 
     def learned(self, found: Mapping[str, str]) -> HeldModel:
@@ -85,48 +87,38 @@ def look_at(
     Raises as `run_as_root`."""
     # Of a snapshot in a Hugging Face cache, the manifest is in the model's cache entry.
     root = path.partition("/snapshots/")[0]
-    argv = (*script("held"), path, root, kept_file(path, kept))
+    argv = (*script("look", "held"), path, root, kept_file(path, kept))
     answer = run_as_root(transport, argv, doing=f"reading {path}", timeout=timeout)
-    files: dict[str, HeldFile] = {}
-    changed: dict[str, str] = {}
-    known: dict[str, str] = {}
-    sealed, text = "", ""
-    for line in answer.splitlines():
-        match line.split("\t"):
-            case ["file", stamp, later, size, name] if size.isdigit():
-                files[name], changed[name] = HeldFile(int(size), stamp), later
-            case ["sealed", moment]:
-                sealed = moment
-            case ["kept", digest, stamp, name] if is_digest(digest):
-                if name in files and files[name].stamp == stamp:
-                    known[name] = digest
-            case [first, *_] if first.startswith("|"):
-                text += f"{line[1:]}\n"
-    listed = _listed(text, posixpath.relpath(path, root))
-    promised = {name: listed[name] for name in files if name in listed}
-    # Both are times of one host's clock, in UTC and to the nanosecond: they compare as text.
-    proven = {name: digest for name, digest in promised.items() if changed[name] <= sealed}
+    tree = next(read_trees(answer), HostTree(path, {}))
+    files = {
+        name: file
+        for name, file in tree.files.items()
+        if file.size and name.endswith(READ) and name.count("/") < 2 and "/." not in f"/{name}"
+    }
+    known = {name: digest for name, digest in tree.hashed.items() if name in files}
+    listed: dict[str, str] = {}  # sha256 by path below `root`, links followed
+    if tree.manifest:
+        listed = {file.path: file.sha256 for file in tree.manifest.files}
+        for link in tree.manifest.links:
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), link.target))
+            if target in listed:
+                listed[link.path] = listed[target]
+    below = posixpath.relpath(path, root)
+    promised = {
+        name: listed[whole]
+        for name in files
+        if (whole := posixpath.normpath(f"{below}/{name}")) in listed
+    }
+    proven = {
+        name: digest
+        for name, digest in promised.items()
+        if max(files[name].written, files[name].changed) <= tree.sealed
+    }
     return HeldModel(files, {**proven, **known}, promised)
 
 
-def _listed(text: str, below: str) -> dict[str, str]:
-    """Return {path: sha256} of the manifest `text` for files below its directory `below`, links
-    followed; empty without a manifest that this version can parse."""
-    try:
-        manifest = parse(text)
-    except ValueError:
-        return {}
-    found = {file.path: file.sha256 for file in manifest.files}
-    for link in manifest.links:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), link.target))
-        if target in found:
-            found[link.path] = found[target]
-    start = "" if below == "." else f"{below}/"
-    return {path.removeprefix(start): found[path] for path in found if path.startswith(start)}
-
-
 def hash_now(
-    transport: Transport, path: str, files: Mapping[str, HeldFile], say: Say
+    transport: Transport, path: str, files: Mapping[str, HostFile], say: Say
 ) -> dict[str, str]:
     """Hash `files` of the directory `path` and return their sha256 by path; unreadable files are
     left out. Raises as `hashes`."""
@@ -267,7 +259,7 @@ def told_apart(path: str, held: Mapping[str, HeldModel], head: str) -> dict[str,
     return found
 
 
-def _size(files: Mapping[str, HeldFile]) -> int:
+def _size(files: Mapping[str, HostFile]) -> int:
     return sum(file.size for file in files.values())
 
 

@@ -3,7 +3,7 @@
 # alone: it decides which weights count as the same. On stdin, fields parted by tabs:
 #   kept SHA256 STAMP PATH   known already: what the file "$1" holds from now on
 #   hash STAMP PATH          below the directory "$2"; hashed in the background, then added
-# STAMP is what held.sh calls it; a file that has another one by then is left out.
+# STAMP is what look.sh calls it; a file that has another one by then is left out.
 
 set -e
 umask 077

@@ -1,13 +1,54 @@
 #!/bin/sh
-# What lies under the models directory "$1": free space, models with the state of their files,
-# and what is on its way, `idle` where nobody has written to it for "$2" minutes; of what was hashed on
-# this host (the directory "$3", see keep.sh) and not changed since, the sha256. Reads only, and no file's
-# content but that of manifests. Fields are parted by tabs; a manifest's lines are prefixed by '|', so that none is taken for a record.
+# What this host holds of models. Reads only, and no file's content but that of manifests. Run as
+#   look MODELS MINUTES KEPT   all models below the directory MODELS; KEPT: directory of keep.sh's files
+#   held MODEL ROOT FILE       the model MODEL, whose manifest is in ROOT and whose hashes are in FILE
+# Tells, with tabs between the fields:
+#   free KIB, readonly DIRECTORY
+#   tree PATH   then the records of a model, and `end`:
+#     file STAMP WRITTEN CHANGED SIZE PATH   times of the last write and of the last change of any kind
+#     link PATH TARGET
+#     kept SHA256 STAMP PATH                 hashed on this host; right while the file has this stamp
+#     sealed WRITTEN                         of the manifest, whose lines follow, prefixed by '|'
+#   incoming NAME KIB STATE   on its way; `idle` where nobody has written to it for MINUTES
 
 TAB=$(printf '\t')
+TZ=UTC0
+export TZ
 MANIFEST=.clusterctl-model.json
 INCOMING=.clusterctl-incoming
-models=$1 kept_in=$3
+FILE="file$TAB%i:%s:%y:%z$TAB%y$TAB%z$TAB%s$TAB%n"
+
+files() {
+    (
+        cd "$1" 2>/dev/null || return
+        if [ -d snapshots ]; then
+            find . -type f ! -name "$MANIFEST" -exec stat -c "$FILE" {} +
+            find . -type l | while IFS= read -r link; do
+                printf "link$TAB%s$TAB%s\n" "$link" "$(readlink "$link")"
+            done
+        else
+            find -L . \( -name .git -o -name .cache \) -prune -o \
+                -type f ! -name "$MANIFEST" -exec stat -L -c "$FILE" {} +
+        fi
+    )
+}
+
+# The model "$1", whose manifest is in the directory "$2" and whose hashes are in the file "$3".
+record() {
+    echo "tree$TAB$1"
+    files "$1"
+    [ -f "$3" ] && sed "s/^/kept$TAB/" "$3"
+    if [ -f "$2/$MANIFEST" ]; then
+        echo "sealed$TAB$(stat -c %y "$2/$MANIFEST")"
+        sed 's/^/|/' "$2/$MANIFEST"
+    fi
+    echo end
+}
+
+if [ "$0" = held ]; then
+    record "$1" "$2" "$3"
+    exit 0
+fi
 
 # The nearest directory that is there: the models directory may be made only by the first push.
 there=$1
@@ -17,56 +58,17 @@ echo "free$TAB${free:-0}"
 [ -w "$there" ] || echo "readonly$TAB$there"
 cd "$1" 2>/dev/null || exit 0
 
-files() {
-    (
-        cd "$1" || return
-        find -L . \( -name .git -o -name .cache \) -prune -o \
-            -type f ! -name "$MANIFEST" -exec stat -L -c "file$TAB%s$TAB%Y$TAB%n" {} +
-    )
-}
-
-cache_files() {
-    (
-        cd "$1" || return
-        find . -type f ! -name "$MANIFEST" -exec stat -c "file$TAB%s$TAB%Y$TAB%n" {} +
-        find . -type l | while IFS= read -r link; do
-            printf "link$TAB%s$TAB%s\n" "$link" "$(readlink "$link")"
-        done
-    )
-}
-
-hashed() {
-    kept=$kept_in/$(printf '%s' "${models#/}/$1" | tr / @)
-    [ -f "$kept" ] || return
-    while IFS=$TAB read -r sum stamp path; do
-        [ "$(TZ=UTC0 stat -L -c '%i:%s:%y:%z' "$1/$path" 2>/dev/null)" = "$stamp" ] &&
-            printf "hashed$TAB%s$TAB%s\n" "$sum" "$path"
-    done <"$kept"
-}
-
-record() {
-    echo "tree$TAB$1"
-    if [ -d "$1/snapshots" ]; then cache_files "$1"; else files "$1"; fi
-    hashed "$1"
-    if [ -f "$1/$MANIFEST" ]; then
-        echo "sealed$TAB$(stat -c %Y "$1/$MANIFEST")"
-        sed 's/^/|/' "$1/$MANIFEST"
-    fi
-    echo end
-}
-
-is_model() {
+model() {
     [ -d "$1" ] || return 1
-    [ -f "$1/$MANIFEST" ] || [ -f "$1/config.json" ] || [ -d "$1/snapshots" ]
+    [ -f "$1/$MANIFEST" ] || [ -f "$1/config.json" ] || [ -d "$1/snapshots" ] || return 1
+    record "$1" "$1" "$kept/$(printf '%s' "${models#/}/$1" | tr / @)"
 }
 
+models=$1 kept=$3
 for one in *; do
-    if is_model "$one"; then
-        record "$one"
-        continue
-    fi
+    model "$one" && continue
     for two in "$one"/* "$one"/hub/models--*; do
-        is_model "$two" && record "$two"
+        model "$two"
     done
 done
 for one in "$INCOMING"/*/; do

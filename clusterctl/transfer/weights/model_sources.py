@@ -24,17 +24,14 @@ from clusterctl.transfer.weights.directory import (
 )
 from clusterctl.transfer.weights.hashing import HashCache, hashes
 from clusterctl.transfer.weights.manifest import (
+    FILE_NAME,
     Manifest,
     WeightFile,
     WeightLink,
     dump,
     in_order,
 )
-from clusterctl.transfer.weights.on_host import (
-    HostTree,
-    look_at_models,
-    manifest_path,
-)
+from clusterctl.transfer.weights.on_host import HostTree, look_at_models
 from clusterctl.transfer.weights.receiver import Supply
 from clusterctl.units import GIB
 
@@ -137,6 +134,5 @@ def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> 
         files.append(WeightFile(p, seen.size, 0o644, hashed.sha256, hashed.chunks))
     links = tuple(WeightLink(p, target) for p, target in sorted(tree.links.items()))
     manifest = Manifest(tree.path, in_order(files), links)
-    where = manifest_path(directory, tree.path)
-    view.transport.put(dump(manifest).encode(), where, sudo=True)
+    view.transport.put(dump(manifest).encode(), f"{path}/{FILE_NAME}", sudo=True)
     return manifest

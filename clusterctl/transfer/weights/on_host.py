@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,8 @@ from typing import Literal
 
 from clusterctl import deadlines
 from clusterctl.errors import CommandFailed
-from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, WeightFile, parse
+from clusterctl.transfer.content import is_digest
+from clusterctl.transfer.weights.manifest import Manifest, WeightFile, parse
 from clusterctl.transport.base import Transport
 
 # Minutes without a write, after which a staged directory counts as abandoned. Runs of one cluster
@@ -32,11 +33,14 @@ SLASH = "@"  # Stands for `/` in the name of a staging directory; no hub allows 
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A file as its host reports it: size in bytes, time of its last change in Unix seconds."""
+class HostFile:
+    """A file as its host reports it. Times are text in UTC, to the nanosecond, and compare as text
+    with others of the same host."""
 
-    size: int
-    changed: int
+    size: int  # Bytes
+    stamp: str = ""  # Inode, size and both times: differs after any change
+    written: str = ""  # Time of the last write
+    changed: str = ""  # Time of the last change of any kind
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,11 @@ class HostTree:
     """One model directory of a host."""
 
     path: str  # Below the models directory
-    files: Mapping[str, Seen]
+    files: Mapping[str, HostFile]
     # Symbolic links of a Hugging Face cache entry: path to target.
     links: Mapping[str, str] = field(default_factory=dict)
     manifest: Manifest | None = None
-    sealed: int = 0  # When the manifest was written, in Unix seconds: after all files
+    sealed: str = ""  # When the manifest was written: after all files
     # sha256 of files that were hashed on the host and did not change since.
     hashed: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,14 +60,9 @@ class HostTree:
     def size(self) -> int:
         return sum(seen.size for seen in self.files.values())
 
-    @property
-    def intact(self) -> bool:
-        """Whether every file and link of the manifest is there and was not written to since."""
-        return self.manifest is not None and not self.lacking
-
     @cached_property
     def lacking(self) -> tuple[str, ...]:
-        """Paths of the manifest that are missing or changed."""
+        """Paths of files and links of the manifest that are missing or were written to since."""
         if self.manifest is None:
             return ()
         files = [file.path for file in self.manifest.files if not self.holds(file)]
@@ -74,7 +73,7 @@ class HostTree:
         """Whether this file of the tree's manifest is unchanged: same size, not written to since
         the manifest, and, if it was hashed, the same sha256 (a write may set the time back)."""
         seen = self.files.get(file.path)
-        if seen is None or seen.size != file.size or seen.changed > self.sealed:
+        if seen is None or seen.size != file.size or seen.written > self.sealed:
             return False
         return self.hashed.get(file.path, file.sha256) == file.sha256
 
@@ -112,10 +111,11 @@ def model_staged_in(name: str) -> str:
     return name.removesuffix(".old").rpartition(".")[0].replace(SLASH, "/")
 
 
-def script(name: str) -> tuple[str, ...]:
-    """Return the command that runs `name`.sh of this package; arguments may be added."""
+def script(name: str, called: str = "") -> tuple[str, ...]:
+    """Return the command that runs `name`.sh of this package; arguments may be added. `called`: the
+    script's `$0`, where one script does several things."""
     text = resources.files(__package__).joinpath(f"{name}.sh").read_text(encoding="utf-8")
-    return ("sh", "-c", text, name)
+    return ("sh", "-c", text, called or name)
 
 
 def run_as_root(
@@ -145,49 +145,51 @@ def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) ->
     answer = run_as_root(
         transport, argv, doing=f"reading {directory}", timeout=deadlines.MODELS_LOOK
     )
-    free, read_only, trees, incoming, idle = 0, None, [], {}, set()
-    path, sealed, text = "", 0, ""
-    files: dict[str, Seen] = {}
-    links: dict[str, str] = {}
-    hashed: dict[str, str] = {}
+    free, read_only, incoming, idle = 0, None, {}, set()
     for line in answer.splitlines():
-        word, _, rest = line.partition("\t")
-        if word == "free":
-            free = int(rest) * 1024
-        elif word == "readonly":
-            read_only = rest
-        elif word == "incoming":
-            name, used, state = rest.split("\t")
-            incoming[name] = int(used) * 1024
-            if state == "idle":
-                idle.add(name)
-        elif word == "tree":
-            path, sealed, text = rest, 0, ""
-            files, links, hashed = {}, {}, {}
-        elif word == "file":
-            size, changed, file = rest.split("\t", 2)
-            files[file.removeprefix("./")] = Seen(int(size), int(changed))
-        elif word == "link":
-            link, _, target = rest.partition("\t")
-            links[link.removeprefix("./")] = target
-        elif word == "hashed":
-            digest, _, file = rest.partition("\t")
-            hashed[file] = digest
-        elif word == "sealed":
-            sealed = int(rest)
-        elif word.startswith("|"):
-            text += f"{line[1:]}\n"
-        elif word == "end" and path:  # missing where the answer was cut
-            manifest = None
-            with suppress(ValueError):  # a format that this version does not read
-                manifest = parse(text) if text else None
-            trees.append(HostTree(path, files, links, manifest, sealed, hashed))
-    return HostModels(directory, free, tuple(trees), incoming, frozenset(idle), read_only)
+        match line.split("\t"):
+            case ["free", kib]:
+                free = int(kib) * 1024
+            case ["readonly", path]:
+                read_only = path
+            case ["incoming", name, kib, state]:
+                incoming[name] = int(kib) * 1024
+                if state == "idle":
+                    idle.add(name)
+    trees = tuple(read_trees(answer))
+    return HostModels(directory, free, trees, incoming, frozenset(idle), read_only)
 
 
-def manifest_path(directory: str, name: str) -> str:
-    """Path on a host of the manifest of the model `name`."""
-    return f"{directory}/{name}/{FILE_NAME}"
+def read_trees(answer: str) -> Iterator[HostTree]:
+    """Parse the models in the output of look.sh; a truncated one is left out. Pure."""
+    path = ""
+    for line in answer.splitlines():
+        match line.split("\t"):
+            case ["tree", path]:
+                files: dict[str, HostFile] = {}
+                links: dict[str, str] = {}
+                hashed: dict[str, str] = {}
+                sealed, text = "", ""
+            case _ if not path:
+                pass
+            case ["file", stamp, written, changed, size, name] if size.isdigit():
+                found = HostFile(int(size), stamp, written, changed)
+                files[name.removeprefix("./")] = found
+            case ["link", name, target]:
+                links[name.removeprefix("./")] = target
+            case ["kept", digest, stamp, name] if is_digest(digest):
+                if name in files and files[name].stamp == stamp:
+                    hashed[name] = digest
+            case ["sealed", sealed]:
+                pass
+            case [first, *_] if first.startswith("|"):
+                text += f"{line[1:]}\n"
+            case ["end"]:
+                manifest = None
+                with suppress(ValueError):  # a format that this version does not read
+                    manifest = parse(text) if text else None
+                yield HostTree(path, files, links, manifest, sealed, hashed)
+                path = ""
 
 
 # complete: every file is as the manifest says. unproven: another program put the files there, and

@@ -105,7 +105,7 @@ def need(manifest: Manifest, host: HostModels) -> Need:
         elif there.manifest.identity != manifest.identity:
             state = "differs"
         else:
-            state = "complete" if there.intact else "partial"
+            state = "partial" if there.lacking else "complete"
     wanted = {file.sha256 for file in manifest.files}
     contents = host.contents(manifest.name)
     linked = {digest: path for digest, path in contents.items() if digest in wanted}

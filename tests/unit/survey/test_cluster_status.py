@@ -89,7 +89,8 @@ def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: Host
         transports[name] = FakeTransport(Host(name=name, address="192.0.2.1"))
         transports[name].on(
             lambda argv: argv[3:4] == ("held",),
-            stdout=f"file\ts\t2026\t9\tmodel.safetensors\nkept\t{sha * 64}\ts\tmodel.safetensors",
+            stdout="tree\t/data/models/tiny\nfile\ts\t2026\t2026\t9\tmodel.safetensors\n"
+            f"kept\t{sha * 64}\ts\tmodel.safetensors\nend",
         )
     assert weights_apart(survey_of(INVENTORY, reports, transports)) == {}
     reports["gpu2"] = replace(reports["gpu2"], files={kept_file("/data/models/tiny"): b""})

@@ -11,7 +11,6 @@ import pytest
 
 from clusterctl.transfer.weights.comparison import (
     DifferingFile,
-    HeldFile,
     HeldModel,
     differing_files,
     hash_now,
@@ -20,7 +19,7 @@ from clusterctl.transfer.weights.comparison import (
     look_at,
 )
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLink, dump
-from clusterctl.transfer.weights.on_host import look_at_models
+from clusterctl.transfer.weights.on_host import HostFile, look_at_models
 from clusterctl.transfer.weights.staging import need
 from clusterctl.transport.local import LocalTransport
 from tests.unit.transfer.weights.conftest import MakeModel, deliver, hashed
@@ -162,7 +161,7 @@ def test_a_snapshot_of_a_cache_is_known_by_the_manifest_of_its_entry(
 def holding(known: str | None, *, size: int = 10, promised: str | None = None) -> HeldModel:
     """A host with one file."""
     return HeldModel(
-        {SHARD: HeldFile(size, "stamp")},
+        {SHARD: HostFile(size, "stamp")},
         {SHARD: known} if known else {},
         {SHARD: promised} if promised else {},
     )

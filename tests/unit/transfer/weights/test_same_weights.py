@@ -15,8 +15,10 @@ PATH = "/data/models/tiny"
 
 def host(name: str, *files: tuple[str, int, str]) -> FakeTransport:
     """Holds files (path, size, sha256); "" for one whose hash nobody knows."""
-    lines = [f"file\tstamp-{path}\t2026\t{size}\t{path}" for path, size, _ in files]
+    lines = [f"tree\t{PATH}"] if files else []
+    lines += [f"file\tstamp-{path}\t2026\t2026\t{size}\t{path}" for path, size, _ in files]
     lines += [f"kept\t{sha * 64}\tstamp-{path}\t{path}" for path, _, sha in files if sha]
+    lines += ["end"]
     transport = FakeTransport(Host(name=name, address="192.0.2.1"))
     transport.on(lambda argv: argv[3:4] == ("held",), stdout="\n".join(lines))
     transport.on(lambda argv: argv[3:4] == ("keep",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile
-from clusterctl.transfer.weights.on_host import HostModels, HostTree, Seen, holdings
+from clusterctl.transfer.weights.on_host import HostFile, HostModels, HostTree, holdings
 
 FILE = WeightFile("model.safetensors", 100, 0o644, "a" * 64)
 OTHER = WeightFile("model.safetensors", 100, 0o644, "b" * 64)
@@ -12,18 +12,18 @@ OTHER = WeightFile("model.safetensors", 100, 0o644, "b" * 64)
 def host(
     *trees: tuple[str, WeightFile | None, int], incoming: dict[str, int] | None = None
 ) -> HostModels:
-    """Trees by name; without a file there is no manifest; the last is the time of the change."""
+    """Trees by name; without a file there is no manifest; last, when the file was written."""
     return HostModels(
         "/data/models",
         10**12,
         tuple(
             HostTree(
                 name,
-                {FILE.path: Seen(100, changed)},
+                {FILE.path: HostFile(100, written=f"{written:02}")},
                 manifest=Manifest(name, (file,), origin="hf:o/m@1") if file else None,
-                sealed=10,
+                sealed="10",
             )
-            for name, file, changed in trees
+            for name, file, written in trees
         ),
         incoming or {},
     )
