@@ -76,8 +76,7 @@ def hub_model(
     hub_id = resolve(asked, models).hub_id
     if asked.startswith("/") or hub_id is None:
         raise UsageError(
-            f"{asked} is not a model on a hub",
-            hint="clusterctl model pull ORGANIZATION/NAME",
+            f"{asked} is not a model on a hub", hint="clusterctl model pull ORGANIZATION/NAME"
         )
     known: HubName = "hf" if hub == "hf" else "modelscope"
     return HubModel(known, hub_id, name or hub_id.rpartition("/")[2], revision, include)

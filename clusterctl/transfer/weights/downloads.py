@@ -25,13 +25,7 @@ import httpx2
 from huggingface_hub import get_session
 
 from clusterctl.containers.meter import gib
-from clusterctl.errors import (
-    ClusterctlError,
-    LockHeld,
-    RequirementsNotMet,
-    StepFailed,
-    raise_all,
-)
+from clusterctl.errors import ClusterctlError, LockHeld, RequirementsNotMet, StepFailed, raise_all
 from clusterctl.transfer.blob_store import locked, same_file
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK, Blob

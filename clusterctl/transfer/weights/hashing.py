@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -10,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -18,10 +17,7 @@ from clusterctl import deadlines
 from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.meter import Meter
-from clusterctl.errors import (
-    CommandFailed,
-    ConnectionFailed,
-)
+from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK
 from clusterctl.transfer.local_disk import cache_directory
@@ -65,12 +61,7 @@ class HashCache:
         return None
 
     def put(self, stamp: Stamp, hashed: Hashed) -> None:
-        document = {
-            "size": stamp.size,
-            "mtime_ns": stamp.mtime_ns,
-            "sha256": hashed.sha256,
-            "chunks": hashed.chunks,
-        }
+        document = {"size": stamp.size, "mtime_ns": stamp.mtime_ns, **asdict(hashed)}
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             path = self._path(stamp)
@@ -128,7 +119,7 @@ def hashes(
     found: dict[str, Hashed] = {}
     with transport.open_channel(argv, sudo=True) as channel, in_time("hashing files", host, DISK):
         channel.settimeout(stalled)
-        with contextlib.suppress(ConnectionFailed):  # the error below has more details
+        with suppress(ConnectionFailed):  # the error below has more details
             channel.send("".join(f"{path}\n" for path in paths).encode())
             channel.close_stdin()
         moved = time.monotonic()

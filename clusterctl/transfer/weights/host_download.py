@@ -56,12 +56,7 @@ class HostTransport(httpx2.BaseTransport):
 
 
 def download_on_host(
-    transport: Transport,
-    hub: Hub,
-    listing: Listing,
-    directory: str,
-    *,
-    told: Callable[[int], None],
+    transport: Transport, hub: Hub, listing: Listing, directory: str, *, told: Callable[[int], None]
 ) -> dict[str, Hashed]:
     """Have the host download all files of `listing` below `directory` (owned by root). Return their
     hashes by path.
@@ -107,9 +102,7 @@ def download_on_host(
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise StepFailed(
-                "the download's report cannot be read",
-                host=transport.host.name,
-                detail=repr(error),
+                "the download's report cannot be read", host=transport.host.name, detail=repr(error)
             ) from error
         raise_all(errors.values())
         if len(found) < len(listing.files):

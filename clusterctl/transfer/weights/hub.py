@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -167,7 +167,7 @@ def needed(listing: Listing, include: str | None = None) -> Listing:
                 hint=f"clusterctl model pull {listing.model_id} --include '*Q4_K_M*'",
                 detail="\n".join(sorted(models)[:30]),
             )
-    return Listing(listing.hub, listing.model_id, listing.revision, files)
+    return replace(listing, files=files)
 
 
 def _is_weight(file: HubFile, include: str | None) -> bool:

@@ -91,7 +91,7 @@ class HuggingFace:
 
     def refusal(self, answer: httpx2.Response, model_id: str, revision: str) -> ClusterctlError:
         """See Hub. Files of a gated model can be refused even if the listing is not."""
-        page = f"{self.endpoint}/{model_id}"
+        page, status = f"{self.endpoint}/{model_id}", answer.status_code
         log_in = "run `hf auth login`, or set HF_TOKEN"
         said = answer.headers.get("x-error-message")
         try:
@@ -106,22 +106,17 @@ class HuggingFace:
             return RequirementsNotMet(
                 f"{model_id} has no revision {revision}", hint=f"see {page}/tree/main"
             )
-        except RepositoryNotFoundError:
-            return self._not_found(model_id, said)
-        except HfHubHTTPError:
-            if answer.status_code in {401, 403, 404}:
-                return self._not_found(model_id, said)
+        except HfHubHTTPError as error:
+            if isinstance(error, RepositoryNotFoundError) or status in {401, 403, 404}:
+                return RequirementsNotMet(
+                    f"{model_id} is not on {self.endpoint}, or it is private and your token has "
+                    "no access",
+                    hint=f"check the name at {page}; if it is private, {log_in}",
+                    detail=said,
+                )
         return StepFailed(
-            f"{self.endpoint} responded with status {answer.status_code} for {model_id}",
+            f"{self.endpoint} responded with status {status} for {model_id}",
             hint=f"run the same command again in {answer.headers.get('retry-after', '60')} s",
-            detail=said,
-        )
-
-    def _not_found(self, model_id: str, said: str | None) -> RequirementsNotMet:
-        return RequirementsNotMet(
-            f"{model_id} is not on {self.endpoint}, or it is private and your token has no access",
-            hint=f"check the name at {self.endpoint}/{model_id}; if it is private, run "
-            "`hf auth login`, or set HF_TOKEN",
             detail=said,
         )
 

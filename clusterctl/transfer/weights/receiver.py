@@ -135,7 +135,9 @@ class WeightsReceiver:
             chain.relocate(name, {digest: place.path for digest, place in staged.items()})
         staging.settle(view.transport, final, directory)
         if self._has_chain:
-            chain.relocate(name, staging.settled(final, directory))
+            model = f"{directory}/{final.name}"
+            paths = {file.blob.digest: f"{model}/{file.path}" for file in final.files}
+            chain.relocate(name, paths)
 
     @staticmethod
     def describe(progress: LinkProgress, expected: int) -> str:

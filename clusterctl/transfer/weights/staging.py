@@ -162,12 +162,6 @@ def places(manifest: Manifest, directory: str) -> dict[str, FilePlace]:
     }
 
 
-def settled(manifest: Manifest, directory: str) -> dict[str, str]:
-    """Where each content is after `settle`, by digest."""
-    final = f"{directory}/{manifest.name}"
-    return {file.blob.digest: f"{final}/{file.path}" for file in manifest.files}
-
-
 def prepare(transport: Transport, manifest: Manifest, found: Need, directory: str) -> None:
     """Make the staging directory, and link or copy what the host already has into it.
     Idempotent. Raises as `run_as_root`."""
