@@ -32,7 +32,7 @@ def ls(
     as_json: options.Json = False,
 ) -> None:
     """List the models with an alias, and the models on each host."""
-    from clusterctl.cli.model_view import catalogue_lines, holding_lines, listed_document
+    from clusterctl.cli.model_view import list_lines, listed_document
     from clusterctl.models.catalogue import CATALOGUE
     from clusterctl.reporting.error_view import error_lines
 
@@ -43,8 +43,7 @@ def ls(
     if as_json:
         print(json.dumps(listed_document(listed), indent=2))
         return
-    lines = catalogue_lines()
-    print("\n".join([*lines, "", *holding_lines(listed)] if listed else lines))
+    print("\n".join(list_lines(listed)))
     for error in listed.errors if listed else ():
         print("\n".join(error_lines(error, None)), file=sys.stderr)
 

@@ -28,16 +28,25 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
     """
     logger = logging.getLogger("clusterctl")
     logger.setLevel(logging.DEBUG)
-    handler = _new_file(cluster, command)
+    path: Path | None = None
+    # Without a handler, warnings would go to stderr.
+    handler: logging.Handler = logging.NullHandler()
+    with suppress(OSError, RuntimeError):  # RuntimeError: the home directory is unknown
+        directory = state_directory() / "logs" / cluster
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{command}.log"
+        handler = _LogFile(directory / name, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+        path = directory / name
     logger.addHandler(handler)
-    path = Path(handler.baseFilename) if isinstance(handler, logging.FileHandler) else None
     try:
         yield path
     finally:
         logger.removeHandler(handler)
         handler.close()
-        if path:
-            _prune(path.parent)
+        for old in sorted(path.parent.glob("*.log"))[:-KEPT] if path else ():
+            with suppress(OSError):
+                old.unlink()
 
 
 class _LogFile(logging.FileHandler):
@@ -56,21 +65,3 @@ class _LogFile(logging.FileHandler):
     def close(self) -> None:
         with suppress(OSError):  # closing tries to write the rest once more
             super().close()
-
-
-def _new_file(cluster: str, command: str) -> logging.Handler:
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{command}.log"
-    try:
-        directory = state_directory() / "logs" / cluster
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handler = _LogFile(directory / name, encoding="utf-8")
-    except (OSError, RuntimeError):  # RuntimeError: the home directory is unknown
-        return logging.NullHandler()  # with no handler at all, warnings would go to stderr
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
-    return handler
-
-
-def _prune(directory: Path) -> None:
-    for old in sorted(directory.glob("*.log"))[:-KEPT]:
-        with suppress(OSError):
-            old.unlink()

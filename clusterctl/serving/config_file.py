@@ -32,31 +32,40 @@ def read_config_file(path: Path) -> tuple[Argument, ...]:
 
 def parse_config(text: str, name: str) -> tuple[Argument, ...]:
     """Parse `text` as `read_config_file` does; `name` is the file's name for messages."""
+
+    def place_of(mark: yaml.Mark) -> str:
+        return f"{name}:{mark.line + 1}:{mark.column + 1}"
+
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        place = place_of(error.problem_mark) if error.problem_mark else name
         raise UsageError(f"{place}: {error.problem or 'not YAML'}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"{name}: not YAML: {error}") from error
     if root is None:
         return ()
     if not isinstance(root, yaml.MappingNode):
-        raise UsageError(f"{_place(name, root)}: a vLLM config is a mapping of flags to values")
+        place = place_of(root.start_mark)
+        raise UsageError(f"{place}: a vLLM config is a mapping of flags to values")
     found: dict[str, Argument] = {}
     problems: list[ClusterctlError] = []
     for key, value in root.value:
-        try:
-            argument = _argument(key, value, _place(name, key))
-        except UsageError as error:
-            problems.append(error)
+        place = place_of(key.start_mark)
+        if not isinstance(key, yaml.ScalarNode) or not key.value:
+            problems.append(UsageError(f"{place}: a key must be the name of a vLLM flag"))
             continue
-        if first := found.get(argument.name):
-            where = f"{argument.name} is already set at {first.origin}"
-            problems.append(UsageError(f"{argument.origin}: {where}"))
+        flag = normal_name(key.value.removeprefix("--"))
+        try:
+            loaded = yaml.SafeLoader("").construct_document(value)
+            values = () if isinstance(loaded, bool) else _values(loaded, value)
+        except (yaml.YAMLError, TypeError, ValueError) as error:
+            problems.append(UsageError(f"{place}: {error}"))
+            continue
+        if first := found.get(flag):
+            problems.append(UsageError(f"{place}: {flag} is already set at {first.origin}"))
         else:
-            found[argument.name] = argument
+            found[flag] = Argument(flag, values, negated=loaded is False, origin=place)
     raise_all(problems)
     return tuple(argument for argument in found.values() if argument.values != _EMPTY)
 
@@ -64,24 +73,7 @@ def parse_config(text: str, name: str) -> tuple[Argument, ...]:
 _EMPTY = ("",)  # a key without a value or with an empty list: dropped
 
 
-def _place(name: str, node: yaml.Node) -> str:
-    return f"{name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-
-
-def _argument(key: yaml.Node, value: yaml.Node, place: str) -> Argument:
-    if not isinstance(key, yaml.ScalarNode) or not key.value:
-        raise UsageError(f"{place}: a key must be the name of a vLLM flag")
-    flag = normal_name(key.value.removeprefix("--"))
-    try:
-        loaded = yaml.SafeLoader("").construct_document(value)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{place}: {error}") from error
-    if isinstance(loaded, bool):
-        return Argument(flag, negated=not loaded, origin=place)
-    return Argument(flag, _values(loaded, value, place), origin=place)
-
-
-def _values(loaded: Any, node: yaml.Node, place: str) -> tuple[str, ...]:
+def _values(loaded: Any, node: yaml.Node) -> tuple[str, ...]:
     """Return scalars as written (0.90 stays 0.90), lists item by item, mappings as JSON."""
     if loaded is None or loaded == []:
         return _EMPTY
@@ -89,8 +81,8 @@ def _values(loaded: Any, node: yaml.Node, place: str) -> tuple[str, ...]:
         try:
             return (json.dumps(loaded),)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{place}: cannot be written as JSON: {error}") from error
+            raise ValueError(f"cannot be written as JSON: {error}") from error
     if isinstance(node, yaml.SequenceNode):
         parts = zip(loaded, node.value, strict=True)
-        return tuple(value for item, part in parts for value in _values(item, part, place))
+        return tuple(value for item, part in parts for value in _values(item, part))
     return (node.value,)
