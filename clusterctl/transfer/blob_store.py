@@ -28,8 +28,15 @@ from typing import Any, BinaryIO
 from clusterctl.containers.meter import gib
 from clusterctl.errors import LockHeld, RequirementsNotMet, StepFailed
 from clusterctl.transfer.content import CHUNK, Blob, ImageContent
-from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_space
 from clusterctl.transfer.manifests import digest_of
+
+SPARE = 256 << 20  # Bytes to leave free on the disk
+
+# Hint for a full disk.
+ROOM = (
+    "make room (clusterctl image cache --clear), or set XDG_CACHE_HOME to a directory on a larger "
+    "disk"
+)
 
 Fetch = Callable[[int], Iterator[bytes]]  # Yields a blob's bytes from a byte offset on
 
@@ -40,6 +47,19 @@ Arrived = Callable[[int], None]
 WRITER_SILENCE = 120.0
 
 LOOK_EVERY = 0.1  # Seconds between checks for another writer's progress
+
+
+def cache_directory() -> Path:
+    """Return `$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "clusterctl"
+
+
+def free_space(directory: Path) -> int:
+    """Return the bytes free for files in `directory`, which need not exist yet."""
+    while not directory.exists():
+        directory = directory.parent
+    return shutil.disk_usage(directory).free
 
 
 class WrongBytes(StepFailed):

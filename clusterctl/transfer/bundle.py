@@ -1,4 +1,4 @@
-"""Bundles for sites without a registry: one file that is an OCI layout and a docker archive.
+"""Archives of images: one file that is an OCI layout and a docker archive.
 
 `clusterctl image push --from`, skopeo (`oci-archive:`) and `docker load` read it. The same images
 give the same bytes.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from clusterctl.containers.driver import Say
@@ -17,14 +18,11 @@ from clusterctl.containers.meter import Meter
 from clusterctl.containers.reference import parse, tagged
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import NAMES
-from clusterctl.transfer.blob_store import locked, same_file
+from clusterctl.transfer.blob_store import free_space, locked, same_file
 from clusterctl.transfer.content import Blob, ImageContent, ImageSource
-from clusterctl.transfer.image_load import blob_name, manifest_digest, member
-from clusterctl.transfer.local_disk import free_space
-from clusterctl.transfer.manifests import descriptor
+from clusterctl.transfer.manifests import OCI_INDEX, descriptor, digest_of
 from clusterctl.units import MIB
 
-_END = bytes(1024)
 _HEADER = 1024  # Upper bound of a member's tar header and padding, in bytes
 
 
@@ -75,56 +73,31 @@ def _require_room(path: Path, needed: int) -> None:
 
 
 def _tar(images: Sequence[ImageSource]) -> Iterator[bytes]:
-    documents = _documents([image.content for image in images])
-    for name, data in documents.items():
-        yield from member(name, len(data), (data,))
-    written = set(documents)
+    members = documents([image.content for image in images])
+    for name, data in members.items():
+        yield from _member(name, len(data), (data,))
+    written = set(members)
     for image in images:
         for blob in image.content.blobs:
-            if blob_name(blob.digest) not in written:
-                written.add(blob_name(blob.digest))
-                yield from member(blob_name(blob.digest), blob.size, _checked(image, blob))
-    yield _END
+            name = blob_name(blob.digest)
+            if name not in written:
+                written.add(name)
+                yield from _member(name, blob.size, _checked(image, blob))
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _documents(contents: Sequence[ImageContent]) -> dict[str, bytes]:
-    """Return all members but configs and layers: path in the archive to content."""
-    entries, docker_entries, manifests = [], [], {}
-    for content in contents:
-        name = parse(content.reference)
-        manifest = Blob(manifest_digest(content), len(content.manifest), content.media_type)
-        keys = ("os", "architecture", "variant")
-        entries.append(
-            {
-                **descriptor(manifest),
-                "platform": dict(zip(keys, content.platform.split("/"), strict=False)),
-                # Annotations in which containerd and skopeo look up the name.
-                "annotations": dict(zip(NAMES, (name.name, name.tag), strict=True)),
-            }
-        )
-        docker_entries.append(
-            {
-                "Config": blob_name(content.config.digest),
-                "RepoTags": [tagged(content.reference)],
-                "Layers": [blob_name(layer.digest) for layer in content.layers],
-            }
-        )
-        manifests[blob_name(manifest.digest)] = content.manifest
-    index = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": entries,
-    }
-    return {
-        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": _json(index),
-        "manifest.json": _json(docker_entries),
-        **manifests,
-    }
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+def _member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a tar member; the same input gives the same bytes. A wrong `size` raises StepFailed."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    yield entry.tobuf(tarfile.GNU_FORMAT)
+    count = 0
+    for chunk in chunks:
+        count += len(chunk)
+        yield chunk
+    if count != size:
+        raise StepFailed(f"{name} has {count} bytes, but {size} were expected")
+    yield bytes(-size % tarfile.BLOCKSIZE)
 
 
 def _checked(image: ImageSource, blob: Blob) -> Iterator[bytes]:
@@ -137,3 +110,42 @@ def _checked(image: ImageSource, blob: Blob) -> Iterator[bytes]:
             f"{blob.digest} of {image.content.reference} was read as bytes that do not match it",
             hint="run the same command again; if it fails again, its source is damaged",
         )
+
+
+def blob_name(digest: str) -> str:
+    """Return the path of a blob in an archive."""
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def documents(contents: Sequence[ImageContent], *, named: bool = True) -> dict[str, bytes]:
+    """Return all members but configs and layers: path in the archive to content. Without `named`,
+    images have no names and no platforms: `docker load` gives them no tag."""
+    entries, docker_entries, manifests = [], [], {}
+    for content in contents:
+        manifest = Blob(digest_of(content.manifest), len(content.manifest), content.media_type)
+        entry = descriptor(manifest)
+        if named:
+            name, keys = parse(content.reference), ("os", "architecture", "variant")
+            entry["platform"] = dict(zip(keys, content.platform.split("/"), strict=False))
+            # Annotations in which containerd and skopeo look up the name.
+            entry["annotations"] = dict(zip(NAMES, (name.name, name.tag), strict=True))
+        entries.append(entry)
+        docker_entries.append(
+            {
+                "Config": blob_name(content.config.digest),
+                "RepoTags": [tagged(content.reference)] if named else None,
+                "Layers": [blob_name(layer.digest) for layer in content.layers],
+            }
+        )
+        manifests[blob_name(manifest.digest)] = content.manifest
+    index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
+    return {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _json(index),
+        "manifest.json": _json(docker_entries),
+        **manifests,
+    }
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -22,9 +22,8 @@ from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import Meter, gib
 from clusterctl.errors import StepFailed
 from clusterctl.transfer.archives.split import clean
-from clusterctl.transfer.blob_store import BlobStore, disk_errors
+from clusterctl.transfer.blob_store import ROOM, BlobStore, disk_errors
 from clusterctl.transfer.content import Blob, ImageContent, ImageSource
-from clusterctl.transfer.local_disk import ROOM
 from clusterctl.transfer.manifests import (
     OCI_CONFIG,
     OCI_LAYER,

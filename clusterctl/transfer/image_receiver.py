@@ -17,7 +17,7 @@ from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
 from clusterctl.transfer.content import ImageContent, ImageSource
 from clusterctl.transfer.engine_image import HostImage
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine
-from clusterctl.transfer.image_load import load_from_cache, manifest_digest
+from clusterctl.transfer.image_load import is_relay_name, load_from_cache, pull
 from clusterctl.transfer.image_plan import (
     ImageDelivery,
     Method,
@@ -26,7 +26,7 @@ from clusterctl.transfer.image_plan import (
     same_image,
 )
 from clusterctl.transfer.image_sources import EngineStates, Origin
-from clusterctl.transfer.relay_pull import is_relay_name, pull
+from clusterctl.transfer.manifests import digest_of
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.python import PythonMissing
@@ -254,7 +254,7 @@ START = ("/sbin/docker-init", "--version")
 def image_id(content: ImageContent, *, containerd: bool) -> str:
     """Return the ID that the engine gives the image: the manifest's digest with containerd's image
     store, else the config's."""
-    return manifest_digest(content) if containerd else content.config.digest
+    return digest_of(content.manifest) if containerd else content.config.digest
 
 
 def prove(driver: ContainerDriver, content: ImageContent, identifier: str) -> None:

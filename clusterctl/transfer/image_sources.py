@@ -22,8 +22,8 @@ from clusterctl.transfer.compressed_image import compressed_image, plain_size
 from clusterctl.transfer.content import ImageContent, ImageSource
 from clusterctl.transfer.engine_image import engine_image, overlay_image, save_on_host
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
-from clusterctl.transfer.image_load import manifest_digest
 from clusterctl.transfer.image_plan import WantedImage
+from clusterctl.transfer.manifests import digest_of
 from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.local import LocalTransport
@@ -65,7 +65,7 @@ def local_origin(
     sent as it is unless there is a `supply`."""
     content = image.content
     config = json.loads(b"".join(image.open(content.config)))
-    ids = frozenset({content.config.digest, manifest_digest(content)})
+    ids = frozenset({content.config.digest, digest_of(content.manifest)})
     wanted = WantedImage(tagged(reference), content.diff_ids, ids, settings(config.get("config")))
     return Origin(name, wanted, supply or (lambda _lacking, _say: image), content)
 

@@ -10,8 +10,8 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from clusterctl.transfer.bundle import blob_name, documents
 from clusterctl.transfer.content import CHUNK, Blob, ImageContent
-from clusterctl.transfer.image_load import blob_name, documents
 
 REFERENCE = "clusterctl-test/layered:1"
 PLAIN = "application/vnd.oci.image.layer.v1.tar"
@@ -41,11 +41,10 @@ class MadeImage:
 
     def archive(self) -> bytes:
         """The image as `docker load` takes it, without a tag."""
-        members = documents(self.content, self.config)
-        layers = {blob_name(each.digest): self.blobs[each.digest] for each in self.content.layers}
+        blobs = {blob_name(each.digest): self.blobs[each.digest] for each in self.content.blobs}
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, data in {**members, **layers}.items():
+            for name, data in {**documents([self.content], named=False), **blobs}.items():
                 entry = tarfile.TarInfo(name)
                 entry.size = len(data)
                 tar.addfile(entry, io.BytesIO(data))

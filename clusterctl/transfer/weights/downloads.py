@@ -26,10 +26,16 @@ from huggingface_hub import get_session
 
 from clusterctl.containers.meter import gib
 from clusterctl.errors import ClusterctlError, LockHeld, RequirementsNotMet, StepFailed, raise_all
-from clusterctl.transfer.blob_store import locked, same_file
+from clusterctl.transfer.blob_store import (
+    ROOM,
+    SPARE,
+    cache_directory,
+    free_space,
+    locked,
+    same_file,
+)
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK, Blob
-from clusterctl.transfer.local_disk import ROOM, SPARE, cache_directory, free_space
 from clusterctl.transfer.weights.hashing import HashCache, Hashed, Stamp, hash_file
 from clusterctl.transfer.weights.hub import FILE, Hub, HubFile, Listing, hub_errors
 from clusterctl.transfer.weights.manifest import Manifest

@@ -18,9 +18,9 @@ from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.meter import Meter
 from clusterctl.errors import CommandFailed, ConnectionFailed
+from clusterctl.transfer.blob_store import cache_directory
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK
-from clusterctl.transfer.local_disk import cache_directory
 from clusterctl.transport.base import Transport, lines
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.transfer.blob_store import BlobStore, WrongBytes
+from clusterctl.transfer.blob_store import BlobStore, WrongBytes, cache_directory
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.local_disk import cache_directory
 from tests.fakes.image_archives import sha256
 
 DATA = bytes(range(256)) * 10_000

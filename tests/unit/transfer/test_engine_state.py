@@ -6,9 +6,10 @@ import io
 import json
 import tarfile
 
+from clusterctl.transfer.bundle import blob_name, documents
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.engine_state import parse_engine_state, settings
-from clusterctl.transfer.image_load import documents, skeleton
+from clusterctl.transfer.image_load import skeleton
 from clusterctl.transfer.image_receiver import ImageReceiver
 from tests.fakes.made_image import layer, made_image
 
@@ -77,7 +78,9 @@ def test_an_archive_holds_the_layers_that_are_sent_and_names_them_all() -> None:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         names = tar.getnames()
         (listed,) = json.load(tar.extractfile("manifest.json") or io.BytesIO())
-    assert names == [*documents(image.content, image.config), f"blobs/sha256/{top.hex}"]
+    config = blob_name(image.content.config.digest)
+    members = documents([image.content], named=False)
+    assert names == [*members, config, f"blobs/sha256/{top.hex}"]
     assert listed["Layers"] == [f"blobs/sha256/{blob.hex}" for blob in image.content.layers]
     assert listed["RepoTags"] is None, "it gets its name once it was looked at"
 

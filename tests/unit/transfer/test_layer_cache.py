@@ -11,11 +11,10 @@ import pytest
 
 from clusterctl.errors import LockHeld, RequirementsNotMet
 from clusterctl.transfer.archive_image import archive_image
-from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.blob_store import SPARE, BlobStore
 from clusterctl.transfer.compressed_image import compressed_image
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.image_sources import ImageFinder, Origin
-from clusterctl.transfer.local_disk import SPARE
 from clusterctl.transfer.registry_image import RegistryImage
 from tests.fakes.image_archives import MadeImage, sha256
 from tests.fakes.registry_server import RegistryServer
@@ -30,7 +29,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Free:
 
     def say(count: int) -> None:
         usage = Usage(1 << 40, (1 << 40) - count, count)
-        name = "clusterctl.transfer.local_disk.shutil.disk_usage"
+        name = "clusterctl.transfer.blob_store.shutil.disk_usage"
         monkeypatch.setattr(name, lambda _: usage)
 
     return say

@@ -13,11 +13,11 @@ from clusterctl.errors import CommandTimedOut
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import HostImage, overlay_image, save_on_host
 from clusterctl.transfer.engine_state import inspect_engine
-from clusterctl.transfer.relay_pull import pull
+from clusterctl.transfer.image_load import pull
 from clusterctl.transport.base import Channel
 from tests.fakes.container_engine import FakeChannel, FakeDriver, FakeEngine, image
 from tests.fakes.made_image import made_image
-from tests.unit.transfer.test_relay_pull import Line
+from tests.unit.transfer.test_image_pull import Line
 
 NAME = "acme/vllm:1"
 BLOB = Blob(f"sha256:{'a' * 64}", 7)
