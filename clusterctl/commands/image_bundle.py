@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,6 @@ from clusterctl.transport.credentials import Credentials
 
 PLATFORM = r"^[a-z0-9]+/[a-z0-9]+(/[a-z0-9.]+)?$"
 USUAL_PLATFORM = "linux/amd64"
-
-Opener = Callable[[str], ImageSource]  # Returns the image of a reference
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,20 @@ def run(
     inventory: Callable[[], Inventory],
     store: BlobStore | None = None,
 ) -> BundledImages:
-    """Find every image, then write the file. Raises the errors of all images together.
+    """Find every image, then write the file. Raises the errors of all images together, first
+    UsageError for invalid names and an invalid platform.
 
     `inventory` is called only if `chosen` names a host.
     """
-    _require_valid(bundle)
+    invalid = [
+        UsageError(f"{name!r} is not a valid image name: it {PATTERN_MEANS[IMAGE]}")
+        for name in bundle.references
+        if not re.match(IMAGE, name)
+    ]
+    if bundle.platform and not re.match(PLATFORM, bundle.platform):
+        hint = "--platform linux/amd64, or linux/arm64"
+        invalid.append(UsageError(f"{bundle.platform!r} is not a valid platform", hint=hint))
+    raise_all(invalid)
     with ExitStack() as stack:
         find = _opener(bundle, credentials, store or BlobStore(), say, inventory, stack)
         images: list[ImageSource] = []
@@ -81,19 +88,6 @@ def run(
     return BundledImages(bundle.path, size, tuple(image.content for image in images))
 
 
-def _require_valid(bundle: ImageBundle) -> None:
-    """Raise UsageError for every invalid image name and an invalid platform."""
-    errors = [
-        UsageError(f"{name!r} is not a valid image name: it {PATTERN_MEANS[IMAGE]}")
-        for name in bundle.references
-        if not re.match(IMAGE, name)
-    ]
-    if bundle.platform and not re.match(PLATFORM, bundle.platform):
-        hint = "--platform linux/amd64, or linux/arm64"
-        errors.append(UsageError(f"{bundle.platform!r} is not a valid platform", hint=hint))
-    raise_all(errors)
-
-
 def _opener(
     bundle: ImageBundle,
     credentials: Credentials,
@@ -101,7 +95,9 @@ def _opener(
     say: Say,
     inventory: Callable[[], Inventory],
     stack: ExitStack,
-) -> Opener:
+) -> Callable[[str], ImageSource]:
+    """Return the function that finds the image of a reference."""
+
     def from_registry(reference: str) -> ImageSource:
         platform = bundle.platform or USUAL_PLATFORM
         image = registry_image(reference, platform, store, say=say, ask=credentials.ask)
@@ -119,7 +115,13 @@ def _opener(
         )
     if bundle.chosen.startswith(HOST):
         name = bundle.chosen.removeprefix(HOST)
-        there = stack.enter_context(_host_engine(name, inventory(), credentials))
+        known = {host.name: host for host in inventory().hosts}
+        if name not in known:
+            hint = f"they are {', '.join(known)}"
+            raise UsageError(f"--from host:{name}: no such host", hint=hint)
+        transports = stack.enter_context(connected((known[name],), credentials))
+        there = driver_for(transports[name])
+        stack.callback(there.host_run, ["rm", "-rf", SAVED])
         return lambda reference: save_on_host(
             there, _held(there, reference), reference, SAVED, say=say
         )
@@ -134,18 +136,3 @@ def _held(driver: ContainerDriver, reference: str) -> Image:
     if image is None:
         raise StepFailed(f"Docker has no image {reference}", host=driver.host, hint="docker images")
     return image
-
-
-@contextmanager
-def _host_engine(
-    name: str, inventory: Inventory, credentials: Credentials
-) -> Iterator[ContainerDriver]:
-    known = {host.name: host for host in inventory.hosts}
-    if name not in known:
-        raise UsageError(f"--from host:{name}: no such host", hint=f"they are {', '.join(known)}")
-    with connected((known[name],), credentials) as transports:
-        driver = driver_for(transports[name])
-        try:
-            yield driver
-        finally:
-            driver.host_run(["rm", "-rf", SAVED])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
@@ -14,7 +15,6 @@ from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.ray_cluster.topology import Node
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_pulled import ImagePulled
 from clusterctl.survey.survey import Survey, connected, take_survey
@@ -63,10 +63,9 @@ class ImagePush:
 def make_plan(push: ImagePush, credentials: Credentials) -> Plan:
     """Return the plan of `run`. Changes nothing."""
     with connected(push.involved, credentials) as transports:
-        images, transfer, nodes = _transfer(push, transports, credentials, lambda _: None)
-        survey = _survey(push, transports)
-        nodes.update({node.host: node for node in survey.topology.nodes})
-        return plan_stages(_stages(push, images, transfer), survey.views)
+        delivery = _Delivery(push, transports, credentials, lambda _: None)
+        views = delivery.survey.views
+        return plan_stages(delivery.stages(), views)
 
 
 def run(
@@ -80,81 +79,84 @@ def run(
     sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
     cluster, head = push.inventory.cluster, push.inventory.head.name
     with connected(push.involved, credentials) as transports:
-        images, transfer, nodes = _transfer(push, transports, credentials, sink)
-        if not images.is_done():
-            survey = _survey(push, transports)
-            nodes.update({node.host: node for node in survey.topology.nodes})
-            with ClusterLock(transports[head], cluster, "image push") as lock, transfer:
-                stages = _stages(push, images, transfer)
-                agree(plan_stages(stages, survey.views))
-                outcome = execute_held(stages, survey.views, sink, lock.ensure_held)
+        delivery = _Delivery(push, transports, credentials, sink)
+        if not delivery.images.is_done():
+            views = delivery.survey.views
+            with ClusterLock(transports[head], cluster, "image push") as lock, delivery.transfer:
+                stages = delivery.stages()
+                agree(plan_stages(stages, views))
+                outcome = execute_held(stages, views, sink, lock.ensure_held)
                 raise_all(outcome.set_aside.values())
                 changed = outcome.changed
-    origin = images.origin()
+    origin, moved = delivery.images.origin(), delivery.transfer.moved
     return PushedImage(
         push.reference,
         "" if isinstance(origin, Unknown) else origin.name,
         tuple(host.name for host in push.hosts),
         changed,
-        transfer.moved.sent,
-        transfer.moved.received,
+        moved.sent,
+        moved.received,
         time.monotonic() - began,
     )
 
 
-def _transfer(
-    push: ImagePush, transports: Mapping[str, Transport], credentials: Credentials, sink: EventSink
-) -> tuple[ImageReceiver, Transfer, dict[str, Node]]:
-    """Return receiver, transfer, and its nodes by host, to be filled in before it begins."""
-    drivers = {name: driver_for(transport) for name, transport in transports.items()}
-    finder = ImageFinder(
-        push.reference,
-        drivers,
-        tuple(host.name for host in push.involved),
-        chosen=push.chosen,
-        archive=push.inventory.image_archive if push.reference == push.inventory.image else None,
-        operator=operators_engine(),
-        limit_rate=push.limit_rate,
-        compress=push.compress,
-        ask=credentials.ask,
-        say=lambda text: sink(Note(text)),
-    )
-    nodes: dict[str, Node] = {}
-    route = Route(
-        transports,
-        lambda name: nodes[name].node_ip,
-        push.limit_rate,
-        speed=lambda name: nodes[name].speed,
-        say=lambda host, text: sink(Note(text, host)),
-    )
-    targets = tuple(host.name for host in push.hosts)
-    images = ImageReceiver(finder.find, drivers, targets, route)
-    return images, Transfer(images, route), nodes
+class _Delivery:
+    """What one push consists of. The hosts are surveyed when they are first asked for."""
 
-
-def _survey(push: ImagePush, transports: Mapping[str, Transport]) -> Survey:
-    """Survey the hosts involved. Raises StepFailed for those without a container engine."""
-    involved = push.inventory.model_copy(update={"hosts": push.involved})
-    survey = take_survey(involved, transports).require_answers()
-    raise_all(
-        StepFailed(
-            "it has no container engine",
-            host=name,
-            hint=f"clusterctl bootstrap {push.inventory.file}",
+    def __init__(
+        self,
+        push: ImagePush,
+        transports: Mapping[str, Transport],
+        credentials: Credentials,
+        sink: EventSink,
+    ) -> None:
+        self._push, self._transports = push, transports
+        self._names = tuple(host.name for host in push.hosts)
+        drivers = {name: driver_for(transport) for name, transport in transports.items()}
+        inventory = push.inventory
+        finder = ImageFinder(
+            push.reference,
+            drivers,
+            tuple(host.name for host in push.involved),
+            chosen=push.chosen,
+            archive=inventory.image_archive if push.reference == inventory.image else None,
+            operator=operators_engine(),
+            limit_rate=push.limit_rate,
+            compress=push.compress,
+            ask=credentials.ask,
+            say=lambda text: sink(Note(text)),
         )
-        for name, facts in survey.facts.items()
-        if not facts.engine.installed
-    )
-    return survey
+        route = Route(
+            transports,
+            lambda name: self.survey.topology.node(name).node_ip,
+            push.limit_rate,
+            speed=lambda name: self.survey.topology.node(name).speed,
+            say=lambda host, text: sink(Note(text, host)),
+        )
+        self.images = ImageReceiver(finder.find, drivers, self._names, route)
+        self.transfer = Transfer(self.images, route)
 
+    @cached_property
+    def survey(self) -> Survey:
+        """The hosts involved. Raises StepFailed for those without a container engine."""
+        inventory = self._push.inventory
+        involved = inventory.model_copy(update={"hosts": self._push.involved})
+        survey = take_survey(involved, self._transports).require_answers()
+        hint = f"clusterctl bootstrap {inventory.file}"
+        raise_all(
+            StepFailed("it has no container engine", host=name, hint=hint)
+            for name, facts in survey.facts.items()
+            if not facts.engine.installed
+        )
+        return survey
 
-def _stages(push: ImagePush, images: ImageReceiver, transfer: Transfer) -> tuple[Stage, ...]:
-    """Return the stages of delivery; a host that fails does not stop the others."""
-    names = tuple(host.name for host in push.hosts)
-    bring = Stage("Image", names, (transfer,), OnFailure.SET_HOST_ASIDE)
-    origin = images.origin()
-    if not isinstance(origin, Unknown):
-        return (bring,)
-    # Only hosts reach the registry: one of them pulls the image, and serves it to the others.
-    first = ImagePulled(push.reference, Engines(driver_for), origin.reason, marked=False)
-    return (Stage("Image from its registry", names[:1], (first,)), bring)
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages; a host that fails does not stop the others."""
+        bring = Stage("Image", self._names, (self.transfer,), OnFailure.SET_HOST_ASIDE)
+        origin = self.images.origin()
+        if not isinstance(origin, Unknown):
+            return (bring,)
+        # Only hosts reach the registry: one of them pulls the image, and serves it to the others.
+        reference, engines = self._push.reference, Engines(driver_for)
+        first = ImagePulled(reference, engines, origin.reason, marked=False)
+        return (Stage("Image from its registry", self._names[:1], (first,)), bring)

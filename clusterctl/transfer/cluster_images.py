@@ -4,7 +4,6 @@ from it on the head. Both are sent through a chain: every byte leaves its source
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Self
 
 from clusterctl.containers.driver import EngineUnavailable
 from clusterctl.engine.events import EventSink, Note
@@ -28,10 +27,6 @@ from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.base import Closing
 
 
-def _silent(_: object) -> None:
-    return None
-
-
 class ClusterImages(Closing):
     """Stages that give the hosts `names` their images. Leaving the context stops transfers.
 
@@ -44,72 +39,64 @@ class ClusterImages(Closing):
         cluster: Cluster,
         names: tuple[str, ...],
         engines: Engines,
-        sink: EventSink = _silent,
+        sink: EventSink = lambda _: None,
     ) -> None:
-        self._cluster, self._sink = cluster, sink
-        self.names, self.engines = names, engines
-        self._head = cluster.inventory.head.name
+        inventory, topology = cluster.inventory, cluster.topology
+        self._inventory, self.names, self.engines = inventory, names, engines
+        self._head = inventory.head.name
         self._workers = tuple(name for name in names if name != self._head)
         self._drivers = {name: engines(view) for name, view in cluster.views.items()}
-        self.node = NodeImage(cluster.inventory.image, self.engines, cluster.head)
-        route = self._route()
-        self._base = ImageReceiver(
-            self._finder().find,
-            self._drivers,
-            names,
-            route,
-            before=lambda view: record_installed(view, [cluster.inventory.image], IMAGES),
+        self.node = NodeImage(inventory.image, engines, cluster.head)
+        route = Route(
+            {name: view.transport for name, view in cluster.views.items()},
+            lambda name: topology.node(name).node_ip,
+            speed=lambda name: topology.node(name).speed,
+            say=lambda host, text: sink(Note(text, host)),
         )
-        made = ImageReceiver(self._find_made, self._drivers, self._workers, route)
-        self._transfers = Transfer(self._base, route), Transfer(made, route)
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        for transfer in self._transfers:
-            self._open.enter_context(transfer)
-        return self
-
-    def close(self) -> None:
-        self._open.close()
-
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the stages in order. Raises what `ImageFinder.find` raises."""
-        heads = (self._head,) if self._head in self.names else ()
-        base, made = self._transfers
-        return (
-            *self._pulled(),
-            Stage("Image", self.names, (base,)),
-            Stage("Node image", heads, (self._with_ray(),)),
-            Stage("Node image on workers", self._workers, (made,)),
-        )
-
-    def _pulled(self) -> tuple[Stage, ...]:
-        """Return the stage that pulls the image on one host, if only a host can get it."""
-        origin, reference = self._base.origin(), self._cluster.inventory.image
-        if not isinstance(origin, Unknown):
-            return ()
-        step = ImagePulled(reference, self.engines, origin.reason, marked=True)
-        return (Stage("Image from its registry", self.names[:1], (step,)),)
-
-    def _finder(self) -> ImageFinder:
-        inventory = self._cluster.inventory
         others = (name for name in self._drivers if name != self._head)
-        return ImageFinder(
+        finder = ImageFinder(
             inventory.image,
             self._drivers,
             (self._head, *others),
             archive=inventory.image_archive,
             operator=operators_engine(),
-            say=lambda text: self._sink(Note(text)),
+            say=lambda text: sink(Note(text)),
         )
+        self._base = ImageReceiver(
+            finder.find,
+            self._drivers,
+            names,
+            route,
+            before=lambda view: record_installed(view, [inventory.image], IMAGES),
+        )
+        made = ImageReceiver(self._find_made, self._drivers, self._workers, route)
+        self._transfers = Transfer(self._base, route), Transfer(made, route)
 
-    def _route(self) -> Route:
-        views, topology = self._cluster.views, self._cluster.topology
-        return Route(
-            {name: view.transport for name, view in views.items()},
-            lambda name: topology.node(name).node_ip,
-            speed=lambda name: topology.node(name).speed,
-            say=lambda host, text: self._sink(Note(text, host)),
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for transfer in self._transfers:
+                stack.callback(transfer.close)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages in order. Raises what `ImageFinder.find` raises."""
+        inventory, (base, made) = self._inventory, self._transfers
+        heads = (self._head,) if self._head in self.names else ()
+        pulled: tuple[Stage, ...] = ()
+        origin = self._base.origin()
+        if isinstance(origin, Unknown):  # Only a host can get the image.
+            pull = ImagePulled(inventory.image, self.engines, origin.reason, marked=True)
+            pulled = (Stage("Image from its registry", self.names[:1], (pull,)),)
+        with_ray = RayInImage(
+            self.node,
+            self.engines,
+            pip_index=inventory.packages.pip_index,
+            allow_unauthenticated=inventory.allow_unauthenticated_ray,
+        )
+        return (
+            *pulled,
+            Stage("Image", self.names, (base,)),
+            Stage("Node image", heads, (with_ray,)),
+            Stage("Node image on workers", self._workers, (made,)),
         )
 
     def _find_made(self, stocks: EngineStates) -> Origin | Unknown:
@@ -123,12 +110,3 @@ class ClusterImages(Closing):
         if held is None:
             return Unknown(f"{self._head} gets the image first")
         return host_origin(self._drivers[self._head], stocks[self._head], held, tag)
-
-    def _with_ray(self) -> RayInImage:
-        inventory = self._cluster.inventory
-        return RayInImage(
-            self.node,
-            self.engines,
-            pip_index=inventory.packages.pip_index,
-            allow_unauthenticated=inventory.allow_unauthenticated_ray,
-        )

@@ -73,7 +73,21 @@ def compressed_image(
         say(f"no room here to compress {gib(total)} of layers: sending them uncompressed; {ROOM}")
     if not packed:
         return source
-    return CompressedImage(_with_layers(content, packed), source, store, frozenset(packed))
+    layers = [packed.get(layer.digest, layer) for layer in content.layers]
+    # The manifest is an OCI one: Docker's media type of gzip layers becomes the OCI type.
+    layers = [
+        replace(layer, media_type=GZIP_LAYER) if layer.media_type == DOCKER_GZIP else layer
+        for layer in layers
+    ]
+    config = replace(content.config, media_type=OCI_CONFIG)
+    compressed = replace(
+        content,
+        manifest=made_manifest(config, layers),
+        media_type=OCI_MANIFEST,
+        config=config,
+        layers=tuple(layers),
+    )
+    return CompressedImage(compressed, source, store, frozenset(packed))
 
 
 class CompressedImage:
@@ -123,7 +137,12 @@ class _Compression:
                 hashed.update(data)
                 file.write(data)
 
-            for chunk in self._read(layer):
+            for chunk in self._source.open(layer):
+                if self._stopped.is_set():
+                    raise StepFailed("compression stopped: another layer failed")
+                with self._counting:
+                    self._count += len(chunk)
+                    self._meter.reached(self._count)
                 write(packer.compress(chunk))
             write(packer.flush())
             file.flush()
@@ -132,15 +151,6 @@ class _Compression:
             Path(file.name).rename(self._store.path(blob.digest))
         self._store.remember(_record(layer), {"digest": blob.digest, "size": blob.size})
         return layer.digest, blob
-
-    def _read(self, layer: Blob) -> Iterator[bytes]:
-        for chunk in self._source.open(layer):
-            if self._stopped.is_set():
-                raise StepFailed("compression stopped: another layer failed")
-            with self._counting:
-                self._count += len(chunk)
-                self._meter.reached(self._count)
-            yield chunk
 
 
 def _record(layer: Blob) -> str:
@@ -170,21 +180,3 @@ def _plain(content: ImageContent, lacking: Collection[str] | None) -> list[Blob]
         for layer, diff_id in pairs
         if layer.media_type in PLAIN_LAYERS and (lacking is None or diff_id in lacking)
     ]
-
-
-def _with_layers(content: ImageContent, packed: dict[str, Blob]) -> ImageContent:
-    """Return the image with layers replaced. Its manifest is an OCI one: Docker's media type of
-    gzip layers becomes the OCI type."""
-    layers = [packed.get(layer.digest, layer) for layer in content.layers]
-    layers = [
-        replace(layer, media_type=GZIP_LAYER) if layer.media_type == DOCKER_GZIP else layer
-        for layer in layers
-    ]
-    config = replace(content.config, media_type=OCI_CONFIG)
-    return replace(
-        content,
-        manifest=made_manifest(config, layers),
-        media_type=OCI_MANIFEST,
-        config=config,
-        layers=tuple(layers),
-    )

@@ -39,25 +39,6 @@ class UnknownLayout(Exception):
     """The directories do not have a known overlay2 layout: use `docker save`."""
 
 
-class Store:
-    """Image configs and layers below Docker's data root, in overlay2's layout."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-
-    def config(self, image: str) -> bytes:
-        path = f"{self._root}/image/overlay2/imagedb/content/sha256/{digits(image)}"
-        with open(path, "rb") as file:
-            return file.read()
-
-    def layer(self, chain: str) -> "OverlayLayer":
-        """Return the top layer of the chain of layers that has the chain ID `chain`."""
-        place = f"{self._root}/image/overlay2/layerdb/sha256/{digits(chain)}"
-        with open(f"{place}/cache-id") as file:
-            directory = f"{self._root}/overlay2/{file.read().strip()}/diff"
-        return OverlayLayer(f"{place}/tar-split.json.gz", directory)
-
-
 class OverlayLayer:
     """One layer's tar, assembled from its tar-split record and its files."""
 
@@ -71,19 +52,18 @@ class OverlayLayer:
         for name, size, raw in self._entries():
             if name is None:
                 yield raw
-            elif size:
-                yield from self._file(name, size)
-
-    def _file(self, name: bytes, size: int) -> Iterator[bytes]:
-        path = os.path.join(os.fsencode(self._directory), name.lstrip(b"/"))
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                continue
+            if not size:
+                continue
             left = size
-            while left:
-                chunk = file.read(min(left, CHUNK))
-                if not chunk:
-                    raise UnknownLayout(f"{name!r} is shorter than it was")
-                left -= len(chunk)
-                yield chunk
+            path = os.path.join(os.fsencode(self._directory), name.lstrip(b"/"))
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                while left:
+                    chunk = file.read(min(left, CHUNK))
+                    if not chunk:
+                        raise UnknownLayout(f"{name!r} is shorter than it was")
+                    left -= len(chunk)
+                    yield chunk
 
     def _entries(self) -> Iterator[Tuple[Optional[bytes], int, bytes]]:
         """Yield name and size of each file, and None with the bytes between two files."""
@@ -106,13 +86,33 @@ def digits(digest: str) -> str:
     return digest[7:]
 
 
-def chains(layers: List[str]) -> Iterator[str]:
-    """Yield the chain ID that ends in each layer (OCI image spec, ChainID)."""
+def run(root: str, image: str, directory: str, keep: Set[str], tell: Tell) -> None:
+    store = f"{root}/image/overlay2"
+    with open(f"{store}/imagedb/content/sha256/{digits(image)}", "rb") as file:
+        config = file.read()
+    layers: List[OverlayLayer] = []
+    diff_ids: List[str] = json.loads(config)["rootfs"]["diff_ids"]
     chain = ""
-    for layer in layers:
-        both = f"{chain} {layer}"
-        chain = "sha256:" + hashlib.sha256(both.encode()).hexdigest() if chain else layer
-        yield chain
+    for diff_id in diff_ids:
+        # ID of the chain of layers up to this one (OCI image spec, ChainID).
+        both = f"{chain} {diff_id}".encode()
+        chain = "sha256:" + hashlib.sha256(both).hexdigest() if chain else diff_id
+        place = f"{store}/layerdb/sha256/{digits(chain)}"
+        with open(f"{place}/cache-id") as name:
+            files = f"{root}/overlay2/{name.read().strip()}/diff"
+        layers.append(OverlayLayer(f"{place}/tar-split.json.gz", files))
+    sizes = [layer.size() for layer in layers]
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    needed = sum(size for diff_id, size in zip(diff_ids, sizes) if diff_id in keep)
+    disk = os.statvfs(directory)
+    if disk.f_bavail * disk.f_frsize < needed + LEFT_FREE:
+        sys.exit(f"not enough free space for {needed} bytes in {directory}")
+    tell(["config", base64.b64encode(config).decode("ascii")])
+    writer = Writer(directory, tell)
+    for diff_id, layer, size in zip(diff_ids, layers, sizes):
+        kept = writer.write(layer, diff_id, size) if diff_id in keep else None
+        tell(["layer", diff_id, size, kept])
+    tell(["end"])
 
 
 class Writer:
@@ -131,39 +131,15 @@ class Writer:
             for chunk in layer.chunks():
                 hashed.update(chunk)
                 file.write(chunk)
-                self._passed(len(chunk))
+                self._count += len(chunk)
+                if time.monotonic() - self._told > 1:
+                    self._told = time.monotonic()
+                    self._tell(["at", self._count])
         if hashed.hexdigest() != digits(diff_id):
             os.unlink(path + ".part")
             raise UnknownLayout(f"{diff_id} comes out with other bytes")
         os.rename(path + ".part", path)
         return path
-
-    def _passed(self, count: int) -> None:
-        self._count += count
-        if time.monotonic() - self._told > 1:
-            self._told = time.monotonic()
-            self._tell(["at", self._count])
-
-
-def run(root: str, image: str, directory: str, keep: Set[str], tell: Tell) -> None:
-    store = Store(root)
-    config = store.config(image)
-    layers: List[str] = json.loads(config)["rootfs"]["diff_ids"]
-    found = [store.layer(chain) for chain in chains(layers)]
-    sizes = [layer.size() for layer in found]
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    insist_on_room(directory, sum(size for name, size in zip(layers, sizes) if name in keep))
-    tell(["config", base64.b64encode(config).decode("ascii")])
-    writer = Writer(directory, tell)
-    for name, layer, size in zip(layers, found, sizes):
-        tell(["layer", name, size, writer.write(layer, name, size) if name in keep else None])
-    tell(["end"])
-
-
-def insist_on_room(directory: str, needed: int) -> None:
-    disk = os.statvfs(directory)
-    if disk.f_bavail * disk.f_frsize < needed + LEFT_FREE:
-        sys.exit(f"not enough free space for {needed} bytes in {directory}")
 
 
 def main(order: Dict[str, Any]) -> None:
@@ -175,14 +151,6 @@ def main(order: Dict[str, Any]) -> None:
 
     try:
         run(order["root"], order["image"], order["directory"], set(order["keep"]), tell)
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        zlib.error,
-        UnknownLayout,
-    ) as error:
-        sys.stderr.write(f"unlike: {error}\n")
+    except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error, UnknownLayout) as e:
+        sys.stderr.write(f"unlike: {e}\n")
         sys.exit(3)

@@ -32,6 +32,8 @@ from clusterctl.transfer.registry.failures import RegistryFailed
 from clusterctl.transfer.registry.logins import Logins
 from clusterctl.transport.credentials import Ask, nobody
 
+AT_ONCE = 4  # Parallel downloads: one stream seldom fills a fast link, and registries count them
+
 
 def registry_image(
     reference: str,
@@ -57,52 +59,24 @@ def registry_image(
     Raises StepFailed and RequirementsNotMet (login, platform), with a hint.
     """
     named = parse(reference)
+
+    def read(client: RegistryClient) -> RegistryImage:
+        try:
+            return RegistryImage(_content(client, reference, platform, store), client, store)
+        except NotAnImage as error:
+            raise RegistryFailed(f"{reference} cannot be used: {error}") from error
+
     for mirror in find_mirrors(named.registry, docker):
         # Under the mirror's name, so that its own login is used and not Docker Hub's.
         there = replace(named, registry=mirror.registry)
         client = RegistryClient(there, mirror, Logins(), say=say, pause=pause)
         try:
-            return _image(client, reference, platform, store)
+            return read(client)
         except ClusterctlError as error:
             say(f"the mirror {mirror.registry} was not used: {error.summary}")
     endpoint = find_endpoint(named.registry, insecure, docker)
     client = RegistryClient(named, endpoint, Logins(ask=ask), say=say, pause=pause)
-    return _image(client, reference, platform, store)
-
-
-def _image(
-    client: RegistryClient, reference: str, platform: str, store: BlobStore
-) -> RegistryImage:
-    try:
-        return RegistryImage(_content(client, reference, platform, store), client, store)
-    except NotAnImage as error:
-        raise RegistryFailed(f"{reference} cannot be used: {error}") from error
-
-
-class RegistryImage:
-    """An image whose blobs are downloaded from a registry."""
-
-    def __init__(self, content: ImageContent, client: RegistryClient, store: BlobStore) -> None:
-        self.content, self._store = content, store
-        self._arrivals = Arrivals(store, client.blob)
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        return self._arrivals.open(blob, offset)
-
-    def require_room(self, lacking: Collection[str]) -> None:
-        """Raise RequirementsNotMet unless the layers with these diff IDs fit into the store."""
-        content = self.content
-        pairs = zip(content.layers, content.diff_ids, strict=True)
-        self._store.require_room(
-            self._store.missing(layer for layer, diff_id in pairs if diff_id in lacking)
-        )
-
-    def fetch_ahead(self) -> None:
-        """Start the download of all blobs. Raises RequirementsNotMet if they do not fit."""
-        self._store.require_room(self._store.missing(self.content.blobs))
-        for blob in self.content.blobs:
-            if not self._store.holds(blob):
-                self._arrivals.start(blob)
+    return read(client)
 
 
 def _content(
@@ -142,16 +116,82 @@ def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[byte
     return data, kind
 
 
-AT_ONCE = 4  # Parallel downloads: one stream seldom fills a fast link, and registries count them
+class RegistryImage:
+    """An image whose blobs are downloaded from a registry: each once, when it is first requested,
+    at most AT_ONCE at a time."""
 
-Fetch = Callable[[Blob, int], Iterator[bytes]]  # Yields a blob's bytes from a byte offset on
+    def __init__(self, content: ImageContent, client: RegistryClient, store: BlobStore) -> None:
+        self.content, self._client, self._store = content, client, store
+        self._free = threading.BoundedSemaphore(AT_ONCE)
+        self._lock = threading.Lock()
+        self._arrivals: dict[str, Arrival] = {}
+
+    def require_room(self, lacking: Collection[str]) -> None:
+        """Raise RequirementsNotMet unless the layers with these diff IDs fit into the store."""
+        pairs = zip(self.content.layers, self.content.diff_ids, strict=True)
+        self._store.require_room(
+            self._store.missing(layer for layer, diff_id in pairs if diff_id in lacking)
+        )
+
+    def fetch_ahead(self) -> None:
+        """Start the download of all blobs. Raises RequirementsNotMet if they do not fit."""
+        self._store.require_room(self._store.missing(self.content.blobs))
+        for blob in self.content.blobs:
+            if not self._store.holds(blob):
+                self._start(blob)
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        """Yield the bytes as they arrive, the last chunk only after the digest was verified."""
+        if self._store.holds(blob):
+            yield from self._store.open(blob, offset)
+            return
+        arrival = self._start(blob)
+        there = arrival.beyond(offset)
+        with self._file(blob) as file:
+            file.seek(offset)
+            while offset < blob.size:
+                chunk = file.read(min(CHUNK, there - offset))
+                if not chunk:
+                    raise StepFailed(f"{blob.digest} was discarded: its source sent wrong bytes")
+                offset += len(chunk)
+                if offset == blob.size:
+                    arrival.whole()
+                yield chunk
+                there = arrival.beyond(offset)
+
+    def _start(self, blob: Blob) -> Arrival:
+        """Return the running download of a blob; start one if there is none or it failed."""
+        with self._lock:
+            found = self._arrivals.get(blob.digest)
+            if found is None or found.failed:
+                found = self._arrivals[blob.digest] = Arrival()
+                work, name = (blob, found), f"fetch-{blob.hex[:12]}"
+                # A daemon: Ctrl-C does not wait for it, and the next run resumes its part file.
+                threading.Thread(target=self._bring, args=work, name=name, daemon=True).start()
+            return found
+
+    def _bring(self, blob: Blob, arrival: Arrival) -> None:
+        try:
+            with self._free:
+                self._store.fill(blob, lambda at: self._client.blob(blob, at), arrival.reached)
+        except BaseException as error:  # raised again in the reading threads
+            arrival.end(error)
+        else:
+            arrival.reached(blob.size)
+            arrival.end(None)
+
+    def _file(self, blob: Blob) -> BinaryIO:
+        """Open the blob's file under the part name or, once complete, the final one."""
+        for path in (self._store.part(blob.digest), self._store.path(blob.digest)):
+            with suppress(FileNotFoundError):
+                return path.open("rb")
+        raise StepFailed(f"{blob.digest} is gone from {self._store.directory}")
 
 
 class Arrival:
-    """A blob that is being downloaded, and how many of its bytes are in the store."""
+    """The download of a blob: how many of its bytes are in the store."""
 
-    def __init__(self, blob: Blob) -> None:
-        self.blob = blob
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._count = 0
         self._ended = False
@@ -186,66 +226,6 @@ class Arrival:
             self._changed.wait_for(lambda: self._ended)
             if self._error is not None:
                 raise _as_ours(self._error)
-
-
-class Arrivals:
-    """Downloads each requested blob once, at most AT_ONCE at a time."""
-
-    def __init__(self, store: BlobStore, fetch: Fetch) -> None:
-        self._store, self._fetch = store, fetch
-        self._free = threading.BoundedSemaphore(AT_ONCE)
-        self._lock = threading.Lock()
-        self._arrivals: dict[str, Arrival] = {}
-
-    def start(self, blob: Blob) -> Arrival:
-        """Return the running download of a blob; start one if there is none or it failed."""
-        with self._lock:
-            found = self._arrivals.get(blob.digest)
-            if found is None or found.failed:
-                found = self._arrivals[blob.digest] = Arrival(blob)
-                name = f"fetch-{blob.hex[:12]}"
-                # A daemon: Ctrl-C does not wait for it, and the next run resumes its part file.
-                threading.Thread(target=self._bring, args=(found,), name=name, daemon=True).start()
-            return found
-
-    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """Yield the bytes as they arrive, the last chunk only after the digest was verified."""
-        if self._store.holds(blob):
-            yield from self._store.open(blob, offset)
-            return
-        arrival = self.start(blob)
-        there = arrival.beyond(offset)
-        with self._file(blob) as file:
-            file.seek(offset)
-            while offset < blob.size:
-                chunk = file.read(min(CHUNK, there - offset))
-                if not chunk:
-                    raise StepFailed(f"{blob.digest} was discarded: its source sent wrong bytes")
-                offset += len(chunk)
-                if offset == blob.size:
-                    arrival.whole()
-                yield chunk
-                there = arrival.beyond(offset)
-
-    def _bring(self, arrival: Arrival) -> None:
-        blob = arrival.blob
-        try:
-            with self._free:
-                self._store.fill(blob, lambda at: self._fetch(blob, at), arrival.reached)
-        except BaseException as error:  # raised again in the reading threads
-            arrival.end(error)
-        else:
-            arrival.reached(blob.size)
-            arrival.end(None)
-
-    def _file(self, blob: Blob) -> BinaryIO:
-        """Open the blob's file under the part name or, once complete, the final one."""
-        for path in (self._store.part(blob.digest), self._store.path(blob.digest)):
-            try:
-                return path.open("rb")
-            except FileNotFoundError:
-                continue
-        raise StepFailed(f"{blob.digest} is gone from {self._store.directory}")
 
 
 def _as_ours(error: BaseException) -> BaseException:

@@ -142,20 +142,26 @@ class Transfer(Closing):
         name = view.host.name
         self._says[name] = view.say
         run = self._begun(view)
-        arrived = False
         try:
-            if name not in run.sending.expected:
-                if self._receiver.settle(view):
-                    return
+            if name in run.sending.expected:
+                self._receiver.receive(view, run.chain)
+                with self._lock:
+                    run.arrived.add(name)
+            elif not self._receiver.settle(view):
                 raise StepFailed(
                     "it answered only after the transfer to the others had begun",
                     host=name,
                     hint="run the same command again",
                 )
-            self._receiver.receive(view, run.chain)
-            arrived = True
         finally:
-            self._leave(run, name, arrived=arrived)
+            with self._lock:
+                self._says.pop(name, None)
+                run.waiting.discard(name)
+                is_last = not run.waiting and self._run is run
+                if is_last:
+                    self._run = None
+            if is_last:
+                self._end(run, complete=run.arrived >= run.sending.expected.keys())
 
     def _begun(self, view: HostView) -> _ChainRun:
         """Return the running chain; the first host starts it for all."""
@@ -195,17 +201,6 @@ class Transfer(Closing):
         if sending.links:
             chain.start()
         return _ChainRun(sending, chain, set(sending.expected))
-
-    def _leave(self, run: _ChainRun, name: str, *, arrived: bool) -> None:
-        with self._lock:
-            self._says.pop(name, None)
-            run.waiting.discard(name)
-            if arrived:
-                run.arrived.add(name)
-            if run.waiting or self._run is not run:
-                return
-            self._run = None
-        self._end(run, complete=run.arrived >= run.sending.expected.keys())
 
     def _end(self, run: _ChainRun, *, complete: bool) -> None:
         """Stop the chain. Caches are kept for the next run if a host is incomplete."""
