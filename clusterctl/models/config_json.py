@@ -26,25 +26,12 @@ _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 # Optional keys, whose values must be numbers.
 _COUNTS = (
-    "head_dim",
-    "num_key_value_heads",
-    "global_head_dim",
-    "num_global_key_value_heads",
-    "num_kv_shared_layers",
-    "sliding_window",
-    "sliding_window_pattern",
-    "attention_chunk_size",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "n_shared_experts",
-    "first_k_dense_replace",
-    "decoder_sparse_step",
-    "interleave_moe_layer_step",
-    "hidden_size_per_layer_input",
-)
+    "head_dim", "num_key_value_heads", "global_head_dim", "num_global_key_value_heads",
+    "num_kv_shared_layers", "sliding_window", "sliding_window_pattern", "attention_chunk_size",
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "n_shared_experts", "first_k_dense_replace", "decoder_sparse_step",
+    "interleave_moe_layer_step", "hidden_size_per_layer_input",
+)  # fmt: skip
 
 _OWN_CONFIG = "copy the model's own config.json from the Hub next to its weights"
 
@@ -347,15 +334,9 @@ def _tower(config: Config) -> Tower | None:
 
 # In vLLM's order (vllm/transformers_utils/model_arch_config_convertor.py).
 _LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
 
 _NO_KEY_LENGTH = 2048  # vLLM's default without any of the keys (config/model.py)
 

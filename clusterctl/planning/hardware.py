@@ -86,34 +86,13 @@ _CATALOGUE: tuple[GpuModel, ...] = (
     GpuModel("RTX A6000", 47.40, 86, 768, 155, 84, "49140 MiB card, scaled", assumed=True),
 )
 
+# By folded name
 _OTHER_NAMES = {
-    "a100": "A100-80GB",
-    "a100sxm480gb": "A100-80GB",
-    "a100pcie80gb": "A100-80GB",
-    "a10080gbpcie": "A100-80GB",
-    "a100sxm440gb": "A100-40GB",
-    "a100pcie40gb": "A100-40GB",
-    "a800": "A800-80GB",
-    "a800sxm480gb": "A800-80GB",
-    "a80080gbpcie": "A800-80GB",
-    "v100": "V100-32GB",
-    "v100sxm232gb": "V100-32GB",
-    "v100sxm332gb": "V100-32GB",
-    "v100pcie32gb": "V100-32GB",
-    "v100sxm216gb": "V100-16GB",
-    "v100pcie16gb": "V100-16GB",
-    "h10080gbhbm3": "H100",
-    "h100pcie": "H100",
-    "h100sxm": "H100",
-    "h200nvl": "H200",
-    "3080": "RTX 3080 10GB",
-    "rtx3080": "RTX 3080 10GB",
-    "3090": "RTX 3090",
-    "4090": "RTX 4090",
-    "5090": "RTX 5090",
-    "5080": "RTX 5080",
-    "2080ti": "RTX 2080 Ti",
-}
+    "a100": "A100-80GB", "a800": "A800-80GB", "v100": "V100-32GB",
+    "h10080gb": "H100", "h200nvl": "H200",
+    "3080": "RTX 3080 10GB", "rtx3080": "RTX 3080 10GB", "3090": "RTX 3090",
+    "4090": "RTX 4090", "5080": "RTX 5080", "5090": "RTX 5090", "2080ti": "RTX 2080 Ti",
+}  # fmt: skip
 
 # vLLM on a CPU; its KV cache is set by VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes.
 CPU = GpuModel("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has a given size")
@@ -123,10 +102,11 @@ _SIZED = re.compile(r"^(.*):\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|g)?$", re.IGNORE
 
 
 def _folded(name: str) -> str:
+    """Return a name without brand, form factor (SXM4, PCIe), kind of memory and punctuation."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     for brand in ("nvidia", "geforce", "tesla", "quadro"):
         plain = plain.removeprefix(brand)
-    return plain
+    return re.sub(r"sxm[2-5]?|pcie|hbm[23]e?", "", plain)
 
 
 _BY_NAME = {_folded(gpu.name): gpu for gpu in _CATALOGUE}

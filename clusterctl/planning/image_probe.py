@@ -14,10 +14,10 @@ from importlib import resources
 from itertools import chain, repeat
 from typing import Any
 
-from clusterctl.planning.allocator import allocated_bytes
 from clusterctl.planning.memory import FitPlan, rounded
 from clusterctl.planning.placement import PARTITION
 from clusterctl.planning.rules import rules_for
+from clusterctl.planning.weights import allocated_bytes
 from clusterctl.serving.vllm_flags import Argument, render, without
 from clusterctl.units import GIB
 

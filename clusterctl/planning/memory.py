@@ -22,7 +22,6 @@ from clusterctl.planning.kv_cache import (
 )
 from clusterctl.planning.options import ServeOptions, Settings, settle
 from clusterctl.planning.overheads import (
-    Profile,
     activation_gib,
     graphs_gib,
     margin_gib,
@@ -30,7 +29,7 @@ from clusterctl.planning.overheads import (
 )
 from clusterctl.planning.placement import Placement, RankSeat, split_layers, stages_of
 from clusterctl.planning.rules import Rules
-from clusterctl.planning.weights import PipelineStage, weight_gib
+from clusterctl.planning.weights import PipelineStage, weight_bytes
 from clusterctl.units import GIB
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -193,12 +192,15 @@ def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:
 
 def _rank(case: _Case, seat: RankSeat) -> RankMemory:
     stage, tp = case.stages[seat.stage], case.placement.tp
-    weights = weight_gib(
-        case.shape,
-        stage,
-        case.settings.quantization,
-        case.options.cpu_offload_gib,
-        unsplit=case.rules.unsplit_weights,
+    weights = (
+        weight_bytes(
+            case.shape,
+            stage,
+            case.settings.quantization,
+            int(case.options.cpu_offload_gib * GIB),
+            unsplit=case.rules.unsplit_weights,
+        )
+        / GIB
     )
     activation = activation_gib(
         case.shape,
@@ -206,10 +208,8 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         case.settings.batch,
         case.rules,
         seat.gpu,
-        Profile(
-            case.settings.sampler,
-            compiles=case.rules.tunes_kernels and not case.is_eager(seat),
-        ),
+        case.settings.sampler,
+        compiles=case.rules.tunes_kernels and not case.is_eager(seat),
         first_rank=seat.place == 0,
     )
     runtime = runtime_gib(case.rules, tp, case.placement.fabric, seat.measured)

@@ -126,42 +126,51 @@ class Batch:
     requests: int
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """How the profiling run samples, and whether it compiles the model first."""
-
-    sampler: Sampler
-    compiles: bool
-
-
 def activation_gib(
     shape: ModelShape,
     stage: PipelineStage,
     batch: Batch,
     rules: Rules,
     gpu: GpuModel,
-    profile: Profile,
+    sampler: Sampler,
     *,
+    compiles: bool,
     first_rank: bool = True,
 ) -> float:
-    """Return the peak in GiB on one rank. `first_rank`: it is rank 0 of its TP group."""
-    kept = _expert_workspace(shape, stage, batch, gpu)
+    """Return the peak in GiB on one rank. `sampler`: how the profiling run samples; `compiles`: it
+    compiles the model first; `first_rank`: it is rank 0 of its TP group."""
+    kinds, tokens = set(shape.layers[stage.first : stage.last]), batch.tokens
+    kept = _expert_workspace(shape, kinds, stage.tp, tokens, gpu)
+    widest = 0  # bf16 elements per token that a feed-forward or attention holds at once
+    for layer in kinds:
+        if layer.mlp:
+            width = -(-layer.mlp.width // stage.tp)
+            widest = max(widest, (3 if layer.mlp.gated else 2) * width)
+        if heads := layer.attention:
+            width = (2 * heads.heads + 2 * heads.kv_heads) * heads.head_dim // stage.tp
+            widest = max(widest, width)
     # The widest layer, plus its input, the residual and the normed copy of both.
-    kinds = set(shape.layers[stage.first : stage.last])
-    widest = max((_layer_elements(layer, stage.tp) for layer in kinds), default=0)
-    layers = batch.tokens * 2 * (3 * shape.hidden + widest) + kept
-    sampler = 0
+    peaks = [tokens * 2 * (3 * shape.hidden + widest) + kept]
     if stage.has_head and (first_rank or not rules.engine_v0):
-        held = batch.tokens * shape.hidden * 2  # hidden states stay allocated while sampling
+        held = tokens * shape.hidden * 2  # hidden states stay allocated while sampling
         held += kept if rules.keeps_workspace else 0
-        sampler = held + _sampler_peak(shape, batch, profile.sampler, gpu.multiprocessors)
-    tuning = _tuning_peak(shape, stage, batch) if profile.compiles else 0
-    return max(layers, sampler, tuning) / GIB
+        requests = min(batch.requests, tokens)
+        peaks.append(held + _sampler_peak(shape, requests, sampler, gpu.multiprocessors))
+    if compiles and stage.has_embedding and not shape.tower:
+        # The first compilation: PyTorch tunes each kernel on full-size dummy arguments
+        # (torch/_inductor/standalone_compile.py sets triton.autotune_at_compile_time). The largest
+        # is the embedding table, with the embeddings and, in the same kernel unless an all-reduce
+        # comes between, their first norm. A start that finds the compiled model in its cache skips
+        # this: 1.19 GiB became 0.27 for Qwen3-8B, 256 requests and 2048 tokens on an H200 (vLLM
+        # 0.25.1). With a vision tower, embeddings are looked up outside the compiled part.
+        made = 1 if stage.tp > 1 else 2
+        rows = vocabulary_rows(shape.vocab, stage.tp) + made * tokens
+        peaks.append(2 * shape.hidden * rows)
+    return max(peaks) / GIB
 
 
-def _sampler_peak(shape: ModelShape, batch: Batch, sampler: Sampler, multiprocessors: int) -> int:
+def _sampler_peak(shape: ModelShape, requests: int, sampler: Sampler, multiprocessors: int) -> int:
     row = shape.vocab * 4
-    requests = min(batch.requests, batch.tokens)
     if sampler == "sort":
         return int(_SORTED_COPIES * requests * row)
     if sampler == "gumbel":
@@ -172,34 +181,9 @@ def _sampler_peak(shape: ModelShape, batch: Batch, sampler: Sampler, multiproces
     return int(_PIVOT_COPIES * requests * row) + min(multiprocessors, requests) * row
 
 
-def _tuning_peak(shape: ModelShape, stage: PipelineStage, batch: Batch) -> int:
-    """Return the peak of the first compilation, in bytes.
-
-    PyTorch tunes each kernel on full-size dummy arguments (torch/_inductor/standalone_compile.py
-    sets triton.autotune_at_compile_time). The largest is the embedding table, with the embeddings
-    and, in the same kernel unless an all-reduce comes between, their first norm. A start that finds
-    the compiled model in its cache skips this: 1.19 GiB became 0.27 for Qwen3-8B, 256 requests and
-    2048 tokens on an H200 (vLLM 0.25.1). With a vision tower, embeddings are looked up outside the
-    compiled part.
-    """
-    if not stage.has_embedding or shape.tower:
-        return 0
-    made = 1 if stage.tp > 1 else 2
-    return 2 * shape.hidden * (vocabulary_rows(shape.vocab, stage.tp) + made * batch.tokens)
-
-
-def _layer_elements(layer: DecoderLayer, tp: int) -> int:
-    """Return the bf16 elements per token that a layer's feed-forward or attention holds at once."""
-    found = [0]
-    if layer.mlp:
-        found.append((3 if layer.mlp.gated else 2) * -(-layer.mlp.width // tp))
-    if layer.attention:
-        heads = layer.attention
-        found.append((2 * heads.heads + 2 * heads.kv_heads) * heads.head_dim // tp)
-    return max(found)
-
-
-def _expert_workspace(shape: ModelShape, stage: PipelineStage, batch: Batch, gpu: GpuModel) -> int:
+def _expert_workspace(
+    shape: ModelShape, kinds: set[DecoderLayer], tp: int, tokens: int, gpu: GpuModel
+) -> int:
     """Return the bytes of the two buffers of fused experts.
 
     For each token and each of its experts they hold the wider of a product and the hidden state
@@ -211,8 +195,8 @@ def _expert_workspace(shape: ModelShape, stage: PipelineStage, batch: Batch, gpu
         return 0
     rows = [
         experts.per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden))
-        for layer in set(shape.layers[stage.first : stage.last])
+        for layer in kinds
         if (experts := layer.experts)
-        for width in [-(-experts.width // stage.tp)]
+        for width in [-(-experts.width // tp)]
     ]
-    return 2 * batch.tokens * max(rows, default=0)
+    return 2 * tokens * max(rows, default=0)

@@ -109,24 +109,15 @@ _FROM = (0, 22, 0)
 _FOR_DENSE_FROM = (0, 25, 0)
 _FOR_ALL_FROM = (0, 29, 0)
 
-# DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES, newest first; in 0.22 and 0.23 unquantised only.
-_LISTED: tuple[tuple[Version, frozenset[str]], ...] = (
-    (
-        (0, 24, 0),
-        frozenset(
-            {
-                "DeepseekV2ForCausalLM",
-                "GraniteMoeForCausalLM",
-                "LlamaForCausalLM",
-                "MistralForCausalLM",
-                "Qwen2MoeForCausalLM",
-                "Qwen3ForCausalLM",
-            }
-        ),
-    ),
-    ((0, 23, 0), frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})),
-    (_FROM, frozenset({"Qwen3ForCausalLM"})),
-)
+# DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES; in 0.22 and 0.23 unquantised only.
+_LISTED_SINCE: dict[str, Version] = {
+    "Qwen3ForCausalLM": _FROM,
+    "LlamaForCausalLM": (0, 23, 0),
+    "MistralForCausalLM": (0, 23, 0),
+    "DeepseekV2ForCausalLM": (0, 24, 0),
+    "GraniteMoeForCausalLM": (0, 24, 0),
+    "Qwen2MoeForCausalLM": (0, 24, 0),
+}
 
 # Mixtures of experts that 0.25 to 0.28 run on the second runner, beside all dense models.
 _WITH_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"})
@@ -140,5 +131,5 @@ def has_second_runner(shape: ModelShape, version: Version, *, quantized: bool) -
         return len(shape.attentions) == len(shape.layers) and (
             not any(layer.experts for layer in shape.layers) or shape.architecture in _WITH_EXPERTS
         )
-    names = next(names for since, names in _LISTED if version >= since)
-    return shape.architecture in names and not (quantized and version < (0, 24, 0))
+    listed = version >= _LISTED_SINCE.get(shape.architecture, _FOR_ALL_FROM)
+    return listed and not (quantized and version < (0, 24, 0))

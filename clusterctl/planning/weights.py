@@ -9,8 +9,9 @@ loading took" in the log adds cos/sin tables and the allocator's rounding.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,8 +24,60 @@ from clusterctl.models.shape import (
     Quantization,
     Tower,
 )
-from clusterctl.planning.allocator import allocated_bytes, round_up
-from clusterctl.units import GIB
+from clusterctl.units import GIB, MIB
+
+# PyTorch's CUDA caching allocator (c10/cuda/CUDACachingAllocator.cpp): sizes are rounded up to 512
+# bytes; blocks up to 1 MiB are taken from 2 MiB segments, up to 10 MiB from 20 MiB segments, larger
+# ones get their own segment in steps of 2 MiB; the smallest sufficient free block is used first;
+# and the rest of a large block is split off only if it exceeds 1 MiB, otherwise it counts as
+# allocated. On a 7B model this is 57 MiB. With max_split_size_mb:20 blocks of 20 MiB and more are
+# never split.
+_SMALLEST_BLOCK = 512
+_LARGEST_SMALL = 1 * MIB
+_SMALL_SEGMENT = 2 * MIB
+_OWN_SEGMENT_FROM = 10 * MIB
+_SHARED_SEGMENT = 20 * MIB
+_SEGMENT_STEP = 2 * MIB
+_UNSPLIT_FROM = 20 * MIB
+
+
+def round_up(value: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is at least `value`."""
+    return -(-value // step) * step
+
+
+def allocated_bytes(sizes: Iterable[int], *, unsplit: bool = False) -> int:
+    """Return `torch.cuda.max_memory_allocated` after creating tensors of these sizes in order,
+    which is what vLLM's log prints: it counts the allocator's blocks and not the tensors.
+
+    `unsplit` means max_split_size_mb:20, which vLLM 0.22 and newer set while loading.
+    """
+    free_small: list[int] = []
+    free_large: list[int] = []
+    total = 0
+    for size in sizes:
+        wanted = round_up(max(size, 1), _SMALLEST_BLOCK)
+        small = wanted <= _LARGEST_SMALL
+        if small:
+            segment = _SMALL_SEGMENT
+        elif wanted < _OWN_SEGMENT_FROM:
+            segment = _SHARED_SEGMENT
+        else:
+            segment = round_up(wanted, _SEGMENT_STEP)
+        if unsplit and wanted >= _UNSPLIT_FROM:
+            total += segment
+            continue
+        free = free_small if small else free_large  # sorted
+        index = bisect_left(free, wanted)
+        block = free.pop(index) if index < len(free) else segment
+        rest = block - wanted
+        if rest >= _SMALLEST_BLOCK if small else rest > _LARGEST_SMALL:
+            insort(free, rest)
+            total += wanted
+        else:
+            total += block
+    return total
+
 
 _BITSANDBYTES_BLOCK = 64
 # nf4 keeps one byte of scale for 64 weights and one float32 for 256 of these scales.
@@ -127,7 +180,12 @@ def weight_bytes(
     sizes = [tensor.size for tensor in _tables(shape, stage)]
     for layer in shape.layers[stage.first : stage.last]:
         if layer not in made:
-            made[layer] = tuple(_layer(layer, cut))
+            parts = [*_attention_and_mlp(layer, cut)]
+            parts += _experts(layer.experts, cut) if layer.experts else ()
+            parts += [cut.whole(cut.hidden)] * layer.norms
+            if layer.per_layer_input:
+                parts += [cut.whole(cut.hidden * layer.per_layer_input)] * 2
+            made[layer] = tuple(parts)
         for tensor in made[layer]:
             if tensor.movable and moved < offload:
                 moved += tensor.size
@@ -138,18 +196,6 @@ def weight_bytes(
         if not shape.tied:
             sizes.append(_vocabulary(shape, stage).size)
     return allocated_bytes(sizes, unsplit=unsplit)
-
-
-def weight_gib(
-    shape: ModelShape,
-    stage: PipelineStage,
-    quantization: Quantization | None,
-    offload_gib: float = 0,
-    *,
-    unsplit: bool = False,
-) -> float:
-    """Return `weight_bytes` in GiB."""
-    return weight_bytes(shape, stage, quantization, int(offload_gib * GIB), unsplit=unsplit) / GIB
 
 
 def read_per_token_bytes(
@@ -170,16 +216,6 @@ def read_per_token_bytes(
         read += count * of_layer
     head = vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
     return read + head
-
-
-def _layer(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
-    yield from _attention_and_mlp(layer, cut)
-    if layer.experts:
-        yield from _experts(layer.experts, cut)
-    yield from (cut.whole(cut.hidden) for _ in range(layer.norms))
-    if layer.per_layer_input:
-        yield cut.whole(cut.hidden * layer.per_layer_input)
-        yield cut.whole(cut.hidden * layer.per_layer_input)
 
 
 def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
@@ -316,27 +352,22 @@ def expert_tensors(
 ) -> Iterator[Tensor]:
     """Yield all experts of a layer as two stacked matrices, and the router. `width` is the
     rank's."""
+    count, router = experts.count, experts.count * hidden
     if storage and storage.method == "mxfp4" and not storage.padded:
-        yield from _triton(experts, hidden, round_up(width, _TRITON_WIDTH_STEP), storage)
-        return
-    router = experts.count * hidden
-    if storage and storage.method == "mxfp4":
-        width, hidden = round_up(width, _MARLIN_WIDTH_STEP), round_up(hidden, _MARLIN_HIDDEN_STEP)
-    up, down = experts.count * 2 * width, experts.count * hidden
-    yield from matrix(up, hidden, storage)
-    yield from matrix(down, width, storage)
+        # The layout of Triton's Hopper kernels; biases become float32.
+        width = round_up(width, _TRITON_WIDTH_STEP)
+        for rows, columns in ((2 * width, hidden), (hidden, width)):
+            yield Tensor(count * rows * columns // 2)
+            scales = round_up(rows, _TRITON_SCALE_ROWS) * columns // storage.group
+            yield Tensor(count * scales)
+        biases = [count * 2 * width * 4, count * hidden * 4, count * 2]
+    else:
+        if storage and storage.method == "mxfp4":
+            width = round_up(width, _MARLIN_WIDTH_STEP)
+            hidden = round_up(hidden, _MARLIN_HIDDEN_STEP)
+        yield from matrix(count * 2 * width, hidden, storage)
+        yield from matrix(count * hidden, width, storage)
+        biases = [count * 2 * width * 2, count * hidden * 2, count * 2]
     yield Tensor(router * 2)
     if experts.bias:
-        yield from (Tensor(rows * 2) for rows in (up, down, experts.count))
-
-
-def _triton(experts: Experts, hidden: int, width: int, storage: Quantization) -> Iterator[Tensor]:
-    """Yield mxfp4 experts in the layout of Triton's Hopper kernels; biases become float32."""
-    for rows, columns in ((2 * width, hidden), (hidden, width)):
-        yield Tensor(experts.count * rows * columns // 2)
-        scales = round_up(rows, _TRITON_SCALE_ROWS) * columns // storage.group
-        yield Tensor(experts.count * scales)
-    yield Tensor(experts.count * hidden * 2)
-    if experts.bias:
-        yield from (Tensor(experts.count * rows * 4) for rows in (2 * width, hidden))
-        yield Tensor(experts.count * 2)
+        yield from map(Tensor, biases)

@@ -17,7 +17,7 @@ from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import Hardware, PlanRequest
-from clusterctl.planning.weights import PipelineStage, weight_bytes, weight_gib
+from clusterctl.planning.weights import PipelineStage, weight_bytes
 from clusterctl.units import GIB
 from tests.fakes.catalogue import config_of
 
@@ -66,7 +66,7 @@ def whole(shape: ModelShape, tp: int = 1) -> PipelineStage:
 
 def gib(config: dict[str, Any], tp: int = 1, **changes: Any) -> float:
     shape = describe({**config, **changes})
-    return weight_gib(shape, whole(shape, tp), shape.quantization)
+    return weight_bytes(shape, whole(shape, tp), shape.quantization) / GIB
 
 
 def test_a_dense_model_has_the_parameters_it_is_named_for() -> None:

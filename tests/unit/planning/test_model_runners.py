@@ -9,13 +9,12 @@ import pytest
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import Experts, ModelShape, Quantization
 from clusterctl.models.version import parse_version
-from clusterctl.planning.allocator import allocated_bytes
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import Site, seat_ranks
 from clusterctl.planning.rules import has_second_runner, rules_for
-from clusterctl.planning.weights import expert_tensors
+from clusterctl.planning.weights import allocated_bytes, expert_tensors
 from clusterctl.units import MIB
 
 
