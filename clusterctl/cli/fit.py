@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from clusterctl.planning.fit_request import FitArguments
-    from clusterctl.planning.image_probe import ProbeResult
-    from clusterctl.planning.report import FitReport
-
 
 _Probe = Annotated[
     bool,
@@ -102,7 +94,8 @@ def fit(
 
     Exit 11 when it does not fit, with the nearest settings that would.
     """
-    from clusterctl.planning.fit_request import FitArguments
+    from clusterctl.errors import DoesNotFit, UsageError
+    from clusterctl.planning.fit_request import FitArguments, without_cluster
 
     given = [
         *(["--max-model-len", max_model_len] if max_model_len is not None else []),
@@ -110,47 +103,32 @@ def fit(
         *(arguments or ()),
     ]
     asked = FitArguments(model, tp, pp, gpus, hosts, vllm, network, tuple(given), probe)
-    _show(*_answers(asked, inventory), as_json=as_json)
-
-
-def _answers(asked: FitArguments, inventory: Path | None) -> tuple[FitReport, ProbeResult | None]:
-    from clusterctl.errors import UsageError
-
-    if asked.gpus is not None:
-        from clusterctl.planning.fit_request import without_cluster
-
-        if asked.probe:
-            raise UsageError(
-                "--probe asks the cluster's hosts, but --gpus plans without a cluster",
-                hint="leave one of them out",
-            )
-        return without_cluster(asked), None
-    from clusterctl.cli.session import credentials, load_inventory
-    from clusterctl.commands.fit import run
-
-    if asked.hosts != 1:
+    probed = None
+    if gpus is not None and probe:
+        raise UsageError(
+            "--probe asks the cluster's hosts, but --gpus plans without a cluster",
+            hint="leave one of them out",
+        )
+    if gpus is not None:
+        report = without_cluster(asked)
+    elif hosts != 1:
         raise UsageError("--hosts needs --gpus", hint="--gpus 2xH200")
-    try:
-        loaded = load_inventory(inventory)
-    except UsageError as none:
-        raise UsageError(none.summary, hint=f"--gpus 2xH200, or {none.hint}") from none
-    fitted = run(loaded, asked, credentials())
-    return fitted.report, fitted.probed
+    else:
+        from clusterctl.cli.session import credentials, load_inventory
+        from clusterctl.commands.fit import run
 
-
-def _show(report: FitReport, exact: ProbeResult | None, *, as_json: bool) -> None:
-    """Print the report. Exits with DoesNotFit's code if vLLM certainly cannot start like this."""
-    from clusterctl.errors import DoesNotFit
-
-    document = report.to_json() | ({"probe": exact.to_json()} if exact else {})
+        try:
+            loaded = load_inventory(inventory)
+        except UsageError as none:
+            raise UsageError(none.summary, hint=f"--gpus 2xH200, or {none.hint}") from none
+        report, probed = run(loaded, asked, credentials())
+    document = report.to_json() | ({"probe": probed.to_json()} if probed else {})
     if as_json:
         print(json.dumps(document, indent=2))
-        if report.refused:
-            raise typer.Exit(DoesNotFit.exit_code)
-        return
-    from clusterctl.reporting.fit_view import fit_lines
-    from clusterctl.reporting.text import line_width
+    else:
+        from clusterctl.reporting.fit_view import fit_lines
+        from clusterctl.reporting.text import line_width
 
-    print("\n".join(fit_lines(document, width=line_width(sys.stdout))))
-    if report.refused:
+        print("\n".join(fit_lines(document, width=line_width(sys.stdout))))
+    if report.refused:  # vLLM certainly cannot start like this
         raise typer.Exit(DoesNotFit.exit_code)

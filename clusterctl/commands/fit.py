@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from clusterctl.inventory.model import Inventory
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.fit_on_cluster import ask_images, plan_request
@@ -15,23 +13,16 @@ from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A report, and the result of vLLM's own calculation in the image, if requested."""
-
-    report: FitReport
-    probed: ProbeResult | None = None
-
-
-def run(inventory: Inventory, asked: FitArguments, credentials: Credentials) -> Fitted:
-    """Return the report for the inventory's hosts. Raises UsageError, DoesNotFit, connection
-    errors, and with `asked.probe` the errors of `ask_images`."""
+def run(
+    inventory: Inventory, asked: FitArguments, credentials: Credentials
+) -> tuple[FitReport, ProbeResult | None]:
+    """Return the report for the inventory's hosts, and with `asked.probe` the result of vLLM's own
+    calculation in the image. Raises UsageError, DoesNotFit, connection errors, and with
+    `asked.probe` the errors of `ask_images`."""
     asked.request()  # refuse a bad request before contacting any host
     with connected(inventory.hosts, credentials) as transports:
         files = measurements(inventory.cluster)
         survey = take_survey(inventory, transports, files=files).require_answers()
         request, config = plan_request(survey, asked)
         report = plan(request)
-        if not asked.probe:
-            return Fitted(report)
-        return Fitted(report, ask_images(survey, request, report, config))
+        return report, ask_images(survey, request, report, config) if asked.probe else None

@@ -109,8 +109,21 @@ class _SpeedModel:
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         turns = min(self.placement.pp, each)
-        step = turns * self._decode(each // turns, overlap=turns > 1)
-        seconds = self._prefill(each * PROMPT) + OUTPUT * step
+        # Of a step, which passes through all stages, and of a prefill, in which stages process
+        # different prompts at once. Reading weights overlaps between stages that take turns.
+        step = reading = prefill = hops = 0.0
+        at_once, prompts = each // turns, each * PROMPT
+        for stage, gpu in self._stages():
+            read = self._read(stage, at_once) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
+            reading = max(reading, read) if turns > 1 else reading + read
+            step += _STAGE_OVERHEAD + (stage.last - stage.first) * _LAYER_OVERHEAD
+            step += at_once * _REQUEST_OVERHEAD
+            step += self._reduce(stage, at_once) + self._hop(stage, at_once)
+            flops = self._read(stage, 1) * prompts  # 2 flops per weight, which has 2 bytes
+            busy = flops / (gpu.tflops * 1e12 * _COMPUTE_SHARE)
+            prefill = max(prefill, busy + self._reduce(stage, prompts))
+            hops += self._hop(stage, prompts)
+        seconds = prefill + hops + OUTPUT * turns * (step + reading)
         return replicas * each * OUTPUT / seconds
 
     def _stages(self) -> list[tuple[PipelineStage, GpuModel]]:
@@ -123,29 +136,6 @@ class _SpeedModel:
 
     def _read(self, stage: PipelineStage, tokens: int) -> float:
         return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
-
-    def _decode(self, tokens: int, *, overlap: bool) -> float:
-        """Return the seconds of one step of `tokens` requests through all stages. With `overlap`,
-        reading weights overlaps between stages, since other requests keep them busy."""
-        total = slowest = 0.0
-        for stage, gpu in self._stages():
-            reading = self._read(stage, tokens) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
-            slowest = max(slowest, reading)
-            total += 0.0 if overlap else reading
-            total += _STAGE_OVERHEAD + (stage.last - stage.first) * _LAYER_OVERHEAD
-            total += tokens * _REQUEST_OVERHEAD
-            total += self._reduce(stage, tokens) + self._hop(stage, tokens)
-        return total + slowest if overlap else total
-
-    def _prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill all prompts. Stages process different prompts at once."""
-        slowest = hops = 0.0
-        for stage, gpu in self._stages():
-            flops = self._read(stage, 1) * tokens  # 2 flops per weight, which has 2 bytes
-            busy = flops / (gpu.tflops * 1e12 * _COMPUTE_SHARE)
-            slowest = max(slowest, busy + self._reduce(stage, tokens))
-            hops += self._hop(stage, tokens)
-        return slowest + hops
 
     def _reduce(self, stage: PipelineStage, tokens: int) -> float:
         """Return the seconds of all-reduces: two per layer, one for the embedding."""
