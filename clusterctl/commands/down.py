@@ -17,7 +17,7 @@ from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import config_dir, log_dir, run_dir
 from clusterctl.node.package import ROOT
-from clusterctl.ray_cluster.environment import CACHE_DIR
+from clusterctl.ray_cluster.nodes import CACHE_DIR
 from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.host_python import PythonAbsent

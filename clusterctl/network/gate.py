@@ -28,8 +28,7 @@ from clusterctl.node.documents import from_json
 from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec
 from clusterctl.node.files import NodePaths
 from clusterctl.node.timing import GATE
-from clusterctl.ray_cluster.environment import node_environment
-from clusterctl.ray_cluster.nodes import container_name, expected_nodes
+from clusterctl.ray_cluster.nodes import container_name, expected_nodes, node_environment
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Channel, Transport, last_words
 from clusterctl.transport.fanout import failures, fan_out, values

@@ -17,7 +17,7 @@ from clusterctl.node.fabric_documents import (
     RankReport,
     SeenNode,
 )
-from clusterctl.ray_cluster.environment import PER_NODE
+from clusterctl.ray_cluster.nodes import PER_NODE
 from clusterctl.ray_cluster.topology import Topology
 
 # A link below this share of its nominal rate is called slow. NCCL over sockets reached three

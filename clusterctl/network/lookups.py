@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from clusterctl.containers.drivers import driver_for
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
-from clusterctl.ray_cluster.hosts_file import addresses
+from clusterctl.ray_cluster.node_files import addresses
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport import python

@@ -21,7 +21,7 @@ import dataclasses
 import json
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Type, TypeVar
+from typing import Any, Dict, List, Tuple, Type, TypeVar
 
 T = TypeVar("T")
 
@@ -62,6 +62,11 @@ class NodeDocument:
     expected: List[ExpectedNode]  # Every node of the cluster, on every node
     gcs_port: int = 6379  # Port of the head's GCS, which a worker watches
     gpu_listing: GpuListing = field(default_factory=GpuListing)
+
+    @property
+    def of_ray(self) -> Tuple[List[str], Dict[str, str], str]:
+        """The part of the document that Ray follows: if it changes, Ray is restarted."""
+        return self.ray_argv, self.env, self.head_ip
 
 
 @dataclass(frozen=True)

@@ -46,19 +46,19 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     orders: queue.Queue[Order] = queue.Queue()
-    threading.Thread(target=_read, args=(sys.stdin, orders), daemon=True).start()
+
+    def read() -> None:
+        for line in sys.stdin:
+            orders.put(json.loads(line))
+        os._exit(3)
+
+    threading.Thread(target=read, daemon=True).start()
     try:
         _Rank(out).serve(orders)
     except Exception as error:
         _say(out, phase="error", text=f"{type(error).__name__}: {error}"[:2000])
         return 1
     return 0
-
-
-def _read(stream: IO[str], orders: queue.Queue[Order]) -> None:
-    for line in stream:
-        orders.put(json.loads(line))
-    os._exit(3)
 
 
 def _say(out: IO[str], **fields: Any) -> None:
@@ -70,109 +70,104 @@ class _Rank:
         self._out = out
         self._torch: Any = importlib.import_module("torch")
         self._dist: Any = importlib.import_module("torch.distributed")
-        self._store: Any = None
         _say(out, phase="imported", torch=str(self._torch.__version__))
 
     def serve(self, orders: queue.Queue[Order]) -> None:
+        store: Any = None
         while True:
             order = orders.get()
             if order["do"] == "store":
                 # On rank 0's node IP and an ephemeral port, as in vLLM's executor.
-                self._store = self._dist.TCPStore(
+                store = self._dist.TCPStore(
                     order["ip"], 0, None, is_master=True, wait_for_workers=False
                 )
-                _say(self._out, phase="store", port=self._store.port)
-            else:
-                self._join(order)
-
-    def _join(self, order: Order) -> None:
-        within = datetime.timedelta(seconds=order["within"])
-        if self._store is None:
-            self._store = self._dist.TCPStore(
-                order["ip"], order["port"], None, is_master=False, timeout=within
+                _say(self._out, phase="store", port=store.port)
+                continue
+            within = datetime.timedelta(seconds=order["within"])
+            if store is None:
+                store = self._dist.TCPStore(
+                    order["ip"], order["port"], None, is_master=False, timeout=within
+                )
+            store.set_timeout(within)
+            self._dist.init_process_group(
+                "gloo", store=store, rank=order["rank"], world_size=order["world"], timeout=within
             )
-        self._store.set_timeout(within)
-        self._dist.init_process_group(
-            "gloo", store=self._store, rank=order["rank"], world_size=order["world"], timeout=within
-        )
-        self._prove("gloo", None, "cpu", order["world"])
-        gpus = order["gpus"]
-        if gpus:
-            backend, kind = order["gpu_backend"], order["gpu_device"]
-            group = self._dist.new_group(gpus, backend=backend, timeout=within)
-            if order["device"] >= 0:
-                getattr(self._torch, kind).set_device(order["device"])
-                self._prove(backend, group, f"{kind}:{order['device']}", len(gpus))
-        _say(self._out, phase="done")
+            self._reduce_all("gloo", None, "cpu", order["world"])
+            gpus = order["gpus"]
+            if gpus:
+                backend, kind = order["gpu_backend"], order["gpu_device"]
+                group = self._dist.new_group(gpus, backend=backend, timeout=within)
+                if order["device"] >= 0:
+                    getattr(self._torch, kind).set_device(order["device"])
+                    self._reduce_all(backend, group, f"{kind}:{order['device']}", len(gpus))
+            _say(self._out, phase="done")
 
-    def _prove(self, backend: str, group: Any, device: str, ranks: int) -> None:
-        bench = AllReduceBench(self._torch, self._dist, group, device, ranks)
-        bench.join()
+    def _reduce_all(self, backend: str, group: Any, device: str, ranks: int) -> None:
+        """Join the group of `ranks`, then check and time all-reduces; report each phase."""
+        bench = AllReduceBench(self._torch, self._dist, group, device)
+        bench.seconds(bench.zeros(8), 1)  # libraries connect in the first one
         _say(self._out, phase="joined", backend=backend)
-        wrong = bench.wrong_elements()
+        wrong = bench.wrong_elements(ranks)
         if wrong:
             text = f"{backend} all-reduce gave {wrong} wrong elements"
             _say(self._out, phase="error", backend=backend, text=text)
             return
         _say(self._out, phase="correct", backend=backend)
-        found: Dict[str, Any] = bench.measure()
-        _say(self._out, phase="measured", backend=backend, **found)
+        _say(self._out, phase="measured", backend=backend, **bench.measure())
 
 
 class AllReduceBench:
     """All-reduces with torch.distributed, checked for correct results and timed.
 
-    All ranks of a group must call the same methods in the same order.
+    All ranks of a group must call the same methods in the same order. `group` None means the
+    default group.
     """
 
-    def __init__(self, torch: Any, dist: Any, group: Any, device: str, ranks: int) -> None:
-        """`ranks` is the size of the group; `group` None means the default group."""
+    def __init__(self, torch: Any, dist: Any, group: Any, device: str) -> None:
         self._torch = torch
         self._dist = dist
         self._group = group
         self._device = device
-        self._ranks = ranks
 
-    def join(self) -> None:
-        """Run the first all-reduce, in which libraries establish their connections."""
-        self._reduce(self._zeros(8))
-        self._settle()
-
-    def wrong_elements(self) -> int:
-        """Return the number of wrong elements in an all-reduce of 4 MiB."""
+    def wrong_elements(self, ranks: int) -> int:
+        """Return the number of wrong elements in an all-reduce of 4 MiB over `ranks`."""
         torch, own = self._torch, self._dist.get_rank(self._group) + 1
         pattern = (torch.arange(_CHECKED, device=self._device) % PATTERN).to(torch.float32)
         found = pattern * own
-        self._reduce(found)
-        self._settle()
-        expected = pattern * (self._ranks * (self._ranks + 1) // 2)
-        return int((found != expected).sum().item())
+        self._dist.all_reduce(found, group=self._group)
+        self._synchronize()
+        return int((found != pattern * (ranks * (ranks + 1) // 2)).sum().item())
 
     def measure(self) -> Dict[str, Any]:
         """Return `seconds` of an all-reduce of `size` bytes, and `latency`, the seconds of one of 8
         bytes. All ranks return the same values."""
-        small = self._zeros(8)
-        self._seconds(small, _WARM_UP)
-        latency = self._slowest(self._seconds(small, _SMALL_ROUNDS) / _SMALL_ROUNDS)
+        small = self.zeros(8)
+        self.seconds(small, _WARM_UP)
+        latency = self._slowest(self.seconds(small, _SMALL_ROUNDS) / _SMALL_ROUNDS)
         size = _FIRST
         while True:
-            tensor = self._zeros(size)
-            self._seconds(tensor, 1)
-            one = self._slowest(self._seconds(tensor, 1))
+            tensor = self.zeros(size)
+            self.seconds(tensor, 1)
+            one = self._slowest(self.seconds(tensor, 1))
             if one >= _LONG_ENOUGH or size >= _LARGEST:
                 break
             size *= 4
         least, most = _ROUNDS
         rounds = max(least, min(most, round(_MEASURED / one)))
-        seconds = self._slowest(self._seconds(self._zeros(size), rounds) / rounds)
+        seconds = self._slowest(self.seconds(self.zeros(size), rounds) / rounds)
         return {"seconds": seconds, "latency": latency, "size": size}
 
-    def _seconds(self, tensor: Any, rounds: int) -> float:
-        self._settle()
+    def zeros(self, size: int) -> Any:
+        """Return `size` bytes of zeros, which stay zero however often they are summed."""
+        return self._torch.zeros(size // 4, dtype=self._torch.float32, device=self._device)
+
+    def seconds(self, tensor: Any, rounds: int) -> float:
+        """Return the seconds of `rounds` all-reduces."""
+        self._synchronize()
         began = time.perf_counter()
         for _ in range(rounds):
-            self._reduce(tensor)
-        self._settle()
+            self._dist.all_reduce(tensor, group=self._group)
+        self._synchronize()
         return time.perf_counter() - began
 
     def _slowest(self, seconds: float) -> float:
@@ -181,13 +176,6 @@ class AllReduceBench:
         self._dist.all_reduce(told, op=self._dist.ReduceOp.MAX, group=self._group)
         return float(told.item())
 
-    def _reduce(self, tensor: Any) -> None:
-        self._dist.all_reduce(tensor, group=self._group)
-
-    def _zeros(self, size: int) -> Any:
-        """Return `size` bytes of zeros, which stay zero however often they are summed."""
-        return self._torch.zeros(size // 4, dtype=self._torch.float32, device=self._device)
-
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         # torch.cpu has synchronize() too; it does nothing.
         getattr(self._torch, self._device.partition(":")[0]).synchronize()

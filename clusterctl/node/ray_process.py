@@ -83,7 +83,11 @@ class RayProcess:
         elif child.exit_status() is not None:
             child.kill_all()  # processes that it left may hold its output open
             child.drain()
-            self._fail(now, child, f"ended with status {child.exit_status()}: {_last_words(child)}")
+            # `ray start` prints some messages twice, the second time with `{}` in place of names.
+            lines = [_COLOURS.sub("", line).strip() for line in child.tail() if line.strip(" -")]
+            telling = [line for line in lines if _TELLING.search(line) and "{}" not in line]
+            last = (telling or lines or ["it wrote nothing"])[-1][:300]
+            self._fail(now, child, f"ended with status {child.exit_status()}: {last}")
         elif self._probe and self._probe.losses != self._losses:
             self._drop("the head's GCS is gone")
         elif gone := self._parts.gone(now):
@@ -99,9 +103,7 @@ class RayProcess:
     def follow(self, document: NodeDocument) -> None:
         """Adopt a changed document, and restart Ray if Ray's part of it changed."""
         old, self._document = self._document, document
-        if (old.ray_argv, old.env, old.head_ip) != (
-            document.ray_argv, document.env, document.head_ip,
-        ):  # fmt: skip
+        if old.of_ray != document.of_ray:
             self._drop("node.json was changed")
             if self._probe:
                 self._probe.stop()
@@ -180,19 +182,11 @@ def supported_argv(argv: List[str], *, has_client: bool) -> List[str]:
     return [word for word in argv if not word.startswith("--ray-client-server-port")]
 
 
-def _last_words(child: Child) -> str:
-    """Return the last line with an error. `ray start` prints some of its messages twice, the second
-    time with `{}` in place of the names."""
-    lines = [_COLOURS.sub("", line).strip() for line in child.tail() if line.strip(" -")]
-    telling = [line for line in lines if _TELLING.search(line) and "{}" not in line]
-    return (telling or lines or ["it wrote nothing"])[-1][:300]
-
-
 class RayParts:
-    """The vital processes of one `ray start`, found by the session that it leads."""
+    """The vital processes of one `ray start`, found by the session that it leads; checked every
+    `every` seconds."""
 
     def __init__(self, session: int, every: float) -> None:
-        """`every`: seconds between two checks."""
         self._session = session
         self._every = every
         self._next = 0.0
@@ -232,12 +226,11 @@ class HeadProbe:
     ends, and the next attempt is refused: any later GCS is a new one, which does not know this
     node. A connection that times out proves nothing: the cable may be unplugged.
 
-    One connection after another is held in a thread. `answer` is the last outcome: unknown | open |
-    refused | silent.
+    One connection after another is held in a thread, for `every` seconds, which is also the pause
+    after a failed one. `answer` is the last outcome: unknown | open | refused | silent.
     """
 
     def __init__(self, ip: str, port: int, every: float) -> None:
-        """`every`: seconds for which a connection is held, and the pause after a failed one."""
         self._address = (ip, port)
         self._every = every
         self._ended = threading.Event()

@@ -37,7 +37,7 @@ class Timing:
     # the whole container.
     stop_limit: float = 70.0
     # After vLLM's end: a node that is lost now is its cause. A dead node is known after 18 s
-    # (DEAD_NODE_DETECTION in ray_cluster/environment.py), a later loss is another story.
+    # (DEAD_NODE_DETECTION in ray_cluster/nodes.py), a later loss is another story.
     blame_limit: float = 30.0
     snapshot_age: float = 10.0  # An older snapshot of ray-watch proves nothing
 

@@ -1,8 +1,15 @@
-"""The files of a node: the supervisor's program, node.json, and the hosts file."""
+"""The files of a node: the supervisor's program, node.json, and the containers' hosts file.
+
+Ray's and vLLM's configuration contains no names, but names are looked up nevertheless: the store of
+torch.distributed looks up the name of each peer's address before it accepts the peer, and Ray that
+of its own host. If a name server does not answer, each look-up takes 5 to 30 s; torch waits 10 s
+for some of them. A hosts file is consulted first and answers at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import IPv4Address, ip_address
 
 from clusterctl.engine.step import HostView
 from clusterctl.facts.model import HostFacts
@@ -10,12 +17,22 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.files import NodePaths
-from clusterctl.ray_cluster.environment import NON_CARRY_OVER_FILE, config_root, non_carry_over
-from clusterctl.ray_cluster.hosts_file import HOSTS_FILE, hosts_file
-from clusterctl.ray_cluster.nodes import node_document
+from clusterctl.ray_cluster.nodes import (
+    NON_CARRY_OVER_FILE,
+    config_root,
+    node_document,
+    non_carry_over,
+)
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
 from clusterctl.steps.node_files import FilesPresent, RemoteFile
+
+HOSTS_FILE = "/etc/hosts"  # In the container
+
+_LOCAL = (
+    ("127.0.0.1", ("localhost",)),
+    ("::1", ("localhost", "ip6-localhost", "ip6-loopback")),
+)
 
 
 def directories_present(cluster: str) -> DirectoriesPresent:
@@ -56,5 +73,53 @@ def _restarts_ray(file: RemoteFile, now: bytes) -> bool:
         old = from_json(NodeDocument, now.decode())
     except ValueError:
         return True
-    new = from_json(NodeDocument, file.data.decode())
-    return (old.ray_argv, old.env, old.head_ip) != (new.ray_argv, new.env, new.head_ip)
+    return old.of_ray != from_json(NodeDocument, file.data.decode()).of_ray
+
+
+def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) -> str:
+    """Return the content for `host`; `facts` are those of the nodes that answered. Each address has
+    a name, but a node's name has only one address, the node IP, so that looking it up never returns
+    an address of the fabric."""
+    taken = {node.host for node in topology.nodes} | {name for _, names in _LOCAL for name in names}
+    own_names: dict[str, tuple[str, ...]] = {}
+    for node in sorted(topology.nodes, key=lambda node: node.host != host):  # own node first
+        of_host = facts.get(node.host)
+        # The host's own name, with and without a domain, unless another host has that name.
+        full = of_host.hostname.lower() if of_host else ""
+        names = dict.fromkeys((full, full.partition(".")[0]))
+        own_names[node.host] = tuple(name for name in names if name and name not in taken)
+        taken.update(own_names[node.host])
+    lines = (
+        *_LOCAL,
+        *(
+            (ip, (name, *own_names.get(name, ())))
+            for ip, name in addresses(topology, facts).items()
+        ),
+    )
+    return "".join(f"{ip}\t{' '.join(names)}\n" for ip, names in lines)
+
+
+def addresses(topology: Topology, facts: Mapping[str, HostFacts]) -> dict[str, str]:
+    """Return every address of the cluster with its name."""
+    found: dict[str, str] = {}
+    for node in topology.nodes:
+        found[node.node_ip] = node.host
+        if (of_host := facts.get(node.host)) is None:
+            continue
+        # The node's other addresses that peers may see
+        devices = {port.partition(":")[0] for port in node.rdma}
+        rdma = [nic for device in of_host.rdma if device.name in devices for nic in device.nics]
+        for name in dict.fromkeys((node.control_nic, *node.nccl_nics, node.gloo_nic, *rdma)):
+            nic = of_host.nic(name)
+            for address in nic.addresses if nic else ():
+                if address.scope == "global" and address.ip != node.node_ip:
+                    found[address.ip] = f"{node.host}.{name}"
+    # A dual-stack socket, such as that of torch's store, sees an IPv4 peer as ::ffff:10.0.0.2, and
+    # the resolver looks that up. Such addresses get their own names, as a node's name must have one
+    # address only.
+    mapped = {
+        f"::ffff:{ip}": f"{name}.mapped"
+        for ip, name in found.items()
+        if isinstance(ip_address(ip), IPv4Address)
+    }
+    return {**found, **mapped}

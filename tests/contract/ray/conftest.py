@@ -20,8 +20,7 @@ from clusterctl.inventory.model import Gpu, Host, Inventory, RayPorts, Role
 from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, NodeState, ServiceDocument, from_json, to_json
 from clusterctl.node.files import NodePaths
-from clusterctl.ray_cluster.environment import node_environment
-from clusterctl.ray_cluster.nodes import expected_nodes, ray_argv
+from clusterctl.ray_cluster.nodes import expected_nodes, node_environment, ray_argv
 from clusterctl.ray_cluster.topology import Node, Topology
 from tests.contract.transport.sshd import eventually, is_alive
 

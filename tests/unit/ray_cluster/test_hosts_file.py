@@ -7,7 +7,7 @@ from dataclasses import replace
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, Nics
 from clusterctl.network.choice import resolve
-from clusterctl.ray_cluster.hosts_file import hosts_file
+from clusterctl.ray_cluster.node_files import hosts_file
 from clusterctl.ray_cluster.topology import Topology
 from tests.fakes.host_facts import host_facts, nic, rdma
 

@@ -13,8 +13,14 @@ from clusterctl.facts.model import Gid, HostFacts, RdmaPort
 from clusterctl.inventory.model import Gpu, Host, Inventory, Nics, RayPorts
 from clusterctl.network.choice import resolve
 from clusterctl.node import package
-from clusterctl.ray_cluster.environment import PER_NODE, node_environment, non_carry_over
-from clusterctl.ray_cluster.nodes import container_spec, node_document, ray_argv
+from clusterctl.ray_cluster.nodes import (
+    PER_NODE,
+    container_spec,
+    node_document,
+    node_environment,
+    non_carry_over,
+    ray_argv,
+)
 from clusterctl.ray_cluster.topology import Topology
 from tests.fakes.host_facts import ENGINE, gpus, host_facts, nic, rdma
 
