@@ -15,7 +15,7 @@ from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Command
 
 if TYPE_CHECKING:
-    from clusterctl.commands.serve import Changes, Served
+    from clusterctl.commands.serve import Changes
     from clusterctl.serving.endpoint import ServiceAnswer
 
 
@@ -91,12 +91,18 @@ def serve(
 ) -> None:
     """Serve MODEL with vLLM and verify that it answers. A second run changes nothing."""
     from clusterctl.cli.session import confirm, session
-    from clusterctl.commands.serve import Asked, run
+    from clusterctl.commands.serve import run
     from clusterctl.errors import CHANGES_PENDING, UsageError
-    from clusterctl.serving.request import Options
+    from clusterctl.serving.config_file import read_config_file
+    from clusterctl.serving.endpoint import curl_line, key_line
+    from clusterctl.serving.request import Options, read_request
+    from clusterctl.serving.vllm_flags import parse_arguments
 
-    asked = Asked(Options(model, tp, pp, name, port, stall_timeout), config, tuple(arguments or ()))
-    asked.request()  # report errors of the request itself before contacting a host
+    request = read_request(
+        Options(model, tp, pp, name, port, stall_timeout),
+        read_config_file(config) if config else (),
+        parse_arguments(arguments or ()),
+    )
     with session("serve", inventory, quiet=as_json) as opened:
 
         def agree(changes: Changes) -> None:
@@ -114,8 +120,35 @@ def serve(
             ):
                 raise UsageError("not confirmed: the service would restart", hint="add --yes")
 
-        served = run(opened.inventory, asked, opened.credentials, agree=agree, sink=opened.progress)
-    print(json.dumps(_document(served), indent=2) if as_json else "\n".join(_lines(served)))
+        served = run(
+            opened.inventory, request, opened.credentials, agree=agree, sink=opened.progress
+        )
+    plan, proof, location = served.plan, served.proof, served.plan.location
+    if as_json:
+        document = {
+            "service": plan.document.name,
+            "endpoint": f"{plan.endpoint.url}/v1",
+            "changed": served.changed,
+            "ranks": [asdict(rank) for rank in proof.ranks],
+            "answer": asdict(proof.answer),
+            "ready_seconds": proof.ready_seconds,
+            "random_weights": bool(location and location.random_weights),
+            "predicted": plan.fit.plan.to_json() if plan.fit else None,
+            "reported": served.outcome.to_json() if served.outcome else [],
+        }
+        print(json.dumps(document, indent=2))
+        return
+    print(f"{plan.document.name} is served at {plan.endpoint.url}/v1")
+    if location and location.note:
+        print(f"  weights     {location.note}")
+    print(f"  ranks       {proof.placement}")
+    print(f"  {_answer(proof.answer)}")
+    if served.outcome and served.outcome.sentence:
+        print(f"  KV cache    {served.outcome.sentence}")
+    print(f"  ready       {proof.ready_seconds:.0f} s after vLLM started\n")
+    print("Try it yourself (the key is not printed):")
+    print(key_line(["clusterctl", "ssh", served.head], served.key_file, sudo=served.sudo))
+    print(curl_line(replace(plan.endpoint, task=proof.task)))
 
 
 def _show_plan(changes: Changes, *, as_json: bool) -> None:
@@ -138,27 +171,6 @@ def _show_plan(changes: Changes, *, as_json: bool) -> None:
     print("\n".join([*lines, *each_below_itself("note: ", changes.notes, width)]))
 
 
-def _lines(served: Served) -> list[str]:
-    """Return the result: the endpoint, the proof, and two lines to paste."""
-    from clusterctl.serving.endpoint import curl_line, key_line
-
-    plan, proof = served.plan, served.proof
-    note = plan.location.note if plan.location else ""
-    cache = served.outcome.sentence if served.outcome else ""
-    return [
-        f"{plan.document.name} is served at {plan.endpoint.url}/v1",
-        *([f"  weights     {note}"] if note else []),
-        f"  ranks       {proof.placement}",
-        f"  {_answer(proof.answer)}",
-        *([f"  KV cache    {cache}"] if cache else []),
-        f"  ready       {proof.ready_seconds:.0f} s after vLLM started",
-        "",
-        "Try it yourself (the key is not printed):",
-        key_line(["clusterctl", "ssh", served.head], served.key_file, sudo=served.sudo),
-        curl_line(replace(plan.endpoint, task=proof.task)),
-    ]
-
-
 def _answer(answer: ServiceAnswer) -> str:
     """Return the answer that proved the service, as a line."""
     if answer.task != "completions":
@@ -167,18 +179,3 @@ def _answer(answer: ServiceAnswer) -> str:
     text = "".join(char if char.isprintable() else " " for char in answer.text)
     short = repr(text if len(text) <= 60 else text[:57] + "...")
     return f"completion  {answer.tokens} tokens in {answer.seconds:.1f} s: {short}"
-
-
-def _document(served: Served) -> dict[str, Any]:
-    location = served.plan.location
-    return {
-        "service": served.plan.document.name,
-        "endpoint": f"{served.plan.endpoint.url}/v1",
-        "changed": served.changed,
-        "ranks": [asdict(rank) for rank in served.proof.ranks],
-        "answer": asdict(served.proof.answer),
-        "ready_seconds": served.proof.ready_seconds,
-        "random_weights": bool(location and location.random_weights),
-        "predicted": served.plan.fit.plan.to_json() if served.plan.fit else None,
-        "reported": served.outcome.to_json() if served.outcome else [],
-    }

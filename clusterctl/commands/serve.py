@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
 from clusterctl.errors import UsageError
@@ -30,31 +29,15 @@ from clusterctl.planning.reported import (
     with_lessons,
 )
 from clusterctl.planning.service_plan import ServicePlan, plan_service
-from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.declaration import HeadServices, read_key, service_file
 from clusterctl.serving.proof import Proof, prove
-from clusterctl.serving.request import Options, ServiceRequest, read_request
+from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import difference, needs_restart
-from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.survey.survey import Survey, connected, read_head_state, take_survey
 from clusterctl.transfer.weights.comparison import ComparedWeights, require_same
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The command line: clusterctl's own options, a config file, and the flags after `--`."""
-
-    options: Options
-    config: Path | None = None
-    extra: tuple[str, ...] = ()
-
-    def request(self) -> ServiceRequest:
-        """Return the request. Raises UsageError with all problems of the three sources."""
-        config = read_config_file(self.config) if self.config else ()
-        return read_request(self.options, config, parse_arguments(self.extra))
 
 
 @dataclass(frozen=True)
@@ -98,13 +81,17 @@ Agree = Callable[[Changes], None]
 
 
 def run(
-    inventory: Inventory, asked: Asked, credentials: Credentials, *, agree: Agree, sink: EventSink
+    inventory: Inventory,
+    request: ServiceRequest,
+    credentials: Credentials,
+    *,
+    agree: Agree,
+    sink: EventSink,
 ) -> Served:
     """Serve the model and prove the service. Running it twice changes nothing.
 
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
     """
-    request = asked.request()
     model = resolve(request.model, inventory.models)  # refuses bad names before asking any host
     with connected(inventory.hosts, credentials) as transports:
         head = transports[inventory.head.name]

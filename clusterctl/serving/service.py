@@ -119,15 +119,30 @@ def fingerprint(argv: list[str], env: Mapping[str, str]) -> str:
 
 def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     """Return the changes from `old` to `new`, one per line."""
-    lines = _changed("model", *("".join(one.argv[2:3]) or None for one in (old, new)))
-    before, after = dict(_flags(old.argv)), dict(_flags(new.argv))
-    for name in dict.fromkeys((*after, *before)):
+    lines = []
+
+    def compare(what: str, before: str | None, after: str | None) -> None:
+        if before == after:
+            return
+        if before is None:
+            lines.append(f"{what}: {after} (new)")
+        elif after is None:
+            lines.append(f"{what}: no longer given (was {before})")
+        else:
+            lines.append(f"{what}: {before} → {after}")
+
+    compare("model", *("".join(one.argv[2:3]) or None for one in (old, new)))
+    flags = [
+        {name: " ".join(one.shown() for one in given) for name, given in _flags(document.argv)}
+        for document in (old, new)
+    ]
+    for name in dict.fromkeys((*flags[1], *flags[0])):
         flag = name if name.startswith("-") else f"--{name}"
-        lines += _changed(flag, _shown(before.get(name)), _shown(after.get(name)))
+        compare(flag, *(each.get(name) for each in flags))
     for key in sorted({*old.env, *new.env}):
-        lines += _changed(key, old.env.get(key), new.env.get(key))
-    lines += _changed("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
-    lines += _changed("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
+        compare(key, old.env.get(key), new.env.get(key))
+    compare("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
+    compare("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
     if not lines and needs_restart(old, new):
         return ["command line: the same values in another form, which vLLM may read differently"]
     return lines
@@ -148,17 +163,3 @@ def _flags(argv: list[str]) -> Iterator[tuple[str, tuple[Argument, ...]]]:
         earlier = given.get(argument.name, ()) if is_collected(argument.name) else ()
         given[argument.name] = (*earlier, argument)
     yield from given.items()
-
-
-def _shown(given: tuple[Argument, ...] | None) -> str | None:
-    return " ".join(argument.shown() for argument in given) if given else None
-
-
-def _changed(what: str, before: str | None, after: str | None) -> list[str]:
-    if before == after:
-        return []
-    if before is None:
-        return [f"{what}: {after} (new)"]
-    if after is None:
-        return [f"{what}: no longer given (was {before})"]
-    return [f"{what}: {before} → {after}"]
