@@ -88,7 +88,7 @@ class ImageReceiver:
         if isinstance(origin, Unknown) or not engines.keys() >= set(self._targets):
             return False
         for name in self._targets:
-            here = same_image(self._closely(name, origin), origin.wanted)
+            here = same_image(self._engine(name, origin), origin.wanted)
             if here is None or _naming(here, origin.wanted.reference) is not None:
                 return False
         return True
@@ -101,7 +101,7 @@ class ImageReceiver:
         origin = self.origin()
         if isinstance(origin, Unknown):
             return origin
-        engine, reference = self._closely(view.host.name, origin), origin.wanted.reference
+        engine, reference = self._engine(view.host.name, origin), origin.wanted.reference
         here = same_image(engine, origin.wanted)
         if here is not None:
             return _naming(here, reference)
@@ -119,7 +119,7 @@ class ImageReceiver:
     def settle(self, view: HostView) -> bool:
         """Tag the image and remove temporary tags of it; return False if the host lacks it."""
         origin, name = self._require_origin(view.host.name), view.host.name
-        engine, reference = self._closely(name, origin), origin.wanted.reference
+        engine, reference = self._engine(name, origin), origin.wanted.reference
         if engine.tagged(reference) is None:
             self._before(view)
         here = same_image(engine, origin.wanted)
@@ -218,22 +218,16 @@ class ImageReceiver:
                 values(fan_out({name: name for name in self._drivers}, self._engine))
             return {name: engine for name, (_, engine) in self._seen.items()}
 
-    def _engine(self, name: str) -> EngineState:
+    def _engine(self, name: str, origin: Origin | None = None) -> EngineState:
+        """Return the host's state, with the name of `origin` looked up if the engine may not list
+        it."""
         when, engine = self._seen.get(name, (0.0, None))
-        fresh = engine is not None and time.monotonic() - when < FRESH
-        return engine if engine and fresh else self._inspect(name)
-
-    def _inspect(self, name: str) -> EngineState:
+        if engine is not None and time.monotonic() - when < FRESH:
+            if origin is None or not engine.containerd or engine.tagged(origin.wanted.reference):
+                return engine
         reference = self._origin.wanted.reference if self._origin else ""
         engine = inspect_engine(self._drivers[name], self._route.cache(name), reference)
         self._seen[name] = (time.monotonic(), engine)
-        return engine
-
-    def _closely(self, name: str, origin: Origin) -> EngineState:
-        """Return the host's state, with the wanted name looked up if the engine may not list it."""
-        engine = self._engine(name)
-        if engine.containerd and engine.tagged(origin.wanted.reference) is None:
-            return self._inspect(name)
         return engine
 
 

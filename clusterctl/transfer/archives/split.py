@@ -13,7 +13,6 @@ for the end of the archive, and reads a header of any size into memory.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -173,7 +172,7 @@ class Splitter:
             kept = digits is not None
             digits = hashlib.sha256(data).hexdigest()
             if kept:
-                self._rename(self._receive(data, iter(()))[1], digits)
+                os.rename(self._receive(data, iter(()))[1], os.path.join(self._directory, digits))
             self._tell(["text", *row, digits, kept, data.decode("utf-8", "surrogateescape")])
         elif digits and not self._wants(digits, first):
             for _ in body:
@@ -183,13 +182,10 @@ class Splitter:
             digits, part = self._receive(first, body)
             kept = self._wants(digits, first)
             if kept:
-                self._rename(part, digits)
+                os.rename(part, os.path.join(self._directory, digits))
             else:
                 os.unlink(part)
             self._tell(["file", *row, digits, kept, codec(first)])
-
-    def _rename(self, part: str, digits: str) -> None:
-        os.rename(part, os.path.join(self._directory, digits))
 
     def _receive(self, first: bytes, rest: Iterator[bytes]) -> Tuple[str, str]:
         """Write the bytes to a part file; return their digits and its path."""
@@ -228,37 +224,31 @@ def still_true(told: str, directory: str, keep: Optional[Set[str]]) -> bool:
     """Return whether the output of an earlier run is complete and its files still exist."""
     try:
         rows = [json.loads(line) for line in told.splitlines()]
-        files = [row for row in rows if row[0] in ("file", "text")]
-        return rows[-1:] == [["end"]] and all(usable(row, directory, keep) for row in files)
-    except (ValueError, LookupError, TypeError):
-        return False  # written by another version
-
-
-def usable(row: Row, directory: str, keep: Optional[Set[str]]) -> bool:
-    kind, _, size, digits, kept, _ = row
-    if not kept:
-        return bool(kind == "text" or (keep is not None and digits not in keep))
-    try:
-        return bool(os.stat(os.path.join(directory, digits)).st_size == size)
-    except OSError:
-        return False
+        for kind, _, size, digits, kept, _ in (r for r in rows if r[0] in ("file", "text")):
+            if kept:
+                usable = os.stat(os.path.join(directory, digits)).st_size == size
+            else:
+                usable = kind == "text" or (keep is not None and digits not in keep)
+            if not usable:
+                return False
+        return rows[-1:] == [["end"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # gone, or written by another version
 
 
 def clean(directory: str) -> None:
     """Remove part files of killed runs. Several processes may do so at once."""
     for name in os.listdir(directory):
         found = re.match(r"save-(\d+)-\w+\.part$", name)
-        if found and not alive(int(found.group(1))):
+        if not found:
+            continue
+        try:
+            os.kill(int(found.group(1)), 0)
+        except ProcessLookupError:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
-
-
-def alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
+        except PermissionError:
+            pass  # it runs, as another user
 
 
 def main(order: Dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ class Fetch:
         part: PartFile,
         roster: Roster,
         say: Say,
-        waits: "Waits",
+        waits: "Dict[Fetch, str]",
     ) -> None:
         self._blob, self._segment, self._part = blob, segment, part
         self._roster, self._say, self._waits = roster, say, waits
@@ -69,7 +69,7 @@ class Fetch:
             upstream = self._choose()
             if upstream is not None:
                 self._take(upstream)
-        self._waits.clear(self)
+        self._waits.pop(self, None)
 
     def _is_verified(self) -> bool:
         if self._segment.have < self._segment.size:
@@ -158,7 +158,7 @@ class Fetch:
             self._contributors.append(upstream.name)
         if self._waiting:
             self._waiting = False
-            self._waits.clear(self)
+            self._waits.pop(self, None)
             self._roster.works(upstream)
         self._hash.update(piece)
         self._part.write(self._segment.start + self._segment.have, memoryview(piece))
@@ -168,28 +168,7 @@ class Fetch:
     def _wait(self, reason: str) -> None:
         self._waiting = True
         self._reason = reason
-        self._waits.note(self, reason)
-
-
-class Waits:
-    """What each fetch waits for, in words for a user."""
-
-    def __init__(self) -> None:
-        self._reasons: Dict[Fetch, str] = {}
-        self._lock = threading.Lock()
-
-    def note(self, fetch: Fetch, reason: str) -> None:
-        with self._lock:
-            self._reasons[fetch] = reason
-
-    def clear(self, fetch: Fetch) -> None:
-        with self._lock:
-            self._reasons.pop(fetch, None)
-
-    def text(self) -> str:
-        """One of the reasons; "" when no fetch waits."""
-        with self._lock:
-            return next(iter(self._reasons.values()), "")
+        self._waits[self] = reason
 
 
 class Holdings:
@@ -202,7 +181,8 @@ class Holdings:
         self._queue: List[Stored] = []
         self._workers = 0
         self._lock = threading.Lock()
-        self.waits = Waits()
+        # What each fetch waits for, in words for a user; threads change it, each for its fetch.
+        self._waits: Dict[Fetch, str] = {}
 
     def add(self, blob: Stored) -> None:
         """Add a blob, unless its digest is known already."""
@@ -249,6 +229,10 @@ class Holdings:
             wanted = [blob for blob in self._blobs.values() if blob.wanted]
         return sum(blob.have for blob in wanted), sum(blob.size for blob in wanted)
 
+    def waiting(self) -> str:
+        """Return what one of the fetches waits for; "" when none waits."""
+        return next(iter(list(self._waits.values())), "")
+
     def remove_cached(self) -> None:
         """Remove all blobs that were not placed as files of a model."""
         with self._lock:
@@ -277,14 +261,14 @@ class Holdings:
         return None
 
     def _fetch(self, blob: Stored, segment: Segment) -> None:
-        fetch = Fetch(blob, segment, self._parts[blob.digest], self._roster, self._say, self.waits)
+        fetch = Fetch(blob, segment, self._parts[blob.digest], self._roster, self._say, self._waits)
         try:
             fetch.run()
         except OSError as error:
             blob.failed(str(error))
             self._say("failed", blob.digest, str(error))
         finally:
-            self.waits.clear(fetch)
+            self._waits.pop(fetch, None)
             blob.release(segment)
         if blob.complete:
             self._say("done", blob.digest, blob.path)
