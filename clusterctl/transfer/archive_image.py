@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,11 @@ from clusterctl.containers.meter import Meter
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import (
     ArchiveContents,
-    FileMembers,
+    LocalFile,
     Members,
-    SplitMembers,
     directory_places,
     read_archive,
+    split_members,
     tar_places,
 )
 from clusterctl.transfer.archives.split import (
@@ -88,7 +88,7 @@ class ArchivedImage:
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         name = self._found.files.get(blob.digest)
-        place = self._members.location(name) if name else None
+        place = self._members[name].place if name else None
         if place is None:
             raise StepFailed(f"{self._path} does not contain {blob.digest}")
         record = self._record_of(place.path)
@@ -189,11 +189,14 @@ def _key(place: Location) -> str:
 
 
 def _members(path: Path, store: BlobStore, record_of: RecordOf, say: Say) -> Members:
-    def hashed(place: Location) -> str:
-        return record_of(place.path).digest(place)
+    def local(places: Mapping[str, Location]) -> Members:
+        def hashing(place: Location) -> str:
+            return record_of(place.path).digest(place)
+
+        return Members((name, LocalFile(name, place, hashing)) for name, place in places.items())
 
     if path.is_dir():
-        return FileMembers(directory_places(path), hashed)
+        return local(directory_places(path))
     with path.open("rb") as file:
         start = file.read(8)
     for magic, program in OTHER_CODECS.items():
@@ -203,9 +206,8 @@ def _members(path: Path, store: BlobStore, record_of: RecordOf, say: Say) -> Mem
                 hint=f"{program} {path}",
             )
     record = record_of(path)
-    members: Members
     if (kind := codec(start)) == PLAIN:
-        members = FileMembers(tar_places(path), hashed)
+        members = local(tar_places(path))
     else:
         stream = partial(_gzip if kind == "gzip" else _zstd, path)
         meter = Meter(lambda text: say(f"unpacking {path.name}: {text}"), None)
@@ -223,7 +225,7 @@ def split_into(
     meter: Meter,
     *,
     needed: int,
-) -> SplitMembers:
+) -> Members:
     """Split the tar of `stream` into the store; return its files. The stream is opened only if the
     store lacks the files of an earlier one of that `name`, and has room for `needed` bytes.
 
@@ -247,7 +249,7 @@ def split_into(
                 Splitter(str(store.blobs), None, listen).split(read)
         told = "\n".join(lines)
         store.remember(name, told)
-    return SplitMembers(told, store.blobs)
+    return split_members(told, store.blobs)
 
 
 @contextmanager

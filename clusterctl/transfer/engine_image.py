@@ -17,7 +17,7 @@ from clusterctl.containers.image_stream import saved, silence_limit
 from clusterctl.containers.meter import Meter
 from clusterctl.errors import ConnectionFailed, RequirementsNotMet, StepFailed
 from clusterctl.transfer.archive_image import split_into
-from clusterctl.transfer.archives.contents import SplitMembers, read_archive
+from clusterctl.transfer.archives.contents import read_archive, split_members
 from clusterctl.transfer.archives.split import BrokenArchive, Read
 from clusterctl.transfer.blob_store import BlobStore, StoredImage
 from clusterctl.transfer.content import CHUNK, Blob, ImageContent, ImageSource
@@ -135,9 +135,9 @@ def save_on_host(
                 )
             raise engine_error(error.detail or "docker save failed", host)
     with _incomplete(host):
-        members = SplitMembers("\n".join(told), Path(directory))
+        members = split_members("\n".join(told), Path(directory))
         found = read_archive(members, None, None)
-    places = {digest: members.location(name) for digest, name in found.files.items()}
+    places = {digest: members[name].place for digest, name in found.files.items()}
     paths = {digest: str(place.path) for digest, place in places.items() if place}
     return HostImage(replace(found.content, reference=reference), paths, driver)
 

@@ -222,8 +222,9 @@ class ImageReceiver:
         """Return the host's state, with the name of `origin` looked up if the engine may not list
         it."""
         when, engine = self._seen.get(name, (0.0, None))
-        if engine is not None and time.monotonic() - when < FRESH:
-            if origin is None or not engine.containerd or engine.tagged(origin.wanted.reference):
+        if engine and time.monotonic() - when < FRESH:
+            wanted = origin.wanted.reference if origin and engine.containerd else None
+            if wanted is None or engine.tagged(wanted):
                 return engine
         reference = self._origin.wanted.reference if self._origin else ""
         engine = inspect_engine(self._drivers[name], self._route.cache(name), reference)

@@ -40,61 +40,63 @@ START = 8  # Bytes at the start of a file that show its compression
 NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
-class Members(Protocol):
-    """Files of an archive by normalized path: no leading `./`, links followed."""
+class ArchiveFile(Protocol):
+    """A file of an archive."""
 
-    def has(self, name: str) -> bool: ...
+    @property
+    def size(self) -> int: ...
 
-    def read(self, name: str) -> bytes:
-        """Return a manifest or config. Raises NotAnImage if it is missing or too large."""
+    @property
+    def codec(self) -> str:
+        """The compression: gzip, zstd, or `-` for none."""
 
-    def size(self, name: str) -> int:
-        """Return the size in bytes. Raises NotAnImage if there is no such file."""
+    @property
+    def place(self) -> Location | None:
+        """Where the bytes are; None if they were not kept."""
 
-    def digest(self, name: str) -> str:
+    def read(self) -> bytes:
+        """Return a manifest or config. Raises NotAnImage if it is too large or not JSON."""
+
+    def hashed(self) -> str:
         """Return the digest; may have to read the whole file."""
 
-    def codec(self, name: str) -> str:
-        """Return the compression: gzip, zstd, or `-` for none."""
 
-    def location(self, name: str) -> Location | None:
-        """Return where the bytes are; None if they were not kept."""
+class Members(dict[str, ArchiveFile]):
+    """Files of an archive by normalized path: no leading `./`, links followed. Raises NotAnImage
+    for a missing one."""
+
+    def __missing__(self, name: str) -> ArchiveFile:
+        raise NotAnImage(f"{name} is missing")
 
 
-class FileMembers:
-    """Files on this machine, by location. `hashed` returns the digest of the bytes there."""
+@dataclass(frozen=True)
+class LocalFile:
+    """A file on this machine. `hashing` returns the digest of the bytes at a location."""
 
-    def __init__(self, places: Mapping[str, Location], hashed: Callable[[Location], str]) -> None:
-        self._places, self._hashed = places, hashed
+    name: str
+    place: Location
+    hashing: Callable[[Location], str]
 
-    def has(self, name: str) -> bool:
-        return name in self._places
+    @property
+    def size(self) -> int:
+        return self.place.size
 
-    def read(self, name: str) -> bytes:
-        place = self.location(name)
-        if place.size > LARGEST_DOCUMENT:
-            raise NotAnImage(f"{name} is unexpectedly large: {place.size} bytes")
-        return self._bytes(place, place.size)
+    @property
+    def codec(self) -> str:
+        return split.codec(self._start(START))
 
-    def size(self, name: str) -> int:
-        return self.location(name).size
+    def read(self) -> bytes:
+        if self.size > LARGEST_DOCUMENT:
+            raise NotAnImage(f"{self.name} is unexpectedly large: {self.size} bytes")
+        return self._start(self.size)
 
-    def digest(self, name: str) -> str:
-        return self._hashed(self.location(name))
+    def hashed(self) -> str:
+        return self.hashing(self.place)
 
-    def codec(self, name: str) -> str:
-        place = self.location(name)
-        return split.codec(self._bytes(place, min(place.size, START)))
-
-    def location(self, name: str) -> Location:
-        if name not in self._places:
-            raise NotAnImage(f"{name} is missing")
-        return self._places[name]
-
-    def _bytes(self, place: Location, count: int) -> bytes:
-        with place.path.open("rb") as file:
-            file.seek(place.offset)
-            return file.read(count)
+    def _start(self, count: int) -> bytes:
+        with self.place.path.open("rb") as file:
+            file.seek(self.place.offset)
+            return file.read(min(self.size, count))
 
 
 def tar_places(path: Path) -> dict[str, Location]:
@@ -144,60 +146,41 @@ def directory_places(directory: Path) -> dict[str, Location]:
 class SplitFile:
     """A file as `split` reported it."""
 
+    name: str
     size: int
     digest: str
-    kept: bool
+    place: Location | None
     codec: str = PLAIN
     text: bytes | None = None  # The content of small JSON files
 
+    def read(self) -> bytes:
+        if self.text is None:
+            raise NotAnImage(f"{self.name} is not JSON")
+        return self.text
 
-class SplitMembers:
-    """Files of a stream that `split` wrote into `directory`, which may be on another host."""
+    def hashed(self) -> str:
+        return self.digest
 
-    def __init__(self, told: str, directory: Path) -> None:
-        self._directory = directory
-        self._files: dict[str, SplitFile] = {}
-        links: dict[str, str] = {}
-        for line in told.splitlines():
-            match json.loads(line):
-                case ["file", str(name), int(size), str(digits), bool(kept), str(codec)]:
-                    self._files[name] = SplitFile(size, f"sha256:{digits}", kept, codec)
-                case ["text", str(name), int(size), str(digits), bool(kept), str(text)]:
-                    data = text.encode("utf-8", "surrogateescape")
-                    self._files[name] = SplitFile(size, f"sha256:{digits}", kept, text=data)
-                case ["link", str(name), str(target)]:
-                    links[name] = target
-        for name in links:
-            if (target := followed(name, links)) in self._files:
-                self._files[name] = self._files[target]
 
-    def has(self, name: str) -> bool:
-        return name in self._files
-
-    def read(self, name: str) -> bytes:
-        text = self._file(name).text
-        if text is None:
-            raise NotAnImage(f"{name} is not JSON")
-        return text
-
-    def size(self, name: str) -> int:
-        return self._file(name).size
-
-    def digest(self, name: str) -> str:
-        return self._file(name).digest
-
-    def codec(self, name: str) -> str:
-        return self._file(name).codec
-
-    def location(self, name: str) -> Location | None:
-        file = self._file(name)
-        path = self._directory / file.digest.removeprefix("sha256:")
-        return Location(path, 0, file.size) if file.kept else None
-
-    def _file(self, name: str) -> SplitFile:
-        if name not in self._files:
-            raise NotAnImage(f"{name} is missing")
-        return self._files[name]
+def split_members(told: str, directory: Path) -> Members:
+    """Return the files of a stream that `split` wrote into `directory`, which may be on another
+    host. `told`: its output."""
+    found, links = Members(), {}
+    for line in told.splitlines():
+        match json.loads(line):
+            case ["file", str(name), int(size), str(digits), bool(kept), str(codec)]:
+                place = Location(directory / digits, 0, size) if kept else None
+                found[name] = SplitFile(name, size, f"sha256:{digits}", place, codec)
+            case ["text", str(name), int(size), str(digits), bool(kept), str(text)]:
+                place = Location(directory / digits, 0, size) if kept else None
+                data = text.encode("utf-8", "surrogateescape")
+                found[name] = SplitFile(name, size, f"sha256:{digits}", place, text=data)
+            case ["link", str(name), str(target)]:
+                links[name] = target
+    for name in links:
+        if (target := followed(name, links)) in found:
+            found[name] = found[target]
+    return found
 
 
 @dataclass(frozen=True)
@@ -222,15 +205,15 @@ def read_archive(members: Members, reference: str | None, platform: str | None) 
 
     Raises NotAnImage, and RequirementsNotMet that lists the images there are.
     """
-    if members.has("index.json"):
+    if "index.json" in members:
         entry = _chosen(list(_layout_entries(members)), reference)
         return _from_layout(members, entry, reference, platform)
-    if not members.has("manifest.json"):
+    if "manifest.json" not in members:
         raise NotAnImage(
             "it has neither an index.json (OCI layout) nor a manifest.json (docker save)"
         )
     try:
-        read = json.loads(members.read("manifest.json"))
+        read = json.loads(members["manifest.json"].read())
     except ValueError as error:
         raise NotAnImage(f"manifest.json is not what `docker save` writes: {error}") from error
     entries = [
@@ -244,7 +227,7 @@ def _layout_entries(members: Members) -> Iterator[_Entry]:
     """Yield one entry for each image; the names of one image are merged."""
     named: dict[str, list[str]] = {}
     images: dict[str, tuple[PlatformManifest, ...]] = {}
-    index = document(members.read("index.json"), "index.json")
+    index = document(members["index.json"].read(), "index.json")
     for descriptor in objects(index.get("manifests"), "manifests of index.json"):
         blob = blob_of(descriptor)
         platforms = _platforms(members, blob) or listed({"manifests": [descriptor]})
@@ -265,13 +248,13 @@ def _layout_entries(members: Members) -> Iterator[_Entry]:
 
 def _platforms(members: Members, blob: Blob) -> tuple[PlatformManifest, ...]:
     """Return the images of an index that the archive holds: engines save only what they have."""
-    if blob.media_type not in INDEXES or not members.has(_path(blob)):
+    if blob.media_type not in INDEXES or _path(blob) not in members:
         return ()
 
     def is_here(manifest: Blob) -> bool:
-        return members.has(_path(manifest)) and members.has(_config_path(members, manifest))
+        return _path(manifest) in members and _config_path(members, manifest) in members
 
-    found = listed(document(members.read(_path(blob)), _path(blob)))
+    found = listed(document(members[_path(blob)].read(), _path(blob)))
     return tuple(one for one in found if is_here(one.blob))
 
 
@@ -303,18 +286,19 @@ def _from_layout(
         one
         if one.platform
         else PlatformManifest(
-            one.blob, config_facts(members.read(_config_path(members, one.blob)))[1]
+            one.blob, config_facts(members[_config_path(members, one.blob)].read())[1]
         )
         for one in entry.manifests
     ]
     chosen = choose(manifests, platform, name)
-    manifest = members.read(_path(chosen.blob))
+    manifest = members[_path(chosen.blob)].read()
     if digest_of(manifest) != chosen.blob.digest:
         raise NotAnImage(f"{_path(chosen.blob)} is corrupt: its bytes do not match its digest")
-    config = members.read(_path(blob_of(document(manifest, "the manifest").get("config"))))
+    config_blob = blob_of(document(manifest, "the manifest").get("config"))
+    config = members[_path(config_blob)].read()
     content = image_content(name, manifest, config, chosen.blob.media_type)
     for blob in content.layers:
-        if members.size(_path(blob)) != blob.size:
+        if members[_path(blob)].size != blob.size:
             raise NotAnImage(
                 f"{_path(blob)} is truncated or corrupt: it should have {blob.size} bytes"
             )
@@ -329,17 +313,16 @@ def _from_docker(
     read = entry.docker or {}
     paths = texts(read.get("Layers"), "Layers of manifest.json")
     config_path = str(read.get("Config"))
-    config = members.read(config_path)
+    config = members[config_path].read()
     diff_ids, said = config_facts(config)
     if len(paths) != len(diff_ids):
         raise NotAnImage(f"it holds {len(paths)} layers, and the config lists {len(diff_ids)}")
     layers = []
     for path, diff_id in zip(paths, diff_ids, strict=True):
-        codec = members.codec(path)
-        plain = codec == PLAIN
-        digest = diff_id if plain else members.digest(path)
-        kind = OCI_LAYER if plain else f"{OCI_LAYER}+{codec}"
-        layers.append(Blob(digest, members.size(path), kind))
+        file = members[path]
+        plain = (codec := file.codec) == PLAIN
+        digest = diff_id if plain else file.hashed()
+        layers.append(Blob(digest, file.size, OCI_LAYER if plain else f"{OCI_LAYER}+{codec}"))
     blob = Blob(digest_of(config), len(config), OCI_CONFIG)
     manifest = made_manifest(blob, layers)
     made = Blob(digest_of(manifest), len(manifest), OCI_MANIFEST)
@@ -351,7 +334,7 @@ def _from_docker(
 
 def _config_path(members: Members, manifest: Blob) -> str:
     """Return the file of the config that a manifest of the archive names."""
-    read = document(members.read(_path(manifest)), _path(manifest))
+    read = document(members[_path(manifest)].read(), _path(manifest))
     return _path(blob_of(read.get("config")))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.archives.contents import SplitMembers
+from clusterctl.transfer.archives.contents import split_members
 from clusterctl.transfer.archives.split import (
     BrokenArchive,
     Row,
@@ -72,12 +72,12 @@ def test_headers_that_no_one_would_write_are_refused(tmp_path: Path, records: by
 def test_names_that_would_break_a_line_are_told_as_they_are(tmp_path: Path, name: str) -> None:
     record = f" path={name}\n".encode()
     told = split(pax(str(len(record) + 2).encode() + record), tmp_path)
-    assert SplitMembers(told, tmp_path).has(name)
+    assert name in split_members(told, tmp_path)
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_every_kind_of_header(tmp_path: Path, form: int) -> None:
-    found = SplitMembers(split(archive(form), tmp_path), tmp_path)
+    found = split_members(split(archive(form), tmp_path), tmp_path)
     for name, content in (
         (f"{LONG}/layer.tar", f"{LONG}/layer.tar"),
         ("short", "short"),
@@ -85,11 +85,11 @@ def test_every_kind_of_header(tmp_path: Path, form: int) -> None:
         ("deep/link", f"{LONG}/layer.tar"),
         ("hard", "short"),
     ):
-        place = found.location(name)
+        place = found[name].place
         assert place
         assert place.path.read_text() == content
-        assert found.digest(name) == sha256(content.encode())
-    assert not found.has("empty")
+        assert found[name].hashed() == sha256(content.encode())
+    assert "empty" not in found
 
 
 def test_sizes_beyond_eight_gibibytes() -> None:
