@@ -18,12 +18,12 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import config_dir, log_dir, run_dir
 from clusterctl.node.package import ROOT
 from clusterctl.ray_cluster.nodes import CACHE_DIR
-from clusterctl.steps.engine_absent import EngineAbsent
+from clusterctl.steps.container_engine import EngineAbsent
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.files import PathsAbsent
 from clusterctl.steps.host_python import PythonAbsent
-from clusterctl.steps.images_absent import ImagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
-from clusterctl.steps.paths_absent import PathsAbsent
+from clusterctl.steps.node_image import ImagesAbsent
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials

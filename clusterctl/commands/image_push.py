@@ -16,7 +16,7 @@ from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_pulled import ImagePulled
+from clusterctl.steps.node_image import ImagePulled
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import HOST, ImageFinder, operators_engine

@@ -24,8 +24,13 @@ from clusterctl.ray_cluster.nodes import (
     non_carry_over,
 )
 from clusterctl.ray_cluster.topology import Topology
-from clusterctl.steps.directories import DirectoriesPresent, Directory, node_directories
-from clusterctl.steps.node_files import FilesPresent, RemoteFile
+from clusterctl.steps.files import (
+    DirectoriesPresent,
+    Directory,
+    FilesPresent,
+    RemoteFile,
+    node_directories,
+)
 
 HOSTS_FILE = "/etc/hosts"  # In the container
 

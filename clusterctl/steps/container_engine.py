@@ -1,4 +1,5 @@
-"""Install Docker on a host without it: Debian, Ubuntu, RHEL and their derivatives.
+"""Steps that install Docker on a host without it (Debian, Ubuntu, RHEL and their derivatives), and
+remove it again: packages or files that clusterctl installed, and nothing else.
 
 A running engine is never upgraded, restarted or configured.
 """
@@ -10,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterctl import deadlines
-from clusterctl.engine.step import Change, HostView
+from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.inventory.model import Packages
 from clusterctl.packages.bundle import Bundle
-from clusterctl.steps.engine_source import EngineSource, engine_source
-from clusterctl.steps.root_script import root_script
+from clusterctl.steps.engine_source import ENGINE_FILES, EngineSource, engine_source
+from clusterctl.steps.files import ENGINE_PACKAGES, installed_by_us, root_script
+from clusterctl.steps.package_manager import own_manager
 
 LOOK = """\
 client=$(command -v docker) || client=
@@ -88,7 +90,9 @@ class ContainerEngine:
 
     def check(self, view: HostView) -> Change | None:
         found = _look(view)
-        _refuse(view, found, brought=bool(self._bundles))
+        refusal = _refusal(view, found, brought=bool(self._bundles))
+        if refusal:
+            raise RequirementsNotMet(refusal[0], host=view.host.name, hint=refusal[1])
         if found.server:
             return None
         if found.client and found.unit:
@@ -127,42 +131,107 @@ def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
 
 
 def _look(view: HostView) -> EngineFound:
-    return found_in(
-        root_script(
-            view, LOOK, doing="looking for a container engine", timeout=deadlines.ENGINE_LOOK
-        )
-    )
+    doing = "looking for a container engine"
+    return found_in(root_script(view, LOOK, doing=doing, timeout=deadlines.ENGINE_LOOK))
 
 
-def _refuse(view: HostView, found: EngineFound, *, brought: bool) -> None:
-    """Raise RequirementsNotMet for a host that bootstrap cannot fix."""
-    problem: tuple[str, str] | None = None
+def _refusal(view: HostView, found: EngineFound, *, brought: bool) -> tuple[str, str] | None:
+    """Return cause and fix for a host that bootstrap cannot fix, else None."""
     if found.snap:
-        problem = (
+        return (
             "Docker is a snap, which cannot mount /etc, /opt and most data directories",
             "snap remove docker; then run clusterctl again",
         )
-    elif found.podman:
-        problem = (
+    if found.podman:
+        return (
             "`docker` is Podman there",
             "remove podman-docker there (apt-get or dnf), then run it again",
         )
-    elif found.server:
-        return
-    elif found.hung:
-        problem = "the Docker engine is installed but does not answer", "systemctl restart docker"
-    elif view.facts.engine.rootless:
-        problem = "Docker runs rootless there", "dockerd-rootless-setuptool.sh uninstall"
-    elif not (found.unit or found.packages or brought):
-        problem = (
+    if found.server:
+        return None
+    if found.hung:
+        return "the Docker engine is installed but does not answer", "systemctl restart docker"
+    if view.facts.engine.rootless:
+        return "Docker runs rootless there", "dockerd-rootless-setuptool.sh uninstall"
+    if not (found.unit or found.packages or brought):
+        return (
             f"no container engine, and neither apt-get nor dnf to install one "
             f"({view.facts.os.pretty})",
             "bring Docker's static archive: docs/offline.md; or install and start Docker there",
         )
-    elif not found.systemd:
-        problem = (
+    if not found.systemd:
+        return (
             "no running container engine, and no systemd to start one",
             "install Docker and start dockerd there",
         )
-    if problem:
-        raise RequirementsNotMet(problem[0], host=view.host.name, hint=problem[1])
+    return None
+
+
+# After an interrupted installation the engine may not answer: list its containers' directories.
+LEFT = """\
+timeout 20 docker ps --all --format '{{.Label "clusterctl.cluster"}}={{.Names}}' 2>/dev/null && exit
+[ ! -d /var/lib/docker/containers ] || ls /var/lib/docker/containers | sed 's/^/=/'
+"""
+STOP = "systemctl disable --now docker.service docker.socket containerd.service 2>/dev/null; true"
+FORGET_ENGINE = """\
+rm -f "$1"; rmdir "${1%/*}" 2>/dev/null
+rm -f /etc/apt/sources.list.d/clusterctl-docker.list /etc/apt/keyrings/clusterctl-docker.asc \
+  /etc/yum.repos.d/clusterctl-docker.repo /etc/pki/rpm-gpg/RPM-GPG-KEY-clusterctl-docker
+true
+"""
+REMOVE_FILES = """\
+rm -f "$@"
+systemctl daemon-reload
+true
+"""
+
+
+class EngineAbsent:
+    """Step: an engine that clusterctl installed is removed.
+
+    It stays if another cluster has containers. The content of /var/lib/docker stays, as with the
+    packages' own purge. Raises RequirementsNotMet if there are containers not created by
+    clusterctl.
+    """
+
+    title = "container engine"
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        ours = [*installed_by_us(view, ENGINE_PACKAGES), *installed_by_us(view, ENGINE_FILES)]
+        if not ours:
+            return None
+        lines = root_script(view, LEFT, doing="listing containers").splitlines()
+        left = [(cluster, name) for cluster, _, name in (line.partition("=") for line in lines)]
+        foreign = [name for cluster, name in left if not cluster]
+        if foreign:
+            raise RequirementsNotMet(
+                f"other containers use the engine that clusterctl installed: {', '.join(foreign)}",
+                host=view.host.name,
+                hint=f"remove them, or keep the engine: rm {ENGINE_PACKAGES}",
+            )
+        if any(cluster != self._cluster for cluster, _ in left):
+            return None
+        if left:
+            return Unknown(f"{', '.join(name for _, name in left)} must go first")
+        return Change(f"remove {', '.join(ours)}", disruptive=True)
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        view.say("stopping docker.service")
+        root_script(view, STOP, doing="stopping docker.service", timeout=deadlines.SYSTEMD)
+        if packages := installed_by_us(view, ENGINE_PACKAGES):
+            purge_packages(view, packages)
+        if files := installed_by_us(view, ENGINE_FILES):
+            root_script(view, REMOVE_FILES, *files, doing="removing Docker's files")
+        for record in (ENGINE_FILES, ENGINE_PACKAGES):
+            root_script(view, FORGET_ENGINE, record, doing=f"removing {record}")
+
+
+def purge_packages(view: HostView, packages: Sequence[str]) -> None:
+    """Remove packages, after finishing the package manager's interrupted work."""
+    manager = own_manager(view)
+    manager.finish_interrupted()
+    manager.purge(packages)

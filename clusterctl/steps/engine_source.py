@@ -1,4 +1,9 @@
-"""Sources of a host's container engine, and how to install it from them."""
+"""Sources of a host's container engine, and how to install it from them: packages, or Docker's
+static archive.
+
+Docker documents the archive and where its files go (Install Docker Engine from binaries); the units
+follow those of Docker's packages.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Packages
-from clusterctl.packages.bundle import Bundle, fitting
-from clusterctl.packages.repository import Repository, docker
+from clusterctl.packages.bundle import Bundle, PackageFile, fitting
+from clusterctl.packages.repository import docker
 from clusterctl.packages.target import (
     CLIENT_OF_DISTRIBUTION,
     ENGINE_OF_DISTRIBUTION,
     ENGINE_OF_DOCKER,
 )
-from clusterctl.steps.apt import Apt
-from clusterctl.steps.dnf import Dnf
-from clusterctl.steps.installed import record_installed
-from clusterctl.steps.package_files import manager_of
-from clusterctl.steps.package_manager import PackageManager, target
-from clusterctl.steps.package_source import ensure_source
-from clusterctl.steps.static_engine import StaticEngine
+from clusterctl.steps.files import ENGINE_PACKAGES, record_installed, root_script
+from clusterctl.steps.package_manager import PackageManager, own_manager, target
+from clusterctl.steps.package_sources import bring, ensure_source, manager_of
 
 DISTRIBUTIONS = ENGINE_OF_DISTRIBUTION[0]
 
@@ -49,31 +51,23 @@ class PackagedEngine:
     def install(self, view: HostView) -> None:
         manager = self._manager(view)
         manager.prepare()
-        wanted = self._wanted(view, manager)
-        record_installed(view, manager.would_add(wanted))
+        if self._candidates == (DISTRIBUTIONS,):
+            found: str | None = DISTRIBUTIONS  # if it is missing, apt's own error is the best
+        else:
+            found = next((name for name in self._candidates if manager.offers(name)), None)
+        if found is None:
+            raise CommandFailed(
+                f"{self.name} has none of {', '.join(self._candidates)}",
+                host=view.host.name,
+                hint="what a bundle holds: clusterctl bundle packages --help",
+            )
+        wanted = list(ENGINE_OF_DOCKER)
+        if found == DISTRIBUTIONS:
+            client = CLIENT_OF_DISTRIBUTION
+            wanted = [DISTRIBUTIONS, *([client] if manager.offers(client) else [])]
+        record_installed(view, manager.would_add(wanted), ENGINE_PACKAGES)
         view.say(f"installing {' '.join(wanted)}")
         manager.install(wanted)
-
-    def _wanted(self, view: HostView, manager: PackageManager) -> list[str]:
-        if len(self._candidates) == 1 and DISTRIBUTIONS in self._candidates:
-            return _of_distribution(manager)  # if it is missing, apt's own error is the best
-        for candidate in self._candidates:
-            if manager.offers(candidate):
-                return (
-                    _of_distribution(manager)
-                    if candidate == DISTRIBUTIONS
-                    else list(ENGINE_OF_DOCKER)
-                )
-        raise CommandFailed(
-            f"{self.name} has none of {', '.join(self._candidates)}",
-            host=view.host.name,
-            hint="what a bundle holds: clusterctl bundle packages --help",
-        )
-
-
-def _of_distribution(manager: PackageManager) -> list[str]:
-    client = [CLIENT_OF_DISTRIBUTION] if manager.offers(CLIENT_OF_DISTRIBUTION) else []
-    return [DISTRIBUTIONS, *client]
 
 
 def engine_source(
@@ -87,31 +81,141 @@ def engine_source(
 
     Raises RequirementsNotMet if no bundle is for this host's system.
     """
-    system = target(view)
+    system, given = target(view), packages.docker
     if bundles:
         bundle = fitting(bundles, system, view.facts.os.architecture, host=view.host.name)
-        return _brought(bundle, pause)
-    if packages.docker is None and system.family == "apt":
-        return PackagedEngine(DISTRIBUTIONS, lambda view: Apt(view, pause), [DISTRIBUTIONS])
-    given = packages.docker
+        if archive := bundle.static_engine:
+            return StaticEngine(bundle, archive)
+        return PackagedEngine(
+            f"the engine from {bundle.path.name}",
+            lambda view: manager_of(view, bundle, wanted=lambda f: "nvidia" not in f, pause=pause),
+            [ENGINE_OF_DOCKER[0], DISTRIBUTIONS],
+        )
+    if given is None and system.family == "apt":
+        return PackagedEngine(DISTRIBUTIONS, lambda view: own_manager(view, pause), [DISTRIBUTIONS])
     repository = docker(system, given.url if given else None, given.key if given else None)
-    return _from(repository, pause)
 
-
-def _brought(bundle: Bundle, pause: Callable[[float], None]) -> EngineSource:
-    if archive := bundle.static_engine:
-        return StaticEngine(bundle, archive)
-    candidates = [ENGINE_OF_DOCKER[0], DISTRIBUTIONS]
-    return PackagedEngine(
-        f"the engine from {bundle.path.name}",
-        lambda view: manager_of(view, bundle, wanted=lambda f: "nvidia" not in f, pause=pause),
-        candidates,
-    )
-
-
-def _from(repository: Repository, pause: Callable[[float], None]) -> EngineSource:
     def manager(view: HostView) -> PackageManager:
         ensure_source(view, repository)
-        return Apt(view, pause) if target(view).family == "apt" else Dnf(view, pause)
+        return own_manager(view, pause)
 
     return PackagedEngine(f"docker-ce from {repository.url}", manager, [ENGINE_OF_DOCKER[0]])
+
+
+# Paths that we installed, one per line, which `down --purge` removes
+ENGINE_FILES = "/var/lib/clusterctl/engine-files"
+
+UNITS = "/etc/systemd/system"
+BINARIES = "/usr/bin"  # As in Docker's documentation: sudo's PATH on RHEL lacks /usr/local/bin
+
+NAMES = """\
+set -e
+command -v tar >/dev/null || { echo "tar is not installed" >&2; exit 1; }
+tar -tzf "$1" | while IFS= read -r name; do
+  case $name in docker/?*) printf '%s\\n' "${name#docker/}" ;; esac
+done
+if command -v iptables >/dev/null; then echo "+iptables"; fi
+"""
+
+UNPACK = """\
+set -e
+archive=$1; directory=$2; shift 2
+from=$(mktemp -d "$directory/.docker.XXXXXX")
+trap 'rm -rf "$from"' EXIT
+tar -xzf "$archive" -C "$from"
+for name in "$@"; do
+  cp "$from/docker/$name" "$directory/.$name.new"
+  chmod 755 "$directory/.$name.new"
+  mv -f "$directory/.$name.new" "$directory/$name"
+done
+systemctl daemon-reload
+systemctl enable containerd.service
+"""
+
+CONTAINERD = """\
+# Written by clusterctl.
+[Unit]
+Description=containerd
+After=network.target local-fs.target
+
+[Service]
+Type=notify
+ExecStartPre=-/sbin/modprobe overlay
+ExecStart={binaries}/containerd
+Delegate=yes
+KillMode=process
+Restart=always
+RestartSec=5
+LimitNOFILE=infinity
+LimitNPROC=infinity
+LimitCORE=infinity
+TasksMax=infinity
+OOMScoreAdjust=-999
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+DOCKER = """\
+# Written by clusterctl.
+[Unit]
+Description=Docker
+After=network-online.target containerd.service firewalld.service
+Wants=network-online.target
+Requires=containerd.service
+
+[Service]
+Type=notify
+ExecStart={binaries}/dockerd -H unix:///var/run/docker.sock \
+--containerd=/run/containerd/containerd.sock{network}
+ExecReload=/bin/kill -s HUP $MAINPID
+TimeoutStartSec=0
+Restart=always
+RestartSec=2
+LimitNOFILE=infinity
+LimitNPROC=infinity
+LimitCORE=infinity
+TasksMax=infinity
+Delegate=yes
+KillMode=process
+OOMScoreAdjust=-500
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+# For a host without iptables, where dockerd would not start: our containers use the host's network;
+# others have none
+NO_BRIDGE = " --bridge=none --iptables=false --ip6tables=false"
+
+
+class StaticEngine:
+    """An engine installed from the static archive in a bundle."""
+
+    def __init__(self, bundle: Bundle, archive: PackageFile) -> None:
+        self._bundle = bundle
+        self._archive = archive
+
+    @property
+    def name(self) -> str:
+        return self._archive.name
+
+    def install(self, view: HostView) -> None:
+        archive = f"{bring(view, self._bundle, [self._archive])}/{self._archive.name}"
+        listed = root_script(view, NAMES, archive, doing=f"reading {self._archive.name}").split()
+        names = [name for name in listed if not name.startswith("+")]
+        units = {
+            f"{UNITS}/containerd.service": CONTAINERD.format(binaries=BINARIES),
+            f"{UNITS}/docker.service": DOCKER.format(
+                binaries=BINARIES, network="" if "+iptables" in listed else NO_BRIDGE
+            ),
+        }
+        # Recorded before they are installed, so that an interrupted installation can be removed.
+        record_installed(view, [*(f"{BINARIES}/{name}" for name in names), *units], ENGINE_FILES)
+        for path, text in units.items():
+            view.transport.put(text.encode(), path, sudo=True)
+        view.say(f"unpacking {self._archive.name}")
+        root_script(
+            view, UNPACK, archive, BINARIES, *names,
+            doing="unpacking Docker", timeout=deadlines.PACKAGE_FILES,
+        )  # fmt: skip

@@ -12,17 +12,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed
-from clusterctl.steps import directories
 from clusterctl.steps.container_engine import await_answer
+from clusterctl.steps.files import make_directories, root_script
 from clusterctl.steps.nvidia_toolkit import KEPT, has_gpus
-from clusterctl.steps.root_script import root_script
 
 FIRST_WITH_CDI = 25  # Docker's major version
 
@@ -152,11 +151,20 @@ class GpuAccess:
         found = _look(view)
         if not found.info.get("ServerVersion"):
             return Unknown("the container engine must come first")
-        todo = list(_todo(found))
+        todo = []
+        if found.by_cdi and not found.fresh:
+            stale = f"{found.specs[0]} is for another driver" if found.specs else "missing"
+            todo.append(f"write the CDI specification ({stale})")
+        if found.unlinked or not found.rule:
+            todo.append("link GPU device nodes in /dev/char")
+        if found.needs_restart:
+            what = "CDI" if found.by_cdi else "NVIDIA's runtime"
+            stopped = ", ".join(found.stopped_by_restart) or "no container"
+            todo.append(f"switch {what} on in Docker and restart it, which stops {stopped}")
         if not todo:
             return None
-        stopped = found.stopped_by_restart if found.needs_restart else ()
-        return Change("; ".join(todo), disruptive=bool(stopped))
+        disruptive = found.needs_restart and bool(found.stopped_by_restart)
+        return Change("; ".join(todo), disruptive=disruptive)
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
@@ -169,8 +177,7 @@ class GpuAccess:
         if found.unlinked:
             root_script(view, LINK, doing="making symlinks in /dev/char")
         if not found.rule:
-            parent = RULE_PATH.rpartition("/")[0]
-            root_script(view, directories.MAKE, "755", parent, doing=f"making {parent}")
+            make_directories(view, RULE_PATH.rpartition("/")[0])
             view.transport.put(RULE.encode(), RULE_PATH, sudo=True)
         if not found.needs_restart:
             return
@@ -187,20 +194,6 @@ class GpuAccess:
             )
 
 
-def _todo(found: GpuAccessFound) -> Iterator[str]:
-    if found.by_cdi and not found.fresh:
-        stale = f"{found.specs[0]} is for another driver" if found.specs else "missing"
-        yield f"write the CDI specification ({stale})"
-    if found.unlinked or not found.rule:
-        yield "link GPU device nodes in /dev/char"
-    if found.needs_restart:
-        what = "CDI" if found.by_cdi else "NVIDIA's runtime"
-        stopped = ", ".join(found.stopped_by_restart) or "no container"
-        yield f"switch {what} on in Docker and restart it, which stops {stopped}"
-
-
 def _look(view: HostView) -> GpuAccessFound:
-    told = root_script(
-        view, LOOK, RULE_PATH, doing="looking at GPU access", timeout=deadlines.ENGINE_LOOK
-    )
-    return found_in(told)
+    doing = "looking at GPU access"
+    return found_in(root_script(view, LOOK, RULE_PATH, doing=doing, timeout=deadlines.ENGINE_LOOK))

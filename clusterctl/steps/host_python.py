@@ -10,14 +10,16 @@ from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.packages.bundle import Bundle, fitting
 from clusterctl.packages.target import ENGINE_OF_DOCKER, TOOLKIT, python_package
-from clusterctl.steps.apt import Apt
-from clusterctl.steps.dnf import Dnf
-from clusterctl.steps.engine_absent import manager_here
-from clusterctl.steps.installed import installed_by_us, record_installed
-from clusterctl.steps.package_files import manager_of
-from clusterctl.steps.package_manager import PackageManager, target
-from clusterctl.steps.paths_absent import REMOVE, beside
-from clusterctl.steps.root_script import root_script
+from clusterctl.steps.container_engine import purge_packages
+from clusterctl.steps.files import (
+    REMOVE,
+    beside,
+    installed_by_us,
+    record_installed,
+    root_script,
+)
+from clusterctl.steps.package_manager import own_manager, target
+from clusterctl.steps.package_sources import manager_of
 from clusterctl.transport.python import CANDIDATES, IS_USABLE, MISSING
 
 MARKER = "/var/lib/clusterctl/python-packages"  # names of the packages installed with it
@@ -56,17 +58,14 @@ class HostPython:
         if _usable(view):
             return
         package = python_package(target(view))
-        manager: PackageManager
         if bundle := self._bundle(view):
             # dnf installs every file on its command line.
             engine = (*ENGINE_OF_DOCKER, *TOOLKIT, "docker")
             manager = manager_of(
                 view, bundle, wanted=lambda file: not file.startswith(engine), pause=self._pause
             )
-        elif target(view).family == "apt":
-            manager = Apt(view, self._pause)
         else:
-            manager = Dnf(view, self._pause)
+            manager = own_manager(view, self._pause)
         manager.prepare()
         record_installed(view, manager.would_add([package]), MARKER)
         view.say(f"installing {package}")
@@ -107,14 +106,13 @@ class PythonAbsent:
         ours = installed_by_us(view, MARKER)
         if not ours or beside(view, self._own):
             return None
-        manager = Apt(view) if target(view).family == "apt" else Dnf(view)
-        if set(manager.would_remove(ours)) - set(ours):
+        if set(own_manager(view).would_remove(ours)) - set(ours):
             return None  # other packages would be removed with it
         return Change(f"remove {', '.join(ours)}")
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        manager_here(view).purge(installed_by_us(view, MARKER))
+        purge_packages(view, installed_by_us(view, MARKER))
         root_script(view, REMOVE, MARKER, doing=f"removing {MARKER}")
 
 

@@ -1,7 +1,8 @@
-"""The image that nodes run: the inventory's image, with Ray.
+"""The image that nodes run: the inventory's image, with Ray; and the steps that pull an image on a
+host, if the operator's machine cannot get it from its registry, and remove what was put there.
 
-It is a separate image, `clusterctl/NAME:TAG-rayVERSION`, even if the inventory's image contains
-Ray: then it adds no layer, and its labels save the next run from inspecting it.
+The node image is a separate one, `clusterctl/NAME:TAG-rayVERSION`, even if the inventory's image
+contains Ray: then it adds no layer, and its labels save the next run from inspecting it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,17 @@ from __future__ import annotations
 import hashlib
 
 from clusterctl.containers.driver import ContainerDriver, Image
-from clusterctl.containers.reference import repository_and_tag
-from clusterctl.engine.step import HostView
+from clusterctl.containers.reference import repository_and_tag, tagged
+from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import StepFailed
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.files import (
+    IMAGES,
+    beside,
+    forget_installed,
+    installed_by_us,
+    record_installed,
+)
 
 BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 
@@ -78,3 +86,72 @@ def tag_for(reference: str, ray: str) -> str:
 
 def _tags_of_ours(image: Image) -> list[str]:
     return sorted(tag for tag in image.tags if tag.startswith(OUR_REPOSITORY) and "-ray" in tag)
+
+
+class ImagePulled:
+    """Step: the host has the image, pulled from its registry, and then serves it to the others.
+
+    `why`: why it is pulled, for progress; `marked`: record it for removal by `down --purge`.
+    """
+
+    title = "image from its registry"
+
+    def __init__(self, reference: str, engines: Engines, why: str, *, marked: bool) -> None:
+        self._reference, self._engines = reference, engines
+        self._why, self._marked = why, marked
+
+    def check(self, view: HostView) -> Change | None:
+        if self._engines(view).image(tagged(self._reference)) is not None:
+            return None
+        return Change(f"pull {self._reference} from its registry")
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        view.say(self._why)
+        driver = self._engines(view)
+        if self._marked and driver.image(tagged(self._reference)) is None:
+            record_installed(view, [self._reference], IMAGES)
+        try:
+            driver.pull(self._reference, view.say)
+        except StepFailed as error:
+            error.summary = f"{self._reference} is on no host, and {error.summary}"
+            error.detail = "\n".join(filter(None, (error.detail, self._why)))
+            raise
+
+
+class ImagesAbsent:
+    """Step: the host has neither node images made from the inventory's image, nor that image, if
+    clusterctl put it there. All stay while another cluster has a directory beside `own`, this
+    cluster's: it may use the same image."""
+
+    title = "image"
+
+    def __init__(self, reference: str, engines: Engines, own: str) -> None:
+        self._reference = reference
+        self._engines = engines
+        self._own = own
+
+    def check(self, view: HostView) -> Change | None:
+        if not view.facts.engine.installed or beside(view, self._own):
+            return None
+        names = self._names(view, self._engines(view))
+        if names:
+            return Change(f"remove {', '.join(names)}")
+        return Change(f"clear {IMAGES}") if self._came_with_us(view) else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        driver = self._engines(view)
+        for name in self._names(view, driver):
+            driver.remove_image(name)
+        forget_installed(view, self._reference, IMAGES)
+
+    def _came_with_us(self, view: HostView) -> bool:
+        return self._reference in installed_by_us(view, IMAGES)
+
+    def _names(self, view: HostView, driver: ContainerDriver) -> list[str]:
+        made = driver.images({REFERENCE_LABEL: self._reference})
+        names = [name for image in made for name in image.tags or (image.id,)]
+        if self._came_with_us(view) and driver.image(self._reference):
+            names.append(tagged(self._reference))
+        return names

@@ -6,7 +6,6 @@ plan shows for confirmation.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,9 @@ from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
 from clusterctl.facts.gpu_requirements import without_nouveau
-from clusterctl.steps import directories, node_files
-from clusterctl.steps.engine_absent import manager_here
-from clusterctl.steps.package_files import CACHE
-from clusterctl.steps.package_manager import target
-from clusterctl.steps.root_script import root_script
+from clusterctl.steps.files import LOOK_AT_FILES, RemoteFile, make_directories, root_script
+from clusterctl.steps.package_manager import own_manager, target
+from clusterctl.steps.package_sources import CACHE
 
 _FILE_VERSION = re.compile(r"-(\d+\.\d+(?:\.\d+)?)[^/]*\.run$")
 
@@ -117,7 +114,7 @@ class DriverFile:
     def change(self, view: HostView, found: DriverFound) -> Change | None:
         if found.loaded == self._version and found.works:
             return None
-        _insist_on_ready(view, found, self._version)
+        _require_ready(view, found, self._version)
         over = f", in place of {found.loaded}" if found.loaded else ""
         ends = f"; ends processes {', '.join(found.running)} on its GPUs" if found.running else ""
         return Change(
@@ -128,23 +125,18 @@ class DriverFile:
         )
 
     def install(self, view: HostView) -> None:
-        remote = f"{CACHE}/{self._path.name}"
-        root_script(view, directories.MAKE, "755", CACHE, doing=f"making {CACHE}")
-        data = self._path.read_bytes()
-        seal = f"644 {hashlib.sha256(data).hexdigest()}"
-        told = root_script(
-            view,
-            node_files.LOOK,
-            remote,
-            doing="comparing the driver",
-            timeout=deadlines.GPUS_SET_UP,
-        )
-        if told.strip() != seal:
-            view.say(f"copying {self._path.name}, {len(data) / 2**20:.0f} MiB")
-            view.transport.put(data, remote, sudo=True)
+        make_directories(view, CACHE)
+        file = RemoteFile(f"{CACHE}/{self._path.name}", self._path.read_bytes())
+        seal = root_script(
+            view, LOOK_AT_FILES, file.path,
+            doing="comparing the driver", timeout=deadlines.GPUS_SET_UP,
+        )  # fmt: skip
+        if seal.strip() != file.seal:
+            view.say(f"copying {self._path.name}, {len(file.data) / 2**20:.0f} MiB")
+            view.transport.put(file.data, file.path, sudo=True)
         view.say(f"installing driver {self._version}: its module is compiled there")
         root_script(
-            view, INSTALL, remote, doing="installing the driver", timeout=deadlines.DRIVER_BUILD
+            view, INSTALL, file.path, doing="installing the driver", timeout=deadlines.DRIVER_BUILD
         )
 
 
@@ -162,7 +154,7 @@ class DriverPackage:
         return Change(f"install {self._name}", before="no working driver", after=self._name)
 
     def install(self, view: HostView) -> None:
-        manager = manager_here(view)
+        manager = own_manager(view)
         manager.prepare()
         view.say(f"installing {self._name}")
         manager.install([self._name])
@@ -191,7 +183,7 @@ def _look(view: HostView) -> DriverFound:
     )
 
 
-def _insist_on_ready(view: HostView, found: DriverFound, wanted: str) -> None:
+def _require_ready(view: HostView, found: DriverFound, wanted: str) -> None:
     """Raise RequirementsNotMet if the .run file would fail on the host."""
     if found.nouveau:
         raise _nouveau(view)
@@ -202,18 +194,15 @@ def _insist_on_ready(view: HostView, found: DriverFound, wanted: str) -> None:
             hint="sudo reboot",
         )
     if not found.can_build:
+        by_apt = target(view).family == "apt"
         raise RequirementsNotMet(
             "the driver's kernel module is compiled there, and the compiler or the kernel's "
             "headers are missing",
             host=view.host.name,
-            hint=_build_tools(view),
+            hint="sudo apt-get install gcc make linux-headers-$(uname -r)"
+            if by_apt
+            else "sudo dnf install gcc make kernel-devel-$(uname -r) kernel-headers",
         )
-
-
-def _build_tools(view: HostView) -> str:
-    if target(view).family == "apt":
-        return "sudo apt-get install gcc make linux-headers-$(uname -r)"
-    return "sudo dnf install gcc make kernel-devel-$(uname -r) kernel-headers"
 
 
 def _nouveau(view: HostView) -> RequirementsNotMet:

@@ -17,14 +17,10 @@ from clusterctl.packages.bundle import Bundle, fitting
 from clusterctl.packages.repository import Repository, nvidia
 from clusterctl.packages.target import TOOLKIT as PACKAGES
 from clusterctl.packages.target import TOOLKIT_VERSION as VERSION
-from clusterctl.steps.apt import Apt
-from clusterctl.steps.dnf import Dnf
-from clusterctl.steps.engine_absent import manager_here
-from clusterctl.steps.installed import record_installed
-from clusterctl.steps.package_files import manager_of
-from clusterctl.steps.package_manager import PackageManager, target
-from clusterctl.steps.package_source import ensure_source
-from clusterctl.steps.root_script import root_script
+from clusterctl.steps.container_engine import purge_packages
+from clusterctl.steps.files import record_installed, root_script
+from clusterctl.steps.package_manager import own_manager, target
+from clusterctl.steps.package_sources import ensure_source, manager_of
 
 KEPT = "/var/lib/clusterctl"
 MARKER = f"{KEPT}/toolkit-packages"
@@ -109,26 +105,19 @@ class NvidiaToolkit:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        manager = self._manager(view)
-        version = self._version(view)
+        version, bundle = self._version(view), self._bundle(view)
+        if bundle:
+            manager = manager_of(view, bundle, pause=self._pause)
+        else:
+            manager = own_manager(view, self._pause)
+        manager.prepare()
+        if not bundle and not manager.offers(manager.pinned(PACKAGES[0], version)):
+            ensure_source(view, self._repository(view))
+            manager.prepare()
         wanted = [manager.pinned(name, version) for name in PACKAGES]
         record_installed(view, manager.would_add(wanted), MARKER)
         view.say(f"installing {PACKAGES[0]} {version}")
         manager.install(wanted)
-
-    def _manager(self, view: HostView) -> PackageManager:
-        """Return a manager that has a source for that version, with fresh package lists."""
-        if bundle := self._bundle(view):
-            manager = manager_of(view, bundle, pause=self._pause)
-            manager.prepare()
-            return manager
-        system = target(view)
-        own = Apt(view, self._pause) if system.family == "apt" else Dnf(view, self._pause)
-        own.prepare()
-        if not own.offers(own.pinned(PACKAGES[0], self._version(view))):
-            ensure_source(view, self._repository(view))
-            own.prepare()
-        return own
 
     def _bundle(self, view: HostView) -> Bundle | None:
         if not self._bundles:
@@ -172,7 +161,7 @@ class ToolkitAbsent:
         del change
         packages = [name for name in _left(view) if not name.startswith("/")]
         if packages:
-            manager_here(view).purge(packages)
+            purge_packages(view, packages)
         root_script(view, RESTORE, KEPT, doing="removing what was installed for GPUs")
 
 

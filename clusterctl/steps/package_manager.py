@@ -1,38 +1,18 @@
-"""The interface that steps use for a host's package manager, apt-get or dnf."""
+"""A host's package manager, apt-get or dnf: wait for locks, finish interrupted work, explain
+errors."""
 
 from __future__ import annotations
 
+import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
+from clusterctl.errors import CommandFailed
 from clusterctl.packages.target import PackageSystem, target_of
 from clusterctl.transport.base import CommandResult
-
-
-class PackageManager(Protocol):
-    """A host's package manager. All methods raise CommandFailed with its first error and a fix."""
-
-    def prepare(self) -> None:
-        """Finish an interrupted earlier installation, and refresh the package lists."""
-
-    def offers(self, package: str) -> bool:
-        """Whether a source has `package`, which may be pinned to a version."""
-
-    def pinned(self, package: str, version: str) -> str:
-        """Return the argument that selects exactly this version."""
-
-    def would_add(self, packages: Sequence[str]) -> list[str]:
-        """Return the names of the packages that installing would add, dependencies included."""
-
-    def would_remove(self, packages: Sequence[str]) -> list[str]:
-        """Return the names of the packages that removing would remove, dependents included."""
-
-    def install(self, packages: Sequence[str]) -> None: ...
-
-    def purge(self, packages: Sequence[str]) -> None: ...
 
 
 def target(view: HostView) -> PackageSystem:
@@ -42,23 +22,292 @@ def target(view: HostView) -> PackageSystem:
     return found or PackageSystem("debian", system.version, system.codename)
 
 
-def waiting_for_lock(
-    view: HostView,
-    argv: Sequence[str],
-    *,
-    locked: Callable[[CommandResult], bool],
-    whose: str,
-    timeout: float,
-    pause: Callable[[float], None],
-) -> CommandResult:
-    """Run the command until it is not `locked`, at most deadlines.PACKAGE_LOCK; return its result.
+class PackageManager(ABC):
+    """A package manager on one host, as root. All methods but `offers` raise CommandFailed with
+    its first error and a fix."""
 
-    `whose`: the programs that may hold the lock, for the progress message.
-    """
-    deadline = time.monotonic() + deadlines.PACKAGE_LOCK
-    while True:
-        result = view.transport.run(argv, sudo=True, timeout=timeout)
-        if result.ok or not locked(result) or time.monotonic() > deadline:
+    def __init__(self, view: HostView, pause: Callable[[float], None] = time.sleep) -> None:
+        self._view = view
+        self._pause = pause
+
+    def prepare(self) -> None:
+        """Finish an interrupted earlier installation, and refresh the package lists."""
+        self.finish_interrupted()
+        self.update()
+
+    @abstractmethod
+    def finish_interrupted(self) -> None:
+        """Finish an interrupted earlier installation."""
+
+    @abstractmethod
+    def update(self) -> None:
+        """Refresh the package lists."""
+
+    @abstractmethod
+    def offers(self, package: str) -> bool:
+        """Whether a source has `package`, which may be pinned to a version."""
+
+    @abstractmethod
+    def pinned(self, package: str, version: str) -> str:
+        """Return the argument that selects exactly this version."""
+
+    @abstractmethod
+    def would_add(self, packages: Sequence[str]) -> list[str]:
+        """Return the names of the packages that installing would add, dependencies included."""
+
+    @abstractmethod
+    def would_remove(self, packages: Sequence[str]) -> list[str]:
+        """Return the names of the packages that removing would remove, dependents included."""
+
+    @abstractmethod
+    def install(self, packages: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def purge(self, packages: Sequence[str]) -> None: ...
+
+    def _waiting_for_lock(
+        self, argv: Sequence[str], whose: str, locked: Sequence[str], timeout: float
+    ) -> CommandResult:
+        """Run the command until its output has none of the words `locked`, at most for
+        deadlines.PACKAGE_LOCK; return its result. `whose`: programs that may hold the lock."""
+        deadline = time.monotonic() + deadlines.PACKAGE_LOCK
+        while True:
+            result = self._view.transport.run(argv, sudo=True, timeout=timeout)
+            text = (result.stdout + result.stderr).lower()
+            if result.ok or not any(words in text for words in locked):
+                return result
+            if time.monotonic() > deadline:
+                return result
+            self._view.say(f"waiting for another {whose} to end")
+            self._pause(3.0)
+
+    def _failure(
+        self,
+        result: CommandResult,
+        doing: str,
+        errors: Sequence[str],
+        fixes: Sequence[tuple[str, str]],
+        missed: Sequence[str] = (),
+    ) -> CommandFailed:
+        """Build the error: the first of `errors` as the cause, the rest as detail. `fixes`: part of
+        an error in lower case, and its fix; `missed`: earlier errors for the detail."""
+        first = errors[0] if errors else (result.last_lines(1) or f"status {result.status}")
+        hints = (fix for words, fix in fixes if words in first.lower())
+        lines = f"{result.stdout}\n{result.stderr}".strip().splitlines()
+        return CommandFailed(
+            f"{doing} failed: {first}",
+            host=self._view.host.name,
+            hint=next(hints, f"run it there by hand: {doing}"),
+            detail="\n".join([*missed, *lines[-20:]]),
+        )
+
+
+_APT_ENVIRONMENT = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "NEEDRESTART_MODE=l")
+_APT_OPTIONS = (
+    "-q",
+    *("-o", f"DPkg::Lock::Timeout={deadlines.PACKAGE_LOCK:.0f}"),
+    *("-o", "Acquire::Retries=2"),
+    *("-o", "Acquire::http::Timeout=15"),
+)
+_KEEP_CONFIGURATION = (
+    *("-o", "Dpkg::Options::=--force-confdef"),
+    *("-o", "Dpkg::Options::=--force-confold"),
+)
+
+_APT_LOCKED = "could not get lock"
+
+_APT_FIXES = (
+    (_APT_LOCKED, "see what holds it: lsof /var/lib/dpkg/lock-frontend; then run clusterctl again"),
+    ("no space left", "make room there: df -h / /var"),
+    ("not enough free space", "make room there: df -h / /var"),
+    ("unable to locate package", "the host's package sources do not have it: see /etc/apt"),
+    ("' was not found", "the host's package sources have other versions: apt-cache madison NAME"),
+    ("has no installation candidate", "the host's package sources do not have it: see /etc/apt"),
+    ("could not resolve", "the host cannot reach its package sources: see /etc/apt, DNS, proxy"),
+    ("could not connect", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
+    ("failed to fetch", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
+    ("unmet dependencies", "apt-get --fix-broken install"),
+    ("dpkg was interrupted", "dpkg --configure -a"),
+    ("dpkg exited unexpectedly", "run clusterctl again: it finishes what dpkg began"),
+)
+
+
+class Apt(PackageManager):
+    """apt-get. `only`: a directory on the host whose source list (offline.list) replaces the host's
+    sources."""
+
+    def __init__(
+        self, view: HostView, pause: Callable[[float], None] = time.sleep, *, only: str = ""
+    ) -> None:
+        super().__init__(view, pause)
+        # With `only`, its own lists: the host's stay unchanged.
+        self._sources = (
+            *("-o", f"Dir::Etc::SourceList={only}/offline.list"),
+            *("-o", "Dir::Etc::SourceParts=-"),
+            *("-o", f"Dir::State::Lists={only}/lists"),
+        ) if only else ()  # fmt: skip
+        # Errors of `update`: the reason if a package is not found later
+        self._missed: list[str] = []
+
+    def finish_interrupted(self) -> None:
+        """Configure packages that an interrupted dpkg left half installed."""
+        argv = ["dpkg", "--configure", "-a"]
+        self._run(argv, "finishing dpkg's work", timeout=deadlines.PACKAGE_REMOVAL)
+
+    def update(self) -> None:
+        """Refresh the package lists. A source that fails is an error only if it is the only one."""
+        self._view.say("reading package lists")
+        done = self._apt_get(["update"], "apt-get update", timeout=deadlines.PACKAGE_INDEX)
+        self._missed = re.findall(r"^[WE]: (Failed to fetch .+)$", done.stderr, re.MULTILINE)
+
+    def offers(self, package: str) -> bool:
+        name, _, version = package.partition("=")
+        argv = [*_APT_ENVIRONMENT, "apt-cache", *self._sources, "policy", name]
+        policy = self._view.transport.run(argv, sudo=True).stdout
+        if version:
+            return re.search(rf"^ [ *]*{re.escape(version)} ", policy, re.MULTILINE) is not None
+        return "Candidate:" in policy and "Candidate: (none)" not in policy
+
+    def pinned(self, package: str, version: str) -> str:
+        return f"{package}={version}"
+
+    def would_add(self, packages: Sequence[str]) -> list[str]:
+        words = ["-s", "--no-install-recommends", "install", *packages]
+        doing = f"apt-get install {' '.join(packages)}"
+        done = self._apt_get(words, doing, timeout=deadlines.PACKAGE_PLAN)
+        return sorted(re.findall(r"^Inst (\S+) \(", done.stdout, re.MULTILINE))
+
+    def would_remove(self, packages: Sequence[str]) -> list[str]:
+        words = ["-s", "purge", *packages]
+        done = self._apt_get(words, "apt-get purge", timeout=deadlines.PACKAGE_PLAN)
+        return sorted(set(re.findall(r"^(?:Purg|Remv) (\S+) \[", done.stdout, re.MULTILINE)))
+
+    def install(self, packages: Sequence[str]) -> None:
+        words = [*_KEEP_CONFIGURATION, "-y", "--no-install-recommends", "install", *packages]
+        doing = f"apt-get install {' '.join(packages)}"
+        self._apt_get(words, doing, timeout=deadlines.PACKAGE_INSTALLATION)
+
+    def purge(self, packages: Sequence[str]) -> None:
+        words = ["-y", "purge", *packages]
+        self._apt_get(words, "apt-get purge", timeout=deadlines.PACKAGE_REMOVAL)
+
+    def _apt_get(self, words: Sequence[str], doing: str, *, timeout: float) -> CommandResult:
+        argv = ["apt-get", *_APT_OPTIONS, *self._sources, *words]
+        return self._run(argv, doing, timeout=timeout)
+
+    def _run(self, argv: Sequence[str], doing: str, *, timeout: float) -> CommandResult:
+        """Run the command, and retry while another holds a lock: DPkg::Lock::Timeout covers dpkg's
+        locks only, not those of `apt-get update` and `dpkg`."""
+        locked = (_APT_LOCKED, "is locked by another process")
+        argv = [*_APT_ENVIRONMENT, *argv]
+        result = self._waiting_for_lock(argv, "apt-get or dpkg", locked, timeout)
+        if result.ok:
             return result
-        view.say(f"waiting for another {whose} to end")
-        pause(3.0)
+        text = f"{result.stdout}\n{result.stderr}"
+        found = re.findall(r"^(?:E|dpkg: error|Err): ?(.+)$", text, re.MULTILINE)
+        # Printed whenever there is no terminal; never the cause.
+        errors = [line for line in found if not line.startswith("Can not write log")]
+        # If package lists could not be fetched, that is why a package is not found.
+        if any(line.startswith("Unable to locate package") for line in errors):
+            errors = [*self._missed[:1], *errors]
+        raise self._failure(result, doing, errors, _APT_FIXES, self._missed)
+
+
+_DNF = (
+    "env", "LC_ALL=C", "dnf", "--setopt=install_weak_deps=False", "--setopt=exit_on_lock=True",
+)  # fmt: skip
+_DNF_LOCKED = ("transaction lock", "another app is currently")
+
+# A row of the table that dnf prints before it asks: name, architecture, version, ...
+_TABLE_ROW = re.compile(r"^ (\S+) +(?:x86_64|aarch64|noarch) ", re.MULTILINE)
+
+_DNF_FIXES = (
+    ("transaction lock", "see what holds it: ps -C dnf,yum,packagekitd; then run clusterctl again"),
+    ("no match for argument", "no repository of the host has it: dnf repolist"),
+    ("unable to find a match", "no repository of the host has it: dnf repolist"),
+    ("failed to download metadata", "the host cannot reach that repository: route, DNS, proxy"),
+    ("cannot download", "the host cannot reach that repository: route, DNS, proxy"),
+    ("no urls in mirrorlist", "the host cannot reach that repository: route, DNS, proxy"),
+    ("gpg", "the repository is signed by another key: look at gpgkey= in /etc/yum.repos.d"),
+    ("at least", "make room there: df -h / /var"),
+    ("no space left", "make room there: df -h / /var"),
+    ("conflicts", "remove what conflicts there: dnf remove podman-docker runc containers-common"),
+)
+
+
+class Dnf(PackageManager):
+    """dnf. `files`: paths of packages to install; repositories are then disabled."""
+
+    def __init__(
+        self,
+        view: HostView,
+        pause: Callable[[float], None] = time.sleep,
+        *,
+        files: Sequence[str] = (),
+    ) -> None:
+        super().__init__(view, pause)
+        self._files = tuple(files)
+
+    def finish_interrupted(self) -> None:
+        """Do nothing: dnf leaves no transaction half done."""
+
+    def update(self) -> None:
+        if self._files:
+            return
+        self._view.say("reading package lists")
+        self._run(["makecache", "--refresh"], "dnf makecache", timeout=deadlines.PACKAGE_INDEX)
+
+    def offers(self, package: str) -> bool:
+        if self._files:
+            names = (file.rpartition("/")[2] for file in self._files)
+            return any(re.match(rf"{re.escape(package)}-\d", name) for name in names)
+        argv = [*_DNF, "--quiet", "list", "--available", package]
+        return self._view.transport.run(argv, sudo=True, timeout=deadlines.PACKAGE_INDEX).ok
+
+    def pinned(self, package: str, version: str) -> str:
+        return f"{package}-{version}"
+
+    def would_add(self, packages: Sequence[str]) -> list[str]:
+        doing = f"dnf install {' '.join(packages)}"
+        table = self._table(["install", *self._sources(packages)], doing)
+        return sorted(set(_TABLE_ROW.findall(table.partition("\nUpgrading:")[0])))
+
+    def would_remove(self, packages: Sequence[str]) -> list[str]:
+        table = self._table(["--noautoremove", "remove", *packages], "dnf remove")
+        return sorted(set(_TABLE_ROW.findall(table)))
+
+    def install(self, packages: Sequence[str]) -> None:
+        doing = f"dnf install {' '.join(packages)}"
+        words = ["install", *self._sources(packages)]
+        self._run(words, doing, timeout=deadlines.PACKAGE_INSTALLATION)
+
+    def purge(self, packages: Sequence[str]) -> None:
+        words = ["--noautoremove", "remove", *packages]
+        self._run(words, "dnf remove", timeout=deadlines.PACKAGE_REMOVAL)
+
+    def _sources(self, packages: Sequence[str]) -> Sequence[str]:
+        return ("--disablerepo=*", *self._files) if self._files else packages
+
+    def _table(self, words: Sequence[str], doing: str) -> str:
+        """Return the table that dnf prints before it asks for confirmation, which is declined."""
+        result = self._run(words, doing, timeout=deadlines.PACKAGE_INDEX, confirm=False)
+        return result.stdout.partition("\nTransaction Summary")[0]
+
+    def _run(
+        self, words: Sequence[str], doing: str, *, timeout: float, confirm: bool = True
+    ) -> CommandResult:
+        argv = [*_DNF, "--assumeyes" if confirm else "--assumeno", *words]
+        result = self._waiting_for_lock(argv, "dnf", _DNF_LOCKED, timeout)
+        text = f"{result.stdout}\n{result.stderr}"
+        if result.ok or (not confirm and "Operation aborted" in text):
+            return result
+        # dnf reports an unreachable repository as an error only once a package is not found; then
+        # it comes first.
+        errors = re.findall(r"^Error: *(\S.*)$", text, re.MULTILINE)
+        errors += re.findall(r"^ *Problem[^:]*: (.+)$", text, re.MULTILINE)
+        raise self._failure(result, doing, errors, _DNF_FIXES)
+
+
+def own_manager(view: HostView, pause: Callable[[float], None] = time.sleep) -> PackageManager:
+    """Return the host's package manager with its own sources."""
+    return Apt(view, pause) if target(view).family == "apt" else Dnf(view, pause)

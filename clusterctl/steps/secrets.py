@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed
-from clusterctl.steps.node_files import FilesPresent, RemoteFile
-from clusterctl.steps.root_script import root_script
+from clusterctl.steps.files import FilesPresent, RemoteFile, root_script
 
 RAY_TOKEN = "ray.token"  # noqa: S105 - the file's name
 API_KEY = "api.key"
@@ -49,8 +48,8 @@ class SecretsMade:
         self._paths = tuple(paths)
 
     def check(self, view: HostView) -> Change | None:
-        told = root_script(view, LOOK, *self._paths, doing="looking at secrets").splitlines()
-        wrong = [path for path, found in zip(self._paths, told, strict=True) if found != "600 0"]
+        found = root_script(view, LOOK, *self._paths, doing="looking at secrets").splitlines()
+        wrong = [path for path, mode in zip(self._paths, found, strict=True) if mode != "600 0"]
         return Change(f"make {', '.join(wrong)}") if wrong else None
 
     def apply(self, view: HostView, change: Change) -> None:
@@ -90,11 +89,9 @@ class SecretCopied:
     def check(self, view: HostView) -> Change | Unknown | None:
         if self._secret.value() is None:
             return Unknown(f"{self._secret.host} makes {self._secret.path} first")
-        return (
-            Change(f"copy {self._secret.path} from {self._secret.host}")
-            if (self._files.check(view))
-            else None
-        )
+        if self._files.check(view) is None:
+            return None
+        return Change(f"copy {self._secret.path} from {self._secret.host}")
 
     def apply(self, view: HostView, change: Change) -> None:
         self._files.apply(view, change)

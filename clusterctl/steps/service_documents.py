@@ -12,9 +12,7 @@ from clusterctl.node.documents import (
     config_dir,
     from_json,
 )
-from clusterctl.steps.node_files import LOOK
-from clusterctl.steps.paths_absent import REMOVE
-from clusterctl.steps.root_script import root_script
+from clusterctl.steps.files import LOOK_AT_FILES, REMOVE, root_script
 from clusterctl.transport.base import ABSENT
 
 
@@ -51,7 +49,8 @@ class ServiceDocumentsReadable:
         found = []
         for document in self._unreadable:
             path = f"{self._directory}/{document.file}"
-            _, _, digest = root_script(view, LOOK, path, doing="looking at files").partition(" ")
+            seal = root_script(view, LOOK_AT_FILES, path, doing="looking at files")
+            digest = seal.partition(" ")[2]
             if document.why == DELETED:
                 found += [] if digest else [(document, ABSENT)]
             elif digest and not _readable(view.transport.read_file(path) or b""):

@@ -16,14 +16,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
-from clusterctl.steps import (
-    container_engine,
-    directories,
-    engine_absent,
-    installed,
-    node_files,
-    paths_absent,
-)
+from clusterctl.steps import container_engine, files
 from clusterctl.steps import secrets as secret_files
 from clusterctl.transport.base import ABSENT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
@@ -88,23 +81,23 @@ class FakeTransport:
         self._scripts: dict[str, Callable[[list[str], bytes], str]] = {
             **self._managed.scripts(),
             **GpuScripts(state).scripts(),
-            directories.LOOK: self._look_at_directories,
-            directories.MAKE: self._make_directories,
-            node_files.LOOK: self._look_at_files,
+            files.LOOK_AT_DIRECTORIES: self._look_at_directories,
+            files.MAKE_DIRECTORIES: self._make_directories,
+            files.LOOK_AT_FILES: self._look_at_files,
             secret_files.LOOK: self._look_at_secrets,
             secret_files.MAKE: self._make_secrets,
-            paths_absent.LOOK: self._look_for_paths,
-            paths_absent.BESIDE: self._other_clusters,
-            paths_absent.REMOVE: self._remove_paths,
+            files.LOOK_FOR_PATHS: self._look_for_paths,
+            files.LOOK_BESIDE: self._other_clusters,
+            files.REMOVE: self._remove_paths,
             container_engine.LOOK: self._look_for_engine,
             container_engine.START: self._start_engine,
             container_engine.WHY_NOT: lambda *_: "",
-            installed.REMEMBER: self._remember,
-            engine_absent.REMOVE_FILES: self._remove_paths,
-            installed.FORGET: self._unmark,
-            engine_absent.LEFT: self._container_names,
-            engine_absent.STOP: self._stop_engine,
-            engine_absent.FORGET: self._forget,
+            files.REMEMBER: self._remember,
+            container_engine.REMOVE_FILES: self._remove_paths,
+            files.FORGET: self._unmark,
+            container_engine.LEFT: self._container_names,
+            container_engine.STOP: self._stop_engine,
+            container_engine.FORGET_ENGINE: self._forget,
         }
 
     def connect(self) -> None:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps import (
-    engine_absent,
+    container_engine,
+    engine_source,
     host_python,
     nvidia_toolkit,
-    package_files,
-    package_source,
+    package_sources,
 )
-from clusterctl.steps import static_engine as archive
 from clusterctl.transport.base import CommandResult
 
 if TYPE_CHECKING:
@@ -34,16 +33,18 @@ class ManagedPackages:
 
     def scripts(self) -> dict[str, Script]:
         return {
-            package_files.INDEX: self._index,
-            package_files.MISSING: lambda words, _: "".join(f"{words[0]}/{w}\n" for w in words[1:]),
-            package_source.FETCH: lambda *_: NVIDIA_KEY,
-            archive.NAMES: self._archived,
-            archive.UNPACK: self._unpack,
+            package_sources.INDEX: self._index,
+            package_sources.MISSING: lambda words, _: "".join(
+                f"{words[0]}/{w}\n" for w in words[1:]
+            ),
+            package_sources.FETCH: lambda *_: NVIDIA_KEY,
+            engine_source.NAMES: self._archived,
+            engine_source.UNPACK: self._unpack,
             host_python.LOOK: self._python,
             nvidia_toolkit.LOOK: self._toolkit,
             nvidia_toolkit.LEFT: self._left,
             nvidia_toolkit.RESTORE: self._restore,
-            engine_absent.REMOVE_FILES: self._remove,
+            container_engine.REMOVE_FILES: self._remove,
         }
 
     def run(self, argv: Sequence[str]) -> CommandResult:

@@ -15,7 +15,7 @@ from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
 from clusterctl.packages import making
 from clusterctl.packages.target import TOOLKIT, TOOLKIT_VERSION, BundleRequest, PackageSystem
-from clusterctl.steps.dnf import Dnf
+from clusterctl.steps.package_manager import Dnf
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host import FakeHost, fake_view
 from tests.unit.steps.stage import facts

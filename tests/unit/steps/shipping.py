@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.engine.step import HostView
-from clusterctl.steps.installed import IMAGES, record_installed
+from clusterctl.steps.files import IMAGES, record_installed
 from clusterctl.transfer.image_receiver import Find, ImageReceiver
 from clusterctl.transfer.image_sources import local_origin
 from clusterctl.transfer.transfer import Route, Transfer

@@ -9,18 +9,28 @@ from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
 from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
-from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
 from clusterctl.steps.derived_image import RayInImage
-from clusterctl.steps.directories import DirectoriesPresent, node_directories
-from clusterctl.steps.engine_absent import EngineAbsent
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_pulled import ImagePulled
-from clusterctl.steps.images_absent import ImagesAbsent
-from clusterctl.steps.installed import IMAGES, MARKER
+from clusterctl.steps.files import (
+    ENGINE_PACKAGES,
+    IMAGES,
+    DirectoriesPresent,
+    FilesPresent,
+    PathsAbsent,
+    RemoteFile,
+    node_directories,
+)
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
-from clusterctl.steps.node_files import FilesPresent, RemoteFile
-from clusterctl.steps.node_image import BASE_LABEL, RAY_LABEL, REFERENCE_LABEL, NodeImage, content
-from clusterctl.steps.paths_absent import PathsAbsent
+from clusterctl.steps.node_image import (
+    BASE_LABEL,
+    RAY_LABEL,
+    REFERENCE_LABEL,
+    ImagePulled,
+    ImagesAbsent,
+    NodeImage,
+    content,
+)
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
 from clusterctl.transfer.transfer import Transfer
@@ -218,7 +228,7 @@ def _all_of_it(made: Cluster) -> None:
     made.head.directories |= {ETC: 0o700, f"{ETC}/services": 0o700}
     made.head.files |= {TOKEN: (b"1", 0o600), f"{ETC}/node.json": (b"{}", 0o644)}
     made.head.files[IMAGES] = (f"{REFERENCE}\n".encode(), 0o644)
-    made.head.files[MARKER] = ("\n".join(DOCKER_PACKAGES).encode(), 0o644)
+    made.head.files[ENGINE_PACKAGES] = ("\n".join(DOCKER_PACKAGES).encode(), 0o644)
 
 
 def _shared(made: Cluster) -> None:

@@ -15,10 +15,10 @@ from clusterctl.inventory.model import Gpu, Packages, PackageSource
 from clusterctl.packages.bundle import Bundle, open_bundles
 from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.files import ENGINE_PACKAGES
 from clusterctl.steps.gpu_access import GpuAccess
 from clusterctl.steps.host_python import MARKER as PYTHON_MARKER
 from clusterctl.steps.host_python import HostPython, PythonAbsent
-from clusterctl.steps.installed import MARKER
 from clusterctl.steps.nvidia_driver import DriverFile, NvidiaDriver
 from clusterctl.steps.nvidia_toolkit import MARKER as TOOLKIT_MARKER
 from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
@@ -142,7 +142,7 @@ def _gpu_rocky(made: Cluster) -> None:
 def _toolkit_is_ours(made: Cluster) -> None:
     made.head.packages |= set(TOOLKIT)
     made.head.files[TOOLKIT_MARKER] = ("\n".join(TOOLKIT).encode(), 0o644)
-    made.head.files[MARKER] = (b"docker.io\n", 0o644)
+    made.head.files[ENGINE_PACKAGES] = (b"docker.io\n", 0o644)
 
 
 def gpus_on_the_bus(made: Cluster) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import CommandFailed, RequirementsNotMet
-from clusterctl.steps.container_engine import ContainerEngine, found_in
-from clusterctl.steps.engine_absent import EngineAbsent
-from clusterctl.steps.installed import MARKER
+from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent, found_in
+from clusterctl.steps.files import ENGINE_PACKAGES
 from tests.fakes.container_engine import foreign
 from tests.fakes.host import FakeHost, FakeTransport, fake_view
 from tests.unit.steps.stage import facts
@@ -53,11 +52,11 @@ def test_what_was_added_is_noted_before_and_taken_back_by_purge(
 ) -> None:
     host.packages.add("runc")
     apply(view)
-    assert host.files[MARKER][0] == b"containerd\ndocker.io\n"
+    assert host.files[ENGINE_PACKAGES][0] == b"containerd\ndocker.io\n"
     assert EngineAbsent("demo").check(view) is not None
     EngineAbsent("demo").apply(view, Change(""))
     assert host.packages == {"runc"}
-    assert MARKER not in host.files
+    assert ENGINE_PACKAGES not in host.files
 
 
 def test_an_installation_cut_short_can_be_taken_back_too(host: FakeHost, view: HostView) -> None:

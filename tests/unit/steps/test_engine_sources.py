@@ -9,9 +9,8 @@ import pytest
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Packages, PackageSource
-from clusterctl.steps.container_engine import ContainerEngine
-from clusterctl.steps.engine_absent import EngineAbsent
-from clusterctl.steps.static_engine import FILES_MARKER
+from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
+from clusterctl.steps.engine_source import ENGINE_FILES
 from tests.fakes.host import FakeTransport
 from tests.unit.steps.stage import Cluster, cluster
 from tests.unit.steps.stage_install import DEBS, RPMS, bare, bare_rocky, bundle, own_key
@@ -118,7 +117,7 @@ def test_a_second_run_copies_nothing_again(made: Cluster) -> None:
 def test_the_static_archives_files_are_noted_and_taken_back(made: Cluster) -> None:
     made.head.directories |= {"/etc/systemd/system": 0o755}
     step(None, "docker-29.1.3.tgz").apply(made.head_view, Change(""))
-    marked = made.head.files[FILES_MARKER][0].decode().split()
+    marked = made.head.files[ENGINE_FILES][0].decode().split()
     assert marked == [
         "/etc/systemd/system/containerd.service",
         "/etc/systemd/system/docker.service",

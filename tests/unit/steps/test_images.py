@@ -13,9 +13,7 @@ from clusterctl.steps.derived_image import (
     index_arguments,
     ray_for,
 )
-from clusterctl.steps.image_pulled import ImagePulled
-from clusterctl.steps.images_absent import ImagesAbsent
-from clusterctl.steps.node_image import REFERENCE_LABEL, content, tag_for
+from clusterctl.steps.node_image import REFERENCE_LABEL, ImagePulled, ImagesAbsent, content, tag_for
 from tests.fakes.container_engine import image
 from tests.unit.steps.shipping import REFERENCE
 from tests.unit.steps.stage import Cluster, cluster, give_base, give_node_image

@@ -19,14 +19,18 @@ from clusterctl.inventory.model import Host
 from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps import (
     container_engine,
+    files,
     gpu_access,
-    installed,
     nvidia_driver,
     nvidia_toolkit,
 )
-from clusterctl.steps.directories import DirectoriesPresent, Directory
-from clusterctl.steps.node_files import FilesPresent, RemoteFile
-from clusterctl.steps.paths_absent import PathsAbsent
+from clusterctl.steps.files import (
+    DirectoriesPresent,
+    Directory,
+    FilesPresent,
+    PathsAbsent,
+    RemoteFile,
+)
 from clusterctl.steps.secrets import HeadSecret, SecretCopied, SecretsMade
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host import FakeHost, fake_view
@@ -128,12 +132,12 @@ def test_what_clusters_share_stays_for_the_other(view: HostView, tmp_path: Path)
 def test_a_mark_of_an_image_goes_and_leaves_the_others(view: HostView, tmp_path: Path) -> None:
     marker = f"{tmp_path}/marks/images"
     for reference in ("a/b:1", "a/b:10"):
-        installed.record_installed(view, [reference], marker)
-    installed.forget_installed(view, "a/b:1", marker)
-    assert "a/b:1" not in installed.installed_by_us(view, marker)
-    assert "a/b:10" in installed.installed_by_us(view, marker)
-    installed.forget_installed(view, "a/b:10", marker)
-    installed.forget_installed(view, "a/b:10", marker)
+        files.record_installed(view, [reference], marker)
+    files.forget_installed(view, "a/b:1", marker)
+    assert "a/b:1" not in files.installed_by_us(view, marker)
+    assert "a/b:10" in files.installed_by_us(view, marker)
+    files.forget_installed(view, "a/b:10", marker)
+    files.forget_installed(view, "a/b:10", marker)
     assert not (tmp_path / "marks").exists()
 
 
