@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 
 from clusterctl import deadlines
@@ -20,7 +18,8 @@ from clusterctl.containers.meter import Meter
 from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.transfer.blob_store import cache_directory
 from clusterctl.transfer.chain_link import PIECE
-from clusterctl.transfer.content import CHUNK
+from clusterctl.transfer.weights import host_hash
+from clusterctl.transport import python
 from clusterctl.transport.base import Transport, lines
 
 
@@ -77,20 +76,11 @@ def hash_file(
     path: Path, told: Callable[[int], None] = lambda _: None, *, piece_size: int = PIECE
 ) -> Hashed:
     """Hash `path` in one read, calling `told` with the bytes of each read. Raises OSError."""
-    whole, part, chunks, filled = hashlib.sha256(), hashlib.sha256(), [], 0
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(min(CHUNK, piece_size - filled)):
-            whole.update(piece)
-            part.update(piece)
-            filled += len(piece)
-            told(len(piece))
-            if filled == piece_size:
-                chunks.append(part.hexdigest())
-                part, filled = hashlib.sha256(), 0
-    if filled:
-        chunks.append(part.hexdigest())
-    return Hashed(whole.hexdigest(), tuple(chunks))
+    whole, pieces = host_hash.hash_file(str(path), piece_size, told)
+    return Hashed(whole, tuple(pieces))
 
+
+PROGRAM = python.Program("clusterctl.transfer.weights", ("host_hash",))
 
 EVERY = 2.0  # Seconds between two progress lines of a host
 
@@ -113,27 +103,33 @@ def hashes(
     if not paths:
         return {}
     host = transport.host.name
-    meter = Meter(lambda text: say(f"{text} hashed"), size * (2 if piece_size else 1))
-    script = resources.files(__package__).joinpath("hash.sh").read_text(encoding="utf-8")
-    argv = ("sh", "-c", script, "hash", str(piece_size or ""), f"{every:g}")
+    meter = Meter(lambda text: say(f"{text} hashed"), size)
+    asked = {"paths": list(paths), "piece": piece_size or 0, "every": every}
     found: dict[str, Hashed] = {}
-    with transport.open_channel(argv, sudo=True) as channel, in_time("hashing files", host, DISK):
+    with (
+        python.start(transport, PROGRAM, asked, sudo=True) as channel,
+        in_time("hashing files", host, DISK),
+    ):
         channel.settimeout(stalled)
-        with suppress(ConnectionFailed):  # the error below has more details
-            channel.send("".join(f"{path}\n" for path in paths).encode())
-            channel.close_stdin()
         moved = time.monotonic()
-        for line in lines(channel):
-            match line.split("\t", 3):
-                case ["hash", whole, pieces, path]:
-                    found[path] = Hashed(whole, tuple(pieces.split()))
-                case ["at", count]:
-                    now = time.monotonic()
-                    if int(count) != meter.bytes:
-                        moved = now
-                    elif now - moved > stalled:  # the host is alive, but its disk delivers nothing
-                        raise TimeoutError(f"no byte was read for {stalled:.0f} s")
-                    meter.reached(int(count))
+        try:
+            for line in lines(channel):
+                said = json.loads(line)
+                if "path" in said:
+                    found[said["path"]] = Hashed(str(said["sha256"]), tuple(said["pieces"]))
+                    continue
+                now = time.monotonic()
+                if int(said["at"]) != meter.bytes:
+                    moved = now
+                elif now - moved > stalled:  # the host is alive, but its disk delivers nothing
+                    raise TimeoutError(f"no byte was read for {stalled:.0f} s")
+                meter.reached(int(said["at"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CommandFailed(
+                "hashing files failed: the host's report cannot be read",
+                host=host,
+                detail=repr(error),
+            ) from error
         status = channel.wait(timeout=deadlines.STREAM_END)
         if status == -1:
             raise ConnectionFailed(
@@ -142,7 +138,5 @@ def hashes(
                 hint="run the same command again",
             )
         if status != 0:
-            said = channel.stderr_tail().strip()
-            why = said.splitlines()[-1] if said else f"status {status}"
-            raise CommandFailed(f"hashing files failed: {why}", host=host, detail=said or None)
-    return found
+            raise python.failure(channel, "hashing files", host)
+    return {path: found[path] for path in paths if path in found}

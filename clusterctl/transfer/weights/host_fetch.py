@@ -27,6 +27,8 @@ from http.client import HTTPException
 from typing import Any, BinaryIO, Optional
 from urllib.parse import urlsplit
 
+from clusterctl.transfer.weights.host_hash import hash_file
+
 READ = 1 << 20
 TIMEOUT = 30.0
 TRIES = 5  # attempts in a row without a new byte
@@ -128,8 +130,11 @@ class File:
                 self.fill(opened, headers)
                 # Per file: one sync at the end would report no progress for minutes.
                 os.fsync(opened.fileno())
-            whole, git, pieces = hashes(part, self.size, piece)
-            if self.sha256 in ("", whole) and (self.sha256 or self.git_sha1 in ("", git)):
+            # Git's name of a blob, which the hub publishes of small files.
+            git = hashlib.sha1(b"blob %d\0" % self.size)  # noqa: S324
+            whole, pieces = hash_file(part, piece, lambda _: None, git)
+            named = self.sha256 or self.git_sha1 in ("", git.hexdigest())
+            if self.sha256 in ("", whole) and named:
                 os.rename(part, self.path)
                 return whole, pieces
             os.unlink(part)
@@ -176,24 +181,6 @@ class File:
                 if not data:
                     return
                 self.have += opened.write(data)
-
-
-def hashes(path: str, size: int, piece: int) -> tuple[str, str, list[str]]:
-    """Return the SHA-256, git's SHA-1, and the SHA-256 of every `piece` bytes."""
-    whole, pieces = hashlib.sha256(), []
-    git = hashlib.sha1(b"blob %d\0" % size)  # noqa: S324  (git's own name of a blob)
-    with open(path, "rb", buffering=0) as opened:
-        part, filled = hashlib.sha256(), 0
-        while data := opened.read(min(READ, piece - filled)):
-            for digest in (whole, part, git):
-                digest.update(data)
-            filled += len(data)
-            if filled == piece:
-                pieces.append(part.hexdigest())
-                part, filled = hashlib.sha256(), 0
-    if filled:
-        pieces.append(part.hexdigest())
-    return whole.hexdigest(), git.hexdigest(), pieces
 
 
 def download(files: list[File], headers: dict[str, str], piece: int) -> None:

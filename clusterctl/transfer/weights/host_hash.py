@@ -1,0 +1,71 @@
+"""Hash files, on this machine and as a program on a host. Python 3.9, standard library only.
+
+The argument of `main` is {"paths": [...], "piece": BYTES, "every": SECONDS}. It prints lines of
+JSON: {"at": BYTES}, read so far in all files, every so many seconds, and for every file that can be
+read {"path", "sha256", "pieces"}, the last with the SHA-256 of every `piece` bytes.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from typing import Any, Callable, Optional
+
+READ = 1 << 20
+
+
+def hash_file(
+    path: str, piece: int, told: Callable[[int], None], *more: Any
+) -> tuple[str, list[str]]:
+    """Return the SHA-256 of a file and of every `piece` bytes of it (of none if 0), in one read.
+
+    `told` is called with the bytes of each read. The digests `more` are updated with all bytes.
+    """
+    whole, part, pieces, filled = hashlib.sha256(), hashlib.sha256(), [], 0
+    with open(path, "rb", buffering=0) as opened:
+        while data := opened.read(min(READ, piece - filled) if piece else READ):
+            for digest in (whole, *more):
+                digest.update(data)
+            told(len(data))
+            if piece:
+                part.update(data)
+                filled += len(data)
+                if filled == piece:
+                    pieces.append(part.hexdigest())
+                    part, filled = hashlib.sha256(), 0
+    if filled:
+        pieces.append(part.hexdigest())
+    return whole.hexdigest(), pieces
+
+
+def main(argument: Optional[dict[str, Any]]) -> None:
+    """Hash the files of `argument`: see the module's docstring."""
+    if not argument:
+        return
+    at, printing = 0, threading.Lock()
+
+    def tell(**fields: object) -> None:
+        with printing:
+            print(json.dumps(fields), flush=True)
+
+    def told(size: int) -> None:
+        nonlocal at
+        at += size
+
+    def report(ended: threading.Event) -> None:
+        while not ended.wait(argument["every"]):
+            try:
+                tell(at=at)
+            except OSError:  # the session is closed, and there may be hours of reading left
+                os._exit(1)
+
+    ended = threading.Event()
+    threading.Thread(target=report, args=(ended,), daemon=True).start()
+    for path in argument["paths"]:
+        try:
+            whole, pieces = hash_file(path, argument["piece"], told)
+        except OSError:
+            continue
+        tell(path=path, sha256=whole, pieces=pieces)
+    ended.set()
+    tell(at=at)
