@@ -36,68 +36,11 @@ class NotStarted(Exception):
         self.prompts = prompts
 
 
-class ErrorOutput:
-    """Reads stderr in a thread, so that the process never blocks on it.
-
-    Text before the mark is kept apart as noise. `answer` is called for each prompt of sudo. `keep`
-    is the number of bytes kept; None keeps all.
-    """
-
-    def __init__(self, wire: Wire, frame: Framed, keep: int | None, answer: Callable[[int], None]):
-        self._wire, self._frame, self._keep, self._answer = wire, frame, keep, answer
-        self._lock = threading.Lock()
-        self._noise: bytes | None = None
-        self._data = bytearray()
-        self.prompts = 0
-        self._thread = threading.Thread(target=self._drain, name="stderr", daemon=True)
-        self._thread.start()
-
-    def text(self) -> str:
-        with self._lock:
-            return self._data.decode(errors="replace")
-
-    def noise(self) -> str:
-        """Text before the mark; all text while there is no mark."""
-        with self._lock:
-            found = self._data if self._noise is None else self._noise
-            text = bytes(found).decode(errors="replace")
-        return text.replace(self._frame.prompt.decode(), "").strip()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def to_end(self, quiet: float) -> str:
-        size = -1
-        while self._thread.is_alive() and len(self._data) != size:
-            size = len(self._data)
-            self._thread.join(quiet)
-        return self.text()
-
-    def _drain(self) -> None:
-        asked = 0
-        while True:
-            try:
-                chunk = self._wire.recv_stderr(65536)
-            except OSError:
-                return
-            if not chunk:
-                return
-            with self._lock:
-                self._data += chunk
-                if self._noise is None:
-                    before, mark, after = bytes(self._data).partition(self._frame.mark)
-                    asked = before.count(self._frame.prompt)
-                    if mark:
-                        self._noise, self._data = before, bytearray(after)
-                if self._keep is not None and self._noise is not None:
-                    del self._data[: -self._keep]
-            if asked > self.prompts:
-                self.prompts = asked
-                self._answer(asked)
-
-
 class RunningCommand(Closing):
     """A running command as a Channel. The constructor waits until the command has started.
+
+    A thread reads stderr, so that the process never blocks on it, and answers sudo's prompt. Text
+    before the mark is kept apart as noise. `keep_stderr`: bytes kept; None keeps all.
 
     Raises NotStarted, and ConnectionFailed when the wire breaks first.
     """
@@ -113,23 +56,46 @@ class RunningCommand(Closing):
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._wire, self._frame, self._host = wire, frame, host
-        self._password, self._on_close = password, on_close
-        self._closing = threading.Lock()
+        self._password, self._keep, self._on_close = password, keep_stderr, on_close
+        self._lock = threading.Lock()
         self._closed = False
-        self._errors = ErrorOutput(wire, frame, keep_stderr, self._answer_sudo)
+        self._noise: bytes | None = None
+        self._stderr = bytearray()
+        self._prompts = 0
+        self._reader = threading.Thread(target=self._read_stderr, name="stderr", daemon=True)
+        self._reader.start()
         try:
             self._pending = self._wait_for_mark()
         except BaseException:
             self.close()
             raise
 
-    def _answer_sudo(self, times_asked: int) -> None:
-        """Send the password at the first prompt; hang up at a second one, since it was wrong."""
-        if times_asked > 1 or self._password is None:
-            self._wire.close()
-            return
-        with contextlib.suppress(OSError):
-            self._wire.send(self._password.encode() + b"\n")
+    def _read_stderr(self) -> None:
+        prompts = 0
+        while True:
+            try:
+                chunk = self._wire.recv_stderr(65536)
+            except OSError:
+                return
+            if not chunk:
+                return
+            with self._lock:
+                self._stderr += chunk
+                if self._noise is None:
+                    before, mark, after = bytes(self._stderr).partition(self._frame.mark)
+                    prompts = before.count(self._frame.prompt)
+                    if mark:
+                        self._noise, self._stderr = before, bytearray(after)
+                if self._keep is not None and self._noise is not None:
+                    del self._stderr[: -self._keep]
+            if prompts <= self._prompts:
+                continue
+            self._prompts = prompts
+            if prompts > 1 or self._password is None:
+                self._wire.close()  # sudo asks again: the password was wrong
+            else:
+                with contextlib.suppress(OSError):
+                    self._wire.send(self._password.encode() + b"\n")
 
     def _wait_for_mark(self) -> bytes:
         """Read past the mark; return the rest of its packet, which is the command's own output."""
@@ -156,11 +122,14 @@ class RunningCommand(Closing):
         return seen.partition(self._frame.mark)[2]
 
     def _not_started(self, seen: bytes, status: int | None) -> Exception:
-        self._errors.join(1.0)
-        if status == -1 and not self._errors.prompts:
+        self._reader.join(1.0)
+        if status == -1 and not self._prompts:
             return self.lost()
-        noise = (seen.decode(errors="replace").strip(), self._errors.noise())
-        return NotStarted(status, "\n".join(filter(None, noise)), prompts=self._errors.prompts)
+        with self._lock:
+            noise = bytes(self._stderr if self._noise is None else self._noise)
+        texts = (seen, noise.replace(self._frame.prompt, b""))
+        output = "\n".join(filter(None, (t.decode(errors="replace").strip() for t in texts)))
+        return NotStarted(status, output, prompts=self._prompts)
 
     def lost(self) -> ConnectionFailed:
         """Return the error to raise when `wait` returned -1."""
@@ -203,23 +172,28 @@ class RunningCommand(Closing):
             raise TimeoutError(f"`{self._frame.argv[0]}` is still running after {timeout} s")
         # The reading thread may still process the end of stderr; a background child of the command
         # may hold it open for ever.
-        self._errors.join(LAST_WORDS)
+        self._reader.join(LAST_WORDS)
         return status
 
     def stderr_tail(self) -> str:
-        return self._errors.text()
+        with self._lock:
+            return self._stderr.decode(errors="replace")
 
     def whole_stderr(self, quiet: float) -> str:
         """Return stderr up to its end, or until no byte came for `quiet` seconds."""
-        return self._errors.to_end(quiet)
+        size = -1
+        while self._reader.is_alive() and len(self._stderr) != size:
+            size = len(self._stderr)
+            self._reader.join(quiet)
+        return self.stderr_tail()
 
     def close(self) -> None:
-        with self._closing:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
         self._wire.close()
-        self._errors.join(1.0)
+        self._reader.join(1.0)
         self._on_close()
 
 

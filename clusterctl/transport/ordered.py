@@ -31,7 +31,7 @@ _DATA_HEAD = struct.Struct(">BII")
 
 
 class OrderedChannel:
-    """The sending side of a channel: composes and sends under the lock that closing also takes.
+    """A channel with a socket's interface: composes and sends under the lock that closing takes, too.
 
     There is no public API for it, so private parts of Paramiko are combined here.
     """
@@ -39,7 +39,7 @@ class OrderedChannel:
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel: Any = channel
 
-    def send(self, data: bytes | memoryview) -> int:
+    def send_some(self, data: bytes | memoryview) -> int:
         """Send bytes of `data`, at least one, and return how many the peer's window allowed.
 
         Raises OSError when the channel is closed, TimeoutError after `settimeout`'s time.
@@ -72,14 +72,30 @@ class OrderedChannel:
             if not count or not self._channel.out_window_size:
                 return
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes, /) -> None:
         """Send all of `data`. Raises OSError when the channel is closed."""
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[self.send(rest) :]
+                rest = rest[self.send_some(rest) :]
             except TimeoutError:  # `settimeout` is for readers; the receiver is slow
                 continue
+
+    def recv(self, size: int, /) -> bytes:
+        return bytes(self._channel.recv(size))
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        self._channel.settimeout(seconds)
+
+    def shutdown(self, how: int, /) -> None:
+        if how != socket.SHUT_WR:
+            self._channel.shutdown_read()
+        with contextlib.suppress(OSError, EOFError):
+            self.send_eof()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, EOFError):  # the connection is broken anyway
+            self._channel.close()
 
     def send_eof(self) -> None:
         """Send EOF; do nothing if it was sent before or the channel is closed."""
@@ -104,33 +120,6 @@ class OrderedChannel:
             if time.monotonic() > deadline:
                 raise OSError("the key exchange did not end")
         raise OSError("the connection is gone")
-
-
-class OrderedStream:
-    """A channel with the interface of a socket."""
-
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel = channel
-        self._ordered = OrderedChannel(channel)
-
-    def sendall(self, data: bytes, /) -> None:
-        self._ordered.sendall(data)
-
-    def recv(self, size: int, /) -> bytes:
-        return self._channel.recv(size)
-
-    def settimeout(self, seconds: float | None, /) -> None:
-        self._channel.settimeout(seconds)
-
-    def shutdown(self, how: int, /) -> None:
-        if how != socket.SHUT_WR:
-            self._channel.shutdown_read()
-        with contextlib.suppress(OSError):
-            self._ordered.send_eof()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):  # the connection is broken anyway
-            self._channel.close()
 
 
 class GatheringPacketizer(Packetizer):

@@ -6,8 +6,8 @@ decodes output as text and quotes for no shell.
 
 from __future__ import annotations
 
-import contextlib
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +21,8 @@ from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel
 from clusterctl.transport.command import Wire, login_shell_line
-from clusterctl.transport.dialer import Dialer
-from clusterctl.transport.ordered import OrderedChannel, OrderedStream
-from clusterctl.transport.pulse import Pulse
+from clusterctl.transport.dialer import Dialer, Pulse
+from clusterctl.transport.ordered import OrderedChannel
 from clusterctl.transport.shell import ShellTransport
 from clusterctl.transport.target import target_of
 from clusterctl.transport.tcp import SocketChannel
@@ -79,7 +78,7 @@ class SshTransport(ShellTransport):
                 hint=f"clusterctl exec --limit {self._host.name} -- ss -ltn",
                 detail=str(error),
             ) from error
-        return SocketChannel(OrderedStream(channel), self._host.name)
+        return SocketChannel(OrderedChannel(channel), self._host.name)
 
     def close(self) -> None:
         with self._connecting:
@@ -159,49 +158,30 @@ class SshTransport(ShellTransport):
         )
 
 
-class SshWire:
+class SshWire(OrderedChannel):
     """A session channel that runs one command."""
 
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel = channel
-        self._ordered = OrderedChannel(channel)
-
     def send(self, data: bytes) -> None:
-        self._ordered.sendall(data)
-
-    def recv(self, size: int) -> bytes:
-        return self._channel.recv(size)
+        self.sendall(data)
 
     def recv_stderr(self, size: int) -> bytes:
         while True:
             try:
-                return self._channel.recv_stderr(size)
+                return bytes(self._channel.recv_stderr(size))
             except TimeoutError:
                 continue
 
-    def settimeout(self, seconds: float | None) -> None:
-        self._channel.settimeout(seconds)
-
     def close_stdin(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            self._ordered.send_eof()
+        self.shutdown(socket.SHUT_WR)
 
     def wait(self, seconds: float | None) -> int | None:
         if not self._channel.status_event.wait(seconds):
             return None
-        if self._channel.exit_status == -1 and not self._is_lost():
-            return _KILLED
-        return self._channel.exit_status
-
-    def _is_lost(self) -> bool:
-        """Whether the connection was lost: its thread ends a moment after its channels are
-        closed."""
-        transport = self._channel.get_transport()
-        if transport.is_active():
-            transport.join(0.5)
-        return not transport.is_active()
-
-    def close(self) -> None:
-        # Paramiko sends CLOSE, and raises these if the connection is broken.
-        with contextlib.suppress(OSError, EOFError):
-            self._channel.close()
+        status: int = self._channel.exit_status
+        if status == -1:
+            # A lost connection's thread ends a moment after its channels are closed.
+            transport = self._channel.get_transport()
+            if transport.is_active():
+                transport.join(0.5)
+            return _KILLED if transport.is_active() else -1
+        return status

@@ -17,7 +17,7 @@ import paramiko
 import pytest
 
 from clusterctl.transport.dialer import Dialer
-from clusterctl.transport.ordered import OrderedChannel, OrderedStream
+from clusterctl.transport.ordered import OrderedChannel
 from clusterctl.transport.ssh import SshWire
 from clusterctl.transport.target import target_of
 from tests.contract.transport.conftest import StartSshd
@@ -87,7 +87,7 @@ def test_data_for_a_closed_channel_is_refused_here(sshd: Sshd, dialer: Dialer) -
         channel.close()
         channel._wait_for_send_window = lambda size: size  # it was open when that was asked
         with pytest.raises(OSError, match="closed"):
-            OrderedChannel(channel).send(b"hello")
+            OrderedChannel(channel).send_some(b"hello")
         assert alive(transport)
 
 
@@ -108,12 +108,12 @@ def test_many_short_commands_with_input_leave_the_connection_alone(
         assert alive(transport)
 
 
-@pytest.mark.parametrize("ending", [SshWire, OrderedStream])
+@pytest.mark.parametrize("ending", [SshWire, OrderedChannel])
 def test_to_close_a_channel_of_a_broken_connection_is_no_error(
     sshd: Sshd,
     dialer: Dialer,
     monkeypatch: pytest.MonkeyPatch,
-    ending: Callable[[paramiko.Channel], SshWire | OrderedStream],
+    ending: Callable[[paramiko.Channel], OrderedChannel],
 ) -> None:
     connection = dialer.connect(target_of(sshd.host()))
     channel = connection.transport.open_session()

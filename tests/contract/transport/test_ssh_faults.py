@@ -17,9 +17,8 @@ import pytest
 
 from clusterctl.errors import ConnectionFailed, Unreachable
 from clusterctl.inventory.model import Host, Ssh
-from clusterctl.transport.dialer import Dialer
+from clusterctl.transport.dialer import Dialer, Pulse
 from clusterctl.transport.fanout import fan_out, values
-from clusterctl.transport.pulse import Pulse
 from clusterctl.transport.ssh import SshTransport
 from clusterctl.transport.target import target_of
 from tests.contract.transport.conftest import StartSshd
