@@ -67,6 +67,8 @@ COMMAND_END = 5.0
 
 TURN = 60.0  # For one of a host's channels to become free; the same as COMMAND
 
+SSH_CONFIG = 10.0  # For `ssh -G`, which may run commands of `Match exec`
+
 SESSION = 30.0  # For sshd to open a session: it forks, and PAM may ask a directory service
 
 FORWARD = 10.0  # For a TCP connection from this machine, if it is itself a host

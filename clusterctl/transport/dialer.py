@@ -22,18 +22,17 @@ from clusterctl.errors import (
     ClusterctlError,
     ConnectionFailed,
     Unreachable,
-    UsageError,
 )
 from clusterctl.transport import known_hosts
 from clusterctl.transport.authentication import KeyRing, SshLogin
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.endpoint import SshEndpoint, VerifyHostKey, preferring
+from clusterctl.transport.host_key import VerifyHostKey, preferring
 from clusterctl.transport.known_hosts import UnknownHostKey
+from clusterctl.transport.ssh_config import SshConfig, SshEndpoint
 from clusterctl.transport.target import SshTarget, jump_target
 
 TRIES = 3
 INTERVAL = 10.0  # seconds between requests of Pulse
-SYSTEM_SSH_CONFIG = Path("/etc/ssh/ssh_config")
 
 # Without a handler, Python prints Paramiko's tracebacks to the terminal; the errors raised here
 # contain their text.
@@ -49,8 +48,7 @@ class Dialer:
     ) -> None:
         self.credentials = credentials or Credentials()
         self._keys = KeyRing(self.credentials)
-        self._ssh_config_files = (ssh_config, SYSTEM_SSH_CONFIG)
-        self._parsed: paramiko.SSHConfig | None = None
+        self._ssh_config = SshConfig(ssh_config)
         self._gateways: dict[tuple[str, str], Future[fabric.Connection]] = {}
         self._lock = threading.Lock()
 
@@ -62,7 +60,7 @@ class Dialer:
             port=target.ssh.port,
             # Lazy, so that /etc/fabric.yml and FABRIC_* variables are ignored; one per target,
             # since Fabric 3.2 writes to it, and empties it while it does.
-            config=fabric.Config(ssh_config=self._ssh_config(), lazy=True),
+            config=fabric.Config(ssh_config=self._ssh_config.of(target), lazy=True),
             gateway=False,
             forward_agent=False,
             connect_timeout=max(1, round(target.connect_timeout)),
@@ -98,16 +96,6 @@ class Dialer:
             if future.done() and future.exception() is None:
                 future.result().close()
 
-    def _ssh_config(self) -> paramiko.SSHConfig:
-        """Parse the user's file, then the system's: the first value found counts, as in OpenSSH."""
-        with self._lock:
-            if self._parsed is None:
-                parsed = paramiko.SSHConfig()
-                for file in self._ssh_config_files:
-                    _parse_into(parsed, file.expanduser())
-                self._parsed = parsed
-            return self._parsed
-
     def _open(self, endpoint: SshEndpoint, deadline: float) -> None:
         known = endpoint.known_hosts()
         connection = endpoint.connection
@@ -115,7 +103,10 @@ class Dialer:
         connection.connect_kwargs = {
             "sock": self._socket(endpoint, deadline),
             "banner_timeout": max(0.1, deadline - time.monotonic()),
-            "transport_factory": preferring(known_hosts.key_types(known, endpoint.known_name)),
+            "transport_factory": preferring(
+                known_hosts.key_types(known, endpoint.known_name),
+                certified=bool(known_hosts.authorities(known, endpoint.known_name)),
+            ),
             "auth_strategy": SshLogin(
                 connection.user,
                 endpoint.target.name,
@@ -217,16 +208,6 @@ def _is_lost(future: Future[fabric.Connection]) -> bool:
     )
 
 
-def _parse_into(config: paramiko.SSHConfig, file: Path) -> None:
-    try:
-        with file.open() as lines:
-            config.parse(lines)
-    except FileNotFoundError:
-        return
-    except (paramiko.SSHException, OSError, UnicodeDecodeError) as error:
-        raise bad_ssh_config(file, error) from error
-
-
 def is_passing(error: Exception) -> bool:
     """Whether a busy sshd may cause the error (MaxStartups closes or resets): worth a retry."""
     if isinstance(error, paramiko.AuthenticationException | ConnectionFailed):
@@ -279,10 +260,6 @@ def _rejected(
         hint=f"check that this works: {target.command_line('true')}",
         detail="tried\n" + "\n".join(f"  {line}" for line in lines),
     )
-
-
-def bad_ssh_config(file: Path, error: Exception) -> UsageError:
-    return UsageError(f"{file} cannot be read", hint="ssh -G localhost", detail=str(error))
 
 
 def open_proxy(command: str) -> socket.socket:

@@ -18,11 +18,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from clusterctl.errors import HostKeyProblem
 
 _APPENDING = threading.Lock()
+
+Marker = Literal["", "@revoked", "@cert-authority"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,11 @@ class Entry:
     key: str
     file: Path
     line: int
-    revoked: bool = False
+    marker: Marker = ""
+
+    @property
+    def revoked(self) -> bool:
+        return self.marker == "@revoked"
 
     @cached_property
     def _is_plain(self) -> bool:
@@ -49,8 +55,12 @@ class Entry:
         for pattern in self.patterns:
             if pattern.startswith("!") and fnmatch.fnmatchcase(name, _escaped(pattern[1:])):
                 return False
-            covered = covered or _covers(pattern, name)
+            covered = covered or covers(pattern, name)
         return covered
+
+    def covers(self, name: str) -> bool:
+        """Whether it names the host with its port, or without, as in OpenSSH."""
+        return self.names(name) or (name.startswith("[") and self.names(name[1 : name.rindex("]")]))
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ def host_name(address: str, port: int) -> str:
 
 
 def read(files: Iterable[Path]) -> list[Entry]:
-    """Return the entries of all readable files, without @cert-authority lines."""
+    """Return the entries of all readable files."""
     return [entry for file in files for entry in _read_file(file)]
 
 
@@ -79,7 +89,7 @@ def judge(entries: Sequence[Entry], name: str, key_type: str, key: str) -> Verdi
     middle could otherwise pick a type at will. A key known under the bare address is known on any
     port too, as in OpenSSH.
     """
-    mine = [entry for entry in entries if entry.names(name)]
+    mine = [e for e in entries if e.marker != "@cert-authority" and e.names(name)]
     same = [entry for entry in mine if (entry.key_type, entry.key) == (key_type, key)]
     if revoked := next((entry for entry in same if entry.revoked), None):
         return Verdict("revoked", revoked)
@@ -97,9 +107,15 @@ def judge(entries: Sequence[Entry], name: str, key_type: str, key: str) -> Verdi
 
 def key_types(entries: Sequence[Entry], name: str) -> list[str]:
     """Return the key types known for the host, to request one of them."""
-    names = {name, name[1 : name.rindex("]")] if name.startswith("[") else name}
-    found = (e.key_type for e in entries if not e.revoked and any(e.names(n) for n in names))
+    found = (e.key_type for e in entries if not e.marker and e.covers(name))
     return list(dict.fromkeys(found))
+
+
+def authorities(entries: Sequence[Entry], name: str) -> list[Entry]:
+    """Return the lines with CAs that may sign the host's certificate, and those that revoke one;
+    empty without a CA."""
+    found = [e for e in entries if e.marker and e.covers(name)]
+    return found if any(not e.revoked for e in found) else []
 
 
 def append(file: Path, name: str, key_type: str, key: str, *, hashed: bool = False) -> None:
@@ -142,12 +158,14 @@ def _parse(line: str, file: Path, number: int) -> Entry | None:
     if not fields or fields[0].startswith("#"):
         return None
     marker = fields.pop(0) if fields[0].startswith("@") else ""
-    if len(fields) < 3 or marker not in ("", "@revoked") or not _is_base64(fields[2]):
+    if marker not in ("", "@revoked", "@cert-authority"):
+        return None
+    if len(fields) < 3 or not _is_base64(fields[2]):
         return None
     patterns = tuple(
         name if name.startswith("|") else name.lower() for name in fields[0].split(",")
     )
-    return Entry(patterns, fields[1], fields[2], file, number, revoked=bool(marker))
+    return Entry(patterns, fields[1], fields[2], file, number, cast("Marker", marker))
 
 
 def _is_base64(text: str) -> bool:
@@ -157,7 +175,8 @@ def _is_base64(text: str) -> bool:
         return False
 
 
-def _covers(pattern: str, name: str) -> bool:
+def covers(pattern: str, name: str) -> bool:
+    """Whether a pattern, which may be hashed, matches `name`. Wildcards are * and ?."""
     if not pattern.startswith("|1|"):
         return fnmatch.fnmatchcase(name, _escaped(pattern))
     salt = [*pattern.split("|"), "", ""][2]

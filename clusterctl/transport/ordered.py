@@ -31,7 +31,7 @@ _DATA_HEAD = struct.Struct(">BII")
 
 
 class OrderedChannel:
-    """A channel with a socket's interface: composes and sends under the lock that closing takes, too.
+    """A channel with a socket's interface; it sends under the lock that closing also takes.
 
     There is no public API for it, so private parts of Paramiko are combined here.
     """

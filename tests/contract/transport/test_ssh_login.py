@@ -12,15 +12,26 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import AuthenticationRejected, UsageError
-from clusterctl.inventory.model import Host
+from clusterctl.inventory.model import Host, Ssh
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.dialer import Dialer
 from clusterctl.transport.ssh import SshTransport
+from clusterctl.transport.ssh_config import SshConfig
 from clusterctl.transport.target import target_of
 from tests.contract.transport.conftest import MakePerson, Person, StartSshd
 from tests.contract.transport.sshd import Sshd, make_key
 
 pytestmark = pytest.mark.sshd
+
+
+RELAY = """\
+import os, socket, threading
+s = socket.create_connection(('127.0.0.1', {port}))
+def up():
+    while data := os.read(0, 65536): s.sendall(data)
+threading.Thread(target=up, daemon=True).start()
+while data := s.recv(65536): os.write(1, data)
+"""
 
 
 class Questions:
@@ -237,15 +248,58 @@ def test_an_ssh_config_that_cannot_be_read(sshd: Sshd, tmp_path: Path) -> None:
 
 def test_a_proxy_command_from_ssh_config(sshd: Sshd, tmp_path: Path) -> None:
     relay = tmp_path / "relay.py"
-    relay.write_text(
-        "import os, socket, sys, threading\n"
-        f"s = socket.create_connection(('127.0.0.1', {sshd.port}))\n"
-        "def up():\n"
-        "    while data := os.read(0, 65536): s.sendall(data)\n"
-        "threading.Thread(target=up, daemon=True).start()\n"
-        "while data := s.recv(65536): os.write(1, data)\n"
-    )
+    relay.write_text(RELAY.format(port=sshd.port))
     config = f"Host 192.0.2.7\n    ProxyCommand {sys.executable} {relay}\n"
     sshd.known_hosts.write_text(sshd.known_line() + sshd.known_line("192.0.2.7"))
 
     assert who(sshd.host(address="192.0.2.7"), dialer_with(tmp_path, config=config)) == "root"
+
+
+def aliased(sshd: Sshd) -> Host:
+    """A host that is known by a name of ssh_config only."""
+    ssh = Ssh(identity_file=sshd.client_key, known_hosts=sshd.known_hosts)
+    return Host(name="gpu1", address="cluster-gpu1", ssh=ssh)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "Include {folder}/more.d/*\n",
+        'Match originalhost cluster-* exec "true"\n  HostName 127.0.0.1\n  Port {port}\n'
+        "  User root\n",
+    ],
+)
+def test_include_and_match_are_followed_as_openssh_does(
+    sshd: Sshd, tmp_path: Path, config: str
+) -> None:
+    (tmp_path / "more.d").mkdir()
+    (tmp_path / "more.d/hosts").write_text(
+        f"Host cluster-gpu1\n  HostName 127.0.0.1\n  Port {sshd.port}\n  User root\n"
+    )
+    text = config.format(folder=tmp_path, port=sshd.port)
+    assert who(aliased(sshd), dialer_with(tmp_path, config=text)) == "root"
+
+
+def test_a_proxy_command_of_an_included_file_is_run(sshd: Sshd, tmp_path: Path) -> None:
+    relay = tmp_path / "relay.py"
+    relay.write_text(RELAY.format(port=sshd.port))
+    (tmp_path / "more").write_text(
+        f"Host 127.0.0.1\n  ProxyCommand {sys.executable} {relay} %h %p\n"
+    )
+    assert who(sshd.host(), dialer_with(tmp_path, config=f"Include {tmp_path}/more\n")) == "root"
+
+
+def test_a_match_that_hangs_is_named(sshd: Sshd, tmp_path: Path) -> None:
+    file = tmp_path / "ssh_config"
+    file.write_text('Match exec "sleep 60"\n  User nobody\n')
+    with pytest.raises(UsageError, match=r"did not answer within 0\.5 s") as caught:
+        SshConfig(file, limit=0.5).of(target_of(sshd.host()))
+    assert "ssh -vG 127.0.0.1" in (caught.value.hint or "")
+
+
+def test_what_ssh_refuses_in_a_file_is_told_in_its_words(sshd: Sshd, tmp_path: Path) -> None:
+    file = tmp_path / "ssh_config"
+    file.write_text("Match all\n  Nonsense yes\n")
+    with pytest.raises(UsageError) as caught:
+        SshConfig(file).of(target_of(sshd.host()))
+    assert "Bad configuration option: nonsense" in (caught.value.detail or "")
