@@ -6,8 +6,8 @@ when stdin ends. A mapping whose keys are tuples is sent as a list of [key, valu
     open    listen on Ray's ports and on two ephemeral ones of every address
     clock   return [Unix seconds, monotonic seconds]
     reach   try every peer: the route, MACs that answer for its address, TCP connections, packets of
-            given sizes. Without root, MACs and packets are null
-    echo    try packets of other sizes
+            given sizes and, if large ones are lost, of the smaller STEPS. Without root, MACs and
+            packets are null
     rates   send to one peer after the other, at the given times, and count the bytes received
 """
 
@@ -33,6 +33,12 @@ AT_ONCE = 32
 # A packet is sent three times, 0.4 s apart, before it counts as lost
 ECHO_ROUNDS, ECHO_ROUND = 3, 0.4
 
+SMALL = 84  # Bytes of an IP packet that every path carries: the default of `ping`
+
+# Sizes to try where a larger packet was lost: IPv6's minimum, tunnels (WireGuard 1420, VXLAN 1450),
+# PPPoE, InfiniBand's datagram modes, jumbo frames inside a tunnel.
+STEPS = (576, 1280, 1400, 1420, 1450, 1460, 1480, 1492, 1500, 2044, 4092, 4200, 8000, 8900, 8950)
+
 # Each request is sent twice, with 0.3 s for answers: a machine may be slow, or drop a request
 ARP_ROUNDS, ARP_ROUND = 2, 0.3
 
@@ -55,12 +61,11 @@ def main(_: None) -> None:
         "open": prober.open,
         "clock": prober.clock,
         "reach": prober.reach,
-        "echo": prober.echo,
         "rates": prober.rates,
     }
     for line in sys.stdin:
         name, argument = json.loads(line)
-        print(json.dumps(commands[name](argument)), flush=True)  # type: ignore[operator]  # noqa: T201
+        print(json.dumps(commands[name](argument)), flush=True)  # noqa: T201
 
 
 class Prober:
@@ -92,11 +97,8 @@ class Prober:
             "routes": _rows(routes(_tuples(order["routes"]))),
             "neighbours": _rows(neighbours(_tuples(order["neighbours"]))),
             "tcp": _rows(connections(_tuples(order["tcp"]), greetings)),
-            "echo": self.echo(order["echo"]),
+            "echo": _rows(echoes(_tuples(order["echo"]))),
         }
-
-    def echo(self, asked: List[Any]) -> Any:
-        return _rows(echoes(_tuples(asked)))
 
     def rates(self, order: Dict[str, Any]) -> Any:
         """Send in every slot (time, source, to, port) of this host. Return the bit/s received by
@@ -367,12 +369,21 @@ def _words(error: OSError) -> str:
 
 
 def echoes(wanted: List[Ask]) -> Optional[Dict[Ask, float]]:
-    """Return the round trip in seconds of each packet, without lost ones; None without root."""
+    """Return the round trip in seconds of each packet, without lost ones; None without root. On a
+    path that loses a large packet and carries a SMALL one, smaller STEPS are tried too."""
     found: Dict[Ask, float] = {}
     for source in sorted({one[0] for one in wanted}):
+        asked = [one for one in wanted if one[0] == source]
         try:
             with _Echo(source) as echo:
-                found.update(echo.ask([one for one in wanted if one[0] == source]))
+                found.update(echo.ask(asked))
+            lost: Dict[str, int] = {}  # Address to the smallest size that was lost
+            for _, to, size in asked:
+                if (source, to, size) not in found and (source, to, SMALL) in found:
+                    lost[to] = min(size, lost.get(to, size))
+            with _Echo(source) as echo:  # another one, which takes no late answers of the first
+                smaller = [(source, to, size) for to in lost for size in STEPS if size < lost[to]]
+                found.update(echo.ask(smaller))
         except OSError:
             return None
     return found

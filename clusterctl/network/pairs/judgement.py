@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import clocks_apart
-from clusterctl.network.pairs.model import SMALL, End, Lane, PairResults, Way, network
+from clusterctl.network.pairs.host_program import SMALL
+from clusterctl.network.pairs.model import End, Lane, PairResults, Way, network
 
 RED = 0.5  # of the link's speed; one TCP connection fills 94 % of a working Ethernet link
 

@@ -9,8 +9,6 @@ from ipaddress import ip_interface
 from clusterctl.facts.model import HostFacts
 from clusterctl.ray_cluster.topology import Node, Topology
 
-SMALL = 84  # Bytes of an IP packet that every path carries: the default of `ping`
-
 # Kinds of NICs that report the link's speed; a veth always reports 10 Gbit/s
 _HONEST = ("physical", "bond", "vlan")
 

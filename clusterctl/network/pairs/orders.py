@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-from clusterctl.network.pairs.model import SMALL, End, Lane, Way, network
+from clusterctl.network.pairs.host_program import SMALL
+from clusterctl.network.pairs.model import End, Lane, Way, network
 
 # Seconds: ramp-up to ignore, time to measure, and from one round to the next. TCP reaches 10 Gbit/s
 # after some 10 ms in a local network; 0.18 s are 22 MB on 1 Gbit/s.
@@ -17,10 +18,6 @@ LATE = 1.5  # Seconds to wait for results after the last round
 ROUNDS_WITHIN = 6.0  # Seconds for throughput; pairs that do not fit are left out, with a note
 
 ETHERNET = 1500
-
-# Sizes to try for a lower limit: IPv6's minimum, tunnels (WireGuard 1420, VXLAN 1450), PPPoE,
-# InfiniBand's datagram modes, jumbo frames inside a tunnel.
-STEPS = (576, 1280, 1400, 1420, 1450, 1460, 1480, 1492, 1500, 2044, 4092, 4200, 8000, 8900, 8950)
 
 # Number of peers, those that follow a host in the ring of hosts, that are tried on all ports;
 # others are tried on an ephemeral port and the head's GCS port. Firewall rules are set for a host,
@@ -125,18 +122,9 @@ def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
     return wanted
 
 
-# (source, to, size of the IP packet) to seconds of the round trip
-Echoes: TypeAlias = Mapping[tuple[str, str, int], float]
-
-
-def read_echoes(answer: Any) -> Echoes | None:
-    """Parse the answer to `echo`; None if raw sockets are not allowed. Like the next two, raises
-    TypeError, ValueError or LookupError for a malformed answer."""
-    return None if answer is None else _keyed(answer, float)
-
-
-def read_rates(answer: Any) -> Mapping[tuple[int, int], float]:
-    """Parse to bit/s by (position of the lane among the host's, number of the sender)."""
+def read_rates(_host: str, answer: Any) -> Mapping[tuple[int, int], float]:
+    """Parse to bit/s by (position of the lane among the host's, number of the sender). Like
+    `read_ways`, raises TypeError, ValueError or LookupError for a malformed answer."""
     return _keyed(answer, float)
 
 
@@ -144,58 +132,36 @@ def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
     """Parse the answer to `reach` to the ways that start at `host`."""
     routes = _keyed(answer["routes"], str)  # (to, source) to NIC
     neighbours = _keyed(answer["neighbours"] or (), list)  # (source, to) to MACs
-    tcp, echo = _keyed(answer["tcp"], str), read_echoes(answer["echo"])
-    return [
-        Way(
+    tcp = _keyed(answer["tcp"], str)  # (source, to, port) to the result
+    # (source, to, size of the IP packet) to seconds; None if raw sockets are not allowed
+    echo = None if answer["echo"] is None else _keyed(answer["echo"], float)
+    passed: dict[tuple[str, str], list[int]] = {}
+    for source, to, size in echo or ():
+        passed.setdefault((source, to), []).append(size)
+    found = []
+    for number, end, peer in _others(table, host):
+        ports = _ports(table, number, host, peer.host)
+        sizes = passed.get((end.ip, peer.ip), [])
+        lost = min((size for size in packet_sizes(end, peer) if size not in sizes), default=0)
+        way = Way(
             table.lanes[number],
             end,
             peer,
             route=routes.get((peer.ip, end.ip)),
             neighbours=tuple(neighbours.get((end.ip, peer.ip), ())),
-            tcp={
-                port: tcp[key]
-                for port in _ports(table, number, host, peer.host)
-                if (key := (end.ip, peer.ip, port)) in tcp
-            },
-            echo=None if echo is None else {
-                size: echo.get((end.ip, peer.ip, size)) for size in packet_sizes(end, peer)
-            },
+            tcp={port: tcp[key] for port in ports if (key := (end.ip, peer.ip, port)) in tcp},
+            echo=None
+            if echo is None
+            else {size: echo.get((end.ip, peer.ip, size)) for size in packet_sizes(end, peer)},
+            largest=max((size for size in sizes if size < lost), default=None),
         )
-        for number, end, peer in _others(table, host)
-    ]  # fmt: skip
+        found.append(way)
+    return found
 
 
 def _keyed(rows: Any, kind: type) -> dict[Any, Any]:
     """Build a mapping from [key, value] rows, as JSON has no tuples for keys."""
     return {tuple(key): kind(value) for key, value in rows}
-
-
-def limits_order(found: Sequence[Way], host: str) -> list[tuple[str, str, int]]:
-    """Return smaller sizes to try on ways where a large packet was lost and a small one passed."""
-    return [
-        (way.sender.ip, way.receiver.ip, size)
-        for way in found
-        if way.sender.host == host and (lost := _lost(way))
-        for size in STEPS
-        if size < lost
-    ]
-
-
-def _lost(way: Way) -> int | None:
-    echo = way.echo or {}
-    lost = [size for size, seen in echo.items() if seen is None]
-    return min(lost) if lost and echo.get(SMALL) is not None else None
-
-
-def with_limits(found: Sequence[Way], answers: Mapping[str, Echoes | None]) -> list[Way]:
-    """Return the same ways with the largest size that passed, from the answers to `echo`."""
-
-    def largest(way: Way) -> int | None:
-        passed = answers.get(way.sender.host) or {}
-        key = (way.sender.ip, way.receiver.ip)
-        return max((size for *ends, size in passed if tuple(ends) == key), default=None)
-
-    return [replace(way, largest=largest(way)) if _lost(way) else way for way in found]
 
 
 @dataclass(frozen=True)

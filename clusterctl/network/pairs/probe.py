@@ -62,7 +62,7 @@ def probe_pairs(
     hosts = _Participants(inventory, topology, facts, transports)
     try:
         hosts.open()
-        found = hosts.limits(hosts.reach())
+        found = hosts.reach()
         if not unrated:
             found, unrated = hosts.rates(found)
         return PairResults(tuple(found), hosts.clocks, hosts.unproven, unrated)
@@ -123,13 +123,6 @@ class _Participants:
         answers = self._ask("reach", order, partial(orders.read_ways, table))
         return [way for found in answers.values() for way in found]
 
-    def limits(self, found: list[Way]) -> list[Way]:
-        """Find the largest packets that pass on ways where large ones were lost."""
-        asked = {host: orders.limits_order(found, host) for host in self._table.members}
-        asked = {host: order for host, order in asked.items() if order}
-        answers = self._ask("echo", asked, lambda _, answer: orders.read_echoes(answer))
-        return orders.with_limits(found, answers)
-
     def rates(self, found: list[Way]) -> tuple[list[Way], str]:
         """Measure throughput; also return why some pairs were left out, or ""."""
         planned = orders.plan_rounds(self._table, found)
@@ -138,7 +131,7 @@ class _Participants:
             host: orders.rates_order(self._table, planned, host, start + member.ahead)
             for host, member in self._table.members.items()
         }
-        answers = self._ask("rates", asked, lambda _, answer: orders.read_rates(answer))
+        answers = self._ask("rates", asked, orders.read_rates)
         rated = orders.with_rates(self._table, planned, found, answers)
         peers = len(self._table.members) - 1
         if planned.pairs_each >= peers:

@@ -15,6 +15,7 @@ from clusterctl.network.pairs.orders import (
     packet_sizes,
     plan_rounds,
     reach_order,
+    read_ways,
     rounds,
 )
 
@@ -92,6 +93,19 @@ def test_packets_of_every_size_that_says_something() -> None:
     assert packet_sizes(jumbo, small) == (84, 1500, 9000)
     assert packet_sizes(small, jumbo) == (84, 1500)
     assert packet_sizes(End("c", "x", "::3", 64, 0, None), small) == (84,)
+
+
+def test_the_largest_packet_that_passes_is_below_the_smallest_that_is_lost() -> None:
+    made = table(3)
+    a, b, c = (made.lanes[0].ends[name].ip for name in made.hosts)
+    echo = [[[a, b, size], 0.001] for size in (84, 576, 1400)]
+    echo += [[[a, c, size], 0.001] for size in (84, 1500)]
+    answer = {"routes": [], "neighbours": None, "tcp": [], "echo": echo}
+    ways = read_ways(made, "h0", answer)
+    assert [(way.receiver.host, way.largest) for way in ways] == [("h1", 1400), ("h2", None)]
+    assert ways[0].echo == {84: 0.001, 1500: None}
+    unprivileged = read_ways(made, "h0", {**answer, "echo": None})
+    assert {(way.echo, way.largest) for way in unprivileged} == {(None, None)}
 
 
 def test_shifts_are_spread_evenly_where_there_is_no_time_for_all() -> None:
