@@ -108,7 +108,6 @@ class Attempt:
         self._watch = EndpointWatch(
             LocalApi(document.host, document.port, document.served_name, key), timing
         )
-        self._watch.start()
 
     @property
     def reading(self) -> Reading:

@@ -305,8 +305,6 @@ class EndpointWatch:
         self._timing = timing
         self._ended = threading.Event()
         self.reading = Reading()
-
-    def start(self) -> None:
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, FrozenSet, List, Optional, TextIO, Type, TypeVar
 
@@ -34,49 +33,22 @@ JOURNAL_LIMIT = 5 * 2**20  # Bytes; a larger journal is moved to journal.jsonl.1
 LEAST_FREE = 2**20
 
 
-@dataclass(frozen=True)
 class NodePaths:
     """Paths of a cluster's files on a node. Tests use another root."""
 
-    cluster: str
-    root: Path = Path("/")
-
-    @property
-    def config(self) -> Path:
-        return self.root / config_dir(self.cluster).lstrip("/")
-
-    @property
-    def logs(self) -> Path:
-        return self.root / log_dir(self.cluster).lstrip("/")
-
-    @property
-    def node_document(self) -> Path:
-        return self.config / "node.json"
-
-    @property
-    def declared_hosts(self) -> Path:
-        """The names and addresses of the cluster, in the format of /etc/hosts."""
-        return self.config / "hosts"
-
-    @property
-    def etc(self) -> Path:
-        return self.root / "etc"
-
-    @property
-    def services(self) -> Path:
-        return self.config / "services"
-
-    @property
-    def api_key(self) -> Path:
-        return self.config / "api.key"
-
-    @property
-    def state(self) -> Path:
-        return self.root / run_dir(self.cluster).lstrip("/") / "state.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.logs / "journal.jsonl"
+    def __init__(self, cluster: str, root: Path = Path("/")) -> None:
+        self.cluster = cluster
+        self.root = root
+        self.etc = root / "etc"
+        self.config = root / config_dir(cluster).lstrip("/")
+        self.logs = root / log_dir(cluster).lstrip("/")
+        self.state = root / run_dir(cluster).lstrip("/") / "state.json"
+        self.node_document = self.config / "node.json"
+        # The names and addresses of the cluster, in the format of /etc/hosts
+        self.declared_hosts = self.config / "hosts"
+        self.services = self.config / "services"
+        self.api_key = self.config / "api.key"
+        self.journal = self.logs / "journal.jsonl"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 LIFETIME = 120  # seconds after which the process is killed, whatever it waits for
@@ -292,80 +293,30 @@ def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) ->
     """Return `ok`, `refused`, `no answer`, or the system's error text. `greetings`: the text
     expected from (to, port). Those without an answer are retried: packets are lost when many hosts
     begin together."""
-    found = _Dialling(greetings).all_of(wanted)
-    silent = [key for key, word in found.items() if word == "no answer"]
-    return {**found, **_Dialling(greetings).all_of(silent)}
 
-
-class _Dialling:
-    def __init__(self, greetings: Dict[Tuple[str, int], str]) -> None:
-        self._greetings = greetings
-        self._poll = select.poll()
-        self._open: Dict[int, Tuple[Connect, socket.socket, float]] = {}
-        self._found: Dict[Connect, str] = {}
-
-    def all_of(self, wanted: List[Connect]) -> Dict[Connect, str]:
-        """Connect to at most AT_ONCE at a time, to limit the ARP broadcasts."""
-        left = list(reversed(wanted))
-        while left or self._open:
-            while left and len(self._open) < AT_ONCE:
-                key = left.pop()
-                try:
-                    self._dial(key)
-                except OSError as error:
-                    self._found[key] = _words(error)
-            for fd, _ in self._poll.poll(100):
-                key, peer, _ = self._open[fd]
-                word = self._verdict(peer, self._greetings.get(key[1:]))
-                if word:
-                    self._end(fd, word)
-            late = [fd for fd, (_, _, end) in self._open.items() if time.monotonic() > end]
-            for fd in late:
-                self._end(fd, "no answer")
-        return self._found
-
-    def _dial(self, key: Connect) -> None:
+    def connect(key: Connect) -> str:
         source, to, port = key
-        peer = socket.socket(family(to), socket.SOCK_STREAM)
-        peer.setblocking(False)
+        end = time.monotonic() + CONNECT_WITHIN
         try:
-            peer.bind((source, 0))
-            peer.connect((to, port))
-        except BlockingIOError:
-            pass
-        except OSError:
-            peer.close()
-            raise
-        self._open[peer.fileno()] = (key, peer, time.monotonic() + CONNECT_WITHIN)
-        self._poll.register(peer.fileno(), select.POLLOUT)
-
-    def _verdict(self, peer: socket.socket, greeting: Optional[str]) -> str:
-        """Return the result for a connection that has an event; "" while it is not yet known."""
-        broken = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if broken:
-            return _words(OSError(broken, os.strerror(broken)))
-        if greeting is None:
-            return "ok"
-        try:
-            said = peer.recv(100)
-        except BlockingIOError:
-            self._poll.modify(peer.fileno(), select.POLLIN)
-            return ""
+            with socket.create_connection((to, port), CONNECT_WITHIN, (source, 0)) as peer:
+                greeting = greetings.get((to, port))
+                if greeting is None:
+                    return "ok"
+                peer.settimeout(max(0.001, end - time.monotonic()))
+                same = peer.recv(100) == greeting.encode()
+                return "ok" if same else "another program answers"
+        except socket.timeout:
+            return "no answer"
+        except ConnectionRefusedError:
+            return "refused"
         except OSError as error:
-            return _words(error)
-        return "ok" if said == greeting.encode() else "another program answers"
+            return (error.strerror or str(error)).lower()
 
-    def _end(self, fd: int, word: str) -> None:
-        self._poll.unregister(fd)
-        key, peer, _ = self._open.pop(fd)
-        peer.close()
-        self._found[key] = word
-
-
-def _words(error: OSError) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    return (error.strerror or str(error)).lower()
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # at most so many, to limit the ARP broadcasts
+        found = dict(zip(wanted, pool.map(connect, wanted)))
+        silent = [key for key, word in found.items() if word == "no answer"]
+        found.update(zip(silent, pool.map(connect, silent)))
+    return found
 
 
 def echoes(wanted: List[Ask]) -> Optional[Dict[Ask, float]]:
