@@ -14,27 +14,21 @@ import zlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from clusterctl.containers.driver import Say
 from clusterctl.containers.meter import Meter, gib
 from clusterctl.errors import StepFailed
+from clusterctl.transfer import manifests
 from clusterctl.transfer.archives.split import clean
 from clusterctl.transfer.blob_store import ROOM, BlobStore, disk_errors
 from clusterctl.transfer.content import Blob, ImageContent, ImageSource
-from clusterctl.transfer.manifests import (
-    OCI_CONFIG,
-    OCI_LAYER,
-    OCI_MANIFEST,
-    PLAIN_LAYERS,
-    made_manifest,
-)
 
 AT_ONCE = 4  # Layers compressed in parallel, at most one per processor
 
-GZIP_LAYER = f"{OCI_LAYER}+gzip"
+GZIP_LAYER = f"{manifests.OCI_LAYER}+gzip"
 DOCKER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 
@@ -68,7 +62,7 @@ def compressed_image(
     rest = {layer.digest: layer for layer in _plain(content, lacking) if layer.digest not in packed}
     total = sum(layer.size for layer in rest.values())
     if store.has_room(total):
-        packed |= _Compression(source, store, say, total).run(rest.values())
+        packed |= _compress(rest.values(), source, store, say)
     else:
         say(f"no room here to compress {gib(total)} of layers: sending them uncompressed; {ROOM}")
     if not packed:
@@ -79,78 +73,70 @@ def compressed_image(
         replace(layer, media_type=GZIP_LAYER) if layer.media_type == DOCKER_GZIP else layer
         for layer in layers
     ]
-    config = replace(content.config, media_type=OCI_CONFIG)
+    config = replace(content.config, media_type=manifests.OCI_CONFIG)
     compressed = replace(
         content,
-        manifest=made_manifest(config, layers),
-        media_type=OCI_MANIFEST,
+        manifest=manifests.made_manifest(config, layers),
+        media_type=manifests.OCI_MANIFEST,
         config=config,
         layers=tuple(layers),
     )
-    return CompressedImage(compressed, source, store, frozenset(packed))
+    original = {blob.digest for blob in content.blobs} - packed.keys()
+    return CompressedImage(compressed, source, store, frozenset(original))
 
 
+@dataclass(frozen=True)
 class CompressedImage:
     """An image with compressed layers from the store and all other blobs from its source."""
 
-    def __init__(
-        self,
-        content: ImageContent,
-        source: ImageSource,
-        store: BlobStore,
-        replaced: frozenset[str],
-    ) -> None:
-        self.content = content
-        self._source, self._store = source, store
-        self._original = {blob.digest for blob in source.content.blobs} - replaced
+    content: ImageContent
+    source: ImageSource
+    store: BlobStore
+    original: frozenset[str]  # Digests of the blobs that the source has
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        holder = self._source if blob.digest in self._original else self._store
+        holder = self.source if blob.digest in self.original else self.store
         return holder.open(blob, offset)
 
 
-class _Compression:
-    """Compresses several layers in parallel; Ctrl-C stops all of them within one chunk."""
+def _compress(
+    layers: Collection[Blob], source: ImageSource, store: BlobStore, say: Say
+) -> dict[str, Blob]:
+    """Compress `layers` of `source` in parallel into `store`; return the compressed blobs by the
+    digests of the originals. Ctrl-C, or a layer that fails, stops all of them within one chunk."""
+    total = sum(layer.size for layer in layers)
+    meter = Meter(lambda text: say(f"compressing layers: {text}"), total)
+    counting, stopped = threading.Lock(), threading.Event()
 
-    def __init__(self, source: ImageSource, store: BlobStore, say: Say, total: int) -> None:
-        self._source, self._store = source, store
-        self._meter = Meter(lambda text: say(f"compressing layers: {text}"), total)
-        self._counting = threading.Lock()
-        self._count = 0
-        self._stopped = threading.Event()
-
-    def run(self, layers: Collection[Blob]) -> dict[str, Blob]:
-        """Compress `layers`; return the compressed blobs by the digests of the originals."""
-        pool = ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress")
-        try:
-            return dict(pool.map(self._compressed, layers))
-        finally:
-            self._stopped.set()
-            pool.shutdown(cancel_futures=True)
-
-    def _compressed(self, layer: Blob) -> tuple[str, Blob]:
+    def compressed(layer: Blob) -> tuple[str, Blob]:
         # Level 1 for speed; no time stamp, so that the result is always the same.
         packer, hashed = zlib.compressobj(level=1, wbits=31), hashlib.sha256()
-        with disk_errors(self._store.directory), _temporary_file(self._store.blobs) as file:
+        with disk_errors(store.directory), _temporary_file(store.blobs) as file:
 
             def write(data: bytes) -> None:
                 hashed.update(data)
                 file.write(data)
 
-            for chunk in self._source.open(layer):
-                if self._stopped.is_set():
+            for chunk in source.open(layer):
+                if stopped.is_set():
                     raise StepFailed("compression stopped: another layer failed")
-                with self._counting:
-                    self._count += len(chunk)
-                    self._meter.reached(self._count)
+                with counting:
+                    meter.reached(meter.bytes + len(chunk))
                 write(packer.compress(chunk))
             write(packer.flush())
             file.flush()
             os.fsync(file.fileno())
             blob = Blob(f"sha256:{hashed.hexdigest()}", file.tell(), GZIP_LAYER)
-            Path(file.name).rename(self._store.path(blob.digest))
-        self._store.remember(_record(layer), {"digest": blob.digest, "size": blob.size})
+            Path(file.name).rename(store.path(blob.digest))
+        store.remember(_record(layer), {"digest": blob.digest, "size": blob.size})
         return layer.digest, blob
+
+    pool = ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress")
+    try:
+        return dict(pool.map(compressed, layers))
+    finally:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)
 
 
 def _record(layer: Blob) -> str:
@@ -178,5 +164,5 @@ def _plain(content: ImageContent, lacking: Collection[str] | None) -> list[Blob]
     return [
         layer
         for layer, diff_id in pairs
-        if layer.media_type in PLAIN_LAYERS and (lacking is None or diff_id in lacking)
+        if layer.media_type in manifests.PLAIN_LAYERS and (lacking is None or diff_id in lacking)
     ]

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import deadlines
@@ -46,7 +46,7 @@ class HostImage:
 
     content: ImageContent
     paths: Mapping[str, str]  # Digest to file on that host, without the blobs that were not kept
-    driver: ContainerDriver
+    driver: ContainerDriver = field(compare=False)
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         path, host = self.paths[blob.digest], self.driver.host

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from clusterctl import deadlines
@@ -61,7 +62,12 @@ class EngineState:
 
     def common(self, layers: Sequence[str]) -> int:
         """Return the length of the longest prefix of `layers` that an image here starts with."""
-        return max((_prefix(image.layers, layers) for image in self.images), default=0)
+
+        def shared(image: HeldImage) -> int:
+            pairs = zip(image.layers, layers, strict=False)
+            return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        return max(map(shared, self.images), default=0)
 
 
 def inspect_engine(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineState:
@@ -86,6 +92,16 @@ def parse_engine_state(text: str) -> EngineState:
     engine = json.loads(told["engine"][0])
     disks = [line.split("\t") for line in told["disk"]]
     frees = [int(free) * 1024 for free, _ in disks] or [0]
+    images = [
+        HeldImage(
+            id=image["id"],
+            tags=tuple(image["tags"] or ()),
+            layers=tuple(image["layers"] or ()),
+            size=int(image["size"] or 0),
+            settings=settings(image["config"]),
+        )
+        for image in map(json.loads, told["image"])
+    ]
     return EngineState(
         version=engine["version"],
         containerd=CONTAINERD in json.dumps(engine["driver"] or ()),
@@ -93,7 +109,7 @@ def parse_engine_state(text: str) -> EngineState:
         platform=f"{engine['os']}/{PROCESSORS.get(engine['machine'], engine['machine'])}",
         root=told["root"][0],
         python=next(iter(told["python"]), None),
-        images=tuple(dict.fromkeys(_image(json.loads(line)) for line in told["image"])),
+        images=tuple(dict.fromkeys(images)),
         digests=frozenset(f"sha256:{digits}" for digits in told["digest"]),
         free=frees[0],
         cache_free=frees[-1],
@@ -106,22 +122,3 @@ def settings(config: Mapping[str, Any] | None) -> str:
     dropped: engines differ in whether they list them."""
     kept = {key: (config or {}).get(key) for key in INHERITED}
     return json.dumps({key: value for key, value in kept.items() if value}, sort_keys=True)
-
-
-def _image(document: Mapping[str, Any]) -> HeldImage:
-    return HeldImage(
-        id=document["id"],
-        tags=tuple(document["tags"] or ()),
-        layers=tuple(document["layers"] or ()),
-        size=int(document["size"] or 0),
-        settings=settings(document["config"]),
-    )
-
-
-def _prefix(have: Iterable[str], wanted: Sequence[str]) -> int:
-    count = 0
-    for mine, theirs in zip(have, wanted, strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count

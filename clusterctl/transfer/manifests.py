@@ -59,20 +59,18 @@ def document(data: bytes, what: str) -> dict[str, Any]:
 
 def objects(value: Any, what: str) -> list[dict[str, Any]]:
     """Return a list of JSON objects; null counts as empty. Raises NotAnImage naming `what`."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    found = [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise NotAnImage(f"{what} is not a list of objects")
-    return value
+    return found
 
 
 def texts(value: Any, what: str) -> tuple[str, ...]:
     """Return a tuple of strings; null counts as empty. Raises NotAnImage naming `what`."""
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    found = [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise NotAnImage(f"{what} is not a list of strings")
-    return tuple(value)
+    return tuple(found)
 
 
 def blob_of(descriptor: Any) -> Blob:
