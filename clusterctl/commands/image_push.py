@@ -101,7 +101,7 @@ def run(
 
 
 class _Delivery:
-    """What one push consists of. The hosts are surveyed when they are first asked for."""
+    """Receiver, transfer and stages of one push. Surveys the hosts when `survey` is first read."""
 
     def __init__(
         self,

@@ -227,8 +227,8 @@ class Transfer(Closing):
 
 
 def _share_of(error: ClusterctlError | None, host: str, what: str) -> ClusterctlError:
-    """Return the part of `error` that belongs to `host` or to no host; without one, a StepFailed
-    that the `what` was not sent, with the first error as the cause."""
+    """Return the error in `error` that belongs to `host` or to no host; if all belong to others, a
+    StepFailed that the `what` was not sent, with the first error as the cause."""
     if error is None:
         return StepFailed(f"the {what} was not sent", host=host)
     found = error.errors if isinstance(error, Problems) else (error,)

@@ -23,7 +23,7 @@ FORSAKEN = 40.0
 
 
 class Relay:
-    """One run: commands add blobs, then `start` it, then set upstreams and wanted blobs."""
+    """One run: commands add blobs, start the servers, then set upstreams and wanted blobs."""
 
     def __init__(self, commands: BinaryIO, told: BinaryIO) -> None:
         self._commands, self._told = commands, told
@@ -90,7 +90,7 @@ class Relay:
         self._holdings.add(blob)
 
     def _on_origin(self, digest: str, size: str, path: str, cached: str) -> None:
-        """Add the blob at `path`; if it is not there, add it as one to be fetched to `cached`."""
+        """Add the blob at `path`; if it is not there, add a blob to be fetched to `cached`."""
         try:
             self._holdings.add_whole(digest, int(size), path)
         except OSError as error:

@@ -45,11 +45,11 @@ class Delivery:
         self._segment = blob.segment_at(start)
 
     def plain(self) -> None:
-        """Send them as the body of an HTTP answer. Raises OSError, Hung, Restarted, Unavailable."""
+        """Send the bytes as an HTTP body. Raises OSError, Hung, Restarted, Unavailable."""
         self._run(lambda _count: None, self._check_alive)
 
     def framed(self) -> None:
-        """Send them in frames with lengths, for relays. Raises OSError, Hung, Unavailable."""
+        """Send the bytes in frames, for relays (see wire). Raises OSError, Hung, Unavailable."""
 
         def announce(count: int) -> None:
             self._connection.sendall(wire.LENGTH.pack(count), socket.MSG_MORE)

@@ -50,8 +50,8 @@ class Segment:
 
 class Stored:
     """One blob. `digest` is 64 hexadecimal digits. `pieces`: the digest of every `piece_size`
-    bytes; each is a segment. Without them, the blob is one. Raises ValueError if they do not fit
-    the size."""
+    bytes, which are a segment each; without pieces, the whole blob is one segment. Raises
+    ValueError if the number of pieces does not fit the size."""
 
     def __init__(
         self,
