@@ -27,7 +27,7 @@ from clusterctl.cli import (
     stop,
     tunnel,
 )
-from clusterctl.cli.program import Commands
+from clusterctl.cli.program import Commands, VllmCommand
 from clusterctl.inventory.current import VARIABLE
 
 app = Commands(
@@ -71,8 +71,8 @@ app.command("init")(init.init)
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("plan")(bootstrap.plan)
 app.command("check")(check.check)
-app.command("fit")(fit.fit)
-app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("fit", cls=VllmCommand)(fit.fit)
+app.command("serve", cls=VllmCommand)(serve.serve)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.command("down")(down.down)

@@ -30,7 +30,10 @@ _Model = Annotated[
 ]
 _Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- FLAG", help="Flags of `vllm serve` to plan for."),
+    typer.Argument(
+        metavar="-- FLAG",
+        help="Flags of `vllm serve` to plan for; most need no --.",
+    ),
 ]
 _Gpus = Annotated[
     str | None,

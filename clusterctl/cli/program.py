@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any, TypeVar
 
 import typer
@@ -37,6 +40,54 @@ class Command(TyperCommand):
 def _name(argument: Any) -> str:
     name = argument.metavar or argument.name.upper()
     return f"{name}..." if argument.nargs != 1 else name
+
+
+class VllmCommand(Command):
+    """A command that takes vLLM's flags in `arguments`: known ones anywhere, others after `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse our own words as click does, and append vLLM's to `arguments`."""
+        at = args.index("--") if "--" in args else len(args)
+        ours, flags = self._apart(ctx, args[:at])
+        left = super().parse_args(ctx, ours)
+        ctx.params["arguments"] = [*(ctx.params.get("arguments") or ()), *flags, *args[at + 1 :]]
+        return left
+
+    def _apart(self, ctx: Any, args: list[str]) -> tuple[list[str], list[str]]:
+        """Return our words and vLLM's. Values follow their flag; of two options with one name ours
+        is meant."""
+        params: list[Any] = self.get_params(ctx)
+        takes_value = {
+            name: not each.is_flag
+            for each in params
+            if each.param_type_name == "option"
+            for name in (*each.opts, *each.secondary_opts)
+        }
+        ours: list[str] = []
+        flags: list[str] = []
+        current, words = ours, iter(args)
+        for word in words:
+            name, joined, _ = word.partition("=")
+            if not re.match("--?[A-Za-z]", word):
+                current.append(word)
+            elif name in takes_value or (word[:2] != "--" and word[:2] in takes_value):
+                current = ours
+                ours += [word, *islice(words, 1 if takes_value.get(name) and not joined else 0)]
+            else:
+                from clusterctl.serving.release_flags import FIRST_RELEASE, is_vllm_flag
+
+                if is_vllm_flag(word):
+                    current = flags
+                    flags.append(word)
+                elif not ctx.resilient_parsing:
+                    known = (*takes_value, *(f"--{flag}" for flag in FIRST_RELEASE))
+                    near = get_close_matches(name, known, n=1, cutoff=0.75)
+                    said = f"; did you mean {near[0]}?" if near else ""
+                    ctx.fail(
+                        f"No such option: {name}{said}\n"
+                        "A flag of vLLM that clusterctl does not know goes after --."
+                    )
+        return ours, flags
 
 
 class Commands(typer.Typer):

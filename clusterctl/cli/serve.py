@@ -6,29 +6,16 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
-from clusterctl.cli.program import Command
 
 if TYPE_CHECKING:
     from clusterctl.commands.serve import Changes
     from clusterctl.serving.endpoint import ServiceAnswer
-
-
-class ServeCommand(Command):
-    """Treats all words after `--` as vLLM's: click alone would take the first one for MODEL."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words before `--` as click does, and append the others to `arguments`."""
-        at = args.index("--") if "--" in args else len(args)
-        after = args[at + 1 :]
-        left = super().parse_args(ctx, args[:at])
-        ctx.params["arguments"] = [*(ctx.params.get("arguments") or ()), *after]
-        return left
 
 
 _Model = Annotated[
@@ -41,7 +28,7 @@ _Model = Annotated[
 ]
 _Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- FLAG", help="Passed to `vllm serve` as they are."),
+    typer.Argument(metavar="-- FLAG", help="Flags of `vllm serve`; most need no -- before them."),
 ]
 _Name = Annotated[
     str | None,

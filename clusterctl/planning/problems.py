@@ -15,7 +15,7 @@ from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
 from clusterctl.planning.rules import Rules
-from clusterctl.serving.release_flags import removed_flags
+from clusterctl.serving.release_flags import refused_flags
 from clusterctl.serving.vllm_flags import Argument
 
 _UNCOUNTED = {
@@ -51,7 +51,7 @@ def predict_problems(
     """
     gpus = [seat.gpu for seat in plan.placement.seats]
     found = [*_of_model(shape, plan.options, rules, gpus)]
-    for error in removed_flags(arguments, rules.version):
+    for error in refused_flags(arguments, rules.version):
         if "bitsandbytes" not in error.summary:
             hint = error.hint or "leave it out"
             found.append(PredictedProblem("unknown-arg", True, error.summary, hint))

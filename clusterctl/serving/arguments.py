@@ -14,7 +14,7 @@ from clusterctl.models.version import Version
 from clusterctl.serving.release_flags import (
     DATA_PARALLEL_BACKEND_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
-    removed_flags,
+    refused_flags,
 )
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.vllm_flags import (
@@ -145,7 +145,7 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
     # named, config/parallel.py): otherwise Ray counts its GPU as free and assigns it again.
     flags.append(Argument("distributed-executor-backend", ("ray",)))
     arguments = drop_idle_negations(lay_over(flags, engine_arguments(launch)))
-    raise_all(removed_flags(arguments, launch.version))
+    raise_all(refused_flags(arguments, launch.version))
     return arguments
 
 

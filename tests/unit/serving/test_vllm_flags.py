@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
+from clusterctl.serving.release_flags import refused_flags
 from clusterctl.serving.vllm_flags import Argument, lay_over, parse_arguments, render
 
 
@@ -53,3 +54,31 @@ def test_a_repeated_flag_of_one_layer_is_kept_whole() -> None:
     given_twice = parse_arguments(["--middleware", "a", "--middleware", "b"])
 
     assert lay_over([Argument("middleware", ("z",))], given_twice) == given_twice
+
+
+@pytest.mark.parametrize(
+    ("typed", "version", "hint"),
+    [
+        ("--max-model-lenn 1", (0, 25, 1), "did you mean --max-model-len?"),
+        ("--max_model_lenn=1", (0, 25, 1), "did you mean --max-model-len?"),
+        ("--no-enable-prefix-cachingg", (0, 25, 1), "did you mean --enable-prefix-caching?"),
+        (
+            "--shutdown-timeout 5",
+            (0, 8, 5),
+            "leave it out, or use an image of vLLM 0.18.0 or newer",
+        ),
+        ("--swap-space 4", (0, 18, 0), "leave it out: it had no effect since 0.8 (vllm#27984)"),
+        ("--max-model-len 1", (0, 7, 2), None),
+        ("--max-model 1", (0, 25, 1), None),  # argparse knows the beginning of a flag
+        ("--hf-overrides.rope_theta 1e6", (0, 25, 1), None),
+        ("--of-a-fork 1", (0, 25, 1), None),
+        ("--max-model-lenn 1", (0, 99, 0), None),  # it may be new
+        ("--max-model-lenn 1", None, None),
+    ],
+)
+def test_flags_that_a_release_lacks_are_refused_with_what_to_do(
+    typed: str, version: tuple[int, int, int] | None, hint: str | None
+) -> None:
+    errors = refused_flags(parse_arguments(typed.split()), version)
+
+    assert [error.hint for error in errors] == ([hint] if hint else [])
