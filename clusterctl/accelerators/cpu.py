@@ -39,7 +39,7 @@ class Cpu:
     defaults = EngineDefaults(
         # On a CPU, every additional sequence slows down the others.
         sequences=32,
-        tokens_on_large=2048,
+        tokens=2048,  # vLLM's own default for one rank
         # Compiling takes minutes on a CPU and needs g++, which the image may lack.
         eager=True,
         cache_variable="VLLM_CPU_KVCACHE_SPACE",

@@ -13,8 +13,8 @@ class EngineDefaults:
     """Default arguments of vLLM; the field defaults are those for GPUs."""
 
     sequences: int = 256  # --max-num-seqs; vLLM's own default on smaller GPUs
-    tokens: int = 2048  # --max-num-batched-tokens; vLLM's own default there too
-    tokens_on_large: int = 8192  # The same if even the smallest device is a large one
+    # --max-num-batched-tokens; None: vLLM's own default on the GPU for which that is smallest
+    tokens: int | None = None
     eager: bool = False  # Start with --enforce-eager
     # Variable that sets the size of the KV cache, if it is not a share of the device's memory. The
     # image may set it too.

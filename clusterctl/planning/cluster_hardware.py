@@ -18,13 +18,14 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
-from clusterctl.planning.hardware import gpu_of_host
+from clusterctl.planning.hardware import GpuModel, gpu_of_host
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
 from clusterctl.planning.reported import Learned, measured_file, measured_in
 from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.survey.survey import Survey
+from clusterctl.units import MIB
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,14 @@ def hardware_of_unknown_gpus(inventory: Inventory, held: HeldGpus, vllm: str | N
     )
 
 
-def smallest_gpu(answers: Mapping[str, Probe]) -> int | None:
-    """Return the bytes of the cluster's smallest GPU, in use or not; None without GPUs."""
-    memories = [
-        gpu.memory for answer in answers.values() for gpu in answer.facts.gpus.gpus if gpu.memory
-    ]
-    return min(memories, default=None)
+def gpus_of(answers: Mapping[str, Probe]) -> tuple[GpuModel, ...]:
+    """Return the GPUs of all hosts, in use or not, that report their memory."""
+    return tuple(
+        gpu_of_host(gpu.model, gpu.memory // MIB)
+        for answer in answers.values()
+        for gpu in answer.facts.gpus.gpus
+        if gpu.memory
+    )
 
 
 def sites_in(
@@ -92,7 +95,7 @@ def sites_in(
             if gpu.memory is None or gpu.mig:
                 why = "is split by MIG" if gpu.mig else "does not report its memory"
                 raise UsageError(f"{node.host}: {gpu.model} {why}", hint="clusterctl fit --gpus")
-        gpus = tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // 2**20) for gpu in devices)
+        gpus = tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // MIB) for gpu in devices)
         if gpus:
             names = {(node.host, gpu.name) for gpu in gpus}
             known = (learned or {}).get(names.pop(), ()) if len(names) == 1 else ()

@@ -17,7 +17,7 @@ from clusterctl.models.name import resolve as resolve_model
 from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held, hardware_of, smallest_gpu
+from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held, gpus_of, hardware_of
 from clusterctl.planning.fit_request import FitArguments, launch_for, load_shape
 from clusterctl.planning.image_probe import (
     ProbeAnswer,
@@ -59,7 +59,7 @@ def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict
         # the service that `serve` would replace
         own = survey.services.get(document_name(request, served_names(request, named)))
     hardware = hardware_for_fit(survey, asked, own)
-    launch = launch_for(request, shape, hardware, smallest_gpu(survey.answers))
+    launch = launch_for(request, shape, hardware, gpus_of(survey.answers))
     same = own if own and own.argv[2] in directories else None
     return request_for(launch, shape, hardware, same), config
 

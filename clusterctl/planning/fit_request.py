@@ -6,6 +6,7 @@ answer comes at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from clusterctl.models.config_json import describe
 from clusterctl.models.name import did_you_mean
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
+from clusterctl.planning.hardware import GpuModel
+from clusterctl.planning.options import step_tokens
 from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.report import FitReport, Hardware
+from clusterctl.planning.rules import rules_for
 from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import UNDECIDED, Launch
@@ -61,9 +65,11 @@ def without_cluster(asked: FitArguments) -> FitReport:
 
 
 def launch_for(
-    request: ServiceRequest, shape: ModelShape, hardware: Hardware, smallest_gpu: int | None = None
+    request: ServiceRequest, shape: ModelShape, hardware: Hardware, gpus: Sequence[GpuModel] = ()
 ) -> Launch:
-    """Return the launch that `serve` would make, limited to fields that affect planned flags."""
+    """Return the launch that `serve` would make, limited to fields that affect planned flags.
+    `gpus`: all of the cluster, in use or not; without them those of `hardware`."""
+    gpus = gpus or [gpu for site in hardware.sites for gpu in site.gpus]
     return Launch(
         request=request,
         model_argument=request.model,
@@ -74,7 +80,7 @@ def launch_for(
         entry=entry_of(request.model),
         defaults=hardware.defaults,
         version=parse_version(hardware.vllm) if hardware.vllm else None,
-        smallest_gpu=smallest_gpu or hardware.smallest_gpu,
+        step_tokens=step_tokens(rules_for(hardware.vllm), gpus),
     )
 
 

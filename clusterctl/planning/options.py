@@ -7,7 +7,7 @@ defaults depend on the model and the GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -254,6 +254,13 @@ def settle(
         second_runner=second,
         sampler="gumbel" if second and rules.second_samples_plainly else rules.sampler,
     )
+
+
+def step_tokens(rules: Rules, gpus: Iterable[GpuModel]) -> int | None:
+    """Return vLLM's default of --max-num-batched-tokens on the GPU for which that is smallest; None
+    without GPUs. `serve` passes it, so that the GPU of the head does not decide for the others."""
+    found = (default_batch(rules, gpu, 0).tokens for gpu in gpus if not gpu.is_cpu)
+    return min(found, default=None)
 
 
 def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> Batch:

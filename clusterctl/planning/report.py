@@ -17,7 +17,6 @@ from clusterctl.planning.problems import PredictedProblem
 from clusterctl.planning.rules import Rules, rules_for
 from clusterctl.planning.speed import NETWORK, LinkSpeed, Speed
 from clusterctl.serving.vllm_flags import Argument
-from clusterctl.units import GIB
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,6 @@ class Hardware:
     @property
     def free(self) -> tuple[HostGpus, ...]:
         return self.gpus or tuple(HostGpus(site.host, len(site.gpus)) for site in self.sites)
-
-    @property
-    def smallest_gpu(self) -> int | None:
-        """The bytes of the smallest GPU; None on CPUs."""
-        memories = [gpu.memory_gib for site in self.sites for gpu in site.gpus]
-        return int(min(memories) * GIB) or None if memories else None
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,14 @@ from clusterctl.models.version import parse_version
 from clusterctl.node.contract import breaches
 from clusterctl.planning.cluster_hardware import (
     gpus_held,
+    gpus_of,
     hardware_of,
     hardware_of_unknown_gpus,
-    smallest_gpu,
 )
 from clusterctl.planning.forecast import forecast_memory
+from clusterctl.planning.options import step_tokens
 from clusterctl.planning.report import FitReport
+from clusterctl.planning.rules import rules_for
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import head_address
 from clusterctl.serving.arguments import UNDECIDED, Launch
@@ -86,7 +88,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         entry=model.entry,
         defaults=accelerator_named(inventory.accelerator).defaults,
         version=parse_version(state.vllm_version),
-        smallest_gpu=smallest_gpu(answers),
+        step_tokens=step_tokens(rules_for(state.vllm_version or None), gpus_of(answers)),
         random_weights=bool(location and location.random_weights),
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks

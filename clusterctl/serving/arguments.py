@@ -25,15 +25,17 @@ from clusterctl.serving.vllm_flags import (
     parse_arguments,
     render,
 )
-from clusterctl.units import GIB
 
 FIRST_PORT = 8000  # vLLM's own default
 
 
-# GPU memory from which vLLM's default of batched tokens is 8192 instead of 2048 (arg_utils.py)
-_LARGE_GPU = 70 * GIB
+# vLLM's default of batched tokens on most GPUs, taken where the GPUs are unknown
+_USUAL_TOKENS = 2048
 
+# Releases in which a whole image has to fit into one step: 2496 tokens for Gemma 4 (vllm#42687, of
+# 0.20). 0.19 starts with 2048.
 _IMAGE_TOKENS = 4096
+WHOLE_IMAGES_SINCE: Version = (0, 20, 0)
 
 # Before, a prompt had to fit into one step, so fewer batched tokens than --max-model-len were an
 # error; for those releases the flag is left out.
@@ -84,7 +86,8 @@ class Launch:
     defaults: EngineDefaults = ON_GPUS
     # vLLM's version in the image; None means unknown, and counts as the newest
     version: Version | None = None
-    smallest_gpu: int | None = None  # Memory of the smallest GPU that gets a rank, in bytes
+    # vLLM's own --max-num-batched-tokens on these GPUs (`planning.options.step_tokens`)
+    step_tokens: int | None = None
     random_weights: bool = False
 
     @property
@@ -100,21 +103,25 @@ class BatchLimits:
     tokens: int
 
 
+def least_step(shape: ModelShape | None, version: Version | None) -> int:
+    """Return the fewest batched tokens with which that release starts the model by default."""
+    whole = shape is not None and shape.multimodal and _knows(version, WHOLE_IMAGES_SINCE)
+    return _IMAGE_TOKENS if whole else 1
+
+
 def batch_limits(
-    defaults: EngineDefaults, smallest_gpu: int | None, *, multimodal: bool = False
+    defaults: EngineDefaults, step_tokens: int | None, *, least: int = 1
 ) -> BatchLimits:
     """Return values for --max-num-seqs and --max-num-batched-tokens.
 
     They are always passed, because vLLM derives them from the GPU of the host that it starts on:
     with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes about
     3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). 256 sequences is vLLM's
-    default on smaller GPUs; so are 2048 tokens, and 8192 on GPUs of 70 GiB and more, decided here
-    by the smallest GPU. A multimodal model needs a whole image in one step: 2496 tokens for Gemma
-    4, which does not start with 2048 (vllm#42687).
+    default on smaller GPUs. `step_tokens` is vLLM's own default of tokens on the GPU for which that
+    is smallest, `least` the fewest with which the model starts.
     """
-    large = smallest_gpu is not None and smallest_gpu >= _LARGE_GPU
-    tokens = defaults.tokens_on_large if large else defaults.tokens
-    return BatchLimits(defaults.sequences, max(tokens, _IMAGE_TOKENS) if multimodal else tokens)
+    tokens = defaults.tokens or step_tokens or _USUAL_TOKENS
+    return BatchLimits(defaults.sequences, max(tokens, least))
 
 
 def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
@@ -152,9 +159,8 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
 def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
     """Return all flags that do not depend on the layout, for planning memory."""
     shape, given = launch.shape, launch.request.given
-    limits = batch_limits(
-        launch.defaults, launch.smallest_gpu, multimodal=bool(shape and shape.multimodal)
-    )
+    least = least_step(shape, launch.version)
+    limits = batch_limits(launch.defaults, launch.step_tokens, least=least)
     # If the user gives one of the two limits, the other follows: vLLM requires at least as many
     # batched tokens as sequences.
     sequences = min(limits.sequences, _number(given, "max-num-batched-tokens", limits.sequences))

@@ -66,7 +66,7 @@ class Abacus:
     environment: Mapping[str, str] = {"ABACUS_RODS": "13"}
     gpu_listing = LISTING
     gpu_backend = GpuBackend("abacus", "beads")
-    defaults = EngineDefaults(sequences=7, tokens=99, tokens_on_large=99)
+    defaults = EngineDefaults(sequences=7, tokens=99)
 
     def problems(
         self,

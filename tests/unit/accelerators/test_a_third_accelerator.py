@@ -156,8 +156,9 @@ def test_a_plan_counts_its_memory_and_vllm_gets_its_defaults(tmp_path: Path) -> 
     survey = survey_of(demo, ANSWERS, {name: FakeTransport() for name in ANSWERS})
     found = hardware_of(survey, free, "0.33.0")
     assert [[gpu.name for gpu in site.gpus] for site in found.sites] == [["Great Abacus"] * 2] * 2
-    assert found.smallest_gpu == pytest.approx(16 * GIB, rel=0.02)
-    limits = batch_limits(found.defaults, found.smallest_gpu)
+    memories = [gpu.memory_gib for site in found.sites for gpu in site.gpus]
+    assert memories == pytest.approx([16] * 4, rel=0.02)
+    limits = batch_limits(found.defaults, 2048)
     assert (limits.sequences, limits.tokens) == (7, 99)
 
 

@@ -17,9 +17,11 @@ from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.hardware import CPU, parse_gpus
+from clusterctl.planning.options import step_tokens
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
+from clusterctl.planning.rules import rules_for
 from clusterctl.planning.speed import parse_network
 from clusterctl.serving.arguments import UNDECIDED, Launch, Layout, serve_argv
 from clusterctl.serving.request import Options, ServiceRequest, read_request
@@ -71,11 +73,12 @@ class Case:
             Options(model, tp, pp), (), parse_arguments(args)
         )
         self.config = config if isinstance(config, str) or config is None else json.dumps(config)
+        gpus = [gpu for site in hardware.sites for gpu in site.gpus]
         self.launch = Launch(
             request=self.request, model_argument=model, served_names=("some",), layout=UNDECIDED,
             host="10.0.0.1", shape=described(self.config),
             defaults=hardware.defaults, version=parse_version(hardware.vllm or ""),
-            smallest_gpu=hardware.smallest_gpu,
+            step_tokens=step_tokens(rules_for(hardware.vllm), gpus),
         )  # fmt: skip
 
     def forecast(self) -> MemoryForecast:

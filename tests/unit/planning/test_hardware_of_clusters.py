@@ -14,7 +14,7 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.probe import ModelDirectory
 from clusterctl.node.documents import NodeState, to_json
-from clusterctl.planning.cluster_hardware import HeldGpus, with_image_env
+from clusterctl.planning.cluster_hardware import HeldGpus, gpus_of, with_image_env
 from clusterctl.planning.cluster_hardware import hardware_of as hardware_of_free
 from clusterctl.planning.fit_on_cluster import config_on_hosts, hardware_for_fit
 from clusterctl.planning.fit_request import FitArguments
@@ -79,7 +79,7 @@ def test_the_head_comes_first_since_rank_0_starts_there() -> None:
     assert [site.head for site in found.sites] == [True, False, False]
     assert [gpu.name for gpu in found.sites[0].gpus] == ["H200", "H200"]
     assert [site.fabric for site in found.sites] == ["nvlink", "pcie", "pcie"]
-    assert found.smallest_gpu == pytest.approx(23.69 * 2**30, rel=0.01)
+    assert [round(gpu.memory_gib) for gpu in gpus_of(ANSWERS)] == [24, 140, 140, 24]
 
 
 def test_the_slowest_link_counts() -> None:
@@ -140,7 +140,7 @@ def test_cpus_stand_for_the_devices_that_are_promised() -> None:
     found = hardware_of(cpus, bare)
     assert [len(site.gpus) for site in found.sites] == [2, 1, 1]
     assert found.sites[0].gpus[0].is_cpu
-    assert found.smallest_gpu is None
+    assert gpus_of(bare) == ()
     assert found.env["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
 

@@ -22,7 +22,7 @@ def launch(
     alias: str | None = None,
     cpu: bool = False,
     version: Version | None = (0, 33, 0),
-    gpu: int | None = None,
+    tokens: int | None = None,
     random_weights: bool = False,
 ) -> Launch:
     request = read_request(
@@ -39,6 +39,6 @@ def launch(
         entry=entry,
         defaults=accelerator_named("cpu" if cpu else "nvidia").defaults,
         version=version,
-        smallest_gpu=gpu,
+        step_tokens=tokens,
         random_weights=random_weights,
     )
