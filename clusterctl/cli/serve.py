@@ -134,7 +134,7 @@ def serve(
         print(f"  KV cache    {served.outcome.sentence}")
     print(f"  ready       {proof.ready_seconds:.0f} s after vLLM started\n")
     print("Try it yourself (the key is not printed):")
-    print(key_line(["clusterctl", "ssh", served.head], served.key_file, sudo=served.sudo))
+    print(key_line(served.head, served.key_file, sudo=served.sudo))
     print(curl_line(replace(plan.endpoint, task=proof.task)))
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from clusterctl.inventory.document import Document, Trail, dotted, file_error, read
-from clusterctl.inventory.model import Inventory
+from clusterctl.inventory.model import Inventory, Ssh
 from clusterctl.inventory.values import did_you_mean, shown, value_problem
 
 EXTENSION = "x-"  # Top-level keys with this prefix belong to the user, for anchors
@@ -195,6 +195,14 @@ def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> N
             document.report(document.at(trail), f"`{dotted(trail)}` {problem}")
 
 
+# Keys that people write under `ssh`, and the variables that clusterctl reads instead.
+_SECRETS = {
+    "password": "CLUSTERCTL_SSH_PASSWORD",
+    "passphrase": "CLUSTERCTL_SSH_PASSPHRASE",
+    "sudo_password": "CLUSTERCTL_SUDO_PASSWORD",
+}
+
+
 def _unknown(trail: Trail) -> str:
     """Describe an unknown key, with the nearest known one or the section that has it."""
     owner: type[BaseModel] = Inventory
@@ -203,6 +211,11 @@ def _unknown(trail: Trail) -> str:
         owner = (_model_of(field.annotation) if field else None) or owner
     key = str(trail[-1])
     known = tuple(name for name, field in owner.model_fields.items() if not field.exclude)
+    if owner is Ssh and key in _SECRETS:
+        return (
+            f"`{dotted(trail)}` does not belong in a file: set {_SECRETS[key]}, or enter it when "
+            "clusterctl asks"
+        )
     near = did_you_mean(key, known)
     for section in () if near else known:
         inner = _model_of(owner.model_fields[section].annotation)

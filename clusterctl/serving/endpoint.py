@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,14 +139,17 @@ def ask(
         ) from error
 
 
-def key_line(ssh: Sequence[str], key_path: str, *, sudo: bool) -> str:
+def key_line(host: str, key_path: str, *, sudo: bool) -> str:
     """Return a shell command that puts the service's key into a variable, without showing it.
 
-    The key stays out of the screen, of the shell's history and of log files; it is fetched over the
-    same SSH that clusterctl uses. `ssh` is the SSH command including the host, as argv.
+    The key stays out of the screen, of the shell's history and of log files. With `sudo` it is
+    fetched by `exec`, which can ask for sudo's password, and puts the host's name before each line.
     """
-    remote = shlex.join([*(["sudo"] if sudo else []), "cat", key_path])
-    return f'export {KEY_VARIABLE}="$({shlex.join([*ssh, remote])})"'
+    name, path = shlex.quote(host), shlex.quote(key_path)
+    command = f"clusterctl ssh {name} cat {path}"
+    if sudo:
+        command = f"clusterctl exec --limit {name} --sudo -- cat {path} | awk '{{print $2}}'"
+    return f'export {KEY_VARIABLE}="$({command})"'
 
 
 def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import AuthenticationRejected, ConnectionFailed, RequirementsNotMet
+from clusterctl.serving.endpoint import key_line
 from clusterctl.transport.base import lines
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.dialer import Dialer
@@ -240,3 +245,32 @@ def test_put_and_channels_as_root_by_password(sshd: Sshd, person: Person, tmp_pa
         channel.close_stdin()
         assert list(lines(channel)) == ["0", "both ways"]
     transport.close()
+
+
+def test_the_printed_line_fetches_the_key_where_sudo_asks_and_no_terminal_is(
+    sshd: Sshd, person: Person, tmp_path: Path
+) -> None:
+    person.sudoers("ALL=(ALL) ALL")
+    key = tmp_path / "api.key"
+    key.write_text("the-key")
+    key.chmod(0o600)
+    inventory = tmp_path / "inventory.yaml"
+    ssh = {"user": person.name, "port": sshd.port, "known_hosts": str(sshd.known_hosts)}
+    host = {"address": "127.0.0.1", "role": "head", "ssh": ssh}
+    inventory.write_text(json.dumps({"cluster": "demo", "image": "x:1", "hosts": {"gpu1": host}}))
+    done = subprocess.run(
+        ["sh", "-c", f'{key_line("gpu1", str(key), sudo=True)}; echo "$CLUSTERCTL_API_KEY"'],
+        env={
+            **os.environ,
+            "HOME": str(tmp_path),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "CLUSTERCTL_INVENTORY": str(inventory),
+            "CLUSTERCTL_SSH_PASSWORD": person.password,
+            "CLUSTERCTL_SUDO_PASSWORD": person.password,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "the-key\n", done.stderr

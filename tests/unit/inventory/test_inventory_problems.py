@@ -17,6 +17,11 @@ from tests.unit.inventory.conftest import HOST, Problems
         ("imag: b", "1: unknown key `imag`; did you mean image?"),
         ("source: b", "1: unknown key `source`"),
         ("zzz: 1", "1: unknown key `zzz`; known keys: cluster, image, "),
+        (
+            "ssh: {password: x}",
+            "7: `ssh.password` does not belong in a file: set CLUSTERCTL_SSH_",
+        ),
+        ("ssh: {sudo_password: x}", "7: `ssh.sudo_password` does not belong in a file: set CLUST"),
         ("accelerator: nvidea", '14: `accelerator` must be nvidia or cpu, not "nvidea"; did you'),
         ("models: data", "9: `models` must be an absolute path: it starts with / and has no co"),
         (
