@@ -41,7 +41,10 @@ read -r driver 2>/dev/null </sys/module/nvidia/version && echo "driver=$driver"
 for spec in /etc/cdi/* /var/run/cdi/*; do
   grep -q nvidia.com/gpu "$spec" 2>/dev/null || continue
   echo "spec=$spec"
-  [ -z "$driver" ] || grep -q -F ".so.$driver" "$spec" && echo "fresh=$spec"
+  [ -z "$driver" ] || grep -q -F ".so.$driver" "$spec" || continue
+  listed=$(grep -o '/dev/nvidia[0-9][0-9]*' "$spec" | sort -u)
+  if [ "$listed" = "$(ls -d /dev/nvidia[0-9]* 2>/dev/null | sort)" ]; then echo "fresh=$spec"
+  else echo "other=$spec"; fi
 done
 [ -d /sys/module/nvidia ] && for node in /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm \
   /dev/nvidia-uvm-tools; do
@@ -53,13 +56,15 @@ done
 exit 0
 """
 
-# Toolkits since 1.18 have a service that updates the specification
+# Toolkits since 1.18 have a service that updates the specification. cdi.ours: for `down --purge`
 SPECIFY = """\
 set -e
 if systemctl cat nvidia-cdi-refresh.service >/dev/null 2>&1; then
   systemctl enable --now nvidia-cdi-refresh.path >/dev/null 2>&1 || true
   systemctl restart nvidia-cdi-refresh.service && exit 0
 fi
+mkdir -p "$1"
+[ -e /etc/cdi/nvidia.yaml ] || echo /etc/cdi/nvidia.yaml >"$1/cdi.ours"
 mkdir -p /etc/cdi
 nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml
 """
@@ -79,8 +84,15 @@ cp /etc/docker/daemon.json "$kept/daemon.json.ours"
 """
 
 # CUDA's nodes are created by its first use, or by nvidia-modprobe. Some drivers refuse
-# --create-all; then the existing nodes are enough.
+# --create-all; then the existing nodes are enough. links.before: for `down --purge`
 LINK = """\
+if [ ! -e "$1/links.before" ]; then
+  mkdir -p "$1"
+  for link in /dev/char/*; do
+    case $(readlink "$link") in */nvidia*) echo "$link";; esac
+  done >"$1/links.new"
+  mv "$1/links.new" "$1/links.before"
+fi
 nvidia-modprobe -c 0 -u
 nvidia-ctk system create-dev-char-symlinks --create-all ||
   nvidia-ctk system create-dev-char-symlinks
@@ -97,7 +109,8 @@ class GpuAccessFound:
     info: dict[str, Any]
     running: tuple[str, ...]
     specs: tuple[str, ...]
-    fresh: bool  # A specification is for the loaded driver
+    fresh: bool  # A specification is for the loaded driver and the GPUs that are there
+    other: bool  # One is for the loaded driver and for other GPUs
     unlinked: tuple[str, ...]
     rule: bool
 
@@ -132,6 +145,7 @@ def found_in(text: str) -> GpuAccessFound:
         running=tuple(told.get("runs", [])),
         specs=tuple(told.get("spec", [])),
         fresh="fresh" in told,
+        other="other" in told,
         unlinked=tuple(told.get("lost", [])),
         rule="rule" in told,
     )
@@ -153,7 +167,8 @@ class GpuAccess:
             return Unknown("the container engine must come first")
         todo = []
         if found.by_cdi and not found.fresh:
-            stale = f"{found.specs[0]} is for another driver" if found.specs else "missing"
+            what = "other GPUs" if found.other else "another driver"
+            stale = f"{found.specs[0]} is for {what}" if found.specs else "missing"
             todo.append(f"write the CDI specification ({stale})")
         if found.unlinked or not found.rule:
             todo.append("link GPU device nodes in /dev/char")
@@ -171,11 +186,10 @@ class GpuAccess:
         found = _look(view)
         if found.by_cdi and not found.fresh:
             view.say("writing the CDI specification")
-            root_script(
-                view, SPECIFY, doing="writing the CDI specification", timeout=deadlines.GPUS_SET_UP
-            )
+            doing = "writing the CDI specification"
+            root_script(view, SPECIFY, KEPT, doing=doing, timeout=deadlines.GPUS_SET_UP)
         if found.unlinked:
-            root_script(view, LINK, doing="making symlinks in /dev/char")
+            root_script(view, LINK, KEPT, doing="making symlinks in /dev/char")
         if not found.rule:
             make_directories(view, RULE_PATH.rpartition("/")[0])
             view.transport.put(RULE.encode(), RULE_PATH, sudo=True)
@@ -192,6 +206,12 @@ class GpuAccess:
                 host=view.host.name,
                 hint="look at /etc/docker/daemon.json there; journalctl -u docker",
             )
+
+
+def lists_other_gpus(view: HostView) -> bool:
+    """Whether the CDI specification is for other GPUs than the host has, which GpuAccess mends."""
+    found = _look(view)
+    return found.by_cdi and found.other and not found.fresh
 
 
 def _look(view: HostView) -> GpuAccessFound:

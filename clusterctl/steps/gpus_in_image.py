@@ -15,9 +15,10 @@ from clusterctl.containers.diff import Keep, compare
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.spec import ContainerSpec
-from clusterctl.engine.step import Change, HostView
+from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.gpu_access import lists_other_gpus
 
 PROBE = """\
 import json
@@ -73,22 +74,29 @@ class GpusInImage:
         self._engines = engines
         self._file = file
 
-    def check(self, view: HostView) -> None:
+    def check(self, view: HostView) -> Unknown | None:
         """Raise RequirementsNotMet if CUDA does not work in the image, StepFailed if the engine
-        gives it no GPUs. Skips hosts without GPUs, and nodes that already run."""
+        gives it no GPUs; Unknown before GpuAccess has listed the host's GPUs for it. Skips hosts
+        without GPUs, and nodes that already run."""
         spec = self._spec_for(view)
         if not (spec.cdi_devices or spec.all_gpus):
-            return
+            return None
         driver = self._engines(view)
         ours = driver.find(spec.name)
         if ours and ours.running and compare(spec, ours) == Keep():
-            return
+            return None
         view.say("setting CUDA up in the image")
         argv = ["python3", "-c", PROBE]
         result = driver.run_once(spec.image, argv, timeout=deadlines.GPUS_IN_IMAGE, devices_of=spec)
         if not result.ok:
             raise engine_error(result.last_lines() or f"status {result.status}", view.host.name)
-        _require(view, parse(result.stdout), self._file)
+        try:
+            _require(view, parse(result.stdout), self._file)
+        except RequirementsNotMet:
+            if not lists_other_gpus(view):
+                raise
+            return Unknown("the CDI specification must list the host's GPUs first")
+        return None
 
     def apply(self, view: HostView, change: Change) -> None:
         """Do nothing: `check` never returns a change."""

@@ -41,16 +41,25 @@ exit 0
 LEFT = """\
 [ ! -f "$1" ] || cat "$1"
 [ ! -e "${1%/*}/daemon.json.before" ] || echo /etc/docker/daemon.json
+[ ! -e "${1%/*}/cdi.ours" ] || cat "${1%/*}/cdi.ours"
+[ ! -e "${1%/*}/links.before" ] || echo links to GPUs in /dev/char
 """
 
-# A daemon.json that was changed since is not restored
+# A daemon.json that was changed since is not restored. Links are made again at each boot, by our
+# rule, so that all are ours that were not there before the first bootstrap.
 RESTORE = """\
 cd "$1" || exit 0
+if [ -e links.before ]; then
+  for link in /dev/char/*; do
+    case $(readlink "$link") in */nvidia*) grep -qxF "$link" links.before || rm -f "$link";; esac
+  done
+fi
+if [ -e cdi.ours ]; then rm -f /etc/cdi/nvidia.yaml; rmdir /etc/cdi 2>/dev/null; fi
 if [ -e daemon.json.before ] && cmp -s daemon.json.ours /etc/docker/daemon.json; then
   if [ -s daemon.json.before ]; then cat daemon.json.before >/etc/docker/daemon.json
   else rm -f /etc/docker/daemon.json; rmdir /etc/docker 2>/dev/null; fi
 fi
-rm -f daemon.json.before daemon.json.ours toolkit-packages \
+rm -f daemon.json.before daemon.json.ours cdi.ours links.before toolkit-packages \
   /etc/udev/rules.d/71-clusterctl-nvidia.rules \
   /etc/apt/sources.list.d/clusterctl-nvidia-container-toolkit.list \
   /etc/apt/keyrings/clusterctl-nvidia-container-toolkit.asc \
@@ -159,15 +168,15 @@ class ToolkitAbsent:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        packages = [name for name in _left(view) if not name.startswith("/")]
+        packages = [name for name in _left(view) if "/" not in name]
         if packages:
             purge_packages(view, packages)
         root_script(view, RESTORE, KEPT, doing="removing what was installed for GPUs")
 
 
 def _left(view: HostView) -> list[str]:
-    """Names of installed packages, and the path of daemon.json if clusterctl changed it."""
-    return root_script(view, LEFT, MARKER, doing=f"reading {MARKER}").split()
+    """Names of installed packages, and of what clusterctl changed or made beside them."""
+    return root_script(view, LEFT, MARKER, doing=f"reading {MARKER}").splitlines()
 
 
 def has_gpus(view: HostView) -> bool:

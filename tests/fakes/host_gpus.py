@@ -23,6 +23,8 @@ class FakeGpus:
     toolkit: bool = True
     specified_for: str = ""
     """The driver that the CDI specification is for."""
+    moved: bool = False
+    """The CDI specification is for other GPUs than the host has."""
     configured: bool = False
     """daemon.json has what the engine needs."""
     kept: bool = False
@@ -64,7 +66,7 @@ class GpuScripts:
         if gpus.specified_for:
             lines.append("spec=/etc/cdi/nvidia.yaml")
         if gpus.specified_for == DRIVER:
-            lines.append("fresh=/etc/cdi/nvidia.yaml")
+            lines.append(f"{'other' if gpus.moved else 'fresh'}=/etc/cdi/nvidia.yaml")
         if not gpus.linked:
             lines.append("lost=/dev/nvidia0")
         if words[0] in self._state.files:
@@ -86,7 +88,7 @@ class GpuScripts:
 
     def _specify(self, *_: object) -> str:
         self._state.about_to_change()
-        self._state.gpus.specified_for = DRIVER
+        self._state.gpus.specified_for, self._state.gpus.moved = DRIVER, False
         return ""
 
     def _configure(self, words: list[str], _: bytes) -> str:

@@ -61,6 +61,16 @@ def test_a_specification_for_another_driver_is_stale(made: Cluster) -> None:
     assert "is for another driver" in check(made).summary
 
 
+def test_a_specification_for_other_gpus_is_stale(made: Cluster) -> None:
+    """A host that got GPUs or lost some: its containers would get those of before."""
+    ready(made)
+    made.head.gpus.moved = True
+    change = check(made)
+    assert change == Change("write the CDI specification (/etc/cdi/nvidia.yaml is for other GPUs)")
+    GpuAccess().apply(made.head_view, change)
+    assert GpuAccess().check(made.head_view) is None
+
+
 @pytest.mark.parametrize(
     ("docker", "what"), [("20.10.24", "NVIDIA's runtime"), ("28.1.1", "CDI"), ("27.5.1", "CDI")]
 )

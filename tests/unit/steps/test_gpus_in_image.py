@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.containers.failures import explain
-from clusterctl.engine.step import Change
+from clusterctl.engine.step import Change, Unknown
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.steps.gpus_in_image import GpusInImage, parse
 from clusterctl.steps.node_container import NodeContainer
+from tests.fakes.host_gpus import DRIVER
 from tests.unit.steps.stage import Cluster, cluster, spec
 from tests.unit.steps.stage_install import with_gpus
 
@@ -76,6 +77,14 @@ def test_fewer_gpus_than_promised(made: Cluster) -> None:
     says(made, cuda="13.0", gpus=0)
     with pytest.raises(RequirementsNotMet, match="a container of the image sees 0"):
         step(made).check(made.head_view)
+
+
+def test_fewer_gpus_than_declared_because_the_specification_is_of_before(made: Cluster) -> None:
+    """The plan has the step that mends it, so that is no reason to refuse."""
+    says(made, cuda="13.0", gpus=0)
+    made.head.gpus.specified_for, made.head.gpus.moved = DRIVER, True
+    found = step(made).check(made.head_view)
+    assert found == Unknown("the CDI specification must list the host's GPUs first")
 
 
 def test_a_node_that_runs_is_not_asked_again(made: Cluster) -> None:

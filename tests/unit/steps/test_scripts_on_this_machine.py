@@ -6,6 +6,7 @@ What the fake host answers to their scripts is thereby held against what a shell
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -175,3 +176,48 @@ def test_looks_run_on_any_machine_and_in_any_shell(
     argv = [shell, *(("ash",) if shell == "busybox" else ()), "-c", script, "clusterctl"]
     done = subprocess.run([*argv, *arguments], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_root
+def test_purge_leaves_of_cdi_and_links_what_was_there_before(tmp_path: Path) -> None:
+    """The scripts' own paths are moved below `tmp_path`; nvidia-ctk is a stand-in."""
+    kept, cdi, char = tmp_path / "kept", tmp_path / "cdi", tmp_path / "char"
+    programs = tmp_path / "bin"
+    for directory in (char, programs):
+        directory.mkdir()
+    (char / "195:255").symlink_to("../nvidiactl")
+    (char / "1:3").symlink_to("../null")
+    ctk = f"""#!/bin/sh
+    [ "$1" != cdi ] || echo "kind: nvidia.com/gpu" >{cdi}/nvidia.yaml
+    [ "$1" != system ] || ln -sfn ../nvidia0 {char}/195:0
+    """
+    for name, text in (("nvidia-ctk", ctk), ("nvidia-modprobe", ""), ("systemctl", "exit 1")):
+        (programs / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+
+    def run(script: str, argument: str) -> str:
+        for ours, moved in (("/etc/cdi", cdi), ("/dev/char", char)):
+            script = script.replace(ours, str(moved))
+        script = re.sub("/etc/(udev|apt|yum|pki|docker)", f"{tmp_path}/etc", script)
+        argv = ["sh", "-c", script, "clusterctl", argument]
+        path = f"{programs}:{os.environ['PATH']}"
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": path}
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    marker = f"{kept}/toolkit-packages"
+    for _ in range(2):  # the second one finds what the first one made
+        run(gpu_access.SPECIFY, str(kept))
+        run(gpu_access.LINK, str(kept))
+    assert (cdi / "nvidia.yaml").exists()
+    assert run(nvidia_toolkit.LEFT, marker).splitlines() == [
+        f"{cdi}/nvidia.yaml",
+        f"links to GPUs in {char}",
+    ]
+    run(nvidia_toolkit.RESTORE, str(kept))
+    assert not cdi.exists()
+    assert sorted(link.name for link in char.iterdir()) == ["195:255", "1:3"]
+    assert not kept.exists()
+    assert run(nvidia_toolkit.LEFT, marker) == ""
