@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, StepFailed
@@ -71,7 +71,7 @@ def judge(
     errors += failures(report, topology, file)
     if errors:
         return FabricVerdict(tuple(errors))
-    carried = {rank.host: read_log(rank.log) for rank in report.ranks if rank.log}
+    carried = _carried(report)
     told = _nics(report, "nccl")
     errors += (
         RequirementsNotMet(
@@ -98,6 +98,19 @@ def judge(
         if one.between == "Socket" and topology.node(host).rdma
     )
     return FabricVerdict(tuple(errors), tuple(lines or [NOTHING]), tuple(notes), network)
+
+
+def _carried(report: FabricReport) -> dict[str, Carried]:
+    """Return by host the transports of a rank that sends to other hosts, if one does: in a ring,
+    the others only send to their neighbour on the same host."""
+    carried: dict[str, Carried] = {}
+    for rank in report.ranks:
+        if rank.log:
+            one = read_log(rank.log)
+            other = carried.get(rank.host, one)
+            chosen = other if other.between else one
+            carried[rank.host] = replace(chosen, inside=one.inside or other.inside)
+    return carried
 
 
 def line_rate(topology: Topology, facts: Mapping[str, HostFacts], *, rdma: bool) -> float | None:

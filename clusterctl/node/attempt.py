@@ -88,7 +88,7 @@ class Attempt:
         self.started = time.monotonic()
         self.was_ready = False
         self._ranks: Dict[str, WorkerActor] = {}  # Ranks seen since it was ready, by name
-        self._rank_missed: Optional[float] = None  # Since when one has been missing
+        self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
         self.stage = ""
         self.stage_line = ""
         self.child = Child(
@@ -148,14 +148,17 @@ class Attempt:
         missing = [worker for name, worker in self._ranks.items() if name not in there]
         gone = [worker for worker in missing if self._drives(worker)]
         if not gone:
-            self._rank_missed = None
+            self._missed = None
             return ""
-        if self._rank_missed is None:
-            self._rank_missed = now
-        if now - self._rank_missed < patience:
+        # Those that are missing later may have been ended by vLLM because of the first
+        since, first = self._missed = self._missed or (now, gone)
+        if now - since < patience:
             return ""
-        host = {node.node_id: node.name for node in snapshot.nodes}.get(gone[0].node_id, "")
-        return f"a rank ended on {host or gone[0].node_ip} (process {gone[0].pid})"
+        names = {node.node_id: node.name for node in snapshot.nodes}
+        hosts = sorted({names.get(worker.node_id) or worker.node_ip for worker in first})
+        if len(hosts) > 1:
+            return f"ranks ended on {', '.join(hosts)}"
+        return f"a rank ended on {hosts[0]} (process {first[0].pid})"
 
     def terminate(self) -> None:
         self._watch.stop()

@@ -63,6 +63,17 @@ def errors(found: FabricReport, *hosts: str) -> list[tuple[str | None, str]]:
     return [(one.host, one.summary) for one in verdict(found, *hosts).errors]
 
 
+def test_a_host_is_judged_by_its_rank_that_sends_to_others() -> None:
+    """Of three ranks on a host, the ring's middle ones only send to each other."""
+    found = report("two-h200-over-sockets")
+    beside = report("two-h200-over-nvlink").ranks[0]
+    sends = found.ranks[1]
+    first, last = (replace(beside, rank=rank, host=sends.host) for rank in (1, 3))
+    found = replace(found, ranks=[found.ranks[0], first, replace(sends, rank=2), last])
+    line = verdict(found, speed=40_000).lines[1]
+    assert "Socket on eth0 (gpua), ens2 (gpub), NVLink inside the hosts" in line
+
+
 def test_two_h200_over_sockets() -> None:
     found = verdict(report("two-h200-over-sockets"), speed=40_000)
     assert not found.errors
