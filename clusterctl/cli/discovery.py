@@ -15,8 +15,7 @@ from clusterctl.inventory.load import load
 from clusterctl.network.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
 from clusterctl.reporting.text import columns, count, each_below_itself, line_width
-from clusterctl.survey.host_names import named_hosts
-from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
+from clusterctl.survey.inventory_text import Found, Wishes, inventory_text, named_hosts
 from clusterctl.transport.known_hosts import OfferedKey
 
 STDOUT = Path("-")

@@ -19,10 +19,14 @@ from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
-from clusterctl.survey.cluster import Cluster, require_fit
-from clusterctl.survey.consistency import differences
-from clusterctl.survey.drift import gpu_problems, log_problems, plan_problems, ray_problems
-from clusterctl.survey.requirements import name_listeners, place, requirements
+from clusterctl.survey.cluster import Cluster, name_listeners, place, require_fit, requirements
+from clusterctl.survey.drift import (
+    differences,
+    gpu_problems,
+    log_problems,
+    plan_problems,
+    ray_problems,
+)
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 

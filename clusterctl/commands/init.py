@@ -25,8 +25,7 @@ from clusterctl.inventory.values import shown, value_problem
 from clusterctl.network.choice import OutsideSubnet, resolve
 from clusterctl.network.fabric_choice import Option, Undecided, shared_subnets
 from clusterctl.ray_cluster.topology import Topology
-from clusterctl.survey.host_names import choose_head, doubts, inventory_names
-from clusterctl.survey.inventory_text import Found, Wishes
+from clusterctl.survey.inventory_text import Found, Wishes, choose_head, doubts, inventory_names
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values

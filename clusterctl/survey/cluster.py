@@ -1,21 +1,32 @@
-"""A cluster that a run may change: a survey whose hosts meet the requirements, and its topology."""
+"""A cluster that a run may change: a survey whose hosts meet the requirements, and its topology.
+
+The topology of a survey: `Survey.topology` needs the answers of all hosts; `topology_of` takes the
+place of silent hosts from the inventory; `place` leaves out silent and misplaced hosts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.engine.step import HostView
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
+from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet, raise_all
+from clusterctl.facts.network_requirements import PortsTaken
 from clusterctl.facts.parse import Probe
+from clusterctl.facts.requirements import problems
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.network.gate import GateScope
 from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
-from clusterctl.survey.requirements import name_listeners, requirements
 from clusterctl.survey.survey import Survey
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import fan_out, values
+
+_RAY_PROGRAMS = ("gcs_server", "raylet")
 
 
 @dataclass(frozen=True)
@@ -65,20 +76,91 @@ def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
     return Cluster(survey, topology_of(survey), survey.views, held)
 
 
+def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[ClusterctlError]:
+    """Return the requirements that the hosts that answered (only `hosts`, if given) do not meet."""
+    answers = {
+        name: answer for name, answer in survey.answers.items() if hosts is None or name in hosts
+    }
+    images = [answer.image for answer in answers.values() if answer.image]
+    return list(
+        problems(
+            survey.inventory,
+            {name: answer.facts for name, answer in answers.items()},
+            accelerator_named(survey.inventory.accelerator),
+            ours=survey.running & set(answers),
+            with_image={name for name, answer in answers.items() if answer.image},
+            image_env=images[0].cuda if images else None,
+        )
+    )
+
+
+def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, Transport]) -> None:
+    """Add to every error about a used port the program that listens on it, if the host has `ss`."""
+    taken = {
+        error.host: error
+        for error in errors
+        if isinstance(error, PortsTaken) and error.host in transports
+    }
+
+    def listening(transport: Transport) -> list[str]:
+        result = transport.run(["ss", "-Hltnp"], sudo=True, timeout=deadlines.SMALL_FILE)
+        return result.stdout.splitlines() if result.ok else []
+
+    found = values(fan_out({host: transports[host] for host in taken if host}, listening))
+    for host, lines in found.items():
+        error = taken[host]
+        # A line has LISTEN, two queues, local address and port, ...
+        own = [ln for ln in lines if int(ln.split()[3].rpartition(":")[2]) in error.ports]
+        error.detail = "\n".join(own) or None
+        if any(program in line for line in own for program in _RAY_PROGRAMS):
+            error.summary = f"another Ray runs there already; {error.summary}"
+            error.hint = (
+                "end it, in a container (docker ps; docker stop NAME) or not: "
+                "sudo pkill -x gcs_server; sudo pkill -x raylet"
+            )
+
+
 def topology_of(survey: Survey) -> Topology:
     """Return the topology of all hosts. Only those that answered decide whether RDMA is used."""
     inventory = survey.inventory
     answered = tuple(host for host in inventory.hosts if host.name in survey.facts)
     known = resolve(inventory.model_copy(update={"hosts": answered}), survey.facts)
     nodes: list[Node] = []
-    problems: list[ClusterctlError] = []
+    unknown: list[ClusterctlError] = []
     for host in inventory.hosts:
         try:
             nodes.append(known.node(host.name) if host in answered else unseen(inventory, host))
         except RequirementsNotMet as problem:
-            problems.append(problem)
-    raise_all([*problems, *shared_addresses(nodes)])
+            unknown.append(problem)
+    raise_all([*unknown, *shared_addresses(nodes)])
     return Topology(tuple(nodes))
+
+
+def place(survey: Survey) -> tuple[Topology | None, list[ClusterctlError]]:
+    """Return the topology of the hosts that answered, less those without a valid place in it, and
+    their errors."""
+    inventory, facts = survey.inventory, survey.facts
+    hosts = tuple(host for host in inventory.hosts if host.name in facts)
+    if not hosts:
+        return None, []
+    try:
+        return resolve(inventory.model_copy(update={"hosts": hosts}), facts), []
+    except ClusterctlError as error:
+        errors = single(error)
+    misplaced = {error.host for error in errors}
+    placed = tuple(host for host in hosts if host.name not in misplaced)
+    # Retry only once: errors of the remaining hosts are reported by the next run.
+    if not placed or None in misplaced:
+        return None, errors
+    try:
+        return resolve(inventory.model_copy(update={"hosts": placed}), facts), errors
+    except ClusterctlError as error:
+        return None, [*errors, *single(error)]
+
+
+def single(error: ClusterctlError) -> list[ClusterctlError]:
+    """Return the single errors in `error`."""
+    return list(error.errors) if isinstance(error, Problems) else [error]
 
 
 def unseen(inventory: Inventory, host: Host) -> Node:
@@ -86,7 +168,13 @@ def unseen(inventory: Inventory, host: Host) -> Node:
 
     Raises RequirementsNotMet if the inventory does not give its node IP and GPUs.
     """
-    address = host.node_ip or _address(inventory, host)
+    address = host.node_ip
+    subnet = inventory.network.subnet
+    if not address and not host.nics.control:
+        # The address that SSH connects to, if it can be the node IP (see `network.choice`)
+        with suppress(ValueError):
+            reached = ip_address(host.address)
+            address = str(reached) if not subnet or reached in subnet else None
     counted = accelerator_named(inventory.accelerator).counted
     if address is None or (counted and not host.gpus):
         lacking, key = ("GPUs", "gpus") if address else ("node IP", "node_ip")
@@ -97,15 +185,3 @@ def unseen(inventory: Inventory, host: Host) -> Node:
             hint=f"give hosts.{host.name}.{key} in the inventory, or take the host out of it",
         )
     return Node(host.name, host.role, address, "", (), "", (), len(host.gpus))
-
-
-def _address(inventory: Inventory, host: Host) -> str | None:
-    """The address that SSH connects to if that is the node IP (see `network.choice`), else None."""
-    try:
-        address = ip_address(host.address)
-    except ValueError:
-        return None
-    subnet = inventory.network.subnet
-    if host.nics.control or (subnet and address not in subnet):
-        return None
-    return str(address)

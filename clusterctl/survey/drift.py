@@ -1,25 +1,29 @@
-"""Drift: how hosts differ from a bootstrapped state, by a survey and by bootstrap's plan."""
+"""Drift: how hosts differ from a bootstrapped state, by a survey and by bootstrap's plan; and from
+each other in image, Ray, Python and vLLM, which Ray requires to be the same."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
+from clusterctl import deadlines
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import FINGERPRINT_LABEL
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.inventory.model import Inventory
 from clusterctl.node.contract import breaches
-from clusterctl.node.documents import log_dir, to_json
+from clusterctl.node.documents import NodeState, log_dir, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.steps.derived_image import Contents, look_inside
 from clusterctl.steps.node_container import own_container
-from clusterctl.survey.cluster import Cluster
-from clusterctl.survey.requirements import single
+from clusterctl.survey.cluster import Cluster, single
 from clusterctl.survey.survey import Survey
-from clusterctl.transport.fanout import failures, fan_out
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import failures, fan_out, values
 
 OTHER_CONTAINER = "its container was made from another inventory or version (clusterctl plan)"
 OTHER_NODE = "its node.json is from another inventory or version (clusterctl plan)"
@@ -139,4 +143,68 @@ def log_problems(survey: Survey) -> list[RequirementsNotMet]:
         )
         for name in survey.answers
         if (state := survey.fresh_state(name)) and state.logs_problem
+    ]
+
+
+def differences(survey: Survey) -> list[ClusterctlError]:
+    """Return an error for every host whose image differs from the first host's, and for every
+    running container with other releases than the first."""
+    states = {name: state for name, state in survey.states.items() if name in survey.running}
+    return [*_images(survey), *releases_apart(survey.inventory, states)]
+
+
+def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
+    """Yield an error for each host whose image differs. Compares layers, since IDs depend on the
+    image store. Looks up the releases inside only if they differ, as that takes seconds."""
+    image = survey.inventory.image
+    layers = {name: answer.image.layers for name, answer in survey.answers.items() if answer.image}
+    first = next(iter(layers), None)
+    others = [name for name in layers if first and layers[name] != layers[first]]
+    if first is None or not others:
+        return
+
+    def look(transport: Transport) -> Contents:
+        driver = driver_for(transport)
+        found = driver.image(image)
+        if found is None:
+            return Contents(None, None)
+        return look_inside(driver, found, timeout=deadlines.RELEASES_LOOK)
+
+    inside = values(fan_out({name: survey.transports[name] for name in (first, *others)}, look))
+    for name in others:
+        here, there = inside.get(name), inside.get(first)
+        releases = []
+        if here and there:
+            pairs = (("Ray", here.ray, there.ray), ("vLLM", here.vllm, there.vllm))
+            releases = [
+                f"{what} {mine or 'none'} here, {its or 'none'} on {first}"
+                for what, mine, its in pairs
+                if mine != its
+            ]
+        yield RequirementsNotMet(
+            f"has another image than {first} under the name {image}"
+            f"{': ' if releases else ''}{'; '.join(releases)}",
+            host=name,
+            hint=f"docker rmi -f {image} there; clusterctl bootstrap {survey.inventory.file}",
+        )
+
+
+def releases_apart(
+    inventory: Inventory, states: Mapping[str, NodeState]
+) -> list[RequirementsNotMet]:
+    """Return an error for each release that differs from the first supervisor's. Pure."""
+    first = next(iter(states), "")
+    return [
+        RequirementsNotMet(
+            f"its container has {what} {mine}, the one of {first} has {others}",
+            host=name,
+            hint=f"clusterctl bootstrap {inventory.file}",
+        )
+        for name, state in states.items()
+        for what, mine, others in (
+            ("Ray", state.ray_version, states[first].ray_version),
+            ("Python", state.python_version, states[first].python_version),
+            ("vLLM", state.vllm_version, states[first].vllm_version),
+        )
+        if mine and others and mine != others
     ]

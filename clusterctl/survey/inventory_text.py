@@ -1,25 +1,31 @@
-"""The inventory file that `init` writes: every value with its reason. Pure.
+"""The inventory that `init` makes: the hosts' names, from the command line and from the hosts' own,
+and the text of the file, with the reason for every value. Pure.
 
 The same hosts give the same text: it contains no time, and nothing of this machine.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address, ip_interface
+from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from clusterctl.accelerators.names import DEFAULT
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.errors import UsageError, raise_all
 from clusterctl.facts.candidates import candidates, rejected
-from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.document import scalar
 from clusterctl.inventory.model import Host, Inventory, Ssh
+from clusterctl.inventory.values import shown, value_problem
 from clusterctl.network.fabric_choice import shared_subnets
 from clusterctl.ray_cluster.topology import Node, Topology
-from clusterctl.survey.host_names import why_no_gpu
+from clusterctl.transport.target import split_port
 from clusterctl.units import GIB
 
 
@@ -47,6 +53,108 @@ class Found:
     doubts: tuple[str, ...]
 
 
+_LONGEST = 60  # characters: a name has at most 63, and a number may be added
+
+FORMS = "write HOST, USER@HOST, HOST:PORT or [IPV6]:PORT; HOST may be an alias in ~/.ssh/config"
+
+
+def named_hosts(words: Iterable[str], ssh: Ssh) -> tuple[Host, ...]:
+    """Parse a host from each word, which becomes its name; `ssh` fills in what the word leaves out.
+
+    Raises UsageError for every malformed word, and for a host named twice.
+    """
+    hosts: list[Host] = []
+    problems: list[UsageError] = []
+    for word in words:
+        user, _, place = word.rpartition("@")
+        try:
+            address, port = split_port(place)
+            own = {"user": user or None, "port": port}
+            given = {key: value for key, value in own.items() if value is not None}
+            merged = Ssh(**{**ssh.model_dump(exclude_none=True), **given})
+            # The name for errors until the host's own is known; names in an inventory are stricter.
+            host = Host(name="host", address=address, ssh=merged)
+            hosts.append(host.model_copy(update={"name": word}))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            problem = value_problem(first, shown(first["input"], None))
+            problems.append(UsageError(f"{word!r} is not a valid host: {problem}", hint=FORMS))
+    seen: set[tuple[str, int | None]] = set()
+    for host in hosts:
+        place_of = (host.address.lower(), host.ssh.port)
+        if place_of in seen:
+            problems.append(UsageError(f"{host.name} is named twice", hint="name every host once"))
+        seen.add(place_of)
+    raise_all(problems)
+    return tuple(hosts)
+
+
+def inventory_names(found: Mapping[str, HostFacts]) -> dict[str, str]:
+    """Return by word the host's own name, without its domain, and with a number if an earlier host
+    has the same name."""
+    names: dict[str, str] = {}
+    for word, facts in found.items():
+        base = _plain(facts.hostname.partition(".")[0]) or f"host-{_plain(word)}".rstrip("-")
+        name, number = base, 1
+        while name in names.values():
+            number += 1
+            name = f"{base}-{number}"
+        names[word] = name
+    return names
+
+
+def _plain(text: str) -> str:
+    """Reduce to lower case letters, digits and dashes; `localhost`, which is not unique, to ""."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST].strip("-")
+    return "" if plain == "localhost" else plain
+
+
+def choose_head(names: Sequence[str], found: Mapping[str, HostFacts]) -> tuple[str, str]:
+    """Return the head and the reason: the first host that has GPUs, else the first one. The head
+    has little more to do than the others: Ray's tables, and the process that answers requests."""
+    with_gpus = [name for name in names if found[name].gpus.gpus]
+    if not with_gpus or with_gpus[0] == names[0]:
+        return names[0], "the first host named"
+    return with_gpus[0], f"the first host named that has GPUs ({names[0]} has none)"
+
+
+def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], *, counted: bool) -> list[str]:
+    """Return one sentence for each thing that the user should check before using the inventory.
+
+    words    host name to the word that named the host
+    counted  hosts report how many devices they have
+    """
+    machines: dict[tuple[str, str], str] = {}
+    hostnames: dict[str, str] = {}
+    namesakes, twins = [], []
+    for name, facts in found.items():
+        twin = machines.setdefault((facts.machine_id, facts.boot_id), name)
+        first = hostnames.setdefault(facts.hostname.lower(), name)
+        if twin != name and facts.boot_id:
+            twins.append(
+                f"{name} ({words[name]}) seems to be the same machine as {twin} ({words[twin]}): "
+                "machine ID and boot ID are equal"
+            )
+        elif first != name:
+            namesakes.append(
+                f"{words[name]} calls itself {facts.hostname}, as {words[first]} does, and is "
+                f"{name} here; on it: sudo hostnamectl set-hostname {name}"
+            )
+    without = [
+        f"{name} shows no GPU: {why_no_gpu(facts)}"
+        for name, facts in found.items()
+        if counted and not facts.gpus.gpus
+    ]
+    return [*namesakes, *twins, *without]
+
+
+def why_no_gpu(facts: HostFacts) -> str:
+    """Reason why nvidia-smi lists no GPU of the host."""
+    seen = facts.gpus.pci_devices
+    on_bus = f", and its PCI bus shows {seen}" if seen else ""
+    return f"{facts.gpus.error or 'nvidia-smi names none'}{on_bus}"
+
+
 _WIDTH = 98
 _MOST_NAMES = 4  # unused interfaces to name per reason
 
@@ -70,25 +178,18 @@ def inventory_text(wishes: Wishes, found: Found) -> str:
             cluster=scalar(wishes.cluster),
             image=scalar(wishes.image),
             models=scalar(wishes.models),
-        ).rstrip("\n"),
-        *_accelerator(wishes),
-        *_ssh(wishes.ssh),
-        "\n".join(_network(found)),
-        "hosts:\n" + "\n\n".join("\n".join(_host(found, node)) for node in found.topology.nodes),
+        ).rstrip("\n")
     ]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _accelerator(wishes: Wishes) -> Iterator[str]:
     if note := accelerator_named(wishes.accelerator).inventory_note:
-        yield f"# {note}\naccelerator: {wishes.accelerator}"
-
-
-def _ssh(ssh: Ssh) -> Iterator[str]:
-    values = _ssh_values(ssh)
-    if values:
-        lines = "\n".join(f"  {key}: {value}" for key, value in values.items())
-        yield f"# How to reach all hosts. What is left out comes from ~/.ssh/config.\nssh:\n{lines}"
+        blocks.append(f"# {note}\naccelerator: {wishes.accelerator}")
+    if ssh := _ssh_values(wishes.ssh):
+        lines = (f"  {key}: {value}" for key, value in ssh.items())
+        heading = "# How to reach all hosts. What is left out comes from ~/.ssh/config.\nssh:"
+        blocks.append("\n".join([heading, *lines]))
+    blocks.append("\n".join(_network(found)))
+    hosts = ("\n".join(_host(found, node)) for node in found.topology.nodes)
+    blocks.append("hosts:\n" + "\n\n".join(hosts))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _ssh_values(ssh: Ssh) -> dict[str, str]:
@@ -111,9 +212,31 @@ def _path(path: Path | None) -> str:
 
 
 def _network(found: Found) -> Iterator[str]:
-    """Yield the candidate subnets as comments, and network.subnet with the nodes' own."""
-    yield from _comment([*_shared(found), f"{_rdma_line(found)}."])
-    subnet = control_subnet(found)
+    """Yield the candidate subnets as comments, with the reasons for NCCL's interfaces, which are
+    usually the same for all hosts, and network.subnet with the nodes' own."""
+    nodes, subnet = found.topology.nodes, control_subnet(found)
+    ranked = shared_subnets({name: candidates(facts) for name, facts in found.facts.items()})
+    if ranked:
+        yield from _comment(
+            ["Subnets in which every host has an address, the best for tensors first:"]
+        )
+    else:
+        yield from _comment(["No subnet is shared by all hosts."])
+    for each in ranked:
+        uses = ["Ray and the API"] if subnet == str(each.subnet) else []
+        if all(_is_in(found.facts[node.host], node.nccl_nics[0], each.subnet) for node in nodes):
+            uses.insert(0, "tensors (NCCL, Gloo)")
+        arrow = f" <- {' and '.join(uses)}" if uses else ""
+        yield from _comment([f"  {each}{arrow}"])
+    if len(ranked) > 1:
+        if any(host.nics.nccl for host in found.inventory.hosts):
+            yield from _comment(["NCCL uses what you chose."])
+        else:
+            reasons = {node.explain[1].partition(": ")[2] for node in nodes}
+            yield from _comment(f"Why there: {reason}." for reason in sorted(reasons))
+    rdma = {node.explain[-1] for node in nodes}
+    differs = "RDMA on, over the devices that each host names below"
+    yield from _comment([f"{rdma.pop() if len(rdma) == 1 else differs}."])
     if subnet is None:
         yield from _comment(["The nodes' addresses are in different subnets: see node_ip."])
         return
@@ -121,38 +244,11 @@ def _network(found: Found) -> Iterator[str]:
     yield f"  subnet: {scalar(subnet)} # Ray and the API"
 
 
-def _shared(found: Found) -> list[str]:
-    ranked = shared_subnets({name: candidates(facts) for name, facts in found.facts.items()})
-    if not ranked:
-        return ["No subnet is shared by all hosts."]
-    return [
-        "Subnets in which every host has an address, the best for tensors first:",
-        *(f"  {each}{_uses(found, str(each.subnet))}" for each in ranked),
-        *(_why_nccl(found) if len(ranked) > 1 else ()),
-    ]
-
-
-def _why_nccl(found: Found) -> list[str]:
-    """Return the reasons for NCCL's interfaces, which usually are the same for all hosts."""
-    if any(host.nics.nccl for host in found.inventory.hosts):
-        return ["NCCL uses what you chose."]
-    reasons = {node.explain[1].partition(": ")[2] for node in found.topology.nodes}
-    return [f"Why there: {reason}." for reason in sorted(reasons)]
-
-
-def _uses(found: Found, subnet: str) -> str:
-    uses = ["Ray and the API"] if control_subnet(found) == subnet else []
-    nics = {node.host: node.nccl_nics[0] for node in found.topology.nodes}
-    if all(subnet in _networks(found.facts[name], nic) for name, nic in nics.items()):
-        uses.insert(0, "tensors (NCCL, Gloo)")
-    return f" <- {' and '.join(uses)}" if uses else ""
-
-
-def _networks(facts: HostFacts, name: str) -> set[str]:
+def _is_in(facts: HostFacts, name: str, subnet: object) -> bool:
     nic = facts.nic(name)
-    return (
-        {str(ip_interface(f"{a.ip}/{a.prefix}").network) for a in nic.addresses} if nic else set()
-    )
+    addresses = nic.addresses if nic else ()
+    networks = {str(ip_interface(f"{a.ip}/{a.prefix}").network) for a in addresses}
+    return str(subnet) in networks
 
 
 def control_subnet(found: Found) -> str | None:
@@ -165,108 +261,65 @@ def control_subnet(found: Found) -> str | None:
     return subnets.pop() if len(subnets) == 1 else None
 
 
-def _rdma_line(found: Found) -> str:
-    reasons = {node.explain[-1] for node in found.topology.nodes}
-    if len(reasons) == 1:
-        return reasons.pop()
-    return "RDMA on, over the devices that each host names below"
-
-
 def _host(found: Found, node: Node) -> Iterator[str]:
     host, facts = found.inventory.host(node.host), found.facts[node.host]
-    yield from _comment([_machine(facts)], indent=2)
+    memory = f"{facts.memory / GIB:.0f} GiB of memory"
+    machine = f"{facts.os.pretty}, {facts.os.architecture}, {facts.cpus} CPUs, {memory}"
+    yield from _comment([machine], indent=2)
     yield f"  {scalar(node.host)}:"
     yield f"    address: {scalar(host.address)}"
-    yield from _own_ssh(host, found.inventory.ssh)
+    usual, own = _ssh_values(found.inventory.ssh), _ssh_values(host.ssh)
+    if ssh := {key: value for key, value in own.items() if usual.get(key) != value}:
+        yield f"    ssh: {{{', '.join(f'{key}: {value}' for key, value in ssh.items())}}}"
     if node.role == "head" and len(found.topology.nodes) > 1:
         yield f"    role: head # {found.head_reason}"
-    yield from _node_ip(found, host, node)
-    yield from _interfaces(facts, node)
-    yield from _gpus(found, node)
-
-
-def _machine(facts: HostFacts) -> str:
-    memory = f"{facts.memory / GIB:.0f} GiB of memory"
-    return f"{facts.os.pretty}, {facts.os.architecture}, {facts.cpus} CPUs, {memory}"
-
-
-def _own_ssh(host: Host, common: Ssh) -> Iterator[str]:
-    usual = _ssh_values(common)
-    own = {key: value for key, value in _ssh_values(host.ssh).items() if usual.get(key) != value}
-    if own:
-        yield f"    ssh: {{{', '.join(f'{key}: {value}' for key, value in own.items())}}}"
-
-
-def _node_ip(found: Found, host: Host, node: Node) -> Iterator[str]:
-    """Yield node_ip, unless network.subnet or the host's address determines it."""
+    # network.subnet, or the host's address, may determine node_ip.
     subnet = control_subnet(found)
     inside = [
-        ip
-        for ip in [
-            a.ip
-            for nic in found.facts[node.host].nics
-            for a in nic.addresses
-            if a.scope == "global"
-        ]
-        if subnet and _is_in(ip, subnet)
+        address.ip
+        for nic in facts.nics
+        for address in nic.addresses
+        if subnet and address.scope == "global" and ip_address(address.ip) in ip_network(subnet)
     ]
     if inside != [node.node_ip] or host.address != node.node_ip:
-        reason = node.explain[0].partition(": ")[2]
-        yield f"    node_ip: {scalar(node.node_ip)} # {reason}"
-
-
-def _is_in(ip: str, subnet: str) -> bool:
-    network = ip_interface(subnet).network
-    return ip_address(ip).version == network.version and ip_address(ip) in network
+        yield f"    node_ip: {scalar(node.node_ip)} # {node.explain[0].partition(': ')[2]}"
+    yield from _interfaces(facts, node)
+    yield from _gpus(found, facts)
 
 
 def _interfaces(facts: HostFacts, node: Node) -> Iterator[str]:
     """Yield the host's interfaces, with their use or the reason why they are not used."""
-    rows = [
-        (
-            each.nic,
-            " ".join(str(a.ip) for a in each.addresses),
-            f"{each}{_purposes(node, each.nic)}",
-        )
-        for each in candidates(facts)
-    ]
+    purposes = {
+        "Ray and the API": node.control_nic, "NCCL": node.nccl_nics[0], "Gloo": node.gloo_nic,
+    }  # fmt: skip
+    rows = []
+    for each in candidates(facts):
+        uses = ", ".join(purpose for purpose, name in purposes.items() if name == each.nic)
+        text = f"{each} <- {uses}" if uses else str(each)
+        rows.append((each.nic, " ".join(str(a.ip) for a in each.addresses), text))
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for name, ips, text in rows:
         yield f"    # {name.ljust(widths[0])}  {ips.ljust(widths[1])}  {text}"
-    if others := _unused(facts):
-        yield from _comment([f"not used: {others}"], indent=4)
+    # `docker0 (made by Docker); ib0, ib1 (down)`; shortened, as a container host has hundreds.
+    unused: dict[str, list[str]] = {}
+    for other in rejected(facts):
+        unused.setdefault(other.reason, []).append(other.nic)
+    others = []
+    for reason, names in unused.items():
+        more = len(names) - _MOST_NAMES
+        listed = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        others.append(f"{listed} ({reason})")
+    if others:
+        yield from _comment([f"not used: {'; '.join(others)}"], indent=4)
     nics = {"nccl": scalar(node.nccl_nics[0]), "gloo": scalar(node.gloo_nic)}
     if node.rdma:
-        nics["rdma"] = f"[{', '.join(scalar(device) for device in _devices(node))}]"
+        devices = dict.fromkeys(port.partition(":")[0] for port in node.rdma)
+        nics["rdma"] = f"[{', '.join(scalar(device) for device in devices)}]"
         yield from _comment([node.explain[-1]], indent=4)
     yield f"    nics: {{{', '.join(f'{key}: {value}' for key, value in nics.items())}}}"
 
 
-def _unused(facts: HostFacts) -> str:
-    """`docker0 (made by Docker); ib0, ib1 (down)`; shortened, as a container host has hundreds."""
-    names: dict[str, list[str]] = {}
-    for each in rejected(facts):
-        names.setdefault(each.reason, []).append(each.nic)
-    return "; ".join(
-        f"{', '.join(same[:_MOST_NAMES])}"
-        f"{f' and {len(same) - _MOST_NAMES} more' if len(same) > _MOST_NAMES else ''} ({reason})"
-        for reason, same in names.items()
-    )
-
-
-def _purposes(node: Node, nic: str) -> str:
-    purposes = {"Ray and the API": node.control_nic, "NCCL": node.nccl_nics[0]}
-    purposes["Gloo"] = node.gloo_nic
-    used = [purpose for purpose, name in purposes.items() if name == nic]
-    return f" <- {', '.join(used)}" if used else ""
-
-
-def _devices(node: Node) -> list[str]:
-    return list(dict.fromkeys(port.partition(":")[0] for port in node.rdma))
-
-
-def _gpus(found: Found, node: Node) -> Iterator[str]:
-    facts = found.facts[node.host]
+def _gpus(found: Found, facts: HostFacts) -> Iterator[str]:
     if not accelerator_named(found.inventory.accelerator).counted:
         yield "    gpus: 1"
         return
@@ -278,15 +331,11 @@ def _gpus(found: Found, node: Node) -> Iterator[str]:
     drivers = ", ".join(dict.fromkeys(gpu.driver for gpu in gpus))
     yield from _comment([f"driver {drivers}"], indent=4)
     yield "    gpus:"
-    yield from (f"      - {{{_gpu(gpu)}}}" for gpu in gpus)
-
-
-def _gpu(gpu: GpuFacts) -> str:
-    """Format a GPU. Memory shared with the CPU is left out, as it is not a property to check."""
-    model = f"model: {scalar(gpu.model)}"
-    if gpu.memory is None or gpu.unified:
-        return model
-    return f"{model}, memory: {gpu.memory / GIB:.1f} GiB"
+    for gpu in gpus:
+        # Memory shared with the CPU is left out, as it is not a property to check.
+        known = gpu.memory is not None and not gpu.unified
+        memory = f", memory: {(gpu.memory or 0) / GIB:.1f} GiB" if known else ""
+        yield f"      - {{model: {scalar(gpu.model)}{memory}}}"
 
 
 def _comment(lines: Iterable[str], *, indent: int = 0) -> Iterator[str]:

@@ -14,7 +14,6 @@ from clusterctl.node.documents import (
     RayNode,
     ServiceDocument,
     ServiceState,
-    UnreadableDocument,
 )
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
@@ -76,7 +75,8 @@ class ClusterStatus:
         """Every deviation from the inventory and from a working service, one sentence each."""
         of_hosts = [f"{row.name}: {text}" for row in self.hosts for text in row.problems]
         of_services = [
-            f"service {row.name}: {row.condition}{_because(row.state)}"
+            f"service {row.name}: {row.condition}"
+            f"{f' ({row.state.detail})' if row.state and row.state.detail else ''}"
             for row in self.services
             if row.condition != "ready"
         ]
@@ -105,10 +105,6 @@ class ClusterStatus:
         return not self.problems
 
 
-def _because(state: ServiceState | None) -> str:
-    return f" ({state.detail})" if state and state.detail else ""
-
-
 def assess(
     survey: Survey,
     drift: Mapping[str, Sequence[str]] | None = None,
@@ -127,6 +123,13 @@ def assess(
     address = head_node.node_ip if head_node else head.node_ip or head.address
     if survey.head:
         address = head_address(head, survey.head.facts, address)
+    services = []
+    for document in survey.services.values():
+        its, ago = states.get(document.name), None
+        if its and its.last_failure and survey.head:
+            # By the head's clock, with which the supervisor recorded it
+            ago = max(0.0, survey.head.facts.clock - its.last_failure_time)
+        services.append(ServiceRow(document, its, address, ago))
     return ClusterStatus(
         cluster=inventory.cluster,
         hosts=tuple(
@@ -140,26 +143,11 @@ def assess(
             )
             for host in inventory.hosts
         ),
-        services=tuple(
-            ServiceRow(
-                document,
-                states.get(document.name),
-                address,
-                _failed_ago(survey, states.get(document.name)),
-            )
-            for document in survey.services.values()
-        ),
+        services=tuple(services),
         ray_version=state.ray_version if state else "",
         vllm_version=state.vllm_version if state else "",
         strangers=survey.strangers,
     )
-
-
-def _failed_ago(survey: Survey, state: ServiceState | None) -> float | None:
-    """Seconds since the last failure by the head's clock, with which the supervisor recorded it."""
-    if state is None or not state.last_failure or survey.head is None:
-        return None
-    return max(0.0, survey.head.facts.clock - state.last_failure_time)
 
 
 def _host_row(
@@ -179,13 +167,16 @@ def _host_row(
     unreadable = survey.unreadable.get(host.name, ())
     logs = next((error for error in log_problems(survey) if error.host == host.name), None)
     renamed = container and container.name != container_name(survey.inventory.cluster)
-    problems = [
-        *_first_cause(survey, host, node, ray_known=ray_known),
-        *([logs.summary] if logs else ()),
-        *([f"the node container was renamed to {container.name}"] if container and renamed else ()),
-        *map(_unreadable_words, unreadable),
-        *drift,
-    ]
+    problems = list(_first_cause(survey, host, node, ray_known=ray_known))
+    if logs:
+        problems.append(logs.summary)
+    if container and renamed:
+        problems.append(f"the node container was renamed to {container.name}")
+    for document in unreadable:
+        deleted = document.why == DELETED
+        why = "was deleted" if deleted else f"cannot be read ({document.why})"
+        follows = "what it held before" if document.last_good else "nothing"
+        problems.append(f"{document.file} {why}; the supervisor follows {follows}")
     fix = error.hint if error else None
     if facts and fix is None:
         gone = host.name not in survey.running
@@ -195,6 +186,11 @@ def _host_row(
             fix = logs.hint
         elif state and state.broken_nics:
             fix = f"clusterctl check {survey.inventory.file}"
+    ray = ""
+    if node is not None:
+        ray = "up"
+    elif state is not None and host.name in survey.running:
+        ray = "not joined" if ray_known and state.ray == "up" else state.ray
     return HostRow(
         name=host.name,
         role=host.role,
@@ -202,31 +198,15 @@ def _host_row(
         reachable=error is None,
         engine=f"docker {facts.engine.version}" if facts and facts.engine.running else "",
         container=(container.state if container else "missing") if facts else "",
-        ray=_ray_word(survey, host, node, ray_known=ray_known),
+        ray=ray,
         gpus=tuple(gpu.model for gpu in facts.gpus.gpus) if facts else (),
         gpus_promised=len(host.gpus),
         gpus_in_ray=node.gpus if node else 0.0,
         gpus_used=node.gpus_used if node else 0.0,
-        problems=(*problems, *apart),
+        problems=(*problems, *drift, *apart),
         drift=drift,
         hint=fix,
     )
-
-
-def _ray_word(survey: Survey, host: Host, node: RayNode | None, *, ray_known: bool) -> str:
-    state = survey.states.get(host.name)
-    if node is not None:
-        return "up"
-    if state is None or host.name not in survey.running:
-        return ""
-    return "not joined" if ray_known and state.ray == "up" else state.ray
-
-
-def _unreadable_words(document: UnreadableDocument) -> str:
-    follows = "what it held before" if document.last_good else "nothing"
-    if document.why == DELETED:
-        return f"{document.file} was deleted; the supervisor follows {follows}"
-    return f"{document.file} cannot be read ({document.why}); the supervisor follows {follows}"
 
 
 def _first_cause(

@@ -22,7 +22,6 @@ from clusterctl.node.documents import (
     DELETED,
     NodeDocument,
     NodeState,
-    RayNode,
     ServiceDocument,
     UnreadableDocument,
     from_json,
@@ -172,12 +171,17 @@ class Survey:
         # A report from the future was written before the clock was set back: use the difference.
         return abs(self.facts[host].clock - state.time) if state else None
 
+    def cannot_report(self, host: str) -> bool:
+        """Whether the file system that the supervisor writes its report to is full."""
+        disk = self.facts[host].disk(run_dir(self.inventory.cluster))
+        return disk is not None and disk.free < LEAST_FREE
+
     def why_silent(self, host: str) -> str:
         """Reason why the supervisor's report is old or missing, as far as the probe shows."""
-        directory = run_dir(self.inventory.cluster)
-        disk, age = self.facts[host].disk(directory), self.state_age(host)
-        if disk and disk.free < LEAST_FREE:
+        if self.cannot_report(host):
+            directory = run_dir(self.inventory.cluster)
             return f"{directory} is on a file system that is full: the supervisor cannot report"
+        age = self.state_age(host)
         if age is None:
             return "the supervisor has written no state yet"
         return f"the supervisor last wrote {age:.0f} s ago"
@@ -199,7 +203,7 @@ class Survey:
                 host=head,
                 hint=f"clusterctl bootstrap {self.inventory.file}",
             )
-        if self.fresh_state(head) is None and "file system that is full" in self.why_silent(head):
+        if self.fresh_state(head) is None and self.cannot_report(head):
             raise RequirementsNotMet(
                 self.why_silent(head),
                 host=head,
@@ -227,18 +231,25 @@ class Survey:
         """
         state = self.fresh_state(self.inventory.head.name)
         known = {host.name for host in self.inventory.hosts}
-        file = self.inventory.file
-        return tuple(
-            RequirementsNotMet(
+        file, found = self.inventory.file, []
+        for node in state.nodes if state else ():
+            if not node.alive or node.name in known:
+                continue
+            ranks = [
+                f"rank {rank.rank} of {service.name}"
+                for service in (state.services if state else ())
+                for rank in service.ranks
+                if rank.host == node.name
+            ]
+            error = RequirementsNotMet(
                 f"is not in the inventory, and its container still runs in this cluster at "
-                f"{node.node_ip}{_with_ranks(node, state)}",
+                f"{node.node_ip}{', with ' if ranks else ''}{', '.join(ranks)}",
                 host=node.name or node.node_ip,
                 hint=f"put {node.name or 'it'} back into {file}, run "
                 f"`clusterctl down --limit {node.name} -i {file}`, and take it out again",
             )
-            for node in (state.nodes if state else ())
-            if node.alive and node.name not in known
-        )
+            found.append(error)
+        return tuple(found)
 
     # Documents
 
@@ -341,13 +352,3 @@ def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
             found.append(UnreadableDocument(file, str(error), last_good))
     gone = [document for document in known.values() if document.why == DELETED]
     return found + [one for one in gone if answer.files.get(f"{paths.config}/{one.file}") is None]
-
-
-def _with_ranks(node: RayNode, state: NodeState | None) -> str:
-    held = [
-        f"rank {rank.rank} of {service.name}"
-        for service in (state.services if state else ())
-        for rank in service.ranks
-        if rank.host == node.name
-    ]
-    return f", with {', '.join(held)}" if held else ""

@@ -28,9 +28,8 @@ from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
 from clusterctl.serving.arguments import batch_limits
 from clusterctl.steps.engines import Engines
-from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.cluster import Cluster, requirements
 from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
-from clusterctl.survey.requirements import requirements
 from clusterctl.transfer.cluster_images import ClusterImages
 from clusterctl.units import GIB
 from tests.fakes.abacus import LISTING, Nothing

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.errors import Problems, UsageError
 from clusterctl.facts.model import GpuReport, HostFacts
 from clusterctl.inventory.model import Ssh
-from clusterctl.survey.host_names import choose_head, doubts, inventory_names, named_hosts
+from clusterctl.survey.inventory_text import choose_head, doubts, inventory_names, named_hosts
 from tests.fakes.host_facts import gpus, host_facts
 
 COMMON = Ssh(user="ops", identity_file=Path("/k"))

@@ -13,9 +13,8 @@ from clusterctl.inventory.model import Host, Inventory, Nics
 from clusterctl.node.documents import NodeState, RayNode, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.topology import Node, Topology
-from clusterctl.survey.consistency import releases_apart
-from clusterctl.survey.drift import ray_problems
-from clusterctl.survey.requirements import name_listeners, place
+from clusterctl.survey.cluster import name_listeners, place
+from clusterctl.survey.drift import ray_problems, releases_apart
 from tests.fakes.host_facts import host_facts, nic
 from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport
