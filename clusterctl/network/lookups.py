@@ -7,7 +7,7 @@ users do, and so do downloads from hubs, registries and package sources.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -142,7 +142,21 @@ def notes(
                 "there"
             )
         if container:
-            texts += _cluster_names(container, cluster)
+            # The container's hosts file should answer these.
+            timed = {**container.addresses, **container.names}
+            asked = ((what, timed[what]) for what in (*cluster.values(), *cluster))
+            slow = [what for what, told in asked if told is None or told[1] > SLOW]
+            if slow:
+                texts.append(
+                    f"in its container, {', '.join(slow)} took longer than {SLOW:g} s to look up: "
+                    "name servers are asked before /etc/hosts, or it lacks them; clusterctl "
+                    "bootstrap, and `hosts: files dns` in the image's /etc/nsswitch.conf"
+                )
+            texts += (
+                f"in its container, {node} is at {', '.join(told[0])}, and not only at {ip}"
+                for ip, node in cluster.items()
+                if (told := container.names[node]) and told[0] and told[0] != [ip]
+            )
         found += (f"{name}: {text}" for text in texts)
     return tuple(found)
 
@@ -172,23 +186,6 @@ def _server_problems(answer: LookupAnswer) -> dict[str, str]:
             "server; it affects mistyped names, not the cluster's own"
         )
     return found
-
-
-def _cluster_names(answer: LookupAnswer, cluster: Mapping[str, str]) -> Iterator[str]:
-    """Yield problems of look-ups that the container's hosts file should answer."""
-    found = {**answer.addresses, **answer.names}
-    asked = ((what, found[what]) for what in (*cluster.values(), *cluster))
-    slow = [what for what, told in asked if told is None or told[1] > SLOW]
-    if slow:
-        yield (
-            f"in its container, {', '.join(slow)} took longer than {SLOW:g} s to look up: name "
-            "servers are asked before /etc/hosts, or it lacks them; clusterctl bootstrap, and "
-            "`hosts: files dns` in the image's /etc/nsswitch.conf"
-        )
-    for ip, name in cluster.items():
-        told = answer.names[name]
-        if told and told[0] and told[0] != [ip]:
-            yield f"in its container, {name} is at {', '.join(told[0])}, and not only at {ip}"
 
 
 def _seconds(told: Timed) -> str:

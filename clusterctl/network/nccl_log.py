@@ -42,11 +42,20 @@ def read_log(lines: Sequence[str]) -> Carried:
     # `Using [0]eth1:10.0.0.1<0>` or `Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ...`
     using = (match for line in lines if (match := _USING.search(line)))
     devices = next((match[2].split(";")[0] for match in using if match[1] == between), "")
+    inside = ""
+    ways = {match[1] for line in lines if (match := _VIA_HOST.search(line))}
+    if "P2P" in ways:
+        # The kinds of the paths from each GPU to the others
+        paths = [match for line in lines if (match := _PATHS.search(line))]
+        kinds = {kind for own in paths for other, kind in _GPU.findall(own[2]) if other != own[1]}
+        inside = "NVLink" if kinds and kinds <= _NVLINK else "PCIe"
+    elif ways:
+        inside = "shared memory"
     return Carried(
         between=between,
         devices=tuple(name for name, _ in _DEVICE.findall(devices)),
         gpudirect=any("/GDRDMA" in match[0] for match in networks),
-        inside=_inside(lines),
+        inside=inside,
     )
 
 
@@ -60,13 +69,3 @@ def peers(text: str) -> list[tuple[str, int]]:
     """Return addresses and ports that NCCL or Gloo name in an error."""
     found = [*_PEER.finditer(text), *_GLOO_PEER.finditer(text)]
     return [(match[1], int(match[2])) for match in found]
-
-
-def _inside(lines: Sequence[str]) -> str:
-    ways = {match[1] for line in lines if (match := _VIA_HOST.search(line))}
-    if "P2P" not in ways:
-        return "shared memory" if ways else ""
-    paths = [match for line in lines if (match := _PATHS.search(line))]
-    # the kinds of the paths from each GPU to the others
-    kinds = {kind for own in paths for other, kind in _GPU.findall(own[2]) if other != own[1]}
-    return "NVLink" if kinds and kinds <= _NVLINK else "PCIe"

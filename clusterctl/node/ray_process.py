@@ -87,13 +87,13 @@ class RayProcess:
             lines = [_COLOURS.sub("", line).strip() for line in child.tail() if line.strip(" -")]
             telling = [line for line in lines if _TELLING.search(line) and "{}" not in line]
             last = (telling or lines or ["it wrote nothing"])[-1][:300]
-            self._fail(now, child, f"ended with status {child.exit_status()}: {last}")
+            self._fail(now, f"ended with status {child.exit_status()}: {last}")
         elif self._probe and self._probe.losses != self._losses:
             self._drop("the head's GCS is gone")
         elif gone := self._parts.gone(now):
-            self._fail(now, child, f"its {gone} ended")
+            self._fail(now, f"its {gone} ended")
         elif self.state == "up" and fault:
-            self._fail(now, child, fault)
+            self._fail(now, fault)
         elif self._marked and self.state != "up":
             self._parts.look()
             self._turn("up", f"pid {child.pid}")
@@ -136,7 +136,7 @@ class RayProcess:
         try:
             self._child = Child(argv, env, self._paths.log("ray"), self._read)
         except OSError as error:
-            self._back_off(now, f"{argv[0]} cannot be started: {error}")
+            self._fail(now, f"{argv[0]} cannot be started: {error}")
             return
         self._parts = RayParts(self._child.pid, self._timing.parts_every)
         self._turn("starting", f"pid {self._child.pid}")
@@ -145,26 +145,23 @@ class RayProcess:
         if STARTED_MARK in line:
             self._marked = True
 
-    def _fail(self, now: float, child: Child, why: str) -> None:
-        # Ray's agents survive a raylet that was killed, and keep its ports.
-        child.kill_all()
-        self.restarts += 1
-        self._child = None
-        self._back_off(now, why)
-
-    def _back_off(self, now: float, why: str) -> None:
+    def _fail(self, now: float, why: str) -> None:
+        """End Ray and let it start again after a delay."""
         delay = self._backoff.failed()
-        self._next_start = now + delay
-        self._turn("backing-off", f"{why}; retrying in {delay:g} s")
+        self._end("backing-off", f"{why}; retrying in {delay:g} s", now + delay)
 
     def _drop(self, why: str) -> None:
         """End Ray and let it start again without a delay, for a cause outside this Ray."""
+        self._end("down", why, 0.0)
+
+    def _end(self, state: str, detail: str, next_start: float) -> None:
         if self._child:
+            # Ray's agents survive a raylet that was killed, and keep its ports.
             self._child.kill_all()
             self.restarts += 1
         self._child = None
-        self._next_start = 0.0
-        self._turn("down", why)
+        self._next_start = next_start
+        self._turn(state, detail)
 
     def _turn(self, state: str, detail: str) -> None:
         if state != self.state or detail != self.detail:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_interface
 
 from clusterctl.facts.model import HostFacts
-from clusterctl.ray_cluster.topology import Node, Topology
+from clusterctl.ray_cluster.topology import Topology
 
 # Kinds of NICs that report the link's speed; a veth always reports 10 Gbit/s
 _HONEST = ("physical", "bond", "vlan")
@@ -114,31 +114,25 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
     ]
     found: dict[tuple[tuple[str, str, str], ...], tuple[list[str], Lane]] = {}
     for purpose, nics in by_purpose:
-        ends = {
-            node.host: end
-            for node, name in zip(nodes, nics, strict=True)
-            if (end := _end(node, facts[node.host], name))
-        }
+        ends = {}
+        for node, name in zip(nodes, nics, strict=True):
+            # The address on that NIC of the node IP's family, the node IP itself if it is there
+            nic, six = facts[node.host].nic(name), ":" in node.node_ip
+            offered = nic.addresses if nic else ()
+            held = [a for a in offered if a.scope == "global" and (":" in a.ip) == six]
+            if nic and held:
+                speed = nic.speed if nic.kind in _HONEST else None
+                macs = frozenset(each.mac for each in facts[node.host].nics)
+                first = next((a for a in held if a.ip == node.node_ip), held[0])
+                ends[node.host] = End(
+                    node.host, name, first.ip, first.prefix, nic.mtu, speed, nic.mac, macs
+                )
         key = tuple((end.host, end.nic, end.ip) for end in ends.values())
         purposes, _ = found.setdefault(key, ([], Lane((), ends)))
         purposes.append(purpose)
     return tuple(
         Lane(tuple(dict.fromkeys(purposes)), lane.ends) for purposes, lane in found.values()
     )
-
-
-def _end(node: Node, facts: HostFacts, name: str) -> End | None:
-    """Return the node's address on that NIC, of the node IP's family; None if there is none."""
-    nic = facts.nic(name)
-    six = ":" in node.node_ip
-    offered = nic.addresses if nic else ()
-    held = [a for a in offered if a.scope == "global" and (":" in a.ip) == six]
-    held.sort(key=lambda address: address.ip != node.node_ip)
-    if not nic or not held:
-        return None
-    speed = nic.speed if nic.kind in _HONEST else None
-    macs = frozenset(each.mac for each in facts.nics)
-    return End(node.host, nic.name, held[0].ip, held[0].prefix, nic.mtu, speed, nic.mac, macs)
 
 
 def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> Iterator[str]:

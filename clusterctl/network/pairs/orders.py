@@ -46,30 +46,9 @@ class Table:
     greeting: str
 
 
-def open_order(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], greeting: str) -> Any:
-    return {
-        "ips": [lanes[lane].ends[host].ip for lane in held(lanes, host)],
-        "ports": sorted(ports) if 0 in held(lanes, host) else [],
-        "greeting": greeting,
-        "warm_up": WARM_UP,
-        "window": WINDOW,
-    }
-
-
 def held(lanes: Sequence[Lane], host: str) -> list[int]:
     """Numbers of the lanes that `host` is on; hosts number their listeners in this order."""
     return [number for number, lane in enumerate(lanes) if host in lane.ends]
-
-
-def member(lanes: Sequence[Lane], host: str, ports: Mapping[int, str], answer: Any) -> Member:
-    """Build a Member from the answer to `open`."""
-    numbers = held(lanes, host)
-    return Member(
-        dict(zip(numbers, answer["ephemeral"], strict=True)),
-        dict(zip(numbers, answer["counting"], strict=True)),
-        frozenset(answer["busy"]),
-        ports,
-    )
 
 
 def reach_order(table: Table, host: str) -> Any:

@@ -21,7 +21,8 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import EVERY_NODE
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.pairs import orders
-from clusterctl.network.pairs.model import Clock, PairResults, Way, lanes
+from clusterctl.network.pairs.model import Clock, PairResults, Way
+from clusterctl.network.pairs.model import lanes as lanes_of
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport, lines
@@ -93,7 +94,7 @@ class _Participants:
         self._transports = transports
         hosts = [node.host for node in topology.nodes if node.host in facts]
         greeting = f"clusterctl {secrets.token_hex(8)}"
-        self._table = orders.Table(lanes(topology, facts), hosts, {}, greeting)
+        self._table = orders.Table(lanes_of(topology, facts), hosts, {}, greeting)
         self._sessions: dict[str, PairProbeSession] = {}
         self.clocks: dict[str, Clock] = {}
         self.unproven: dict[str, str] = {}
@@ -106,10 +107,19 @@ class _Participants:
             ports = ray_ports(self._inventory, head=self._inventory.head.name == host)
             session = PairProbeSession(self._transports[host], sudo=self._facts[host].root)
             self._sessions[host] = session
-            order = orders.open_order(table.lanes, host, ports, table.greeting)
+            lanes = orders.held(table.lanes, host)
+            order = {
+                "ips": [table.lanes[lane].ends[host].ip for lane in lanes],
+                "ports": sorted(ports) if 0 in lanes else [],
+                "greeting": table.greeting,
+                "warm_up": orders.WARM_UP,
+                "window": orders.WINDOW,
+            }
             answer = session.ask("open", order)
             self.clocks[host], ahead = session.clocks()
-            return replace(orders.member(table.lanes, host, ports, answer), ahead=ahead)
+            ephemeral = dict(zip(lanes, answer["ephemeral"], strict=True))
+            counting = dict(zip(lanes, answer["counting"], strict=True))
+            return orders.Member(ephemeral, counting, frozenset(answer["busy"]), ports, ahead)
 
         for host in table.hosts:
             if not self._facts[host].python3:
