@@ -136,6 +136,14 @@ API_CONNECT = 5.0  # To open the TCP connection to a service's API
 # For the request that proves a service: the first one may still compile kernels.
 FIRST_ANSWER = 120.0
 
+# For one answer of a batch: up to 256 requests share the GPUs, and each may generate a long text.
+BATCH_ANSWER = 1800.0
+
+# For which a service may answer nothing while a batch is sent: a restart that loads large weights.
+BATCH_PATIENCE = 900.0
+
+BATCH_PAUSE = 15.0  # The longest pause before a request of a batch is sent again
+
 SHUTDOWN = 60  # For running requests when a service stops; vLLM's own default, 0, aborts them
 
 STOP_SLACK = 30.0  # In addition to a service's shutdown time, until a stop counts as failed

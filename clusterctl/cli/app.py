@@ -10,6 +10,7 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli import (
+    batch,
     bootstrap,
     bundle,
     check,
@@ -73,6 +74,7 @@ app.command("plan")(bootstrap.plan)
 app.command("check")(check.check)
 app.command("fit", cls=VllmCommand)(fit.fit)
 app.command("serve", cls=VllmCommand)(serve.serve)
+app.command("batch")(batch.batch)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.command("down")(down.down)

@@ -4,6 +4,7 @@ left at the end. The tests build on each other, in the order of this file."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -193,6 +194,23 @@ def test_the_api_wants_the_key_of_the_config_file(
     other = operator.run("serve", "--config", str(tmp_path / "other.yaml"), "--name", "other")
     assert other.status == 2, other.text
     assert "clusterctl stop tiny" in other.stderr
+
+
+def test_a_file_of_prompts_is_answered_once(operator: Operator, tmp_path: Path) -> None:
+    requests, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts = [{"prompt": f"{n} and", "max_tokens": 8} for n in range(20)]
+    requests.write_text("".join(f"{json.dumps(line)}\n" for line in prompts))
+    words = ("batch", "tiny", str(requests), "-o", str(answers), "--json")
+    assert operator.ok(*words).json["answered"] == 20
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert {line["custom_id"] for line in lines} == {f"line-{n}" for n in range(1, 21)}
+    assert all(line["response"]["body"]["choices"][0]["text"] for line in lines)
+    assert (operator.ok(*words).json["kept"], len(answers.read_text().splitlines())) == (20, 20)
+
+    requests.write_text('{"prompt": "x", "max_tokens": 100000}\n')
+    refused = operator.run(*words[:3], "-o", str(tmp_path / "other.jsonl"))
+    assert refused.status == 6, refused.text
+    assert "1 of 1 requests failed" in refused.stderr
 
 
 def test_status_shows_it_all_on_one_screen(operator: Operator) -> None:

@@ -1,0 +1,66 @@
+"""`batch`: answer a file of requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+
+@guarded
+def batch(
+    service: Annotated[
+        str, typer.Argument(metavar="SERVICE", help="Service, as `status` shows it.")
+    ],
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            help='JSON lines: OpenAI\'s batch format, or just {"prompt": ...} or '
+            '{"messages": [...]}.',
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="FILE", help="Answers, a JSON line each."),
+    ],
+    concurrency: Annotated[
+        int,
+        typer.Option("--concurrency", metavar="N", min=1, max=256, help="Requests at once."),
+    ] = 64,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Answer a file of requests. A second run sends what has no answer yet, or failed."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.batch import run
+    from clusterctl.errors import StepFailed
+
+    with session("batch", inventory, quiet=as_json) as opened:
+        count = run(
+            opened.inventory,
+            service,
+            requests,
+            output,
+            concurrency,
+            opened.credentials,
+            opened.progress,
+        )
+    if as_json:
+        print(json.dumps({"service": service, "answers": str(output), **vars(count)}, indent=2))
+    elif count.kept == count.total:
+        print(f"{output} already has all {count.total} answers")
+    else:
+        print(f"{count.answered} answers in {output}, {count.kept} were there before")
+    if count.failed and not as_json:
+        raise StepFailed(
+            f"{count.failed} of {count.total} requests failed",
+            hint=f"{output} has the reasons; the same command sends only these again",
+        )
+    if count.failed:
+        raise typer.Exit(StepFailed.exit_code)

@@ -1,0 +1,80 @@
+"""`batch`: answer a file of requests with a service of the cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from clusterctl.engine.events import EventSink, StepFinished, StepProgress, StepStarted
+from clusterctl.engine.interrupt import interruptible
+from clusterctl.engine.step import Change
+from clusterctl.errors import Interrupted
+from clusterctl.inventory.model import Inventory
+from clusterctl.ray_cluster.topology import base_url
+from clusterctl.serving.batch import (
+    BatchCount,
+    BatchRun,
+    check_requests,
+    opened_answers,
+    read_requests,
+)
+from clusterctl.serving.declaration import read_key, require_service
+from clusterctl.survey.survey import connected, take_survey
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.tcp import Tunnel
+
+
+def run(
+    inventory: Inventory,
+    service: str,
+    requests: Path,
+    answers: Path,
+    concurrency: int,
+    credentials: Credentials,
+    sink: EventSink,
+) -> BatchCount:
+    """Send the requests that `answers` has no answer for, and add the answers to it.
+
+    Raises UsageError for an unknown service, ConnectionFailed if it does not answer, Interrupted
+    after Ctrl-C, and Problems with the invalid lines of `requests`.
+    """
+    with connected((inventory.head,), credentials) as transports:
+        head = transports[inventory.head.name]
+        survey = take_survey(inventory, transports)
+        survey.require_supervised_head()
+        document = require_service(service, survey.services)
+        ids = check_requests(requests, document.served_name)
+        with (
+            opened_answers(answers) as (file, kept),
+            Tunnel(head, document.host, document.port) as tunnel,
+            interruptible(sink) as cancelled,
+        ):
+            count = BatchCount(len(ids), kept=len(kept.intersection(ids)))
+            if count.kept == count.total:
+                return count
+            title = f"answer {count.total - count.kept} requests"
+            started = time.monotonic()
+            sink(StepStarted(head.host.name, title, Change(title)))
+
+            def say() -> None:
+                done = count.answered + count.failed
+                rate = done / (time.monotonic() - started)
+                failed = f", {count.failed} failed" if count.failed else ""
+                text = f"{count.kept + done} of {count.total}{failed}, {rate:.1f}/s"
+                sink(StepProgress(head.host.name, title, text))
+
+            url = base_url("127.0.0.1", tunnel.port)
+            batch = BatchRun(url, read_key(inventory, head), file, count, concurrency)
+            missing = (
+                request
+                for request in read_requests(requests, document.served_name)
+                if request.custom_id not in kept
+            )
+            batch.send(missing, cancelled, say)
+            if cancelled.is_set():
+                raise Interrupted(
+                    f"interrupted after {count.kept + count.answered} of {count.total} answers",
+                    hint="the same command continues where this one stopped",
+                )
+            sink(StepFinished(head.host.name, title, "changed", time.monotonic() - started))
+            return count
