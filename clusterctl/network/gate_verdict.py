@@ -347,8 +347,10 @@ def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlEr
         users = " and ".join(_VARIABLE[purpose] for purpose in one.purpose.split(", "))
         if one.source:
             sources = ", ".join(each.source for each in tried)
-            place = f"its {one.nic} ({users}) at {one.ip} port {one.port}"
-            summary = f"{sources} cannot reach {place}: {_lower(one.error)}"
+            summary = (
+                f"{sources} cannot reach its {one.nic} ({users}) at {one.ip} port {one.port}: "
+                f"{_lower(one.error)}"
+            )
             hint = _way_in(one, file)
         else:
             summary = f"{one.nic} ({users}): {_lower(one.error)} ({one.ip})"

@@ -81,12 +81,14 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
         if apart(way):
             return _different_networks(way)
         route = f"sudo ip route replace {network(receiver)} dev {sender.nic} src {sender.ip}"
-        lane = f"{sender.nic}, which carries {carried(way.lane)}"
+        carries = carried(way.lane)
         if way.route:
-            summary = f"packets to {{others}} leave by {way.route}, not by {lane}"
+            summary = (
+                f"packets to {{others}} leave by {way.route}, not by {sender.nic}, which carries "
+                f"{carries}"
+            )
             return PairFault("other route", sender.host, way, summary, route)
-        lane = f"{sender}, which carries {carried(way.lane)}"
-        summary = f"has no route from {lane}, to {{others}}"
+        summary = f"has no route from {sender}, which carries {carries}, to {{others}}"
         return PairFault("no route", sender.host, way, summary, route)
     # Another MAC answers for the receiver's address, beside its own or without it.
     strange = [mac for mac in way.neighbours if mac not in receiver.macs]
