@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,6 @@ from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.commands.model_list import ModelList
     from clusterctl.transfer.weights.delivery import PushedModel
 
 NOTHING = "Nothing to move: every host has the complete model."  # A dry run's plan
@@ -39,27 +37,22 @@ def ls(
     if hub:
         print("\n".join(entry.hub_id for entry in CATALOGUE))
         return
-    listed = _listed(inventory, limit)
+    from clusterctl.cli.session import session
+    from clusterctl.commands.model_list import run
+    from clusterctl.inventory.current import current
+    try:
+        current(inventory)
+    except UsageError:  # no inventory is named or current: the catalogue needs none
+        listed = None
+    else:
+        with session("model-ls", inventory, limit=limit, quiet=True) as opened:
+            listed = run(opened.inventory, opened.hosts, opened.credentials)
     if as_json:
         print(json.dumps(listed_document(listed), indent=2))
         return
     print("\n".join(list_lines(listed)))
     for error in listed.errors if listed else ():
         print("\n".join(error_lines(error, None)), file=sys.stderr)
-
-
-def _listed(inventory: Path | None, limit: str | None) -> ModelList | None:
-    """Return the hosts' models; None without a named or current inventory."""
-    from clusterctl.cli.session import session
-    from clusterctl.commands.model_list import run
-    from clusterctl.inventory.current import current
-
-    try:
-        current(inventory)
-    except UsageError:
-        return None
-    with session("model-ls", inventory, limit=limit, quiet=True) as opened:
-        return run(opened.inventory, opened.hosts, opened.credentials)
 
 
 @app.command("push")

@@ -30,7 +30,8 @@ def find_model(asked: str, name: str | None, to: Destination, sink: EventSink) -
     once, so that its errors are raised before any host is contacted."""
     if name is not None:
         require_name(name)
-    if to.holder is not None:
-        return of_host(asked, to.inventory.models, to.holder, name, sink)
+    models, holder = to.inventory.models, to.holder
+    if holder is not None:
+        return lambda views: of_host(asked, models, views[holder], name, sink)
     found = of_directory(Path(asked), name, sink)
     return lambda _: found

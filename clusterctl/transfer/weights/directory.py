@@ -118,7 +118,7 @@ def _files(
         raise UsageError(f"{directory / below} cannot be read: {error.strerror}") from error
     for entry in entries:
         path = f"{below}{entry.name}"
-        if _passed_over(entry.name):
+        if is_passed_over(entry.name):
             continue
         if entry.is_dir():
             if (directory / path).resolve() in within:
@@ -130,11 +130,10 @@ def _files(
 
 def is_passed_over(path: str) -> bool:
     """Whether a file is not part of the model, by its path alone."""
-    return any(_passed_over(part) for part in path.split("/"))
-
-
-def _passed_over(name: str) -> bool:
-    return name in LEFT_OUT or name.startswith(".clusterctl-") or name.endswith(_UNFINISHED)
+    return any(
+        name in LEFT_OUT or name.startswith(".clusterctl-") or name.endswith(_UNFINISHED)
+        for name in path.split("/")
+    )
 
 
 def _tree_file(path: str, source: Path) -> TreeFile:
@@ -306,7 +305,6 @@ class FilesSource:
         self._stamps = {digest: Stamp.of(file.source) for digest, file in self._files.items()}
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """See BlobSource."""
         file = self._files[blob.digest]
         try:
             with file.source.open("rb") as opened:

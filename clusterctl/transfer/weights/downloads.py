@@ -174,7 +174,6 @@ class Downloads:
         return manifest
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """See BlobSource."""
         file = self._files[blob.digest]
         with self._beginning:
             if file in self._large and file.path not in self._begun:

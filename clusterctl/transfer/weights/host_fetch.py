@@ -74,14 +74,6 @@ if "all" in PROXIES:
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler(PROXIES), Redirects())
 
 
-class Refused(Exception):
-    """The server refuses the file, and would refuse it again."""
-
-    def __init__(self, error: urllib.error.HTTPError) -> None:
-        super().__init__(error.code)
-        self.status, self.headers = error.code, error.headers
-
-
 class FetchFault(Exception):
     """The file did not arrive; the message is the reason."""
 
@@ -141,7 +133,8 @@ class File:
         raise FetchFault("it arrived twice with a hash other than the hub's")
 
     def fill(self, opened: BinaryIO, headers: dict[str, str]) -> None:
-        """Download all missing bytes. Raises Refused, FetchFault, and OSError of the disk."""
+        """Download all missing bytes. Raises HTTPError if the server would refuse them again,
+        FetchFault, and OSError of the disk."""
         self.have = opened.seek(0, 2)
         if self.have > self.size:  # of another version: a file without a hash would pass
             self.have = opened.truncate(0)
@@ -152,7 +145,7 @@ class File:
                 self.attempt(opened, headers)
             except urllib.error.HTTPError as error:
                 if 400 <= error.code < 500 and error.code not in (408, 429):
-                    raise Refused(error) from error
+                    raise
                 text = f"{urlsplit(self.url).netloc} responded with status {error.code}"
             except NETWORK as error:
                 text = f"{urlsplit(self.url).netloc} cannot be reached: {reason_of(error)}"
@@ -203,10 +196,10 @@ def download(files: list[File], headers: dict[str, str], piece: int) -> None:
             try:
                 whole, pieces = file.fetch(headers, piece)
                 tell(done=file.path, sha256=whole, pieces=pieces)
-            except Refused as refused:
-                named = refused.headers
+            except urllib.error.HTTPError as error:
+                named = error.headers
                 code, message = named.get("X-Error-Code"), named.get("X-Error-Message")
-                tell(refused=file.path, status=refused.status, code=code, message=message)
+                tell(refused=file.path, status=error.code, code=code, message=message)
             except Exception as error:  # of any kind: the other files continue
                 tell(failed=file.path, text=reason_of(error))
 

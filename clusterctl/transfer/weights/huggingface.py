@@ -43,7 +43,6 @@ class HuggingFace:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """See Hub."""
         return build_hf_headers(
             token=self._token, library_name="clusterctl", library_version=__version__
         )
@@ -128,7 +127,6 @@ class HuggingFace:
         return Path(found) if isinstance(found, str) else None
 
     def require_downloadable(self, listing: Listing, *, here: bool = True) -> None:
-        """See Hub."""
         large = [
             file.path
             for file in listing.files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -66,41 +65,28 @@ def of_directory(directory: Path, name: str | None, sink: EventSink) -> Supply:
     return Supply(manifest, "here", source, trouble=source.changes)
 
 
-def of_host(
-    asked: str, models: str, holder: str, name: str | None, sink: EventSink
-) -> Callable[[Mapping[str, HostView]], Supply]:
-    """Return a function that finds a model on the host `holder`, or hashes it there if it has no
-    valid manifest. `asked`: a directory's name, a path, or a name of the catalogue."""
-
-    def supply(views: Mapping[str, HostView]) -> Supply:
-        view = views[holder]
-        directory, tree = _find(asked, models, view)
-        manifest = tree.manifest
-        if manifest is None or tree.lacking:
-            text = f"hashing {tree.path} there: {tree.size / GIB:.1f} GiB"
-            sink(StepProgress(holder, "hash", text))
-            manifest = _hashed(view, directory, tree, sink)
-            sink(StepFinished(holder, "hash", "unchanged", 0.0))
-        wanted = replace(manifest, name=name or manifest.name)
-        return Supply.held_by(view, wanted, f"{directory}/{tree.path}")
-
-    return supply
-
-
-def _find(asked: str, models: str, view: HostView) -> tuple[str, HostTree]:
-    """Return its parent directory and the model. Raises RequirementsNotMet if not found."""
+def of_host(asked: str, models: str, view: HostView, name: str | None, sink: EventSink) -> Supply:
+    """Find a model on a host, and hash it there if it has no valid manifest. `asked`: a directory's
+    name, a path, or a name of the catalogue. Raises RequirementsNotMet if it is not there."""
     candidates = [f"{models}/{asked}"]
     with suppress(UsageError):  # any directory may be named
         candidates += resolve(asked, models).candidates
     for path in map(PurePosixPath, candidates):
-        inside = path.is_relative_to(models)
-        directory = models if inside else str(path.parent)
-        tree = look_at_models(view.transport, directory).tree(str(path.relative_to(directory)))
-        if tree is not None:
-            return directory, tree
-    raise RequirementsNotMet(
-        f"{asked} is not on {view.host.name}", hint="clusterctl model ls", host=view.host.name
-    )
+        directory = models if path.is_relative_to(models) else str(path.parent)
+        found = look_at_models(view.transport, directory)
+        if tree := found.tree(str(path.relative_to(directory))):
+            break
+    else:
+        host = view.host.name
+        raise RequirementsNotMet(f"{asked} is not on {host}", hint="clusterctl model ls", host=host)
+    manifest = tree.manifest
+    if manifest is None or tree.lacking:
+        text = f"hashing {tree.path} there: {tree.size / GIB:.1f} GiB"
+        sink(StepProgress(view.host.name, "hash", text))
+        manifest = _hashed(view, directory, tree, sink)
+        sink(StepFinished(view.host.name, "hash", "unchanged", 0.0))
+    wanted = replace(manifest, name=name or manifest.name)
+    return Supply.held_by(view, wanted, f"{directory}/{tree.path}")
 
 
 def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> Manifest:

@@ -44,13 +44,11 @@ class ModelScope:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """See Hub."""
         if not self._token:
             return {}
         return {"Authorization": f"Bearer {self._token}", "Cookie": f"m_session_id={self._token}"}
 
     def listing(self, model_id: str, revision: str | None) -> Listing:
-        """See Hub."""
         wanted = revision or DEFAULT_REVISION
         api = f"{self.endpoint}/api/v1/models/{model_id}/repo"
         query = urlencode({"Revision": wanted, "Recursive": "True"})
@@ -99,7 +97,6 @@ class ModelScope:
         return Listing("modelscope", model_id, commit, files)
 
     def refusal(self, answer: httpx2.Response, model_id: str, revision: str) -> ClusterctlError:
-        """See Hub."""
         document = _document(answer)
         said = str(document.get("Message", "")) or None
         page = f"{self.endpoint}/models/{model_id}"

@@ -76,7 +76,8 @@ class WeightsReceiver:
         found = self._needs[view.host.name] = self._need(view, host)
         if problem := no_room(self._supply.manifest, found, host):
             raise problem
-        return None if found.is_noop else _change(self._supply, found)
+        nothing_to_do = found.complete and not found.leftovers
+        return None if nothing_to_do else _change(self._supply, found)
 
     def settle(self, view: HostView) -> bool:
         """Remove what interrupted runs left of a complete model. Return False for an incomplete

@@ -89,11 +89,6 @@ class Need:
     def complete(self) -> bool:
         return self.state == "complete"
 
-    @property
-    def is_noop(self) -> bool:
-        """Whether nothing has to be done on the host."""
-        return self.complete and not self.leftovers
-
 
 def need(manifest: Manifest, host: HostModels) -> Need:
     """Return what `host` needs to have `manifest` under its name."""

@@ -35,14 +35,15 @@ def plain(directory: Path) -> Path:
 def test_a_model_is_found_by_its_short_name_and_goes_to_the_others(cluster: Cluster) -> None:
     plain(cluster.own("h1") / "Qwen3-8B")
     told: list[Event] = []
-    find = of_host("qwen3-8b", str(cluster.models), "h1", None, told.append)
-    outcome, sent = cluster.push(find(cluster.views))
+    view = cluster.views["h1"]
+    supply = of_host("qwen3-8b", str(cluster.models), view, None, told.append)
+    outcome, sent = cluster.push(supply)
     assert (outcome.changed, sent) == (1, 0)
     there = cluster.own("h2") / "Qwen3-8B"
     assert {path.name for path in there.iterdir()} == {"config.json", "model.bin", FILE_NAME}
     assert any(isinstance(event, StepProgress) for event in told)
     told.clear()
-    again = find(cluster.views)
+    again = of_host("qwen3-8b", str(cluster.models), view, None, told.append)
     assert told == [], "it was hashed again"
     assert cluster.push(again)[0].changed == 0
 
@@ -56,8 +57,10 @@ def test_a_cache_entry_keeps_its_links(cluster: Cluster, tmp_path: Path) -> None
     blobs = plain(tmp_path / "files").rename(entry / "blobs")
     for name in ("config.json", "model.bin"):
         (snapshot / name).symlink_to(f"../../blobs/{name}")
-    supply = of_host("Org/Tiny", str(cluster.models), "h1", None, cluster.events.append)
-    assert cluster.push(supply(cluster.views))[0].changed == 1
+    supply = of_host(
+        "Org/Tiny", str(cluster.models), cluster.views["h1"], None, cluster.events.append
+    )
+    assert cluster.push(supply)[0].changed == 1
     there = cluster.own("h2") / entry.name / "snapshots" / "c0ffee" / "model.bin"
     assert there.is_symlink()
     assert there.read_bytes() == (blobs / "model.bin").read_bytes()
@@ -73,18 +76,20 @@ def test_a_shard_that_lacks_there_is_named(cluster: Cluster) -> None:
     shutil.move(half / "model.bin", half / "model-1.safetensors")
     (half / "model.safetensors.index.json").write_text(INDEX)
     with pytest.raises(RequirementsNotMet, match=r"it lacks model-2\.safetensors") as raised:
-        of_host("Half", str(cluster.models), "h1", None, cluster.events.append)(cluster.views)
+        of_host("Half", str(cluster.models), cluster.views["h1"], None, cluster.events.append)
     assert raised.value.host == "h1"
 
 
 def test_a_model_that_is_not_there(cluster: Cluster) -> None:
     with pytest.raises(RequirementsNotMet, match="Nothing is not on h1"):
-        of_host("Nothing", str(cluster.models), "h1", None, cluster.events.append)(cluster.views)
+        of_host("Nothing", str(cluster.models), cluster.views["h1"], None, cluster.events.append)
 
 
 def test_another_name_for_the_hosts_model(cluster: Cluster) -> None:
     plain(cluster.own("h1") / "mine")
-    supply = of_host("mine", str(cluster.models), "h1", "Org/Mine", cluster.events.append)
-    assert cluster.push(supply(cluster.views))[0].changed == 2
+    supply = of_host(
+        "mine", str(cluster.models), cluster.views["h1"], "Org/Mine", cluster.events.append
+    )
+    assert cluster.push(supply)[0].changed == 2
     for name in cluster.views:
         assert (cluster.own(name) / "Org" / "Mine" / "model.bin").is_file()
