@@ -40,6 +40,7 @@ def ls(
     from clusterctl.cli.session import session
     from clusterctl.commands.model_list import run
     from clusterctl.inventory.current import current
+
     try:
         current(inventory)
     except UsageError:  # no inventory is named or current: the catalogue needs none

@@ -203,7 +203,7 @@ MOST_HEADER = 100_000_000  # Bytes of header that the safetensors library itself
 
 
 def shortfall(path: Path) -> int:
-    """Bytes that the file lacks of the length in its header; 0 when it is complete.
+    """Return by how many bytes the file is shorter than its header says; 0 when it is complete.
 
     Raises ValueError when it is not a safetensors file, OSError when it cannot be read.
     """

@@ -76,8 +76,8 @@ class Listing:
 
     def manifest(self, name: str, hashed: Mapping[str, Hashed] | None = None) -> Manifest:
         """Return the manifest of the model in a directory `name`. `hashed`: hashes of downloaded
-        files by path; of the others it has the hub's, and git's where the hub publishes no sha256,
-        which no file of a host matches."""
+        files, by path. Any other file gets the sha256 that the hub publishes, or without one git's
+        SHA-1 as a placeholder, which matches no file on a host."""
         files = []
         for file in self.files:
             known = (hashed or {}).get(file.path)

@@ -52,7 +52,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files; equal files are counted each."""
+        """Bytes of all files; files with the same content are counted separately."""
         return sum(file.size for file in self.files)
 
     @property

@@ -46,7 +46,7 @@ class Supply:
 
     @classmethod
     def held_by(cls, view: HostView, manifest: Manifest, path: str) -> Supply:
-        """The model in the directory `path` of a host."""
+        """Return the supply of a model in the directory `path` of a host."""
         files = {file.blob.digest: f"{path}/{file.path}" for file in manifest.files}
         return cls(manifest, view.host.name, holder=Holder(view, files))
 
@@ -127,7 +127,7 @@ class WeightsReceiver:
             except ClusterctlError:
                 raise_all(self._supply.trouble())
                 raise
-        view.say("moving it into place")
+        view.say("moving the model into place")
         # From here on nothing may be fetched to the host, even if its relay is restarted: that
         # would make a second copy which is never moved into place.
         staged = staging.places(self._supply.manifest, directory)
@@ -165,7 +165,7 @@ class WeightsReceiver:
         if found.complete:
             return found
         if found.unproven:
-            text = f"hashing what {view.host.name} has of it"
+            text = f"hashing the files that {view.host.name} has"
             say(text)
             sizes = {file.sha256: file.size for file in manifest.files}
             size = sum(sizes[digest] for digest in found.unproven.values())

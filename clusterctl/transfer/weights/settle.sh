@@ -24,7 +24,7 @@ while IFS=$TAB read -r word first second; do
     file)
         size=$(stat -c %s "./$second" 2>/dev/null || echo none)
         [ "$size" = "$first" ] && continue
-        echo "$second is not all there: $size of $first bytes" >&2
+        echo "$second is incomplete: it has $size of $first bytes" >&2
         exit 1
         ;;
     manifest)

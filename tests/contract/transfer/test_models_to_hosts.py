@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -166,27 +167,40 @@ def test_all_hosts_without_room_are_named_before_the_first_byte(
 
 
 SLOW = """\
-#!/bin/sh
-if [ "$(stat -L -c %s /dev/stdin)" -gt 16777216 ]; then
-  for _ in $(seq 600); do [ -e {told} ] && break; sleep 0.1; done
-fi
-exec /usr/bin/sha256sum "$@"
+#!{python}
+import hashlib, os, sys, time
+
+real = hashlib.sha256
+
+
+def sha256(*data):
+    deadline = time.monotonic() + 60
+    while not os.path.exists("{told}") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return real(*data)
+
+
+hashlib.sha256 = sha256
+code = sys.argv.index("-c") + 1
+sys.argv = sys.argv[code:]
+exec(sys.argv[0])
 """
-"""Waits with a large file until it was told of."""
+"""A host's Python that hashes nothing until it was told how far hashing is."""
 
 
 def test_each_host_says_in_its_own_line_how_far_hashing_there_is(
     cluster: Cluster, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sha256sum").write_text(SLOW.format(told=tmp_path / "told"))
-    (tmp_path / "sha256sum").chmod(0o755)
+    program = tmp_path / "python3"
+    program.write_text(SLOW.format(python=sys.executable, told=tmp_path / "told"))
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name in ("h1", "h2"):
         shutil.copytree(model, cluster.own(name) / "Tiny-1B")
     told: set[str] = set()
 
     def see(event: Event) -> None:
-        own = f"hashing what {getattr(event, 'host', '')} has of it: "
+        own = f"hashing the files that {getattr(event, 'host', '')} has: "
         if isinstance(event, StepProgress) and event.text.startswith(own):
             told.add(event.host)
         if told == {"h1", "h2"}:

@@ -103,7 +103,7 @@ def test_an_unfinished_tree_is_never_in_its_place(
     tree, manifest = hashed(make_model(), tmp_path)
     found = need(manifest, look_at_models(here, models))
     staging.prepare(here, manifest, found, models)
-    with pytest.raises(CommandFailed, match=r"is not all there"):
+    with pytest.raises(CommandFailed, match=r"is incomplete: it has"):
         staging.settle(here, manifest, models)
     assert not (Path(models) / manifest.name).exists()
     assert list(look_at_models(here, models).incoming) == [staging_path(manifest, "").split("/")[2]]
