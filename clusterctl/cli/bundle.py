@@ -16,72 +16,64 @@ from clusterctl.errors import UsageError
 
 app = Commands("Download packages for hosts without internet access.")
 
-_Target = Annotated[
-    str,
-    typer.Option(
-        "--for", metavar="SYSTEM", help="Hosts' system: debian12, ubuntu24.04, rocky9, ..."
-    ),
-]
-_Output = Annotated[
-    Path,
-    typer.Option(
-        "-o", "--output", metavar="PATH", help="Directory to write; a file if it ends in .tar."
-    ),
-]
-_Arch = Annotated[
-    str,
-    typer.Option("--arch", metavar="ARCH", help="Hosts' processors: x86_64 or aarch64."),
-]
-_EngineOnly = Annotated[
-    bool, typer.Option("--engine-only", help="Leave out NVIDIA's container toolkit.")
-]
-_Toolkit = Annotated[
-    str | None,
-    typer.Option("--toolkit", metavar="VERSION", help="NVIDIA toolkit version, such as 1.19.1-1."),
-]
-_Docker = Annotated[
-    str | None,
-    typer.Option("--docker", metavar="URL", help="Docker's repository; on Debian, for docker-ce."),
-]
-_DockerKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--docker-key", metavar="FILE", help="Signing key of --docker; default: Docker's."
-    ),
-]
-_Nvidia = Annotated[
-    str | None, typer.Option("--nvidia", metavar="URL", help="Mirror of NVIDIA's repository.")
-]
-_NvidiaKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--nvidia-key", metavar="FILE", help="Signing key of --nvidia; default: NVIDIA's."
-    ),
-]
-_Mirror = Annotated[
-    str | None,
-    typer.Option("--mirror", metavar="URL", help="Mirror of the system's own packages."),
-]
-_Keyring = Annotated[
-    Path | None,
-    typer.Option("--keyring", metavar="FILE", help="Signing keys of the system's packages."),
-]
-
 
 @app.command("packages")
 @guarded
 def packages(
-    target: _Target,
-    output: _Output,
-    arch: _Arch = "x86_64",
-    engine_only: _EngineOnly = False,
-    toolkit: _Toolkit = None,
-    docker: _Docker = None,
-    docker_key: _DockerKey = None,
-    nvidia: _Nvidia = None,
-    nvidia_key: _NvidiaKey = None,
-    mirror: _Mirror = None,
-    keyring: _Keyring = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="SYSTEM", help="Hosts' system: debian12, ubuntu24.04, rocky9, ..."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="PATH", help="Directory to write; a file if it ends in .tar."
+        ),
+    ],
+    arch: Annotated[
+        str,
+        typer.Option("--arch", metavar="ARCH", help="Hosts' processors: x86_64 or aarch64."),
+    ] = "x86_64",
+    engine_only: Annotated[
+        bool, typer.Option("--engine-only", help="Leave out NVIDIA's container toolkit.")
+    ] = False,
+    toolkit: Annotated[
+        str | None,
+        typer.Option(
+            "--toolkit", metavar="VERSION", help="NVIDIA toolkit version, such as 1.19.1-1."
+        ),
+    ] = None,
+    docker: Annotated[
+        str | None,
+        typer.Option(
+            "--docker", metavar="URL", help="Docker's repository; on Debian, for docker-ce."
+        ),
+    ] = None,
+    docker_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--docker-key", metavar="FILE", help="Signing key of --docker; default: Docker's."
+        ),
+    ] = None,
+    nvidia: Annotated[
+        str | None, typer.Option("--nvidia", metavar="URL", help="Mirror of NVIDIA's repository.")
+    ] = None,
+    nvidia_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--nvidia-key", metavar="FILE", help="Signing key of --nvidia; default: NVIDIA's."
+        ),
+    ] = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option("--mirror", metavar="URL", help="Mirror of the system's own packages."),
+    ] = None,
+    keyring: Annotated[
+        Path | None,
+        typer.Option("--keyring", metavar="FILE", help="Signing keys of the system's packages."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Download the engine, NVIDIA's toolkit and what they need."""

@@ -155,7 +155,7 @@ class RegistryImage:
                     raise StepFailed(f"{blob.digest} was discarded: its source sent wrong bytes")
                 offset += len(chunk)
                 if offset == blob.size:
-                    arrival.whole()
+                    arrival.beyond(None)
                 yield chunk
                 there = arrival.beyond(offset)
 
@@ -211,21 +211,17 @@ class Arrival:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
-    def beyond(self, offset: int) -> int:
-        """Wait until more than `offset` bytes are in the store, or all; return how many. Raises the
-        download's error; the download has timeouts, so the wait ends."""
+    def beyond(self, offset: int | None) -> int:
+        """Wait until more than `offset` bytes are in the store, or for None until the blob's digest
+        was verified; return how many bytes are there. Raises the download's error; the download has
+        timeouts, so the wait ends."""
         with self._changed:
-            self._changed.wait_for(lambda: self._count > offset or self._ended)
+            self._changed.wait_for(
+                lambda: self._ended or (offset is not None and self._count > offset)
+            )
             if self._error is not None:
                 raise _as_ours(self._error)
             return self._count
-
-    def whole(self) -> None:
-        """Wait until the blob's digest was verified. Raises the download's error."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended)
-            if self._error is not None:
-                raise _as_ours(self._error)
 
 
 def _as_ours(error: BaseException) -> BaseException:

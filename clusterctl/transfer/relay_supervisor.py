@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 from clusterctl.transfer.chain_link import PIECE, Link, LinkProgress
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.relay import frames
-from clusterctl.transfer.source_multiplexer import RelayGone, SharedSource, SourceMultiplexer
+from clusterctl.transfer.source_multiplexer import SharedSource, SourceMultiplexer
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel
 
@@ -81,7 +81,7 @@ class RelayProcess:
         caller waits for a relay that reads slowly. `idle` is called with each ping."""
 
         def run() -> None:
-            with contextlib.suppress(ConnectionFailed, RelayGone):
+            with contextlib.suppress(ConnectionFailed):
                 while not self._closed.is_set():
                     try:
                         self.command(*self._rows.get(timeout=PING_EVERY))
@@ -320,7 +320,7 @@ class RelaySupervisor:
                     elif kind == frames.EVENT:
                         name, first, second = frames.parse(payload)[0]
                         self._take_event(name, first, second)
-        except (ConnectionFailed, RelayGone):
+        except ConnectionFailed:
             pass  # the error below has its stderr
         finally:
             multiplexer.close()

@@ -162,13 +162,10 @@ class SharedSource:
 class Outlet(Protocol):
     """Destination of frames for a relay."""
 
-    def send(self, kind: bytes, stream: int, payload: bytes) -> None: ...
+    def send(self, kind: bytes, stream: int, payload: bytes) -> None:
+        """Send a frame. Raises ConnectionFailed if the relay is gone."""
 
     def close(self) -> None: ...
-
-
-class RelayGone(Exception):
-    """The relay that requested a range is gone."""
 
 
 class _Range:
@@ -211,15 +208,24 @@ class SourceMultiplexer:
             if self._closed:
                 return
             self._ranges[number] = wanted
-        work = (wanted, digest, int(start), int(size))
-        threading.Thread(target=self._read, args=work, name="source", daemon=True).start()
+
+        def read() -> None:
+            try:
+                for piece in self._source.pieces(digest, int(start), int(size)):
+                    if not self._put(wanted, piece):
+                        return
+                self._put(wanted, None)
+            except Exception as error:  # else the thread would end unnoticed, and the relay wait
+                self._put(wanted, error)
+
+        threading.Thread(target=read, name="source", daemon=True).start()
 
     def keep_alive(self) -> None:
-        """Send ALIVE for every open range, however slow the source is. Raises RelayGone."""
+        """Send ALIVE for every open range, however slow the source is. Raises ConnectionFailed."""
         with self._lock:
             numbers = tuple(self._ranges)
         for number in numbers:
-            self._send(number, frames.ALIVE)
+            self._outlet.send(frames.ALIVE, number, b"")
 
     def close(self) -> None:
         """Stop all ranges before their next piece."""
@@ -229,15 +235,6 @@ class SourceMultiplexer:
                 each.room_for_more.notify()
             self._ranges.clear()
             self._something_ready.notify()
-
-    def _read(self, wanted: _Range, digest: str, start: int, size: int) -> None:
-        try:
-            for piece in self._source.pieces(digest, start, size):
-                if not self._put(wanted, piece):
-                    return
-            self._put(wanted, None)
-        except Exception as error:  # else the thread would end unnoticed, and the relay would wait
-            self._put(wanted, error)
 
     def _put(self, wanted: _Range, item: bytes | Exception | None) -> bool:
         """Queue a piece or the end of a range; return False if the relay has cancelled it."""
@@ -252,17 +249,18 @@ class SourceMultiplexer:
 
     def _send_all(self) -> None:
         try:
-            with contextlib.suppress(RelayGone):
+            with contextlib.suppress(ConnectionFailed):  # the relay is gone
                 while (found := self._next()) is not None:
                     number, item = found
                     if item is None:
-                        self._send(number, frames.END)
+                        self._outlet.send(frames.END, number, b"")
                     elif isinstance(item, Exception):
-                        self._send(number, frames.FAILED, self._source.note_failure(item).encode())
+                        reason = self._source.note_failure(item)
+                        self._outlet.send(frames.FAILED, number, reason.encode())
                     else:
                         # Count first: with its last byte a host may finish before the next line.
                         self._source.await_turn(len(item))
-                        self._send(number, frames.DATA, item)
+                        self._outlet.send(frames.DATA, number, item)
         finally:
             meant = self._closed
             self.close()
@@ -294,9 +292,3 @@ class SourceMultiplexer:
     def _is_neglected(self, waiting: _Range) -> bool:
         waited = self._clock() - waiting.since
         return waited > (NEGLECTED if self._in_order >= IN_ORDER else OVERDUE)
-
-    def _send(self, number: int, kind: bytes, payload: bytes = b"") -> None:
-        try:
-            self._outlet.send(kind, number, payload)
-        except ConnectionFailed as error:
-            raise RelayGone from error

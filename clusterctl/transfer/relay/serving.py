@@ -40,13 +40,18 @@ class Delivery:
     ) -> None:
         self._connection, self._blob, self._ask = connection, blob, ask
         self._position, self._end = start, end
-        self._file = -1
-        self._turn = 0
-        self._segment = blob.segment_at(start)
 
     def plain(self) -> None:
         """Send the bytes as an HTTP body. Raises OSError, Hung, Restarted, Unavailable."""
-        self._run(lambda _count: None, self._check_alive)
+
+        def check_alive() -> None:
+            # An engine that waits for a body sends nothing, unless it closes the connection.
+            poller = select.poll()
+            poller.register(self._connection, select.POLLIN | select.POLLHUP)
+            if poller.poll(0) and not self._connection.recv(1, socket.MSG_PEEK):
+                raise Hung
+
+        self._run(lambda _count: None, check_alive)
 
     def framed(self) -> None:
         """Send the bytes in frames, for relays (see wire). Raises OSError, Hung, Unavailable."""
@@ -60,36 +65,33 @@ class Delivery:
             self._connection.sendall(wire.LENGTH.pack(wire.RESTART))
 
     def _run(self, announce: Callable[[int], None], idle: Callable[[], None]) -> None:
+        blob, file = self._blob, -1
+        segment = blob.segment_at(self._position)
+        turn = segment.round
+        self._ask(blob, segment)
         try:
-            self._enter(self._segment)
             while self._position < self._end:
-                count = self._available()
-                if count:
-                    announce(count)
-                    self._send_file(count)
-                else:
+                if blob.segment_at(self._position) is not segment:
+                    segment = blob.segment_at(self._position)
+                    turn = segment.round
+                    self._ask(blob, segment)
+                count = blob.wait(self._position, turn, SIGN_OF_LIFE)
+                if not count:
                     idle()
+                    continue
+                if file < 0:
+                    file = blob.open_for_reading(segment, turn)
+                count = min(count, TURN, self._end - self._position)
+                announce(count)
+                self._send_file(file, count)
         finally:
-            if self._file >= 0:
-                os.close(self._file)
+            if file >= 0:
+                os.close(file)
 
-    def _enter(self, segment: Segment) -> None:
-        self._segment, self._turn = segment, segment.round
-        self._ask(self._blob, segment)
-
-    def _available(self) -> int:
-        segment = self._blob.segment_at(self._position)
-        if segment is not self._segment:
-            self._enter(segment)
-        count = self._blob.wait(self._position, self._turn, SIGN_OF_LIFE)
-        if count and self._file < 0:
-            self._file = self._blob.open_for_reading(self._segment, self._turn)
-        return min(count, TURN, self._end - self._position)
-
-    def _send_file(self, count: int) -> None:
+    def _send_file(self, file: int, count: int) -> None:
         while count:
             try:
-                sent = os.sendfile(self._connection.fileno(), self._file, self._position, count)
+                sent = os.sendfile(self._connection.fileno(), file, self._position, count)
             except BlockingIOError:
                 poller = select.poll()
                 poller.register(self._connection, select.POLLOUT)
@@ -100,13 +102,6 @@ class Delivery:
                 raise OSError("%s is shorter than it was" % self._blob.path)
             self._position += sent
             count -= sent
-
-    def _check_alive(self) -> None:
-        """Raise Hung if the engine closed: it sends nothing while it waits for a body."""
-        poller = select.poll()
-        poller.register(self._connection, select.POLLIN | select.POLLHUP)
-        if poller.poll(0) and not self._connection.recv(1, socket.MSG_PEEK):
-            raise Hung
 
 
 class Handler(BaseHTTPRequestHandler):
