@@ -12,31 +12,56 @@ from clusterctl.planning.options import ServeOptions
 from clusterctl.planning.placement import PARTITION, Placement, seat_ranks
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import Advice, PlanRequest
+from clusterctl.serving.arguments import least_step
 
 _ROUND_TO = 1024
 _SHORTEST = 512  # A context shorter than this is useless, and is not suggested
 
-_HIGHEST_UTILIZATION = 0.95
+_UTILIZATIONS = (0.95, 0.9)  # The second one leaves room for CUDA graphs in older releases
+_SMALL_STEP = 2048
 _FEWER_REQUESTS = 64
 
-# Flags, what they achieve, and the plan's options and placement with them
-_Try = tuple[tuple[str, ...], str, ServeOptions, Placement]
+# Flags and what they achieve, with the plan's options
+_Change = tuple[tuple[str, ...], str, ServeOptions]
 
 
 def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
-    """Return single changes that would make this plan fit, nearest first; if there is none, the
-    smallest GPU that would fit the model in the same layout."""
+    """Return changes that would make this plan fit. What costs nothing comes first: single flags,
+    and if none suffices all of them; then layouts; only then the smallest GPU that would do."""
     if plan.verdict == "fits":
         return ()
-    found = []
-    for change, text, options, placement in _changes(request, plan):
+    found: dict[str, Advice] = {}  # by the first flag: of two values the first one that fits
+
+    def attempt(change: _Change, placement: Placement, *, shorten: bool = False) -> None:
+        flags, text, options = change
         tried = best_split(request.shape, placement, options, request.rules)
-        if tried.verdict == "fits":
+        length = _shorter_context(tried) if shorten and tried.verdict != "fits" else None
+        if length:
+            flags, text = (*flags, "--max-model-len", str(length)), f"{text}, a shorter context"
+            options = replace(options, max_model_len=length)
+            tried = best_split(request.shape, placement, options, request.rules)
+        key = " ".join(flags) if "--tp" in flags else flags[0]
+        if tried.verdict == "fits" and key not in found:
             layers = ",".join(map(str, tried.placement.partition))
-            flags = (*change, f"{PARTITION}={layers}") if layers else change
-            found.append(Advice(flags, text, tried.kv_cache_tokens, tried.max_concurrency))
+            flags = (*flags, f"{PARTITION}={layers}") if layers else flags
+            found[key] = Advice(flags, text, tried.kv_cache_tokens, tried.max_concurrency)
+
+    for change in _settings(request, plan):
+        attempt(change, plan.placement)
+    combined = [] if found else _combined(request, plan)
+    for change in combined:
+        if not found:
+            attempt(change, plan.placement, shorten=True)
+    layouts = list(_layouts(request, plan))
+    for sizes, placement in layouts:
+        attempt((sizes, placement.reason, replace(plan.options, partition=())), placement)
+    for flags, text, options in combined:
+        for sizes, placement in layouts:
+            if not found:
+                both = (*sizes, *flags), f"{placement.reason}; {text}"
+                attempt((*both, replace(options, partition=())), placement, shorten=True)
     if found or plan.placement.seats[0].gpu.is_cpu:
-        return tuple(found)
+        return tuple(found.values())
     for gpu in sorted(known_gpus(), key=lambda gpu: gpu.memory_gib):
         seats = tuple(replace(seat, gpu=gpu) for seat in plan.placement.seats)
         other = replace(plan.placement, seats=seats)
@@ -48,37 +73,70 @@ def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
     return ()
 
 
-def _changes(request: PlanRequest, plan: FitPlan) -> Iterator[_Try]:
-    """Yield a shorter context, other settings, then layouts of as many ranks or more, fewest first:
-    TP inside hosts, then PP across."""
-    options, placement = plan.options, plan.placement
+def _settings(request: PlanRequest, plan: FitPlan) -> Iterator[_Change]:
+    """Yield single changes of vLLM's settings, those without a drawback first."""
+    options, settings, on_cpu = plan.options, plan.settings, plan.placement.seats[0].gpu.is_cpu
+    step = max(_SMALL_STEP, least_step(request.shape, request.rules.version))
+    if step < settings.batch.tokens:
+        smaller = replace(options, max_num_batched_tokens=step)
+        flags = ("--max-num-batched-tokens", str(step))
+        yield flags, "smaller steps need less memory for activations", smaller
+    for share in _UTILIZATIONS:
+        if settings.utilization < share and options.kv_cache_bytes is None:
+            flags = ("--gpu-memory-utilization", str(share))
+            yield flags, "let vLLM use more of each GPU", replace(options, utilization=share)
+    if settings.batch.requests > _FEWER_REQUESTS:
+        fewer = replace(options, max_num_seqs=_FEWER_REQUESTS, max_num_batched_tokens=step)
+        both = ("--max-num-seqs", str(_FEWER_REQUESTS), "--max-num-batched-tokens", str(step))
+        yield both, "smaller batches need less memory for sampling", fewer
+    length = _shorter_context(plan)
+    if length:
+        flags = ("--max-model-len", str(length))
+        yield flags, "a shorter context", replace(options, max_model_len=length)
+    if not options.enforce_eager and not on_cpu:
+        eager = replace(options, enforce_eager=True)
+        yield ("--enforce-eager",), "without CUDA graphs, which makes decoding slower", eager
+    if not options.kv_cache_dtype.startswith("fp8") and not on_cpu:
+        half = replace(options, kv_cache_dtype="fp8")
+        yield ("--kv-cache-dtype", "fp8"), "a KV cache in fp8 holds twice the tokens", half
+
+
+def _shorter_context(plan: FitPlan) -> int | None:
+    """Return the longest context that fits after deducting the margin of error, if it is shorter
+    than the plan's and still useful."""
     worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
-    flags: tuple[str, ...]
-    if worst.kv_cache_gib > worst.margin_gib:
-        # the longest context that still fits after deducting the margin of error
-        share = 1 - worst.margin_gib / worst.kv_cache_gib
-        length = int(plan.longest_context * share) // _ROUND_TO * _ROUND_TO
-        if _SHORTEST <= length < plan.settings.max_model_len:
-            flags = ("--max-model-len", str(length))
-            yield flags, "a shorter context", replace(options, max_model_len=length), placement
-    if not options.kv_cache_dtype.startswith("fp8") and not placement.seats[0].gpu.is_cpu:
-        smaller = replace(options, kv_cache_dtype="fp8")
-        flags = ("--kv-cache-dtype", "fp8")
-        yield flags, "a KV cache in fp8 holds twice the tokens", smaller, placement
-    if plan.settings.utilization < _HIGHEST_UTILIZATION and options.kv_cache_bytes is None:
-        more = replace(options, utilization=_HIGHEST_UTILIZATION)
-        flags = ("--gpu-memory-utilization", str(_HIGHEST_UTILIZATION))
-        yield flags, "let vLLM use more of each GPU", more, placement
+    if worst.kv_cache_gib <= worst.margin_gib:
+        return None
+    share = 1 - worst.margin_gib / worst.kv_cache_gib
+    length = int(plan.longest_context * share) // _ROUND_TO * _ROUND_TO
+    return length if _SHORTEST <= length < plan.settings.max_model_len else None
+
+
+def _combined(request: PlanRequest, plan: FitPlan) -> list[_Change]:
+    """Return more of each GPU, and then smaller batches too, where these are left to change."""
+    options, flags = plan.options, list[str]()
+    found: list[_Change] = []
+    share = _UTILIZATIONS[-1]
+    if plan.settings.utilization < share and options.kv_cache_bytes is None:
+        options = replace(options, utilization=share)
+        flags += ["--gpu-memory-utilization", str(share)]
+        found.append((tuple(flags), "let vLLM use more of each GPU", options))
     if plan.settings.batch.requests > _FEWER_REQUESTS:
-        fewer = replace(options, max_num_seqs=_FEWER_REQUESTS, max_num_batched_tokens=2048)
-        flags = ("--max-num-seqs", str(_FEWER_REQUESTS), "--max-num-batched-tokens", "2048")
-        yield flags, "smaller batches need less memory for sampling", fewer, placement
-    most = sum(len(site.gpus) for site in request.sites)
+        step = max(_SMALL_STEP, least_step(request.shape, request.rules.version))
+        options = replace(options, max_num_seqs=_FEWER_REQUESTS, max_num_batched_tokens=step)
+        flags += ["--max-num-seqs", str(_FEWER_REQUESTS), "--max-num-batched-tokens", str(step)]
+        found.append((tuple(flags), "smaller batches, and all that vLLM may use", options))
+    return found
+
+
+def _layouts(request: PlanRequest, plan: FitPlan) -> Iterator[tuple[tuple[str, ...], Placement]]:
+    """Yield layouts of as many ranks or more, fewest first: TP inside hosts, then PP across."""
+    most, now = sum(len(site.gpus) for site in request.sites), plan.placement
     cuts = [
         (tp, pp)
         for tp in possible_tp(request.shape, most)
         for pp in range(1, min(most // tp, len(request.shape.layers)) + 1)
-        if (tp, pp) != (placement.tp, placement.pp) and tp * pp >= placement.tp * placement.pp
+        if (tp, pp) != (now.tp, now.pp) and tp * pp >= now.tp * now.pp
     ]
     for tp, pp in sorted(cuts, key=lambda cut: (cut[0] * cut[1], cut[1])):
         try:
@@ -86,5 +144,4 @@ def _changes(request: PlanRequest, plan: FitPlan) -> Iterator[_Try]:
         except ClusterctlError:
             continue
         if not other.groups_cross_hosts:
-            flags = ("--tp", str(tp), "--pp", str(pp))
-            yield flags, other.reason, replace(options, partition=()), other
+            yield ("--tp", str(tp), "--pp", str(pp)), other

@@ -201,7 +201,7 @@ def serve_command(launch: Launch, flags: list[str]) -> str:
     """Return the user's command, with these flags replaced or added."""
     asked, sizes = launch.request, list[str]()
     if "--tp" in flags:
-        sizes, flags = flags, []
+        sizes, flags = flags[:4], flags[4:]
     else:
         sizes += ["--tp", str(asked.tensor_parallel)] if asked.tensor_parallel else []
         sizes += ["--pp", str(asked.pipeline_parallel)] if asked.pipeline_parallel else []

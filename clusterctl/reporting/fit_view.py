@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +16,9 @@ _SIZES = ("weights_gib", "activation_gib", "runtime_gib", "cuda_graphs_gib", "kv
 _SAME = ("host", "gpu", "layers", *_SIZES)
 
 MOST_PROPOSALS = 6
+
+# Options of `fit` itself
+_OWN_FLAGS = ("--tp", "--pp", "--gpus", "--hosts", "--max-model-len", "--gpu-memory-utilization")
 
 
 def fit_lines(document: Document, *, width: int | None = None) -> list[str]:
@@ -106,11 +109,26 @@ def _foreseen(document: Document, width: int | None) -> list[str]:
         found.append(("not certain, so serve does not refuse it: ", "; ".join(doubts)))
     for one in document["advice"]:
         tokens = f"{one['kv_cache_tokens']:,} tokens of KV cache"
-        found.append(("would fit: ", f"{shlex.join(one['flags'])} ({one['text']}; {tokens})"))
+        found.append(("would fit: ", f"{_flags(one['flags'])} ({one['text']}; {tokens})"))
     faster = document.get("faster")
     if faster and not _on_cpus(document):
         found.append(("faster, by estimate: ", f"{_layout(faster)}: {faster['reason']}"))
     return [line for lead, text in found for line in below_itself(lead, text, width)]
+
+
+def _flags(flags: Sequence[str]) -> str:
+    """Return flags as `fit` takes them: vLLM's other flags after `--`, variables last."""
+    own: list[str] = []
+    rest: list[str] = []
+    variables = [word for word in flags if not word.startswith("-") and "=" in word]
+    into = own
+    for word in flags:
+        if word.startswith("--"):
+            into = own if word in _OWN_FLAGS else rest
+        if word not in variables:
+            into.append(word)
+    words = shlex.join([*own, *(["--", *rest] if rest else [])])
+    return " with ".join([words, *variables])
 
 
 def _on_cpus(document: Document) -> bool:

@@ -148,3 +148,35 @@ def test_hosts_that_are_not_there_cannot_be_asked() -> None:
     shown = fit("qwen2.5-1.5b", "--gpus", "2xH200", "--probe")
     assert shown.exit_code == 2
     assert "--probe asks the cluster's hosts" in shown.stderr
+
+
+def advised(*words: str) -> list[str]:
+    """The flags after each `would fit:`."""
+    lines = fit(*words).stdout.splitlines()
+    return [
+        line.removeprefix("would fit: ").partition(" (")[0] for line in lines if "would" in line
+    ]
+
+
+def test_what_costs_nothing_is_advised_before_other_gpus() -> None:
+    """Qwen3-8B on two RTX 3080 of 20 GB, as in a deployment note: 0.9 of the GPUs is enough."""
+    words = ("qwen3-8b", "--gpus", "2xRTX 3080 20GB", "--tp", "2", "--vllm", "0.8.5")
+    assert advised(*words, "--gpu-memory-utilization", "0.12") == ["--gpu-memory-utilization 0.9"]
+    assert document(*words, "--gpu-memory-utilization", "0.9")["kv_cache_tokens"] == 119_280
+
+
+def test_a_smaller_step_is_advised_first_where_it_is_enough() -> None:
+    words = ("gemma-4-31b", "--gpus", "A100", "--tp", "1", "--max-model-len", "131072",
+             "--gpu-memory-utilization", "0.95", "--vllm", "0.19.0", "--")  # fmt: skip
+    assert advised(*words, "--max-num-batched-tokens", "8192")[0] == (
+        "-- --max-num-batched-tokens 2048"
+    )
+    assert fit(*words, "--max-num-batched-tokens", "2048").exit_code == 0
+
+
+def test_a_layout_and_settings_are_advised_together_before_other_gpus() -> None:
+    """On TP 2 no setting is enough, and on TP 4 not with 0.3 of each GPU."""
+    words = ("deepseek-r1-32b", "--gpus", "4xRTX 3090")
+    first = advised(*words, "--tp", "2", "--gpu-memory-utilization", "0.3")[0]
+    assert first.startswith("--tp 4 --pp 1 --gpu-memory-utilization 0.9 --max-model-len ")
+    assert fit(*words, *shlex.split(first)).exit_code == 0
