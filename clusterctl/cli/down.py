@@ -38,7 +38,7 @@ def down(
             planned = make_plan(*of, purge=purge)
         else:
             agree = agreement(opened.progress, yes=yes, as_json=as_json)
-            changed = run(*of, purge=purge, agree=agree, sink=opened.progress).changed
+            changed = run(*of, purge=purge, agree=agree, sink=opened.progress)
     if dry_run:
         errors = tuple(planned.set_aside.values())
         raise show_plan(planned.plan, as_json=as_json, nothing=NOTHING, errors=errors)

@@ -1,5 +1,6 @@
-"""`bootstrap`: turn bare hosts into a Ray cluster. `stages` lists the changes to hosts in order,
-`run` is the command from survey to proof, and `make_plan` plans without changing anything."""
+"""`bootstrap`: turn bare hosts into a Ray cluster. `host_stages`, then `cluster_stages` list the
+changes to hosts in order, `run` is the command from survey to proof, and `make_plan` plans without
+changing anything."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
     )
 
 
-def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Return all stages for the hosts of `images`, in order. `first`: their `host_stages`."""
+def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
+    """Return the stages after `host_stages`, for the hosts of `images`, in order."""
     inventory, names, head = cluster.inventory, images.names, cluster.inventory.head.name
     heads = tuple(name for name in names if name == head)
     workers = tuple(name for name in names if name != head)
@@ -93,7 +94,6 @@ def stages(cluster: Cluster, images: ClusterImages, first: tuple[Stage, ...]) ->
 
     container = NodeContainer(inventory.cluster, spec, images.engines, why_anew=why_anew)
     return (
-        *first,
         *images.stages(),
         Stage("Directories", names, (directories,)),
         # Before node.json: a supervisor that has it again takes missing services for stopped.
@@ -118,9 +118,9 @@ class Bootstrapped:
 
 def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
     """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
-    images = ClusterImages(cluster, names, Engines(driver_for))
-    first = host_stages(cluster.inventory, names)
-    return plan_stages(stages(cluster, images, first), cluster.views)
+    host = host_stages(cluster.inventory, names)
+    later = cluster_stages(cluster, ClusterImages(cluster, names, Engines(driver_for)))
+    return plan_stages((*host, *later), cluster.views)
 
 
 def make_plan(
@@ -161,11 +161,17 @@ def run(
 
     with connected(inventory.hosts, credentials) as transports:
         cluster = require_fit(take_survey(inventory, transports), hosts)
-        _say_who_is_left_out(cluster, sink)
+        answered = [name for name in cluster.left_out if name in cluster.views]
+        silent = [name for name in cluster.left_out if name not in cluster.views]
+        if answered:
+            left = ", ".join(answered)
+            sink(Note(f"left out by --limit, neither changed nor waited for: {left}"))
+        if silent:
+            sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            first = host_stages(inventory, names)
-            images = ClusterImages(cluster, names, engines)
-            plan = plan_stages(stages(cluster, images, first), cluster.views)
+            host = host_stages(inventory, names)
+            later = cluster_stages(cluster, ClusterImages(cluster, names, engines))
+            plan = plan_stages((*host, *later), cluster.views)
             agree(plan)
             with interruptible(sink) as cancelled:
                 changed, since = 0, None
@@ -173,30 +179,20 @@ def run(
                     execute, sink=sink, cancelled=cancelled, before_change=lock.ensure_held
                 )
                 if not plan.empty:
-                    brought = carry_out(first[:1], cluster.views).changed  # Python
-                    cluster = look_again(cluster) if brought else cluster
+                    python = carry_out(host[:1], cluster.views)
+                    cluster = look_again(cluster) if python.changed else cluster
                     _require_links(cluster, sink)
-                    changed = carry_out(first[1:], cluster.views).changed  # the engine
-                    cluster = look_again(cluster) if changed else cluster
+                    engine = carry_out(host[1:], cluster.views)
+                    cluster = look_again(cluster) if engine.changed else cluster
+                    # What the survey found by now may differ from what was planned for.
                     with ClusterImages(cluster, names, engines, sink) as images:
-                        later = stages(cluster, images, first)[len(first) :]
-                        rest = carry_out(later, cluster.views)
+                        rest = carry_out(cluster_stages(cluster, images), cluster.views)
                     raise_all(rest.set_aside.values())
-                    changed += brought + rest.changed
+                    changed = python.changed + engine.changed + rest.changed
                     since = clock_of(cluster.head.transport)
                 formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
                 proof = ensure_proven(cluster.gate_scope, sink, cancelled)
     return Bootstrapped(changed, formed, proof.record)
-
-
-def _say_who_is_left_out(cluster: Cluster, sink: EventSink) -> None:
-    """Report the hosts that --limit excludes, since this run does not check them."""
-    answered = [name for name in cluster.left_out if name in cluster.views]
-    silent = [name for name in cluster.left_out if name not in cluster.views]
-    if answered:
-        sink(Note(f"left out by --limit, neither changed nor waited for: {', '.join(answered)}"))
-    if silent:
-        sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
 
 
 def _require_links(cluster: Cluster, sink: EventSink) -> None:

@@ -53,13 +53,14 @@ def run(
     plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> Report:
     """Check `hosts`, the links between them, and, where the cluster is up, differences from the
-    state that bootstrap made. `plan_for` returns what bootstrap would change on hosts."""
+    state that bootstrap made. `plan_for` returns what bootstrap would change on hosts; it is passed
+    in, since no command imports another."""
     with connected(hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
         lacking = requirements(survey)
         name_listeners(lacking, transports)
         topology, misplaced = place(survey)
-        told = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
+        found = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
         seen = PairResults((), {}, {})
         if topology:
             placed = {node.host: survey.facts[node.host] for node in topology.nodes}
@@ -74,14 +75,14 @@ def run(
         in_ray = _new(ray_problems(survey, topology), drift)
         unlike = [*differences(survey), *drift, *in_ray]
     choices = {node.host: node.explain for node in topology.nodes} if topology else {}
-    between = _clocks_once(told, judgement.problems(seen, ray_ports(inventory)))
+    between = _clocks_once(found, judgement.problems(seen, ray_ports(inventory)))
     noted = (
         *notes(inventory, survey.facts, accelerator_named(inventory.accelerator)),
         *(default_route_notes(topology, survey.facts) if topology else ()),
         *names,
         *judgement.notes(seen),
     )
-    return Report(survey.facts, choices, noted, (*told, *between, *unlike), seen.ways)
+    return Report(survey.facts, choices, noted, (*found, *between, *unlike), seen.ways)
 
 
 def with_fabric(
@@ -117,8 +118,8 @@ def _new(
 
 
 def _clocks_once(
-    told: Iterable[ClusterctlError], between: Iterable[ClusterctlError]
+    found: Iterable[ClusterctlError], between: Iterable[ClusterctlError]
 ) -> list[ClusterctlError]:
     """Drop clock errors of links where the host's own facts have shown the wrong clock already."""
-    wrong = {error.host for error in told if error.hint == CLOCK_HINT}
+    wrong = {error.host for error in found if error.hint == CLOCK_HINT}
     return [error for error in between if error.hint != CLOCK_HINT or error.host not in wrong]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
@@ -28,13 +27,6 @@ from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The result of `down`."""
-
-    changed: int
 
 
 def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tuple[Stage, ...]:
@@ -86,8 +78,9 @@ def run(
     purge: bool,
     agree: Callable[[Plan], None],
     sink: EventSink,
-) -> Taken:
-    """Take the cluster down on `hosts`; hosts that do not answer do not prevent the others.
+) -> int:
+    """Take the cluster down on `hosts`, and return the number of changes. Hosts that do not answer
+    do not prevent the others.
 
     The head is contacted in any case, for the cluster's lock. Raises the errors of all hosts
     together, after the others are done.
@@ -108,7 +101,7 @@ def run(
             outcome = execute_held(ordered, mine, sink, ensure_held)
     silent = [error for name, error in survey.errors.items() if name in limited]
     raise_all([*silent, *planned.set_aside.values(), *outcome.set_aside.values()])
-    return Taken(outcome.changed)
+    return outcome.changed
 
 
 @contextmanager

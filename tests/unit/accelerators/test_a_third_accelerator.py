@@ -140,8 +140,10 @@ def test_bootstrap_and_down_do_what_it_needs(tmp_path: Path) -> None:
     cluster = Cluster(survey_of(demo, ANSWERS), resolve(demo, FACTS), views, ("a", "b"))
     engines = Engines(fake_driver)
     with ClusterImages(cluster, ("a", "b"), engines) as images:
-        first = bootstrap.host_stages(demo, ("a", "b"))
-        stages = bootstrap.stages(cluster, images, first)
+        stages = (
+            *bootstrap.host_stages(demo, ("a", "b")),
+            *bootstrap.cluster_stages(cluster, images),
+        )
     steps = {stage.title: stage.steps for stage in stages}
     assert steps["GPUs in containers"] == (Nothing("abaci oiled"),)
     assert steps["GPUs in the image"] == (Nothing("beads in the image"),)
