@@ -264,10 +264,12 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
             # made the least progress.
             tried = {host for pair in report.pairs for host in (pair.first, pair.second)}
             sound = {host for p in report.pairs if p.ok for host in (p.first, p.second)}
+            progress = [(_progress(rank, report.failed), rank.host) for rank in report.ranks]
+            least = min(progress, default=(0, ""))[0]
             hosts = (
                 (tried - sound if sound else set())
                 or {rank.host for rank in report.ranks if rank.error}
-                or _behind(report)
+                or {host for reached, host in progress if reached == least}
             )
             by_host: dict[str, list[RankReport]] = {}
             for rank in report.ranks:
@@ -378,13 +380,6 @@ def _way_in(one: Crossing, file: str) -> str:
         f"nft list ruleset), or look at the cable and the route: ip route get {one.ip} on "
         f"{one.source}"
     )
-
-
-def _behind(report: FabricReport) -> set[str]:
-    """Return the hosts of the ranks that made the least progress."""
-    progress = [(_progress(rank, report.failed), rank.host) for rank in report.ranks]
-    least = min(progress, default=(0, ""))[0]
-    return {host for reached, host in progress if reached == least}
 
 
 def _progress(rank: RankReport, step: str) -> int:

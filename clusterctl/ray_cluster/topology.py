@@ -80,5 +80,5 @@ def reached_at(listens_on: str, head: str) -> str:
 
 
 def base_url(host: str, port: int) -> str:
-    """Return the URL of an address and port, with brackets around an IPv6 address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    """Return the URL of an address and port."""
+    return f"http://{host_port(host, port)}"

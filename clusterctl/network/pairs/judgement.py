@@ -115,8 +115,22 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
             f"another machine or a proxy answers at its address {receiver.ip} to {{others}}",
             f"find who has the address too: sudo arping -D -I {receiver.nic} {receiver.ip}",
         )  # fmt: skip
-    if fault := _firewall(way, ports) or _lost_packets(way):
-        return fault
+    shut = sorted(port for port, word in way.tcp.items() if word != "ok")
+    if shut:
+        # `6380 (ray_ports.node_manager), ephemeral ports`
+        named = [f"{port} ({ports[port]})" for port in shut if port in ports]
+        named += ["ephemeral ports"] if len(named) < len(shut) else []
+        drops = all(way.tcp[port] == "no answer" for port in shut)
+        return PairFault(
+            "firewall", receiver.host, way,
+            f"a firewall {'drops' if drops else 'refuses'} connections from {{others}} to "
+            f"{', '.join(named) if 'ok' in way.tcp.values() else 'all ports tried'} on "
+            f"{receiver.nic}",
+            f"sudo iptables -I INPUT -s {network(sender)} -j ACCEPT; current rules: "
+            "sudo nft list ruleset; sudo iptables -S INPUT",
+        )  # fmt: skip
+    if lost := _lost_packets(way):
+        return lost
     # Without echo replies, judge by the transfer: connecting takes small packets only.
     answered = way.echo and way.round_trip is not None
     if way.rated and way.rate is None and not answered:
@@ -154,24 +168,6 @@ def _different_networks(way: Way) -> PairFault:
         "{other} in {other_network}: they do not reach each other directly",
         f"name interfaces of one network under nics.{purpose} of both hosts in the inventory; "
         "which there are: ip -br addr",
-    )  # fmt: skip
-
-
-def _firewall(way: Way, ports: Mapping[int, str]) -> PairFault | None:
-    shut = sorted(port for port, word in way.tcp.items() if word != "ok")
-    if not shut:
-        return None
-    # `6380 (ray_ports.node_manager), ephemeral ports`
-    named = [f"{port} ({ports[port]})" for port in shut if port in ports]
-    named += ["ephemeral ports"] if len(named) < len(shut) else []
-    drops = all(way.tcp[port] == "no answer" for port in shut)
-    return PairFault(
-        "firewall", way.receiver.host, way,
-        f"a firewall {'drops' if drops else 'refuses'} connections from {{others}} to "
-        f"{', '.join(named) if 'ok' in way.tcp.values() else 'all ports tried'} on "
-        f"{way.receiver.nic}",
-        f"sudo iptables -I INPUT -s {network(way.sender)} -j ACCEPT; current rules: "
-        "sudo nft list ruleset; sudo iptables -S INPUT",
     )  # fmt: skip
 
 
