@@ -24,11 +24,11 @@ from docker.errors import APIError, DockerException, NotFound
 from clusterctl import deadlines
 from clusterctl.containers.channel_http import ChannelAdapter
 from clusterctl.containers.docker_documents import container_from, create_request, image_from
-from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
+from clusterctl.containers.driver import Container, EngineUnavailable, Image, Say
 from clusterctl.containers.failures import engine_error, in_time
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
-from clusterctl.errors import ClusterctlError, CommandFailed, CommandTimedOut
+from clusterctl.errors import ClusterctlError, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport, lines
 
 _URL = "http://docker:80"
@@ -57,11 +57,6 @@ class DockerDriver:
     def host(self) -> str:
         return self._transport.host.name
 
-    def version(self) -> EngineVersion:
-        with self._engine() as engine:
-            told = engine.version(api_version=False)
-            return EngineVersion(told["Version"], engine.api_version)
-
     def image(self, reference: str) -> Image | None:
         # Images from a relay or an archive cannot be found by the digest of their manifest.
         names = (reference, tagged(reference)) if "@" in reference else (reference,)
@@ -77,16 +72,6 @@ class DockerDriver:
             found = engine.images(filters={"label": wanted})
             found.sort(key=lambda image: image["Created"], reverse=True)
             return [image_from(engine.inspect_image(image["Id"])) for image in found]
-
-    def free_space(self) -> int:
-        with self._engine() as engine:
-            root = engine.info()["DockerRootDir"]
-        told = self._transport.run(["df", "-Pk", root], sudo=self._sudo)
-        if not told.ok:
-            raise CommandFailed(
-                f"the free space of {root} cannot be read", detail=told.last_lines()
-            )
-        return int(told.stdout.splitlines()[-1].split()[3]) * 1024
 
     def containers(self, cluster: str) -> list[Container]:
         with self._engine() as engine:

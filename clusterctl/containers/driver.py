@@ -17,12 +17,6 @@ class EngineUnavailable(StepFailed):
 
 
 @dataclass(frozen=True)
-class EngineVersion:
-    version: str
-    api: str  # The newest API that both sides support, such as `1.41`
-
-
-@dataclass(frozen=True)
 class Image:
     """An image in the engine."""
 
@@ -90,16 +84,11 @@ class ContainerDriver(Protocol):
     def host(self) -> str:
         """The host's name in the inventory."""
 
-    def version(self) -> EngineVersion: ...
-
     def image(self, reference: str) -> Image | None:
         """Return the image with that ID or tag, or None."""
 
     def images(self, labels: Mapping[str, str]) -> list[Image]:
         """Return the images with all of `labels`, newest first."""
-
-    def free_space(self) -> int:
-        """Return the free bytes where the engine keeps its data."""
 
     def containers(self, cluster: str) -> list[Container]:
         """Return the containers of that cluster by label, including stopped ones."""

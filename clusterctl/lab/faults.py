@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.lab import hosts, network
+from clusterctl.lab import hosts, network, nspawn
 from clusterctl.lab.paths import exclusive, lab_paths
 
 
@@ -10,7 +10,7 @@ def power_off(name: str) -> bool:
     """Kill all processes of a host at once, like a power loss. Return whether it was running."""
     paths = lab_paths()
     with exclusive(paths.lock):
-        return hosts.power_off(hosts.host_by_name(name), paths)
+        return nspawn.halt(hosts.host_by_name(name), paths.host(name))
 
 
 def power_on(name: str, *, wait: bool = True) -> bool:

@@ -67,11 +67,6 @@ def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None)
     return fresh
 
 
-def power_off(host: LabHost, paths: LabPaths) -> bool:
-    """Kill all processes of the host at once. Return whether it was running."""
-    return nspawn.halt(host, paths.host(host.name))
-
-
 def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
     """Boot the host from its disk. Return whether it was off."""
     if nspawn.is_running(host):

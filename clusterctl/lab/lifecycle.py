@@ -206,7 +206,7 @@ def remove_caches(paths: LabPaths) -> bool:
 
 def _remove_host(name: str, paths: LabPaths, journal: _Journal) -> None:
     host = hosts.host_by_name(name)
-    hosts.power_off(host, paths)
+    nspawn.halt(host, paths.host(name))
     hosts.remove_disk(host, paths)
     journal.note(True, f"removed {name}")
 
@@ -320,13 +320,13 @@ class LabStatus:
         ]
         if self.light_hosts:
             around.insert(0, f"light      {self.light_hosts} hosts")
-        return [*map(_host_line, self.hosts), *around]
-
-
-def _host_line(host: HostStatus) -> str:
-    power = "off" if not host.powered else "up" if host.answers else "no answer"
-    cables = ", ".join(
-        f"{name} {'plugged' if plugged else 'unplugged'}" for name, plugged in host.cables.items()
-    )
-    rate = f", {host.link_rate // 10**6} Mbit/s" if host.link_rate else ""
-    return f"{host.name:<9}  {host.address:<11}  {power:<9}  {cables}{rate}"
+        lines = []
+        for host in self.hosts:
+            power = "off" if not host.powered else "up" if host.answers else "no answer"
+            cables = ", ".join(
+                f"{name} {'plugged' if plugged else 'unplugged'}"
+                for name, plugged in host.cables.items()
+            )
+            rate = f", {host.link_rate // 10**6} Mbit/s" if host.link_rate else ""
+            lines.append(f"{host.name:<9}  {host.address:<11}  {power:<9}  {cables}{rate}")
+        return lines + around

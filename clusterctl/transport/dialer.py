@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import fabric
 import paramiko
@@ -128,30 +128,25 @@ class Dialer:
         remaining = max(0.1, deadline - time.monotonic())
         jump = endpoint.jump()
         if jump:
-            return self._through(jump, endpoint, remaining)
+            transport = self._gateway(jump, endpoint.target).transport
+            here = ("127.0.0.1", 0)
+            try:
+                return transport.open_channel(
+                    "direct-tcpip", endpoint.address, here, timeout=remaining
+                )
+            except paramiko.SSHException as error:
+                raise Unreachable(
+                    f"the jump host {jump} cannot reach {endpoint.place}",
+                    host=endpoint.target.name,
+                    hint=endpoint.target.command_line("true"),
+                    detail=str(error),
+                ) from error
         proxy = endpoint.option("proxycommand")
         if proxy and proxy.lower() != "none":
             return open_proxy(proxy)
         stream = socket.create_connection(endpoint.address, timeout=remaining)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return stream
-
-    def _through(self, jump: str, endpoint: SshEndpoint, seconds: float) -> paramiko.Channel:
-        transport = self._gateway(jump, endpoint.target).transport
-        try:
-            return cast(
-                "paramiko.Channel",
-                transport.open_channel(
-                    "direct-tcpip", endpoint.address, ("127.0.0.1", 0), timeout=seconds
-                ),
-            )
-        except paramiko.SSHException as error:
-            raise Unreachable(
-                f"the jump host {jump} cannot reach {endpoint.place}",
-                host=endpoint.target.name,
-                hint=endpoint.target.command_line("true"),
-                detail=str(error),
-            ) from error
 
     def _gateway(self, jump: str, behind: SshTarget) -> fabric.Connection:
         """Return the one connection to `jump`: the first thread opens it, the others wait for it.
@@ -166,7 +161,16 @@ class Dialer:
             if future is None or mine:
                 future = self._gateways[key] = Future()
         if mine:
-            self._fill(future, jump, behind)
+            *before, last = jump.split(",")
+            try:
+                way = jump_target(last, behind.ssh, through=",".join(before) or None)
+                connection = self.connect(way)
+                Pulse(connection.transport)
+                future.set_result(connection)
+            except BaseException as error:
+                with self._lock:
+                    self._gateways = {k: f for k, f in self._gateways.items() if f is not future}
+                future.set_exception(error)
         try:
             return future.result(timeout=deadlines.GATEWAY * behind.connect_timeout)
         except ConnectionFailed as error:
@@ -179,18 +183,6 @@ class Dialer:
                 host=behind.name,
                 hint=f"ssh {jump.rpartition(',')[2]} true",
             ) from error
-
-    def _fill(self, future: Future[fabric.Connection], jump: str, behind: SshTarget) -> None:
-        *before, last = jump.split(",")
-        target = jump_target(last, behind.ssh, through=",".join(before) or None)
-        try:
-            connection = self.connect(target)
-            Pulse(connection.transport)
-            future.set_result(connection)
-        except BaseException as error:
-            with self._lock:
-                self._gateways = {k: f for k, f in self._gateways.items() if f is not future}
-            future.set_exception(error)
 
 
 def _of_jump_host(error: ConnectionFailed, behind: SshTarget) -> ConnectionFailed:
@@ -220,7 +212,14 @@ def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed
     if isinstance(error, ConnectionFailed):
         return error
     if isinstance(error, paramiko.AuthenticationException):
-        return _rejected(error, target, place)
+        tried = error.result if isinstance(error, AuthFailure) else []
+        lines = [f"{source}: {result}" for source, result in tried] or [_detail(error)]
+        return AuthenticationRejected(
+            f"{place} accepted neither a key nor a password",
+            host=target.name,
+            hint=f"check that this works: {target.command_line('true')}",
+            detail="tried\n" + "\n".join(f"  {line}" for line in lines),
+        )
     return Unreachable(
         _cause(error, target, place),
         host=target.name,
@@ -247,19 +246,6 @@ def _cause(error: Exception, target: SshTarget, place: str) -> str:
 
 def _detail(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _rejected(
-    error: paramiko.AuthenticationException, target: SshTarget, place: str
-) -> AuthenticationRejected:
-    tried = error.result if isinstance(error, AuthFailure) else []
-    lines = [f"{source}: {result}" for source, result in tried] or [_detail(error)]
-    return AuthenticationRejected(
-        f"{place} accepted neither a key nor a password",
-        host=target.name,
-        hint=f"check that this works: {target.command_line('true')}",
-        detail="tried\n" + "\n".join(f"  {line}" for line in lines),
-    )
 
 
 def open_proxy(command: str) -> socket.socket:

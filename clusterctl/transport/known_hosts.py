@@ -15,6 +15,7 @@ import hmac
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -79,7 +80,12 @@ def host_name(address: str, port: int) -> str:
 
 def read(files: Iterable[Path]) -> list[Entry]:
     """Return the entries of all readable files."""
-    return [entry for file in files for entry in _read_file(file)]
+    found: list[Entry] = []
+    for file in files:
+        with suppress(OSError):
+            now = file.expanduser().stat()
+            found += _entries(file, (now.st_ino, now.st_size, now.st_mtime_ns))
+    return found
 
 
 def judge(entries: Sequence[Entry], name: str, key_type: str, key: str) -> Verdict:
@@ -118,30 +124,10 @@ def authorities(entries: Sequence[Entry], name: str) -> list[Entry]:
     return found if any(not e.revoked for e in found) else []
 
 
-def append(file: Path, name: str, key_type: str, key: str, *, hashed: bool = False) -> None:
-    """Add a line for an unknown host. Raises OSError."""
-    written = _hashed(name) if hashed else name
-    with _APPENDING:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = file.read_text(errors="replace") if file.exists() else ""
-        start = "\n" if text and not text.endswith("\n") else ""
-        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "a") as stream:
-            stream.write(f"{start}{written} {key_type} {key}\n")
-
-
 def fingerprint(key: str) -> str:
     """Return the SHA256 of a base64 key, as `ssh-keygen -l` prints it."""
     digest = hashlib.sha256(base64.b64decode(key)).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-
-
-def _read_file(file: Path) -> tuple[Entry, ...]:
-    try:
-        now = file.expanduser().stat()
-        return _entries(file, (now.st_ino, now.st_size, now.st_mtime_ns))
-    except OSError:
-        return ()
 
 
 @lru_cache(maxsize=16)
@@ -211,7 +197,14 @@ class OfferedKey:
 
     def remember(self) -> None:
         """Add this key to known_hosts; the host must show the same key again. Raises OSError."""
-        append(self.file, self.name, self.key_type, self.key, hashed=self.hashed)
+        name = _hashed(self.name) if self.hashed else self.name
+        with _APPENDING:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            text = self.file.read_text(errors="replace") if self.file.exists() else ""
+            start = "\n" if text and not text.endswith("\n") else ""
+            descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "a") as stream:
+                stream.write(f"{start}{name} {self.key_type} {self.key}\n")
 
 
 class UnknownHostKey(HostKeyProblem):

@@ -154,12 +154,7 @@ class ShellTransport(Transport):
         argv = ("sh", "-c", _PUT, "put", path, f"{mode:o}", str(len(data)), before or "")
         result = self.run(argv, stdin=data, sudo=sudo, timeout=deadlines.COMMAND + len(data) / 1e6)
         if not result.ok:
-            raise CommandFailed(
-                f"{path} could not be written",
-                host=self._host.name,
-                hint=f"clusterctl exec --limit {self._host.name} -- ls -ld {path}",
-                detail=result.last_lines(),
-            )
+            raise self._refused(f"{path} could not be written", path, result)
 
     def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
         argv = ("sh", "-c", _READ, "read", path)
@@ -167,13 +162,13 @@ class ShellTransport(Transport):
         if result.status == _NO_FILE:
             return None
         if not result.ok:
-            raise CommandFailed(
-                f"{path} could not be read",
-                host=self._host.name,
-                hint=f"clusterctl exec --limit {self._host.name} -- ls -ld {path}",
-                detail=result.last_lines(),
-            )
+            raise self._refused(f"{path} could not be read", path, result)
         return result.stdout.encode()
+
+    def _refused(self, summary: str, path: str, result: CommandResult) -> CommandFailed:
+        hint = f"clusterctl exec --limit {self._host.name} -- ls -ld {path}"
+        detail = result.last_lines()
+        return CommandFailed(summary, host=self._host.name, hint=hint, detail=detail)
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         return self._command(Framed(tuple(argv)), sudo=sudo, keep_stderr=STDERR_TAIL)

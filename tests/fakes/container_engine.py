@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from clusterctl.containers.driver import Container, EngineUnavailable, EngineVersion, Image, Say
+from clusterctl.containers.driver import Container, EngineUnavailable, Image, Say
 from clusterctl.containers.reference import tagged
 from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec
 from clusterctl.errors import StepFailed
@@ -49,10 +49,6 @@ class FakeDriver:
         self._about_to_change = about_to_change
         self._numbers = count(1)
 
-    def version(self) -> EngineVersion:
-        self._answer()
-        return EngineVersion("20.10.24", "1.41")
-
     def image(self, reference: str) -> Image | None:
         self._answer()
         for found in self._engine.images.values():
@@ -67,9 +63,6 @@ class FakeDriver:
             for found in self._engine.images.values()
             if labels.items() <= dict(found.labels).items()
         ]
-
-    def free_space(self) -> int:
-        return self._engine.free
 
     def containers(self, cluster: str) -> list[Container]:
         self._answer()

@@ -50,10 +50,8 @@ def spec(driver: ContainerDriver) -> ContainerSpec:
     )
 
 
-def test_it_names_its_host_and_its_version(driver: ContainerDriver) -> None:
+def test_it_names_its_host(driver: ContainerDriver) -> None:
     assert driver.host == "gpu1"
-    assert driver.version().version
-    assert driver.free_space() > 0
 
 
 def test_an_image_is_found_by_name_and_by_id_and_another_is_not(driver: ContainerDriver) -> None:

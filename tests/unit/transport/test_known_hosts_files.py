@@ -113,7 +113,7 @@ def test_what_is_added_is_known(
     file = tmp_path_factory.mktemp("known") / ".ssh" / "known_hosts"
     name = known_hosts.host_name(address, port)
 
-    known_hosts.append(file, name, "ssh-ed25519", ED, hashed=hashed)
+    known_hosts.OfferedKey(file, name, "ssh-ed25519", ED, hashed).remember()
 
     found = known_hosts.read([file])
     assert known_hosts.judge(found, name, "ssh-ed25519", ED).kind == "known"
