@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from clusterctl.containers.driver import Container
-from clusterctl.containers.spec import FINGERPRINT_LABEL, ContainerSpec, Mount
+from clusterctl.containers.spec import FINGERPRINT_LABEL, ContainerSpec
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def _reasons(spec: ContainerSpec, container: Container) -> Iterator[str]:
     if spec.command != container.command:
         yield f"command: {' '.join(container.command)} -> {' '.join(spec.command)}"
     yield from _environment(spec, container)
-    yield from _members("mount", _binds(container.mounts), _binds(spec.mounts))
+    before, after = ([mount.bind for mount in of.mounts] for of in (container, spec))
+    yield from _members("mount", before, after)
     yield from _pairs("ulimit", container.ulimits, spec.ulimits)
     yield from _members("device", _devices(container), _devices(spec))
     yield from _members("capability", container.capabilities, spec.capabilities)
@@ -80,10 +81,6 @@ def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
         for name, value in labels.items()
         if name.startswith("clusterctl.") and name != FINGERPRINT_LABEL
     }
-
-
-def _binds(mounts: tuple[Mount, ...]) -> list[str]:
-    return [mount.bind for mount in mounts]
 
 
 def _members(what: str, before: Iterable[str], after: Iterable[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ import re
 import stat
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -73,8 +73,8 @@ def build_image(directory: Path, source: AptSource, wheels: Path, say: Say) -> N
         for tree, part in zip(trees, PARTS, strict=True)
     ]
     environment = image_environment(inputs)
-    write_archive(LabImage(image_tag(), tuple(layers), environment), directory / "lab.tar")
-    write_archive(LabImage(bare_tag(), tuple(layers[:-1]), environment), directory / "lab-bare.tar")
+    write_archive(directory / "lab.tar", image_tag(), layers, environment)
+    write_archive(directory / "lab-bare.tar", bare_tag(), layers[:-1], environment)
     for layer, part in zip(layers, PARTS, strict=True):
         layer.file.unlink()
         remove_tree(directory / part)
@@ -191,68 +191,47 @@ class LabLayer:
     made_by: str
 
 
-@dataclass(frozen=True)
-class LabImage:
-    """The image in one archive."""
-
-    tag: str
-    layers: tuple[LabLayer, ...]
-    environment: Mapping[str, str]
-    architecture: str = "amd64"
-
-
 def write_layer(tree: Path, file: Path, made_by: str) -> LabLayer:
     """Pack a tree (a root, or the upper directory of an overlay) as a layer."""
     with file.open("wb") as target:
         hashing = _HashingWriter(target)
         with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.GNU_FORMAT) as tar:
-            for path in tree_entries(tree):
-                _add(tar, tree, path)
+            # Parents first and sorted, for the same bytes every time.
+            for name, directories, files in os.walk(tree):
+                directories.sort()
+                entries = sorted([*directories, *files])
+                if str(Path(name).relative_to(tree)) in _EMPTY:
+                    directories.clear()
+                else:
+                    for entry in entries:
+                        _add(tar, tree, Path(name, entry))
     return LabLayer(file, hashing.digest.hexdigest(), made_by)
 
 
-def tree_entries(tree: Path) -> Iterator[Path]:
-    """Yield the entries of a directory tree that go into a layer, parents first, sorted by name."""
-    for name, directories, files in os.walk(tree):
-        parent = Path(name)
-        directories.sort()
-        names = sorted([*directories, *files])
-        empty = str(parent.relative_to(tree)) in _EMPTY
-        if empty:
-            directories.clear()
-        else:
-            yield from (parent / entry for entry in names)
-
-
-def image_config(image: LabImage) -> dict[str, Any]:
-    """Return the image's config document; its digest is the image ID."""
-    return {
-        "architecture": image.architecture,
+def write_archive(
+    file: Path, tag: str, layers: Sequence[LabLayer], environment: Mapping[str, str]
+) -> None:
+    """Write an image as a docker-archive. The digest of its config is the image ID."""
+    document = {
+        "architecture": "amd64",
         "os": "linux",
         "created": CREATED,
         "config": {
-            "Env": [f"{name}={value}" for name, value in image.environment.items()],
+            "Env": [f"{name}={value}" for name, value in environment.items()],
             "Cmd": ["bash"],
             "WorkingDir": "/",
         },
-        "rootfs": {
-            "type": "layers",
-            "diff_ids": [f"sha256:{layer.digest}" for layer in image.layers],
-        },
-        "history": [{"created": CREATED, "created_by": layer.made_by} for layer in image.layers],
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.digest}" for layer in layers]},
+        "history": [{"created": CREATED, "created_by": layer.made_by} for layer in layers],
     }
-
-
-def write_archive(image: LabImage, file: Path) -> None:
-    """Write the image as a docker-archive."""
-    config = json.dumps(image_config(image), sort_keys=True).encode()
+    config = json.dumps(document, sort_keys=True).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    names = [f"{layer.digest}/layer.tar" for layer in image.layers]
-    manifest = [{"Config": config_name, "RepoTags": [image.tag], "Layers": names}]
+    names = [f"{layer.digest}/layer.tar" for layer in layers]
+    manifest = [{"Config": config_name, "RepoTags": [tag], "Layers": names}]
     with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as tar:
         _add_bytes(tar, "manifest.json", json.dumps(manifest).encode())
         _add_bytes(tar, config_name, config)
-        for name, layer in zip(names, image.layers, strict=True):
+        for name, layer in zip(names, layers, strict=True):
             info = tarfile.TarInfo(name)
             info.size, info.mtime = layer.file.stat().st_size, _MTIME
             with layer.file.open("rb") as source:

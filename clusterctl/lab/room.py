@@ -122,14 +122,10 @@ def lack_of_memory(hosts: int, model: str | None, available: int) -> LabUnavaila
 def available_memory(meminfo: Path = Path("/proc/meminfo"), mount: Path = cgroups.MOUNT) -> int:
     """Bytes available to hosts: the machine's, or, in a container, those within the limit of its
     control group."""
-    lines = (line.split() for line in meminfo.read_text().splitlines())
-    sizes = {words[0]: int(words[1]) * 1024 for words in lines}
-    return min(sizes["MemAvailable:"], *_left_in_groups(mount))
-
-
-def _left_in_groups(mount: Path) -> list[int]:
+    table = (line.split() for line in meminfo.read_text().splitlines())
+    sizes = {words[0]: int(words[1]) * 1024 for words in table}
+    left = [sizes["MemAvailable:"]]
     v2 = mount if cgroups.unified_only(mount) else mount / "unified"
-    left = [1 << 63]
     for limit, usage, prefix in (
         (v2 / "memory.max", v2 / "memory.current", ""),
         (mount / "memory/memory.limit_in_bytes", mount / "memory/memory.usage_in_bytes", "total_"),
@@ -140,7 +136,7 @@ def _left_in_groups(mount: Path) -> list[int]:
             # Cached file pages are freed on demand.
             cached = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
             left.append(int(text) - int(usage.read_text()) + cached)
-    return left
+    return min(left)
 
 
 def _gib(size: int) -> str:

@@ -45,8 +45,13 @@ class OrderedChannel:
         Raises OSError when the channel is closed, TimeoutError after `settimeout`'s time.
         """
         channel, data = self._channel, memoryview(data)[:AT_ONCE]
-        with channel.lock:
-            sizes = list(self._allowed(len(data)))
+        sizes, count = [], len(data)
+        with channel.lock:  # packets that fit into the peer's window; none on a closed channel
+            while size := channel._wait_for_send_window(count):  # noqa: SLF001
+                sizes.append(size)
+                count -= size
+                if not count or not channel.out_window_size:
+                    break
 
         def compose() -> Iterator[paramiko.Message]:
             start = 0
@@ -62,15 +67,6 @@ class OrderedChannel:
 
         self._send(compose)
         return sum(sizes)
-
-    def _allowed(self, count: int) -> Iterator[int]:
-        """Yield sizes of packets that fit into the peer's window, `count` bytes in total at most;
-        none on a closed channel. Waits for room for one packet."""
-        while size := self._channel._wait_for_send_window(count):  # noqa: SLF001
-            yield size
-            count -= size
-            if not count or not self._channel.out_window_size:
-                return
 
     def sendall(self, data: bytes, /) -> None:
         """Send all of `data`. Raises OSError when the channel is closed."""

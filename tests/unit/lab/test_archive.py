@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.lab.image import LabImage, write_archive, write_layer
+from clusterctl.lab.image import write_archive, write_layer
 from clusterctl.lab.paths import cached_directory, content_key, files_key, prune
 
 
@@ -65,7 +65,7 @@ def test_an_archive_names_its_config_and_layers_by_their_digests(
 ) -> None:
     layer = write_layer(tree, tmp_path / "layer.tar", "a test")
     archive = tmp_path / "image.tar"
-    write_archive(LabImage("a/image:1", (layer,), {"PATH": "/bin"}), archive)
+    write_archive(archive, "a/image:1", (layer,), {"PATH": "/bin"})
     with tarfile.open(archive) as tar:
         (entry,) = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
         config = tar.extractfile(entry["Config"]).read()  # type: ignore[union-attr]
