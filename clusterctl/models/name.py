@@ -12,6 +12,8 @@ from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry, by_alias, by_
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
+_NEAR = 0.7  # llama-3-8b and gemma-4-31b are alike to 0.57, qwen3 and qwen3-8b to 0.77
+
 LIST_COMMAND = "clusterctl model ls"
 
 
@@ -61,7 +63,7 @@ def did_you_mean(name: str) -> str:
     """Return `; did you mean X or Y?` for the nearest names of the catalogue, or an empty
     string."""
     names = {alias: entry.alias for entry in CATALOGUE for alias in entry.names}
-    close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=_NEAR)
     near = dict.fromkeys(names[alias] for alias in close)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 

@@ -18,7 +18,7 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
-from clusterctl.planning.hardware import GpuModel, gpu_of_host
+from clusterctl.planning.hardware import GpuModel, find_gpu, gpu_of_host
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
 from clusterctl.planning.reported import Learned, measured_file, measured_in
@@ -67,12 +67,12 @@ def hardware_of_unknown_gpus(inventory: Inventory, held: HeldGpus, vllm: str | N
 
 
 def gpus_of(answers: Mapping[str, Probe]) -> tuple[GpuModel, ...]:
-    """Return the GPUs of all hosts, in use or not, that report their memory."""
+    """Return the GPUs of all hosts, in use or not, whose memory is reported or known."""
     return tuple(
-        gpu_of_host(gpu.model, gpu.memory // MIB)
+        gpu_of_host(gpu.model, (gpu.memory or 0) // MIB)
         for answer in answers.values()
         for gpu in answer.facts.gpus.gpus
-        if gpu.memory
+        if gpu.memory or find_gpu(gpu.model)
     )
 
 
@@ -92,7 +92,7 @@ def sites_in(
     for node in sorted(topology.nodes, key=lambda n: (n.role != "head", free[n.host], n.node_ip)):
         devices = accelerator.devices(facts[node.host], free[node.host])
         for gpu in devices:
-            if gpu.memory is None or gpu.mig:
+            if gpu.mig or (gpu.memory is None and find_gpu(gpu.model) is None):
                 why = "is split by MIG" if gpu.mig else "does not report its memory"
                 raise UsageError(f"{node.host}: {gpu.model} {why}", hint="clusterctl fit --gpus")
         gpus = tuple(gpu_of_host(gpu.model, (gpu.memory or 0) // MIB) for gpu in devices)

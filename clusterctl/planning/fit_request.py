@@ -16,13 +16,13 @@ from clusterctl.models.config_files import checkpoint_bytes, read_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import did_you_mean
 from clusterctl.models.shape import ModelShape
-from clusterctl.models.version import parse_version
+from clusterctl.models.version import parse_version, show_version
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.options import step_tokens
 from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.report import FitReport, Hardware
-from clusterctl.planning.rules import rules_for
+from clusterctl.planning.rules import NEWEST, rules_for
 from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import UNDECIDED, Launch
@@ -46,6 +46,13 @@ class FitArguments:
 
     def request(self) -> ServiceRequest:
         """Return the same request that `serve` would read. Raises UsageError."""
+        if not self.model:
+            raise UsageError("no model given", hint="clusterctl fit qwen3-8b")
+        if self.vllm is not None and parse_version(self.vllm) is None:
+            raise UsageError(
+                f"--vllm {self.vllm!r} is not a version of vLLM",
+                hint=f"--vllm {show_version(NEWEST)}, the newest one known here",
+            )
         options = Options(self.model, self.tp, self.pp)
         return read_request(options, (), parse_arguments(self.arguments))
 

@@ -75,14 +75,24 @@ _CATALOGUE: tuple[GpuModel, ...] = (
     GpuModel("L4", 22.03, 89, 300, 121, 58, "public out-of-memory reports"),
     GpuModel("L40", 44.40, 89, 864, 181, 142, "QwenLM/Qwen3-VL#2097"),
     GpuModel("L40S", 44.40, 89, 864, 362, 142, "as L40: same 46068 MiB", assumed=True),
+    GpuModel("L20", 44.40, 89, 864, 120, 92, "as L40: same 46068 MiB", assumed=True),
+    GpuModel("GH200-96GB", 94.50, 90, 4000, 989, 132, "96 GB card, scaled", assumed=True),
+    GpuModel("GB10", 121.69, 121, 273, 62, 48, "GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47"),
     GpuModel("RTX 2080 Ti", 10.75, 75, 616, 54, 68, "11264 MiB card, scaled", assumed=True),
+    GpuModel("RTX 3060", 11.76, 86, 360, 51, 28, "12288 MiB card, scaled", assumed=True),
     GpuModel("RTX 3080 10GB", 9.77, 86, 760, 119, 68, "10240 MiB card, scaled", assumed=True),
     GpuModel("RTX 3080 20GB", 19.58, 86, 760, 119, 68, "public out-of-memory reports"),
     GpuModel("RTX 3090", 23.69, 86, 936, 142, 82, "OpenBMB/MiniCPM-V#612"),
+    GpuModel("RTX 3090 Ti", 23.69, 86, 1008, 160, 84, "as RTX 3090", assumed=True),
+    GpuModel("RTX 4060 Ti 16GB", 15.70, 89, 288, 44, 34, "16380 MiB card, scaled", assumed=True),
+    GpuModel("RTX 4080", 15.70, 89, 717, 97, 76, "16376 MiB card, scaled", assumed=True),
     GpuModel("RTX 4090", 23.64, 89, 1008, 165, 128, "TMElyralab/MuseTalk#76"),
+    GpuModel("RTX 5070 Ti", 15.48, 120, 896, 88, 70, "as RTX 5080", assumed=True),
     GpuModel("RTX 5080", 15.48, 120, 960, 113, 84, "vllm-project/vllm#14452"),
     GpuModel("RTX 5090", 31.36, 120, 1792, 210, 170, "public out-of-memory reports"),
     GpuModel("RTX A5000", 23.68, 86, 768, 111, 64, "zai-org/GLM-4#730"),
+    GpuModel("RTX 6000 Ada", 47.40, 89, 960, 182, 142, "as RTX A6000", assumed=True),
+    GpuModel("RTX PRO 6000", 94.97, 120, 1792, 252, 188, "antirez/ds4#431"),
     GpuModel("RTX A6000", 47.40, 86, 768, 155, 84, "49140 MiB card, scaled", assumed=True),
 )
 
@@ -96,6 +106,11 @@ _OTHER_NAMES = {
 
 # vLLM on a CPU; its KV cache is set by VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes.
 CPU = GpuModel("CPU", 0.0, 80, 20, 0.5, 1, "no GPU: the KV cache has a given size")
+
+_NEAR = 0.75  # GTX1060 and RTX4090 are alike to 0.57, RTX3009 and RTX3090 to 0.86
+
+# Families before compute capability 7.0, which vLLM needs
+_TOO_OLD = re.compile(r"(gtx|titanx|p4$|p40|p100|k80|m40|m60)")
 
 _ITEM = re.compile(r"^(?:(\d{1,3})\s*[x*]\s*)?(.+)$", re.IGNORECASE)
 _SIZED = re.compile(r"^(.*):\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|g)?$", re.IGNORECASE)
@@ -155,7 +170,12 @@ def parse_gpus(text: str) -> tuple[GpuModel, ...]:
         elif (known := find_gpu(name)) is not None:
             gpu = known
         else:
-            close = get_close_matches(_folded(name), list(_BY_NAME), n=3, cutoff=0.5)
+            if _TOO_OLD.match(_folded(name)):
+                raise UsageError(
+                    f"--gpus: vLLM does not run on {name}: it needs compute capability 7.0",
+                    hint="Volta, Turing or newer: T4, V100, RTX 2080 Ti, RTX 3060, ...",
+                )
+            close = get_close_matches(_folded(name), list(_BY_NAME), n=3, cutoff=_NEAR)
             names = ", ".join(_BY_NAME[key].name for key in close)
             hint = f"did you mean {names}? {_HOW}" if names else _HOW
             raise UsageError(f"--gpus: unknown GPU {name!r}", hint=hint)

@@ -86,7 +86,8 @@ def _count(text: str) -> int:
 def _utilization(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
-        raise ValueError("between 0 and 1, such as 0.9")
+        share = f"{value / 100:g}" if 1 < value <= 100 else "0.9"
+        raise ValueError(f"a share between 0 and 1, such as {share}")
     return value
 
 

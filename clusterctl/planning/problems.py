@@ -29,6 +29,12 @@ _UNCOUNTED = {
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
 
 
+# A GPU without memory of its own: headless, 102 of 121.69 GiB were free at the start of vLLM
+# (GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47).
+_WITH_HOST_MEMORY = "GB10"
+_FREE_OF_SHARED = 0.82
+
+
 @dataclass(frozen=True, slots=True)
 class PredictedProblem:
     """A problem that vLLM would have: a `fatal` one prevents its start, others degrade it."""
@@ -192,6 +198,15 @@ def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedP
             False,
             "tensor parallel groups span hosts: every layer waits for the network",
             f"--tp 1 --pp {plan.placement.tp * plan.placement.pp}, or one replica per host",
+        )
+    shared = [rank.host for rank in plan.ranks if rank.gpu == _WITH_HOST_MEMORY]
+    if shared and plan.settings.utilization > _FREE_OF_SHARED:
+        yield PredictedProblem(
+            "gpu-memory-taken",
+            False,
+            f"{_WITH_HOST_MEMORY} shares its memory with {shared[0]}, and vLLM refuses to start if "
+            "less is free than it is to use",
+            f"--gpu-memory-utilization {_FREE_OF_SHARED}",
         )
     over = [rank for rank in plan.ranks if rank.usable_gib + rank.cuda_graphs_gib > rank.memory_gib]
     charged = rules.charges_graphs(second_runner=plan.settings.second_runner)

@@ -180,3 +180,43 @@ def test_a_layout_and_settings_are_advised_together_before_other_gpus() -> None:
     first = advised(*words, "--tp", "2", "--gpu-memory-utilization", "0.3")[0]
     assert first.startswith("--tp 4 --pp 1 --gpu-memory-utilization 0.9 --max-model-len ")
     assert fit(*words, *shlex.split(first)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("qwen3-8b", "--gpus", "H100", "--vllm", "banana"), "--vllm 'banana' is not a version of"),
+        (("qwen3-8b", "--gpus", "H100", "--gpu-memory-utilization", "90"), "1, such as 0.9"),
+        (("qwen3-8b", "--gpus", "H100", "--gpu-memory-utilization", "85"), "1, such as 0.85"),
+        (("", "--gpus", "H100"), "fix: clusterctl fit "),
+        (("qwen3-8b", "--gpus", "GTX1060"), "vLLM does not run on GTX1060: it needs compute"),
+        (("qwen3-8b", "--gpus", "RTX3009"), "did you mean RTX 3090"),
+        (("qwen4-8b", "--gpus", "H100"), "did you mean qwen3-8b"),
+    ],
+)
+def test_slips_of_the_keyboard_are_refused_with_a_fix(words: tuple[str, ...], said: str) -> None:
+    ran = fit(*words)
+    assert ran.exit_code == 2
+    assert said in " ".join(ran.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "words", [("llama-3-8b", "--gpus", "H100"), ("qwen3-8b", "--gpus", "MI300X")]
+)
+def test_nothing_is_suggested_that_is_not_near(words: tuple[str, ...]) -> None:
+    ran = fit(*words)
+    assert ran.exit_code == 2
+    assert "did you mean" not in ran.stderr
+
+
+@pytest.mark.parametrize("gpu", ["GB10", "RTX 3060", "RTX 4080", "RTX PRO 6000", "L20"])
+def test_common_gpus_are_known(gpu: str) -> None:
+    assert fit("qwen3-8b", "--gpus", f"2x{gpu}", "--max-model-len", "4096").exit_code == 0
+
+
+def test_a_gpu_that_shares_the_hosts_memory_gets_a_lower_share() -> None:
+    shown = fit("qwen3-8b", "--gpus", "GB10").stdout
+    assert "warning: GB10 shares its memory with host1" in shown
+    assert "--gpu-memory-utilization 0.82" in shown
+    lower = fit("qwen3-8b", "--gpus", "GB10", "--gpu-memory-utilization", "0.82").stdout
+    assert "shares its memory" not in lower

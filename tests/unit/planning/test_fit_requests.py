@@ -193,7 +193,7 @@ def test_models_without_figures_or_files(model: str) -> None:
 
 
 def test_the_nearest_names_are_offered() -> None:
-    with pytest.raises(UsageError, match=r"did you mean qwen3-8b or"):
+    with pytest.raises(UsageError, match=r"did you mean qwen3-8b\?"):
         fit_request("qwen3-9b", gpus="H100")
 
 

@@ -118,12 +118,19 @@ def test_hosts_bring_what_earlier_starts_taught() -> None:
 
 
 @pytest.mark.parametrize(
-    "strange", [gpu("NVIDIA GB10", None), gpu("NVIDIA H200", 143_771, mig=True)]
+    "strange", [gpu("NVIDIA GX99", None), gpu("NVIDIA H200", 143_771, mig=True)]
 )
 def test_gpus_of_which_nothing_can_be_said(strange: GpuFacts) -> None:
     answers = {**ANSWERS, "small": probe("10.0.0.2", strange)}
     with pytest.raises(UsageError, match="small"):
         hardware_of(inventory(), answers)
+
+
+def test_a_gpu_with_the_hosts_memory_reports_none_and_is_known() -> None:
+    found = hardware_of(
+        inventory(), {**ANSWERS, "small": probe("10.0.0.2", gpu("NVIDIA GB10", None))}
+    )
+    assert [gpu.memory_gib for gpu in found.sites[1].gpus] == [121.69]
 
 
 def test_only_free_gpus_are_offered_to_a_service() -> None:
