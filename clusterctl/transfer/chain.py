@@ -6,9 +6,11 @@ hop goes through the SSH connection, the others go from host to host. A relay fe
 before it, from hosts further up if that one fails, and from the source as the last resort; so
 losing a host delays the others only briefly.
 
-    with Chain(links, blobs, source=source, image=image, report=show) as chain:
-        docker pull chain.pull_reference("gpu1")      # on gpu1, and on all others at once
-        chain.fetch("gpu2", digests, timeout=3600)    # for blobs that no engine pulls
+    chain = Chain(links, blobs, source=source, image=image, report=show)
+    chain.start()
+    docker pull chain.pull_reference("gpu1")      # on gpu1, and on all others at once
+    chain.fetch("gpu2", digests, timeout=3600)    # for blobs that no engine pulls
+    chain.close()
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import Link, LinkProgress
@@ -36,7 +36,7 @@ REPORT_EVERY = 1.0  # Seconds
 
 
 class Chain:
-    """Relays on the hosts of `links`, in this order, running while the context is entered.
+    """Relays on the hosts of `links`, in this order, running from `start` to `close`.
 
     `blobs`, and those of `image`, are what hosts may request. `limit_rate` bounds the bytes per
     second that the source sends in all. `report` is called about once a second for each host, from
@@ -83,10 +83,6 @@ class Chain:
             for link in links
         }
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
     def start(self) -> None:
         """Start all relays at once. A host whose relay does not start is lost (`lost` has the
         error); if none starts, raises the errors of all hosts."""
@@ -104,18 +100,9 @@ class Chain:
         self._set_upstreams()
         threading.Thread(target=self._run_reports, name="chain-report", daemon=True).start()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop the relays. After an error their caches are kept, so that the next run resumes."""
-        self.close(keep=exc is not None)
-
     def close(self, *, keep: bool = False, done: Collection[str] = ()) -> None:
         """Stop the relays and remove these blobs from their caches; with `keep`, only on the hosts
-        of `done`, which will not need them again."""
+        of `done`, which will not need them again: on the others the next run resumes."""
         self._ended.set()
         with self._changed:
             self._changed.notify_all()

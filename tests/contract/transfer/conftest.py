@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -43,6 +44,17 @@ class MemorySource:
             yield content[start : start + CHUNK]
 
 
+class RunningChain(Chain):
+    """Runs while the context is entered. After an error caches are kept."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close(keep=error is not None)
+
+
 @dataclass
 class Bench:
     """Hosts h1, h2, ... that are all this machine, each with its own folder."""
@@ -66,9 +78,11 @@ class Bench:
     def links(self, count: int) -> list[Link]:
         return [self.link(number) for number in range(1, count + 1)]
 
-    def chain(self, links: Sequence[Link], blobs: Sequence[Blob], **options: object) -> Chain:
+    def chain(
+        self, links: Sequence[Link], blobs: Sequence[Blob], **options: object
+    ) -> RunningChain:
         settings = {"source": self.source, "say": self._hear, "report": self.seen.append}
-        return Chain(links, blobs, **{**settings, **options})  # type: ignore[arg-type]
+        return RunningChain(links, blobs, **{**settings, **options})  # type: ignore[arg-type]
 
     def bring(self, chain: Chain, hosts: Sequence[str], blobs: Sequence[Blob]) -> None:
         """Fetch everything on all hosts at once, and compare every byte."""
