@@ -122,6 +122,7 @@ def serve(
             "random_weights": bool(location and location.random_weights),
             "predicted": plan.fit.plan.to_json() if plan.fit else None,
             "reported": served.outcome.to_json() if served.outcome else [],
+            "notices": list(served.notices),
         }
         print(json.dumps(document, indent=2))
         return
@@ -132,8 +133,10 @@ def serve(
     print(f"  {_answer(proof.answer)}")
     if served.outcome and served.outcome.sentence:
         print(f"  KV cache    {served.outcome.sentence}")
-    print(f"  ready       {proof.ready_seconds:.0f} s after vLLM started\n")
-    print("Try it yourself (the key is not printed):")
+    print(f"  ready       {proof.ready_seconds:.0f} s after vLLM started")
+    for notice in served.notices:
+        print(f"  note        {notice}")
+    print("\nTry it yourself (the key is not printed):")
     print(key_line(served.head, served.key_file, sudo=served.sudo))
     print(curl_line(replace(plan.endpoint, task=proof.task)))
 

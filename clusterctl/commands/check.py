@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.engine.events import EventSink
 from clusterctl.engine.plan import Plan
-from clusterctl.errors import ClusterctlError, Interrupted, Problems
+from clusterctl.errors import (
+    ClusterctlError,
+    Interrupted,
+    Problems,
+    RequirementsNotMet,
+    UsageError,
+)
 from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.requirements import notes
@@ -19,6 +25,7 @@ from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
+from clusterctl.packages.bundle import open_bundles
 from clusterctl.survey.cluster import Cluster, name_listeners, place, require_fit, requirements
 from clusterctl.survey.drift import (
     differences,
@@ -61,6 +68,11 @@ def run(
         name_listeners(lacking, transports)
         topology, misplaced = place(survey)
         found = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
+        if inventory.packages.offline and not survey.containers:  # else the plan below opens it
+            try:
+                open_bundles(inventory.packages.offline)
+            except UsageError as error:
+                found.append(RequirementsNotMet(error.summary, hint=error.hint))
         seen = PairResults((), {}, {})
         if topology:
             placed = {node.host: survey.facts[node.host] for node in topology.nodes}

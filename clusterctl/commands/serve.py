@@ -30,6 +30,7 @@ from clusterctl.planning.reported import (
 )
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.declaration import HeadServices, read_key, service_file
+from clusterctl.serving.notices import noticed
 from clusterctl.serving.proof import Proof, prove
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import difference, needs_restart
@@ -74,6 +75,7 @@ class Served:
     sudo: bool  # whether reading the key file needs sudo
     # vLLM's reported memory compared with the prediction; None if one of them is missing
     outcome: StartOutcome | None = None
+    notices: tuple[str, ...] = ()  # from vLLM's log: why it is slower or answers otherwise
 
 
 # Shows the changes and returns, or raises if the user declines
@@ -216,4 +218,5 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
         key_file=key_file,
         sudo=survey.facts[head.host.name].user != "root",
         outcome=outcome,
+        notices=noticed(head, inventory.cluster, document.name),
     )

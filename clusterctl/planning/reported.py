@@ -19,6 +19,7 @@ from clusterctl.node.files import NodePaths
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.rules import Rules, rules_for
+from clusterctl.serving.notices import LOG_TAIL, READ, START_MARKS
 from clusterctl.transport.base import Transport
 
 WORTH_SAYING = 0.01  # Larger relative differences of forecast and report are shown
@@ -86,9 +87,6 @@ def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Mea
     return Measured(runtime_gib=runtime if runtime > 0 else None, graphs_gib=reported.graphs_gib)
 
 
-# Lines that mark the beginning of a start; the file also has older starts.
-START_MARKS = r"non-default args|args: Namespace\(|API server version"
-
 # The lines that are parsed here, for `grep -E`.
 WANTED = (
     rf"{START_MARKS}|[Mm]odel (loading|weights) took|memory for cache|KV cache (memory|size)"
@@ -141,10 +139,6 @@ def _numbers(pattern: re.Pattern[str], text: str) -> list[float]:
     return [float(found.replace(",", "").rstrip(".")) for found in pattern.findall(text)]
 
 
-LOG_TAIL = 4_000_000  # Bytes at the end of a service's log that are searched, on the host
-
-_READ = 'tail -c "$1" "$2" | grep -aE "$3" | cut -c1-400 | tail -n 400'
-
 # GiB by which a measured overhead may differ from the usual one. Beyond that, another process used
 # the GPU during the start, which would distort every later forecast.
 _PLAUSIBLE = 2.0
@@ -188,7 +182,7 @@ def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> St
     service.
     """
     log = str(NodePaths(cluster).log(service))
-    argv = ["sh", "-c", _READ, "reported", str(LOG_TAIL), log, WANTED]
+    argv = ["sh", "-c", READ, "reported", str(LOG_TAIL), log, WANTED]
     try:
         result = head.run(argv, sudo=True, timeout=deadlines.SMALL_FILE)
     except ClusterctlError:

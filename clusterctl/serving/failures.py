@@ -61,8 +61,8 @@ MEMORY = (
         r"No available memory for the cache blocks|Cannot auto-fit max_model_len",
         "the weights and the working memory leave nothing of --gpu-memory-utilization for the "
         "KV cache",
-        "raise -- --gpu-memory-utilization, lower --max-num-seqs, or use more GPUs: "
-        "clusterctl fit MODEL",
+        "raise -- --gpu-memory-utilization, lower --max-num-batched-tokens, --max-num-seqs or "
+        "--max-model-len, add --enforce-eager, or use more GPUs: clusterctl fit MODEL",
     ),
     signature(
         "gpu-memory-taken",

@@ -118,3 +118,13 @@ def test_what_stdout_cannot_hold_is_no_crash(clusterctl: Run, inventory: Path) -
     words = ("exec", "-i", str(inventory), "--limit", "here", "echo", "héllo")
     ran = clusterctl(*words, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (ran.returncode, ran.stdout) == (0, "here  h?llo\n")
+
+
+def test_check_names_packages_that_are_not_there(clusterctl: Run, inventory: Path) -> None:
+    inventory.write_text(inventory.read_text() + "packages: {offline: nowhere}\n")
+
+    ran = clusterctl("-i", str(inventory), "check", "--limit", "here")
+
+    assert f"the packages at {inventory.parent / 'nowhere'} cannot be read" in ran.stderr
+    assert "clusterctl bundle packages --for" in ran.stderr
+    assert ran.returncode == 5

@@ -169,6 +169,8 @@ def test_the_cause_is_told_and_not_the_wrappers_around_it() -> None:
 
     assert found is not None
     assert (found.id, found.number) == ("no-kv-memory", 4)
+    for flag in ("--max-num-batched-tokens", "--max-model-len", "--enforce-eager"):
+        assert flag in found.fix
 
 
 def test_all_findings_come_once_in_the_order_of_the_log() -> None:
