@@ -111,7 +111,6 @@ def parse(text: str) -> CudaReport:
 
 
 def _require(view: HostView, answer: CudaReport, file: str) -> None:
-    promised = len(view.host.gpus)
     if answer.error:
         said = answer.error.lower()
         fix = next((fix for words, fix in _FIXES if words in said), "nvidia-smi on the host")
@@ -122,9 +121,9 @@ def _require(view: HostView, answer: CudaReport, file: str) -> None:
             host=view.host.name,
             hint=fix.format(file=file),
         )
-    if answer.gpus < promised:
+    if answer.gpus < len(view.host.gpus):
         raise RequirementsNotMet(
-            f"the inventory declares {promised} GPUs, but a container of the image sees "
+            f"the inventory declares {len(view.host.gpus)} GPUs, but a container of the image sees "
             f"{answer.gpus}",
             host=view.host.name,
             hint="nvidia-smi -L on the host; nvidia-ctk cdi list",
@@ -137,16 +136,13 @@ def without_gpus(view: HostView, driver: ContainerDriver, container: Container) 
     With the toolkit's classic mode, `systemctl daemon-reload` on the host takes them away
     (nvidia-docker issue 1730), and only a new container gets them back.
     """
-    if not view.host.gpus or not view.facts.gpus.gpus or not _asks_for_gpus(container):
+    asks = container.all_gpus or any("nvidia" in name for name in container.cdi_devices)
+    if not (asks and view.host.gpus and view.facts.gpus.gpus):
         return None
     try:
-        told = driver.exec(container.id, ["nvidia-smi", "-L"], timeout=deadlines.GPUS_LISTED)
+        listed = driver.exec(container.id, ["nvidia-smi", "-L"], timeout=deadlines.GPUS_LISTED)
     except ClusterctlError:
         return None  # no answer does not mean that the GPUs are gone
-    if "GPU 0" in told.stdout or "NVML" not in told.stdout + told.stderr:
+    if "GPU 0" in listed.stdout or "NVML" not in listed.stdout + listed.stderr:
         return None
-    return f"its GPUs are gone: {told.stdout.strip() or told.last_lines(1)}"
-
-
-def _asks_for_gpus(container: Container) -> bool:
-    return container.all_gpus or any("nvidia" in name for name in container.cdi_devices)
+    return f"its GPUs are gone: {listed.stdout.strip() or listed.last_lines(1)}"

@@ -83,8 +83,18 @@ class NodeContainer:
 
         def require_running() -> None:
             found = driver.find(spec.name)
-            if found is None or not found.running or found.restarts:
-                raise _died(view, driver, spec.name, found)
+            host = view.host.name
+            if found is None:
+                raise StepFailed(f"{spec.name} disappeared immediately after it started", host=host)
+            if not found.running or found.restarts:
+                failed = found.exit_code or not found.running
+                status = f"status {found.exit_code}" if failed else "an error"
+                raise StepFailed(
+                    f"{spec.name} ended with {status} immediately after it started",
+                    host=host,
+                    hint=f"clusterctl logs --host {host}",
+                    detail=driver.logs(found.id, tail=30) or found.error or None,
+                )
 
         wait_until(require_running, self._settle, every=min(0.25, self._settle))
 
@@ -137,17 +147,3 @@ class ContainersAbsent:
 def _end(driver: ContainerDriver, container: Container) -> None:
     driver.stop(container.id, container.stop_timeout)
     driver.remove(container.id)
-
-
-def _died(
-    view: HostView, driver: ContainerDriver, name: str, found: Container | None
-) -> StepFailed:
-    if found is None:
-        return StepFailed(f"{name} disappeared immediately after it started", host=view.host.name)
-    status = f"status {found.exit_code}" if found.exit_code or not found.running else "an error"
-    return StepFailed(
-        f"{name} ended with {status} immediately after it started",
-        host=view.host.name,
-        hint=f"clusterctl logs --host {view.host.name}",
-        detail=driver.logs(found.id, tail=30) or found.error or None,
-    )

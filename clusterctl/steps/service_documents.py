@@ -53,14 +53,9 @@ class ServiceDocumentsReadable:
             digest = seal.partition(" ")[2]
             if document.why == DELETED:
                 found += [] if digest else [(document, ABSENT)]
-            elif digest and not _readable(view.transport.read_file(path) or b""):
-                found.append((document, digest.strip()))
+            elif digest:
+                try:
+                    from_json(ServiceDocument, (view.transport.read_file(path) or b"").decode())
+                except ValueError:
+                    found.append((document, digest.strip()))
         return found
-
-
-def _readable(data: bytes) -> bool:
-    try:
-        from_json(ServiceDocument, data.decode())
-    except ValueError:
-        return False
-    return True

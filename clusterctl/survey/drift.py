@@ -18,8 +18,8 @@ from clusterctl.node.documents import NodeState, log_dir, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
 from clusterctl.ray_cluster.topology import Topology
-from clusterctl.steps.derived_image import Contents, look_inside
 from clusterctl.steps.node_container import own_container
+from clusterctl.steps.node_image import Contents, look_inside
 from clusterctl.survey.cluster import Cluster, single
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport

@@ -9,10 +9,9 @@ from clusterctl.containers.driver import EngineUnavailable
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Unknown
-from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import IMAGES, record_installed
-from clusterctl.steps.node_image import ImagePulled, NodeImage, node_tag
+from clusterctl.steps.node_image import ImagePulled, NodeImage, RayInImage, node_tag
 from clusterctl.survey.cluster import Cluster
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import (

@@ -10,7 +10,6 @@ from clusterctl.engine.step import HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
 from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
-from clusterctl.steps.derived_image import RayInImage
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import (
     ENGINE_PACKAGES,
@@ -29,6 +28,7 @@ from clusterctl.steps.node_image import (
     ImagePulled,
     ImagesAbsent,
     NodeImage,
+    RayInImage,
     content,
 )
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path

@@ -6,14 +6,18 @@ import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.steps.derived_image import (
+from clusterctl.steps.node_image import (
+    REFERENCE_LABEL,
+    ImagePulled,
+    ImagesAbsent,
     RayInImage,
+    content,
     dockerfile,
     has_tokens,
     index_arguments,
     ray_for,
+    tag_for,
 )
-from clusterctl.steps.node_image import REFERENCE_LABEL, ImagePulled, ImagesAbsent, content, tag_for
 from tests.fakes.container_engine import image
 from tests.unit.steps.shipping import REFERENCE
 from tests.unit.steps.stage import Cluster, cluster, give_base, give_node_image
