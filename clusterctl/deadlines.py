@@ -4,7 +4,7 @@ host alone (the relay, the test of pairs of hosts) have theirs next to them.
 
 A timeout is not an estimate. It is several times what the slowest supported machine needs: two
 cores under a load of six take ten times as long as an idle machine. Where a longer wait only
-delays bad news, the user is told what is being waited for. The error of a timeout says what was
+delays bad news, a message says what is being waited for. The error of a timeout says what was
 waited for, for how long, and what was seen last.
 """
 

@@ -30,7 +30,7 @@ from clusterctl.node.files import NodePaths
 from clusterctl.node.timing import GATE
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes, node_environment
 from clusterctl.ray_cluster.topology import Topology
-from clusterctl.transport.base import Channel, Transport, last_words
+from clusterctl.transport.base import LONGEST_LINE, Channel, Transport, last_words
 from clusterctl.transport.fanout import failures, fan_out, values
 
 TITLE = "Fabric gate: collectives between all hosts"
@@ -168,11 +168,11 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
         last = ""
         try:
             for line in _lines(channel, cancelled):
-                told = json.loads(line) if line.startswith("{") else {}
-                if "report" in told:
-                    return from_json(FabricReport, json.dumps(told["report"]))
-                if "say" in told:
-                    last = told["say"]
+                message = json.loads(line) if line.startswith("{") else {}
+                if "report" in message:
+                    return from_json(FabricReport, json.dumps(message["report"]))
+                if "say" in message:
+                    last = str(message["say"])
                     sink(Note(last))
         except TimeoutError:
             # Name all hosts: only the program on the head knows which had reported.
@@ -184,6 +184,13 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
                 f"{scope.inventory.file} --fabric",
                 detail=f"last message: {last or 'nothing'}",
             ) from None
+        except ValueError as error:
+            raise StepFailed(
+                "the fabric gate's program printed a malformed line",
+                host=host,
+                hint=f"clusterctl logs --host {host}",
+                detail=str(error)[:500],
+            ) from error
         said = last_words(channel)
         if "can't open file" in said:
             raise RequirementsNotMet(
@@ -200,8 +207,8 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
 
 
 def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
-    """Yield the program's output lines. Raises Interrupted, and TimeoutError after _OVER
-    seconds."""
+    """Yield the program's output lines. Raises Interrupted, TimeoutError after _OVER seconds, and
+    ValueError for a line longer than LONGEST_LINE."""
     deadline = time.monotonic() + _OVER
     channel.settimeout(_LOOK)
     pending = b""
@@ -214,5 +221,7 @@ def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
                 return
             *complete, pending = (pending + chunk).split(b"\n")
             yield from (line.decode(errors="replace") for line in complete)
+        if len(pending) > LONGEST_LINE:
+            raise ValueError(f"it writes a line of more than {LONGEST_LINE >> 20} MiB")
         if time.monotonic() > deadline:
             raise TimeoutError

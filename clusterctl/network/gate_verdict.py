@@ -72,15 +72,15 @@ def judge(
     if errors:
         return FabricVerdict(tuple(errors))
     carried = _carried(report)
-    told = _nics(report, "nccl")
+    chosen = _nics(report, "nccl")
     errors += (
         RequirementsNotMet(
-            f"NCCL uses {', '.join(one.devices)} instead of {', '.join(told[host])}",
+            f"NCCL uses {', '.join(one.devices)} instead of {', '.join(chosen[host])}",
             host=host,
             hint=f"take NCCL_SOCKET_IFNAME out of env, or correct hosts.{host}.nics.nccl",
         )
         for host, one in carried.items()
-        if one.between == "Socket" and told[host] and not set(one.devices) <= set(told[host])
+        if one.between == "Socket" and chosen[host] and not set(one.devices) <= set(chosen[host])
     )
     rate = line_rate(topology, facts, rdma=any(c.between == "IB" for c in carried.values()))
     lines = [_sentence(one, report, carried, rate) for one in report.collectives]
@@ -254,7 +254,7 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
                 RayNotFormed(
                     f"the fabric gate could not join Ray on the head{why}",
                     host=head,
-                    hint=f"clusterctl check {file} tells whether Ray is as bootstrap formed it",
+                    hint=f"clusterctl check {file} shows whether Ray is as bootstrap formed it",
                     detail=report.error or None,
                 )
             ]
@@ -371,7 +371,7 @@ def _way_in(one: Crossing, file: str) -> str:
     if "64 KiB" in one.error:
         return (
             f"large packets are lost on the way to {one.nic} of {one.target}: clusterctl check "
-            f"{file} tells the MTU that passes"
+            f"{file} shows the MTU that passes"
         )
     if "unreachable" in one.error.lower() or "route" in one.error.lower():
         return f"{one.source} has no route to {one.ip} (ip route get {one.ip}): {rename}"

@@ -103,7 +103,7 @@ def read_answer(said: Any, order: Mapping[str, Any]) -> LookupAnswer | None:
             search=[str(domain) for domain in said["search"]],
             names={name: _timed(said["names"][name], list) for name in names},
             addresses={ip: _timed(said["addresses"][ip], str) for ip in order["addresses"]},
-            servers={str(ip): _timed(told, str) for ip, told in said["servers"].items()},
+            servers={str(ip): _timed(timed, str) for ip, timed in said["servers"].items()},
             made_up=order["made_up"],
         )
     except (ValueError, TypeError, LookupError, AttributeError):
@@ -115,7 +115,7 @@ def _timed(said: Any, kind: type) -> Timed:
         return None
     value, seconds = said
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value, float(seconds)
 
 
@@ -134,18 +134,18 @@ def notes(
         texts += outside.values()
         # The container usually has a copy of the host's resolv.conf: report a common problem once.
         texts += (f"in its container, {inside[key]}" for key in inside if key not in outside)
-        told = host.names[host.own] if host else None
-        if host and (told is None or told[1] > SLOW):
+        timed = host.names[host.own] if host else None
+        if host and (timed is None or timed[1] > SLOW):
             texts.append(
                 f"its own name {host.own} is looked up at a name server, which takes "
-                f"{_seconds(told)}: sudo and others wait that long; add {host.own} to /etc/hosts "
+                f"{_seconds(timed)}: sudo and others wait that long; add {host.own} to /etc/hosts "
                 "there"
             )
         if container:
             # The container's hosts file should answer these.
-            timed = {**container.addresses, **container.names}
-            asked = ((what, timed[what]) for what in (*cluster.values(), *cluster))
-            slow = [what for what, told in asked if told is None or told[1] > SLOW]
+            known = {**container.addresses, **container.names}
+            asked = ((what, known[what]) for what in (*cluster.values(), *cluster))
+            slow = [what for what, timed in asked if timed is None or timed[1] > SLOW]
             if slow:
                 texts.append(
                     f"in its container, {', '.join(slow)} took longer than {SLOW:g} s to look up: "
@@ -153,9 +153,9 @@ def notes(
                     "bootstrap, and `hosts: files dns` in the image's /etc/nsswitch.conf"
                 )
             texts += (
-                f"in its container, {node} is at {', '.join(told[0])}, and not only at {ip}"
+                f"in its container, {node} is at {', '.join(timed[0])}, and not only at {ip}"
                 for ip, node in cluster.items()
-                if (told := container.names[node]) and told[0] and told[0] != [ip]
+                if (timed := container.names[node]) and timed[0] and timed[0] != [ip]
             )
         found += (f"{name}: {text}" for text in texts)
     return tuple(found)
@@ -164,11 +164,11 @@ def notes(
 def _server_problems(answer: LookupAnswer) -> dict[str, str]:
     """Return a sentence for each name server with a problem, by its address, or for a wildcard."""
     found = {}
-    for server, told in answer.servers.items():
-        if told is None:
+    for server, timed in answer.servers.items():
+        if timed is None:
             what = f"the name server {server} does not answer"
-        elif told[0] == "" and told[1] > SLOW:
-            what = f"the name server {server} answers after {told[1]:.1f} s"
+        elif timed[0] == "" and timed[1] > SLOW:
+            what = f"the name server {server} answers after {timed[1]:.1f} s"
         else:
             continue
         needs = _seconds(answer.names[FOREIGN])
@@ -188,5 +188,5 @@ def _server_problems(answer: LookupAnswer) -> dict[str, str]:
     return found
 
 
-def _seconds(told: Timed) -> str:
-    return f"more than {WITHIN:g} s" if told is None else f"{told[1]:.1f} s"
+def _seconds(timed: Timed) -> str:
+    return f"more than {WITHIN:g} s" if timed is None else f"{timed[1]:.1f} s"

@@ -24,24 +24,24 @@ def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List
     """Return every breach of the contract, with the reason why a missing node died if known."""
     alive = [node for node in nodes if node.alive]
     found: List[Breach] = []
-    for promise in expected:
-        same = [node for node in alive if node.name == promise.host]
+    for wanted in expected:
+        same = [node for node in alive if node.name == wanted.host]
         if not same:
-            dead = [node for node in nodes if node.name == promise.host and not node.alive]
+            dead = [node for node in nodes if node.name == wanted.host and not node.alive]
             why = f"left Ray: {dead[-1].death_reason or 'no reason given'}" if dead else ""
-            found.append(Breach(promise.host, why or "has not joined Ray"))
+            found.append(Breach(wanted.host, why or "has not joined Ray"))
         elif len(same) > 1:
             places = ", ".join(sorted(node.node_ip for node in same))
-            found.append(Breach(promise.host, f"is in Ray {len(same)} times ({places})"))
+            found.append(Breach(wanted.host, f"is in Ray {len(same)} times ({places})"))
         else:
             (node,) = same
-            if node.node_ip != promise.node_ip:
-                text = f"joined Ray as {node.node_ip}, and its node IP is {promise.node_ip}"
-                found.append(Breach(promise.host, text))
-            if node.gpus < promise.gpus:
+            if node.node_ip != wanted.node_ip:
+                text = f"joined Ray as {node.node_ip}, and its node IP is {wanted.node_ip}"
+                found.append(Breach(wanted.host, text))
+            if node.gpus < wanted.gpus:
                 text = f"brought {node.gpus:g} GPUs to Ray, but the inventory declares "
-                found.append(Breach(promise.host, f"{text}{promise.gpus}"))
-    known = {promise.host for promise in expected}
+                found.append(Breach(wanted.host, f"{text}{wanted.gpus}"))
+    known = {wanted.host for wanted in expected}
     for node in alive:
         if node.name not in known:
             text = f"is in Ray at {node.node_ip}, and not in the inventory"

@@ -269,7 +269,7 @@ class Silence:
     what: str  # What is missing: `no token`, `no answer`
     asked: str  # The pending requests, or the failed check with its error
 
-    def told(self, now: float) -> str:
+    def text(self, now: float) -> str:
         return f"{self.what} for {now - self.since:.0f} s ({self.asked})"
 
 

@@ -310,8 +310,8 @@ class Ranks:
         if not self._stopped:
             hosts = {seat.host: () for seat in self._seats}
             answers = self._agents.ask("stop_ranks", hosts, self._limits.answer)
-            told = [one for answer in answers.values() for one in answer.value or ()]
-            for one in sorted(told, key=lambda one: one.rank):
+            reports = [one for answer in answers.values() for one in answer.value or ()]
+            for one in sorted(reports, key=lambda one: one.rank):
                 phase, backend, error = _furthest(self._heard.get(one.rank, []))
                 self._stopped.append(replace(one, phase=phase, backend=backend, error=error))
         return self._stopped

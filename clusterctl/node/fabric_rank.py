@@ -172,9 +172,9 @@ class AllReduceBench:
 
     def _slowest(self, seconds: float) -> float:
         """Return the largest value over all ranks, on every rank."""
-        told = self._torch.tensor([seconds], dtype=self._torch.float64, device=self._device)
-        self._dist.all_reduce(told, op=self._dist.ReduceOp.MAX, group=self._group)
-        return float(told.item())
+        value = self._torch.tensor([seconds], dtype=self._torch.float64, device=self._device)
+        self._dist.all_reduce(value, op=self._dist.ReduceOp.MAX, group=self._group)
+        return float(value.item())
 
     def _synchronize(self) -> None:
         # torch.cpu has synchronize() too; it does nothing.

@@ -190,7 +190,7 @@ class Service:
             if attempt and snapshot
             else [],
             last_error=self._last_error,
-            silence=silence.told(now) if silence and shown else "",
+            silence=silence.text(now) if silence and shown else "",
             last_failure=self._last_failure,
             last_failure_time=self._last_failure_time,
         )
@@ -274,8 +274,8 @@ class Service:
         elif ended_rank:
             self._retry_later(now, attempt, ended_rank)
         elif reading.silence and now - reading.silence.since >= self._shown.stall_timeout:
-            self._turn("stalled", reading.silence.told(now))
-            self._retry_later(now, attempt, f"stalled: {reading.silence.told(now)}")
+            self._turn("stalled", reading.silence.text(now))
+            self._retry_later(now, attempt, f"stalled: {reading.silence.text(now)}")
         elif reading.ready:
             if not attempt.was_ready:
                 attempt.was_ready = True

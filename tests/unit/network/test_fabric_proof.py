@@ -174,6 +174,14 @@ def test_a_gate_that_cannot_run_says_why(stderr: str, kind: type[Exception], sai
     assert lab.forgotten, "who knows what would have come of it"
 
 
+@pytest.mark.parametrize("line", ["{", '{"report": 7}', '{"report": {"seconds": "soon"}}'])
+def test_a_gate_that_prints_nonsense_is_an_error_of_its_host(line: str) -> None:
+    lab = Lab(gate=line + "\n")
+    with pytest.raises(StepFailed, match="printed a malformed line") as caught:
+        ensure_proven(lab.ground, lab.events.append)
+    assert caught.value.host == "gpu1"
+
+
 class Mute(FakeChannel):
     """Says what it does, and then nothing: nothing comes, and nothing ends."""
 

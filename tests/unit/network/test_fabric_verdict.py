@@ -221,7 +221,7 @@ def test_a_host_that_reaches_nobody_is_named_itself() -> None:
         ("gpua answers there", "172.17.0.1", "172.17.0.1 is on both hosts: correct hosts.gpub"),
         ("Network is unreachable", "10.98.0.2", "gpua has no route to 10.98.0.2 (ip route get"),
         ("it answers, and 64 KiB do not arrive within 3 s", "10.9.0.2",
-         "large packets are lost on the way to ens2 of gpub: clusterctl check demo.yaml tells"),
+         "large packets are lost on the way to ens2 of gpub: clusterctl check demo.yaml shows"),
         ("Connection refused", "10.9.0.2", "let TCP 32768-60999 through on ens2 of gpub"),
     ],
 )  # fmt: skip

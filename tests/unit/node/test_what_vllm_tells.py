@@ -119,7 +119,7 @@ def test_requests_and_no_tokens_are_silence_since_they_are_there() -> None:
     progress.update(40, counted(1, 2, 7))
     silence = progress.silence()
     assert silence
-    assert silence.told(46) == "no token for 11 s (1 requests running, 2 waiting)"
+    assert silence.text(46) == "no token for 11 s (1 requests running, 2 waiting)"
 
 
 def test_a_prompt_that_is_read_in_chunks_is_no_silence() -> None:
@@ -151,7 +151,7 @@ def test_a_canary_without_an_answer_is_silence_since_the_last_sign() -> None:
     progress.update(40, counted(1, 0, 7))  # the canary itself, which the engine took
     silence = progress.silence()
     assert silence
-    assert silence.told(50) == "no answer for 50 s (POST /v1/completions: timed out)"
+    assert silence.text(50) == "no answer for 50 s (POST /v1/completions: timed out)"
 
     progress.update(55, counted(0, 0, 11))
 
@@ -164,7 +164,7 @@ def test_metrics_that_cannot_be_read_are_silence_since_they_could() -> None:
     progress.unread("GET /metrics: timed out")
     silence = progress.silence()
     assert silence
-    assert silence.told(110) == "no answer for 10 s (GET /metrics: timed out)"
+    assert silence.text(110) == "no answer for 10 s (GET /metrics: timed out)"
     assert not progress.wants_canary(120, every=15)
 
     progress.update(125, counted(0, 0, 7))
