@@ -168,9 +168,11 @@ def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
 def status() -> LabStatus:
     """Read the state of the lab from this machine. Needs neither lock nor root."""
     check_machine(root=False)
-    paths, cables = lab_paths(), network.cables()
+    paths = lab_paths()
+    names = hosts.host_names(paths)
+    cables = network.cables() if names else {}
     found = []
-    for host in map(hosts.host_by_name, hosts.host_names(paths)):
+    for host in map(hosts.host_by_name, names):
         powered = nspawn.is_running(host)
         found.append(
             HostStatus(

@@ -6,12 +6,14 @@ has an `ssh`, that is asked (`ssh -G`).
 
 from __future__ import annotations
 
+import io
 import os
 import pwd
 import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +32,7 @@ _BEYOND_PARAMIKO = re.compile(
     r"^[ \t]*(include|match|canonicalizehostname)[ \t=]+(.*)$", re.IGNORECASE | re.MULTILINE
 )
 # `ssh -G` prints every option; these are read here.
-_READ = (
+_USED = (
     "hashknownhosts", "hostkeyalias", "hostname", "identitiesonly", "identityfile", "port",
     "proxycommand", "proxyjump", "user", "userknownhostsfile",
 )  # fmt: skip
@@ -47,19 +49,20 @@ class SshConfig:
         self._file, self._limit = file, limit
         self._lock = threading.Lock()
         self._parsed: paramiko.SSHConfig | None = None
-        self._asks = False
+        self._program: str | None = None
         self._answers: dict[tuple[str, ...], paramiko.SSHConfig] = {}
 
     def of(self, target: SshTarget) -> paramiko.SSHConfig:
         """Return the options for `target`. Raises UsageError when a file cannot be read."""
         with self._lock:
-            if self._parsed is None:
-                parsed = paramiko.SSHConfig()
-                texts = [_parse_into(parsed, file) for file in (self._file, SYSTEM_SSH_CONFIG)]
-                self._asks = any(map(_is_beyond_paramiko, texts))
-                self._parsed = parsed
-        program = shutil.which("ssh") if self._asks else None
-        if program is None:
+            if self._parsed is None and self._program is None:
+                files = (self._file, SYSTEM_SSH_CONFIG)
+                texts = [_read(file) for file in files]
+                if any(map(_is_beyond_paramiko, texts)):
+                    self._program = shutil.which("ssh")
+                if self._program is None:
+                    self._parsed = _parsed(dict(zip(files, texts, strict=True)))
+        if self._parsed is not None:
             return self._parsed
         words = (
             *(("-p", str(target.ssh.port)) if target.ssh.port else ()),
@@ -68,13 +71,13 @@ class SshConfig:
             target.address,
         )
         if words not in self._answers:
-            self._answers[words] = self._ask(program, words)
+            self._answers[words] = self._ask(words)
         return self._answers[words]
 
-    def _ask(self, program: str, words: tuple[str, ...]) -> paramiko.SSHConfig:
+    def _ask(self, words: tuple[str, ...]) -> paramiko.SSHConfig:
         """Run `ssh -G`, and return what it prints without OpenSSH's defaults for files."""
         home = Path(_home())
-        argv, files = [program, "-G"], ""
+        argv, files = [self._program or "ssh", "-G"], ""
         if self._file.expanduser() != home / ".ssh/config":
             # With -F alone, ssh would not read the system's file.
             argv += ["-F", "/dev/stdin"]
@@ -97,7 +100,7 @@ class SshConfig:
             ) from error
         if done.returncode != 0:
             raise bad_ssh_config(self._file, done.stderr.strip())
-        lines = [line for line in done.stdout.splitlines() if line.partition(" ")[0] in _READ]
+        lines = [line for line in done.stdout.splitlines() if line.partition(" ")[0] in _USED]
         identities = [line for line in lines if line.startswith("identityfile ")]
         unset = {f"userknownhostsfile {home}/.ssh/known_hosts {home}/.ssh/known_hosts2"}
         if len(identities) > 1 and all(map(_DEFAULT_IDENTITY.fullmatch, identities)):
@@ -117,17 +120,23 @@ def _home() -> str:
         return str(Path.home())
 
 
-def _parse_into(config: paramiko.SSHConfig, file: Path) -> str:
-    """Parse the file, if there is one, and return its text."""
+def _read(file: Path) -> str:
     try:
-        with file.expanduser().open() as lines:
-            config.parse(lines)
-            lines.seek(0)
-            return lines.read()
+        return file.expanduser().read_text()
     except FileNotFoundError:
         return ""
-    except (paramiko.SSHException, OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise bad_ssh_config(file, str(error)) from error
+
+
+def _parsed(texts: Mapping[Path, str]) -> paramiko.SSHConfig:
+    config = paramiko.SSHConfig()
+    for file, text in texts.items():
+        try:
+            config.parse(io.StringIO(text))
+        except paramiko.SSHException as error:
+            raise bad_ssh_config(file, str(error)) from error
+    return config
 
 
 def _is_beyond_paramiko(text: str) -> bool:

@@ -289,6 +289,27 @@ def test_a_proxy_command_of_an_included_file_is_run(sshd: Sshd, tmp_path: Path) 
     assert who(sshd.host(), dialer_with(tmp_path, config=f"Include {tmp_path}/more\n")) == "root"
 
 
+def test_a_match_that_only_openssh_knows_counts(sshd: Sshd, tmp_path: Path) -> None:
+    text = (
+        "Match final host 127.0.0.1\n  User root\n"
+        f"Host cluster-gpu1\n  HostName 127.0.0.1\n  Port {sshd.port}\n"
+    )
+    assert who(aliased(sshd), dialer_with(tmp_path, config=text)) == "root"
+
+
+def test_without_an_ssh_the_rest_of_the_file_counts(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"Include {tmp_path}/*\nHost cluster-gpu1\n  HostName 127.0.0.1\n  Port {sshd.port}\n"
+    dialer = dialer_with(tmp_path, config=text + "  User root\n")
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    connection = dialer.resolve(target_of(aliased(sshd))).connection
+    monkeypatch.setenv("PATH", path)
+    assert (connection.host, connection.port, connection.user) == ("127.0.0.1", sshd.port, "root")
+    assert who(aliased(sshd), dialer) == "root"
+
+
 def test_a_match_that_hangs_is_named(sshd: Sshd, tmp_path: Path) -> None:
     file = tmp_path / "ssh_config"
     file.write_text('Match exec "sleep 60"\n  User nobody\n')
