@@ -199,6 +199,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
             case.settings.quantization,
             int(case.options.cpu_offload_gib * GIB),
             unsplit=case.rules.unsplit_weights,
+            replicas=case.options.dp or 1,
         )
         / GIB
     )

@@ -266,6 +266,10 @@ def _report(request: PlanRequest, found: FitPlan, notes: Sequence[str]) -> FitRe
     ]
     if request.hardware.env.get(LONGER, "0") not in ("0", ""):
         doubts.append(f"{LONGER} allows a longer context than the model's own")
+    if (request.options.dp or 1) > 1 and any(layer.experts for layer in request.shape.layers):
+        doubts.append(
+            "replicas share the experts: buffers for tokens of the other replicas are not counted"
+        )
     on_cpus = any(gpu.is_cpu for site in request.sites for gpu in site.gpus)
     if on_cpus and request.options.kv_cache_bytes is None:
         # On CPUs the size of vLLM's cache is a setting, which the image may contain.

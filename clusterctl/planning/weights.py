@@ -166,22 +166,25 @@ def weight_bytes(
     offload: int = 0,
     *,
     unsplit: bool = False,
+    replicas: int = 1,
 ) -> int:
     """Return the bytes that "model loading took" will report for a rank.
 
     `offload` is --cpu-offload-gb in bytes: vLLM moves parameters of decoder layers, in order of
     creation, until that many bytes are moved; embeddings stay (models/utils.py,
-    `maybe_offload_to_cpu`). `unsplit`: see `allocated_bytes`. Results are cached, since layouts
-    share most of their stages.
+    `maybe_offload_to_cpu`). `unsplit`: see `allocated_bytes`. `replicas`: data parallel ones share
+    the experts, by width or by number (fused_moe/config.py, `FusedMoEParallelConfig.make`).
+    Results are cached, since layouts share most of their stages.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
+    among_all = replace(cut, tp=stage.tp * replicas)
     made: dict[DecoderLayer, tuple[Tensor, ...]] = {}  # layers repeat: split each kind once
     moved = 0
     sizes = [tensor.size for tensor in _tables(shape, stage)]
     for layer in shape.layers[stage.first : stage.last]:
         if layer not in made:
             parts = [*_attention_and_mlp(layer, cut)]
-            parts += _experts(layer.experts, cut) if layer.experts else ()
+            parts += _experts(layer.experts, among_all) if layer.experts else ()
             parts += [cut.whole(cut.hidden)] * layer.norms
             if layer.per_layer_input:
                 parts += [cut.whole(cut.hidden * layer.per_layer_input)] * 2

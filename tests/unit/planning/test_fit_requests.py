@@ -53,6 +53,26 @@ def test_every_model_of_the_catalogue_can_be_planned(entry: Any) -> None:
     assert report.proposals[0].plan == report.plan
 
 
+def test_replicas_share_the_experts(tmp_path: Path) -> None:
+    """vLLM divides them among the ranks of all replicas, with and without expert parallelism."""
+    rows = json.loads(Path(__file__).with_name("h200_rows.json").read_text("utf-8"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(rows["models"]["qwen3-30b-a3b"]))
+    small = "4xMyGPU:24"
+
+    def planned(*args: str) -> FitReport:
+        words = ("--max-model-len", "8192", *args)
+        return fit_request(tmp_path, gpus=small, tp=1, args=words, vllm="0.25.1")
+
+    assert planned().refused
+    for more in ((), ("--enable-expert-parallel",)):
+        shared = planned("--data-parallel-size", "4", *more)
+        assert shared.plan.verdict == "fits"
+        assert round(shared.plan.ranks[0].weights_gib, 1) == 16.4
+        assert shared.doubts
+    assert planned("--data-parallel-size", "2").refused is False  # 29 GiB, and a doubt
+
+
 def test_tensor_parallel_over_a_slow_link_says_what_is_faster_and_obeys() -> None:
     report = fit_request("qwen2.5-1.5b", gpus="H200", hosts=2, tp=2, vllm="0.25.1")
     assert report.plan.placement.tp == 2
