@@ -40,7 +40,10 @@ def parse_nics(files: Files, said: Section | None, paths: Sequence[str]) -> tupl
         # The first two lines of /proc/net/dev are headings, which contain a `|`.
         devices = (line for line in files.get("/proc/net/dev", ()) if "|" not in line)
         found = {line.partition(":")[0].strip(): [] for line in devices if ":" in line}
-        for name, address in _text_addresses(text) if text else _proc_addresses(files):
+        # `ip -o addr` of a busybox, which cannot print JSON
+        matches = (_ADDRESS.match(line) for line in text.splitlines())
+        addresses = [(m[1], _address(m[2], int(m[3]), m[4])) for m in matches if m]
+        for name, address in addresses if text else _proc_addresses(files):
             found.setdefault(name, []).append(address)
     return tuple(_nic(name, links.get(name, {}), found[name], files, paths) for name in found)
 
@@ -83,12 +86,6 @@ def _natural(word: str) -> int | None:
 def _address(ip: str, prefix: int, scope: str) -> Address:
     """Build an Address in canonical spelling. Raises ValueError if `ip` is malformed."""
     return Address(str(ip_address(ip)), prefix, scope)
-
-
-def _text_addresses(text: str) -> list[tuple[str, Address]]:
-    """Parse `ip -o addr`, for a busybox `ip`, which cannot print JSON."""
-    matches = (_ADDRESS.match(line) for line in text.splitlines())
-    return [(m[1], _address(m[2], int(m[3]), m[4])) for m in matches if m]
 
 
 def _proc_addresses(files: Files) -> list[tuple[str, Address]]:

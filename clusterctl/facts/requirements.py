@@ -103,8 +103,7 @@ def problems(
             *_root_and_processor_problems(host, its),
             *network_problems(inventory, host, its),
             *devices.problems(inventory, host, its, image_env),
-            *_engine_problems(its, brought=brought),
-            *_python_problems(its, brought=brought),
+            *_software_problems(its, brought=brought),
             *_limit_problems(its),
             *(() if host.name in ours else port_problems(inventory, host, its)),
         ]
@@ -154,8 +153,9 @@ def _root_and_processor_problems(host: Host, facts: HostFacts) -> Iterator[Requi
         )
 
 
-def _engine_problems(facts: HostFacts, *, brought: bool) -> Iterator[RequirementsNotMet]:
-    """Yield a problem for an unusable engine, and for a host where none can be installed."""
+def _software_problems(facts: HostFacts, *, brought: bool) -> Iterator[RequirementsNotMet]:
+    """Yield a problem for an unusable engine, and for a missing engine or Python that bootstrap
+    cannot install."""
     unusable = _unusable_engine(facts, brought=brought)
     if unusable is None and not facts.device_cgroup:
         unusable = (
@@ -166,6 +166,12 @@ def _engine_problems(facts: HostFacts, *, brought: bool) -> Iterator[Requirement
         )
     if unusable:
         yield RequirementsNotMet(unusable[0], hint=unusable[1], detail=facts.engine.error)
+    if not facts.python3 and not (brought or _has_known_packages(facts)):
+        yield RequirementsNotMet(
+            f"has {MISSING} ({facts.python_words}), and clusterctl installs one only where there "
+            f"is apt-get or dnf, not on {facts.os.pretty or facts.os.id}",
+            hint="install one there, on root's PATH as python3 or python3.9 and later",
+        )
 
 
 def _unusable_engine(facts: HostFacts, *, brought: bool) -> tuple[str, str] | None:
@@ -213,16 +219,6 @@ def _unusable_engine(facts: HostFacts, *, brought: bool) -> tuple[str, str] | No
     if engine.hung:
         return "its Docker daemon does not answer", "sudo systemctl restart docker"
     return None
-
-
-def _python_problems(facts: HostFacts, *, brought: bool) -> Iterator[RequirementsNotMet]:
-    """Yield a problem if the host lacks Python and bootstrap cannot install it there."""
-    if not facts.python3 and not (brought or _has_known_packages(facts)):
-        yield RequirementsNotMet(
-            f"has {MISSING} ({facts.python_words}), and clusterctl installs one only where there "
-            f"is apt-get or dnf, not on {facts.os.pretty or facts.os.id}",
-            hint="install one there, on root's PATH as python3 or python3.9 and later",
-        )
 
 
 def _has_known_packages(facts: HostFacts) -> bool:

@@ -62,7 +62,7 @@ def await_formation(
         state = await_formed(expected, read, deadlines.FORMATION, wait)
     except (RayNotFormed, Problems) as error:
         raise_all(_with_causes(cluster, error))
-        raise
+        raise  # never reached, since there are errors; type checkers do not know
     seconds = time.monotonic() - started
     alive = [node for node in state.nodes if node.alive]
     gpus = sum(node.gpus for node in alive)
