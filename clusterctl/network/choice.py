@@ -14,8 +14,7 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.candidates import as_candidate, candidates, speed_of
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.fabric_choice import Fabric, choose_fabric
-from clusterctl.network.rdma_choice import choose_rdma
+from clusterctl.network.fabric_choice import Fabric, choose_fabric, choose_rdma
 from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 
 T = TypeVar("T")

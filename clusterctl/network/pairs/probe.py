@@ -11,6 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -79,6 +80,17 @@ def ray_ports(inventory: Inventory, *, head: bool = True) -> dict[int, str]:
     return {**found, ports.min_worker: "ray_ports.min_worker"}
 
 
+@contextmanager
+def _well_formed(host: str) -> Iterator[None]:
+    """Raise CommandFailed if an answer of the host does not have the expected form."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError) as error:
+        raise CommandFailed(
+            f"{DOING} failed: unexpected answer", host=host, detail=repr(error)
+        ) from error
+
+
 class _Participants:
     """The hosts that take part; each method sends one question to all of them."""
 
@@ -115,11 +127,12 @@ class _Participants:
                 "warm_up": orders.WARM_UP,
                 "window": orders.WINDOW,
             }
-            answer = session.ask("open", order)
-            self.clocks[host], ahead = session.clocks()
-            ephemeral = dict(zip(lanes, answer["ephemeral"], strict=True))
-            counting = dict(zip(lanes, answer["counting"], strict=True))
-            return orders.Member(ephemeral, counting, frozenset(answer["busy"]), ports, ahead)
+            with _well_formed(host):
+                answer = session.ask("open", order)
+                self.clocks[host], ahead = session.clocks()
+                ephemeral = dict(zip(lanes, map(int, answer["ephemeral"]), strict=True))
+                counting = dict(zip(lanes, map(int, answer["counting"]), strict=True))
+                return orders.Member(ephemeral, counting, frozenset(answer["busy"]), ports, ahead)
 
         for host in table.hosts:
             if not self._facts[host].python3:
@@ -158,12 +171,8 @@ class _Participants:
 
         def ask(host: str) -> Answered:
             answer = self._sessions[host].ask(command, by_host[host], timeout=deadlines.PAIRS)
-            try:
+            with _well_formed(host):
                 return read(host, answer)
-            except (TypeError, ValueError, LookupError) as error:
-                raise CommandFailed(
-                    f"{DOING} failed: unexpected answer", host=host, detail=repr(error)
-                ) from error
 
         live = {host: host for host in by_host if host not in self.unproven}
         return self._values(fan_out(live, ask))

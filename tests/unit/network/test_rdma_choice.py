@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.facts.model import Gid, HostFacts, RdmaDevice, RdmaPort
 from clusterctl.inventory.model import Host, Inventory, Nics
-from clusterctl.network.rdma_choice import RdmaChoice, choose_rdma
+from clusterctl.network.fabric_choice import RdmaChoice, choose_rdma
 from tests.fakes.host_facts import host_facts
 
 GID = Gid(3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "ens5")
