@@ -36,11 +36,11 @@ _Arguments = Annotated[
     ),
 ]
 _Gpus = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--gpus",
         metavar="GPUS",
-        help="Each host's GPUs, without a cluster: 2xH200, or NAME:GiB; default: the inventory's.",
+        help="A host's GPUs, without a cluster: 2xH200, or NAME:GiB; once for each unlike host.",
     ),
 ]
 _Vllm = Annotated[
@@ -105,14 +105,15 @@ def fit(
         *(["--gpu-memory-utilization", utilization] if utilization is not None else []),
         *(arguments or ()),
     ]
-    asked = FitArguments(model, tp, pp, gpus, hosts, vllm, network, tuple(given), probe)
+    named = tuple(gpus) if gpus else None
+    asked = FitArguments(model, tp, pp, named, hosts, vllm, network, tuple(given), probe)
     probed = None
-    if gpus is not None and probe:
+    if gpus and probe:
         raise UsageError(
             "--probe asks the cluster's hosts, but --gpus plans without a cluster",
             hint="leave one of them out",
         )
-    if gpus is not None:
+    if gpus:
         report = without_cluster(asked)
     elif hosts != 1:
         raise UsageError("--hosts needs --gpus", hint="--gpus 2xH200")

@@ -7,7 +7,7 @@ answer comes at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import UsageError
@@ -37,7 +37,7 @@ class FitArguments:
     model: str
     tp: int | None = None
     pp: int | None = None
-    gpus: str | None = None
+    gpus: str | tuple[str, ...] | None = None  # several: one for each host
     hosts: int = 1
     vllm: str | None = None
     network: str | None = None
@@ -68,7 +68,11 @@ def without_cluster(asked: FitArguments) -> FitReport:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
     hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
     shape = load_shape(asked.model)
-    return plan(request_for(launch_for(request, shape, hardware), shape, hardware))
+    report = plan(request_for(launch_for(request, shape, hardware), shape, hardware))
+    if asked.network and len(hardware.sites) == 1:
+        alone = "--network is not used, since all GPUs are in one host: give --gpus for each host"
+        report = replace(report, notes=(*report.notes, alone))
+    return report
 
 
 def launch_for(

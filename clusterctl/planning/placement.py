@@ -81,12 +81,20 @@ class Placement:
         )
 
 
-def sites_of(gpus: str, hosts: int = 1) -> tuple[Site, ...]:
-    """Return `hosts` hosts with the GPUs of `--gpus` each. Raises UsageError."""
+def sites_of(gpus: str | Sequence[str], hosts: int = 1) -> tuple[Site, ...]:
+    """Return a host for each of `gpus`, or `hosts` of them if it is one. Raises UsageError."""
+    given = [gpus] if isinstance(gpus, str) else list(gpus)
+    if len(given) > 1 and hosts != 1:
+        raise UsageError(
+            "--hosts is for hosts with the same GPUs, and --gpus is given for each host",
+            hint="leave --hosts out",
+        )
     if not 1 <= hosts <= 1024:
         raise UsageError(f"--hosts {hosts}: from 1 to 1024", hint="--hosts 2")
-    each = parse_gpus(gpus)
-    return tuple(Site(f"host{number}", each, usual_fabric(each)) for number in range(1, hosts + 1))
+    each = [parse_gpus(text) for text in (given if len(given) > 1 else given * hosts)]
+    return tuple(
+        Site(f"host{number}", found, usual_fabric(found)) for number, found in enumerate(each, 1)
+    )
 
 
 def usual_fabric(gpus: Sequence[GpuModel]) -> Fabric:

@@ -15,7 +15,13 @@ from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.advice import advise
 from clusterctl.planning.memory import FitPlan, best_split
 from clusterctl.planning.placement import PARTITION, Placement, Site, seat_ranks
-from clusterctl.planning.problems import heads_problem, possible_tp, predict_problems, tp_problem
+from clusterctl.planning.problems import (
+    OF_MEMORY,
+    heads_problem,
+    possible_tp,
+    predict_problems,
+    tp_problem,
+)
 from clusterctl.planning.report import FitReport, Hardware, PlanRequest, Proposal
 from clusterctl.planning.speed import speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
@@ -28,6 +34,9 @@ FAST_NETWORK = 20e9
 _MOST_STAGES = 16
 _OFFERED_PER_TP = 2
 _MUCH_FASTER = 1.5
+# A layout across hosts ranks before replicas inside hosts only if it is a third faster: it depends
+# on the network, and the estimate is for 64 requests, which leaves many replicas idle.
+_ACROSS_HOSTS = 0.75
 
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-scaling")
@@ -148,12 +157,15 @@ def require_possible(
 def propose(request: PlanRequest) -> tuple[Proposal, ...]:
     """Return the layouts that fit, best first: certain ones before tight ones, then by estimated
     tokens/s under load. Tensor parallel groups stay inside a host unless the network is fast. One
-    stage more than needed is offered too, for its larger cache; further ones only add hops."""
+    stage more than needed is offered too, for its larger cache; further ones only add hops. Layouts
+    on which vLLM cannot start are left out."""
     fitting: list[Proposal] = []
     for tp in _tensor_sizes(request):
         offered = 0
         for found in _stages(request, tp):
             if found.placement.groups_cross_hosts and request.network.bandwidth < FAST_NETWORK:
+                continue
+            if not _starts(request, found):
                 continue
             if found.verdict != "does not fit":
                 fitting.append(_proposal(request, found))
@@ -166,7 +178,9 @@ def propose(request: PlanRequest) -> tuple[Proposal, ...]:
         ranks = placement.tp * placement.pp
         if placement.seats[0].gpu.is_cpu:  # speed is modelled for GPUs only: smallest layout first
             return (not certain, 0.0, ranks)
-        return (not certain, -round(proposal.speed.loaded, -1), ranks * placement.replicas)
+        crosses = placement.groups_cross_hosts or placement.stages_cross_hosts
+        speed = proposal.speed.loaded * (_ACROSS_HOSTS if crosses else 1.0)
+        return (not certain, -round(speed, -1), ranks * placement.replicas)
 
     return tuple(sorted(fitting, key=rank))
 
@@ -203,7 +217,7 @@ def _closest(request: PlanRequest) -> FitPlan:
 
 def best_seated(request: PlanRequest, tp: int, pp: int, partition: tuple[int, ...]) -> FitPlan:
     """Return the plan for TP x PP on the hosts in the order given, or with the largest GPUs first
-    if only that fits; a head stays first. Raises DoesNotFit if there are too few GPUs."""
+    if only that fits and starts; a head stays first. Raises DoesNotFit if GPUs are too few."""
     options = replace(request.options, partition=partition)
     ordered = sorted(
         request.sites, key=lambda site: (not site.head, -min(gpu.memory_gib for gpu in site.gpus))
@@ -212,10 +226,25 @@ def best_seated(request: PlanRequest, tp: int, pp: int, partition: tuple[int, ..
     for order in (request.sites, ordered):
         placement = _replicated(seat_ranks(order, tp, pp), order, options.dp)
         candidate = best_split(request.shape, placement, options, request.rules)
-        if candidate.verdict == "fits":
+        if candidate.verdict == "fits" and _starts(request, candidate):
             return candidate
         found.append(candidate)
-    return max(found, key=lambda plan: (plan.verdict == "tight", plan.kv_cache_tokens))
+    verdicts = ("does not fit", "tight", "fits")
+    return max(
+        found,
+        key=lambda plan: (
+            _starts(request, plan),
+            verdicts.index(plan.verdict),
+            plan.kv_cache_tokens,
+        ),
+    )
+
+
+def _starts(request: PlanRequest, plan: FitPlan) -> bool:
+    """Return whether nothing but memory can keep vLLM from starting with that plan."""
+    problems = predict_problems(request.shape, plan, request.rules, request.arguments)
+    fatal = any(one.fatal and one.name not in OF_MEMORY for one in problems)
+    return not fatal or bool(_doubts(request))
 
 
 def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) -> Placement:
@@ -257,7 +286,8 @@ def _as_served(request: PlanRequest) -> FitPlan | None:
     return None
 
 
-def _report(request: PlanRequest, found: FitPlan, notes: Sequence[str]) -> FitReport:
+def _doubts(request: PlanRequest) -> tuple[str, ...]:
+    """Return the reasons for refusing nothing; empty if a plan is reliable."""
     doubts = [*request.shape.assumptions]
     doubts += [
         f"{argument.flag} overrides config.json"
@@ -274,11 +304,23 @@ def _report(request: PlanRequest, found: FitPlan, notes: Sequence[str]) -> FitRe
     if on_cpus and request.options.kv_cache_bytes is None:
         # On CPUs the size of vLLM's cache is a setting, which the image may contain.
         doubts.append("the size of the KV cache on CPUs is not set")
+    return tuple(doubts)
+
+
+def _report(request: PlanRequest, found: FitPlan, notes: Sequence[str]) -> FitReport:
+    used = {seat.gpu.name for seat in found.placement.seats}
+    gpus = Counter((gpu.name, site.host) for site in request.sites for gpu in site.gpus)
+    idle = [
+        f"{count} x {name} on {host}" for (name, host), count in gpus.items() if name not in used
+    ]
+    if idle:
+        shown = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
+        notes = (*notes, f"this layout leaves other GPUs idle: {shown}")
     return FitReport(
         **vars(_proposal(request, found)),
         problems=predict_problems(request.shape, found, request.rules, request.arguments),
         advice=advise(request, found),
-        doubts=tuple(doubts),
+        doubts=_doubts(request),
         notes=tuple(notes),
     )
 

@@ -108,8 +108,11 @@ class FitReport(Proposal):
 
     def to_json(self) -> dict[str, Any]:
         """Return the stable form of `fit --json`."""
+        # One verdict: a layout may fit, and vLLM not start on these GPUs or with these flags.
+        starts = self.plan.verdict == "does not fit" or not self.refused
         return {
             **super().to_json(),
+            **({} if starts else {"fits": False, "verdict": "cannot start"}),
             "notes": [*self.plan.notes, *self.notes],
             "foreseen": [rounded(problem) for problem in self.problems],
             "doubts": list(self.doubts),

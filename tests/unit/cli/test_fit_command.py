@@ -220,3 +220,51 @@ def test_a_gpu_that_shares_the_hosts_memory_gets_a_lower_share() -> None:
     assert "--gpu-memory-utilization 0.82" in shown
     lower = fit("qwen3-8b", "--gpus", "GB10", "--gpu-memory-utilization", "0.82").stdout
     assert "shares its memory" not in lower
+
+
+def test_a_layout_that_cannot_start_is_neither_listed_nor_said_to_fit() -> None:
+    """mxfp4 needs compute capability 8.0."""
+    ran = fit("gpt-oss-20b", "--gpus", "4xV100")
+    assert ran.exit_code == 11
+    assert "cannot start (" in ran.stdout
+    assert "layouts that fit" not in ran.stdout
+    assert "tokens/s" not in ran.stdout
+    found = document("gpt-oss-20b", "--gpus", "4xV100")
+    assert (found["fits"], found["verdict"], found["proposals"]) == (False, "cannot start", [])
+
+
+def test_hosts_on_which_it_starts_are_used() -> None:
+    found = document("gpt-oss-20b", "--gpus", "4xV100", "--gpus", "A100")
+    assert [rank["gpu"] for rank in found["ranks"]] == ["A100-80GB"]
+    assert "this layout leaves other GPUs idle: 4 x V100-32GB on host1" in found["notes"]
+
+
+def test_idle_gpus_of_another_kind_are_named() -> None:
+    idle = "this layout leaves other GPUs idle: 1 x A100-80GB on host1"
+    mixed = ("qwen3-8b", "--gpus", "2xRTX4090,A100:80")
+    assert idle in document(*mixed)["notes"]
+    assert idle in document(*mixed, "--tp", "1")["notes"]
+    assert idle not in document(*mixed, "--pp", "3")["notes"]
+
+
+def test_unlike_hosts_are_planned_with_the_network_between_them() -> None:
+    """R1-Distill-Qwen-32B on an RTX 3090 and an H800, as in a deployment note."""
+    hosts = ("--gpus", "RTX3090", "--gpus", "H800", "--network", "2.5Gbit")
+    found = document("deepseek-r1-32b", *hosts, "--pp", "2", "--max-model-len", "8192")
+    assert [rank["host"] for rank in found["ranks"]] == ["host1", "host2"]
+    assert found["layer_partition"] == [13, 51]
+    wrong = fit("deepseek-r1-32b", *hosts, "--hosts", "2")
+    assert wrong.exit_code == 2
+    assert "leave --hosts out" in wrong.stderr
+
+
+def test_a_network_inside_one_host_is_said_to_be_unused() -> None:
+    words = ("qwen3-8b", "--gpus", "RTX3090,RTX4090", "--network", "2.5Gbit")
+    assert any(note.startswith("--network is not used") for note in document(*words)["notes"])
+
+
+def test_replicas_inside_hosts_are_proposed_before_stages_across_many() -> None:
+    found = document("deepseek-r1-70b", "--gpus", "8xA100", "--hosts", "40", "--network", "200Gbit")
+    first = found["proposals"][0]
+    assert (first["tp"], first["pp"], first["dp"]) == (8, 1, 40)
+    assert not any("span hosts" in one["text"] for one in found["foreseen"])
