@@ -262,11 +262,11 @@ class DockerDriver:
         """
         first = self._api_client(MINIMUM_DOCKER_API_VERSION)
         try:
-            told = first.version(api_version=False)
+            answer = first.version(api_version=False)
         finally:
             first.close()
-        spoken = min(told["ApiVersion"], DEFAULT_DOCKER_API_VERSION, key=_numbers)
-        oldest = told.get("MinAPIVersion", MINIMUM_DOCKER_API_VERSION)
+        spoken = min(answer["ApiVersion"], DEFAULT_DOCKER_API_VERSION, key=_numbers)
+        oldest = answer.get("MinAPIVersion", MINIMUM_DOCKER_API_VERSION)
         return self._api_client(max(spoken, oldest, key=_numbers))
 
     def _api_client(self, api: str) -> APIClient:
@@ -303,14 +303,14 @@ def _follow_build(output: Iterable[bytes], say: Say) -> None:
     """Report the build's steps until it ends. Raises StepFailed with the last lines of output."""
     printed: list[str] = []
     for document in filter(None, output):
-        told: dict[str, Any] = json.loads(document)
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(told.get("stream") or ""))
+        message: dict[str, Any] = json.loads(document)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message.get("stream") or ""))
         new = [line.strip()[:200] for line in plain.splitlines() if line.strip()]
         printed += new
-        if "error" in told:
-            error = engine_error("\n".join([*printed[-20:], told["error"]]))
+        if "error" in message:
+            error = engine_error("\n".join([*printed[-20:], message["error"]]))
             if error.hint is None:
-                error.summary = f"the image could not be built: {told['error']}"
+                error.summary = f"the image could not be built: {message['error']}"
             raise error
         for text in new:
             say(text)

@@ -188,10 +188,10 @@ class Dialer:
 def _of_jump_host(error: ConnectionFailed, behind: SshTarget) -> ConnectionFailed:
     """Return the error with the host behind the jump host as its host."""
     summary = f"{error.host}: {error.summary}"
-    told = type(error)(summary, host=behind.name, hint=error.hint, detail=error.detail)
-    if isinstance(error, UnknownHostKey) and isinstance(told, UnknownHostKey):
-        told.offered = error.offered
-    return told
+    renamed = type(error)(summary, host=behind.name, hint=error.hint, detail=error.detail)
+    if isinstance(error, UnknownHostKey) and isinstance(renamed, UnknownHostKey):
+        renamed.offered = error.offered
+    return renamed
 
 
 def _is_lost(future: Future[fabric.Connection]) -> bool:
@@ -211,41 +211,32 @@ def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed
     """Return the error for `target`, whose resolved address is `place` (host:port)."""
     if isinstance(error, ConnectionFailed):
         return error
+    detail = str(error) or type(error).__name__
     if isinstance(error, paramiko.AuthenticationException):
         tried = error.result if isinstance(error, AuthFailure) else []
-        lines = [f"{source}: {result}" for source, result in tried] or [_detail(error)]
+        lines = [f"{source}: {result}" for source, result in tried] or [detail]
         return AuthenticationRejected(
             f"{place} accepted neither a key nor a password",
             host=target.name,
             hint=f"check that this works: {target.command_line('true')}",
             detail="tried\n" + "\n".join(f"  {line}" for line in lines),
         )
-    return Unreachable(
-        _cause(error, target, place),
-        host=target.name,
-        hint=target.command_line("true"),
-        detail=_detail(error),
-    )
-
-
-def _cause(error: Exception, target: SshTarget, place: str) -> str:
     if isinstance(error, socket.gaierror):
-        return f"the name {target.address!r} cannot be resolved"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{place} refused the connection: no sshd listens there"
-    if isinstance(error, TimeoutError):
-        return f"{place} did not answer within {target.connect_timeout:g} s"
-    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
-        return f"no route to {place}"
-    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return f"{place} and clusterctl share no SSH algorithm"
-    if isinstance(error, ConnectionError | EOFError | paramiko.SSHException):
-        return f"{place} closed the connection before SSH was set up"
-    return f"no connection to {place}"
-
-
-def _detail(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        cause = f"the name {target.address!r} cannot be resolved"
+    elif isinstance(error, ConnectionRefusedError):
+        cause = f"{place} refused the connection: no sshd listens there"
+    elif isinstance(error, TimeoutError):
+        cause = f"{place} did not answer within {target.connect_timeout:g} s"
+    elif isinstance(error, OSError) and not isinstance(error, ConnectionError):
+        cause = f"no route to {place}"
+    elif isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        cause = f"{place} and clusterctl share no SSH algorithm"
+    elif isinstance(error, ConnectionError | EOFError | paramiko.SSHException):
+        cause = f"{place} closed the connection before SSH was set up"
+    else:
+        cause = f"no connection to {place}"
+    hint = target.command_line("true")
+    return Unreachable(cause, host=target.name, hint=hint, detail=detail)
 
 
 def open_proxy(command: str) -> socket.socket:
