@@ -35,7 +35,7 @@ BASE_PACKAGES = (
 )
 OPERATOR = "ops"
 OPERATOR_PASSWORD = "lab-ops"  # noqa: S105  (a lab has no secrets; its hosts have no route out)
-# Part of the cache key: raise it when `_prepare` changes.
+# Part of the cache key: raise it when `build_base` changes.
 _VERSION = "1"
 
 # Control group of builds: no process of a build outlives the run that started it.
@@ -95,7 +95,15 @@ def base_key(suite: str) -> str:
 def build_base(tree: Path, source: AptSource) -> None:
     """Run debootstrap into `tree` and prepare it to boot as any of the hosts."""
     debootstrap(tree, source, BASE_PACKAGES)
-    _prepare(tree)
+    run(["chroot", str(tree), "useradd", "-m", "-s", "/bin/bash", "-G", "sudo", OPERATOR])
+    run(["chroot", str(tree), "chpasswd"], stdin=f"{OPERATOR}:{OPERATOR_PASSWORD}\n")
+    for unit in _MASKED:
+        (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
+    for key in (tree / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    (tree / "etc/machine-id").write_text("")
+    (tree / "etc/apt/sources.list").write_text("")
+    (tree / "data/models").mkdir(parents=True)
 
 
 def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> None:
@@ -117,18 +125,6 @@ def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> Non
     persistently(from_nothing, source.uri)
     for archive in (tree / "var/cache/apt/archives").glob("*.deb"):
         archive.unlink()
-
-
-def _prepare(tree: Path) -> None:
-    run(["chroot", str(tree), "useradd", "-m", "-s", "/bin/bash", "-G", "sudo", OPERATOR])
-    run(["chroot", str(tree), "chpasswd"], stdin=f"{OPERATOR}:{OPERATOR_PASSWORD}\n")
-    for unit in _MASKED:
-        (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
-    for key in (tree / "etc/ssh").glob("ssh_host_*"):
-        key.unlink()
-    (tree / "etc/machine-id").write_text("")
-    (tree / "etc/apt/sources.list").write_text("")
-    (tree / "data/models").mkdir(parents=True)
 
 
 def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:

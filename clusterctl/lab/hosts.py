@@ -78,14 +78,6 @@ def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
     return True
 
 
-def remove_disk(host: LabHost, paths: LabPaths) -> bool:
-    """Delete the host's disk. Return whether there was one."""
-    directory = paths.host(host.name)
-    there = directory.is_dir()
-    remove_tree(directory)
-    return there
-
-
 def ssh_answers(host: LabHost, timeout: float = deadlines.LAB_GREETING) -> bool:
     """Whether an SSH server sends its greeting at the host's address."""
     try:

@@ -132,14 +132,13 @@ def image_environment(directory: Path) -> dict[str, str]:
     return {name: value for name, value in pairs}  # noqa: C416
 
 
-LOCKS = ("vllm.lock", "ray.lock")
 # Wheels for glibc 2.5 up to 2.36, the one of Debian 12.
 _OLDEST_GLIBC, _GLIBC = 5, 36
 
 
 def lock_files(directory: Path) -> tuple[Path, ...]:
     """The lock files in docker/lab, with the versions of all wheels."""
-    return tuple(directory / name for name in LOCKS)
+    return (directory / "vllm.lock", directory / "ray.lock")
 
 
 def build_wheels(directory: Path, tree: Path) -> None:

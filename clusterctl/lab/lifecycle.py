@@ -209,7 +209,7 @@ def remove_caches(paths: LabPaths) -> bool:
 def _remove_host(name: str, paths: LabPaths, journal: _Journal) -> None:
     host = hosts.host_by_name(name)
     nspawn.halt(host, paths.host(name))
-    hosts.remove_disk(host, paths)
+    remove_tree(paths.host(name))
     journal.note(True, f"removed {name}")
 
 
