@@ -74,7 +74,7 @@ class Cpu:
     def gpus_lost(self, view: HostView, driver: ContainerDriver, container: Container) -> None:
         """Return None: a container cannot lose its CPUs."""
 
-    def purge_steps(self) -> tuple[Step, ...]:
+    def purge_steps(self, own: str) -> tuple[Step, ...]:
         return ()
 
     def devices(self, facts: HostFacts, count: int) -> tuple[GpuFacts, ...]:

@@ -61,8 +61,8 @@ class Nvidia:
     ) -> tuple[Step, ...]:
         return (GpusInImage(spec_for, engines, file),)
 
-    def purge_steps(self) -> tuple[Step, ...]:
-        return (ToolkitAbsent(),)
+    def purge_steps(self, own: str) -> tuple[Step, ...]:
+        return (ToolkitAbsent(own),)
 
     def devices(self, facts: HostFacts, count: int) -> tuple[GpuFacts, ...]:
         return facts.gpus.gpus[:count]

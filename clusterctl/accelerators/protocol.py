@@ -82,8 +82,9 @@ class Accelerator(DeviceRequirements, Protocol):
         """Return why the running node container must be recreated, if it has lost the host's
         devices; otherwise None."""
 
-    def purge_steps(self) -> tuple[Step, ...]:
-        """Return the steps with which `down --purge` undoes `host_steps`."""
+    def purge_steps(self, own: str) -> tuple[Step, ...]:
+        """Return the steps with which `down --purge` undoes `host_steps`, unless another cluster
+        uses the host. `own`: this cluster's directory there."""
 
     # Planning: devices that a model may use, and vLLM's arguments on them.
 

@@ -49,7 +49,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     shared = PathsAbsent("caches and programs", (CACHE_DIR, KEPT, ROOT), last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
     # The modules of all accelerators: an earlier inventory may have named another one.
-    brought = (step for name in MODULES for step in accelerator_named(name).purge_steps())
+    brought = (step for name in MODULES for step in accelerator_named(name).purge_steps(own))
     return (
         *common,
         Stage("Image, logs, caches", names, (image, logs, shared), aside),

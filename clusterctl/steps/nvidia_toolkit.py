@@ -18,7 +18,7 @@ from clusterctl.packages.repository import Repository, nvidia
 from clusterctl.packages.target import TOOLKIT as PACKAGES
 from clusterctl.packages.target import TOOLKIT_VERSION as VERSION
 from clusterctl.steps.container_engine import purge_packages
-from clusterctl.steps.files import record_installed, root_script
+from clusterctl.steps.files import beside, record_installed, root_script
 from clusterctl.steps.package_manager import own_manager, target
 from clusterctl.steps.package_sources import ensure_source, manager_of
 
@@ -158,12 +158,18 @@ class NvidiaToolkit:
 
 
 class ToolkitAbsent:
-    """Step: removes what clusterctl installed for GPUs: packages, sources, its daemon.json."""
+    """Step: removes what clusterctl installed or made for GPUs: packages, sources, daemon.json, CDI
+    specification, links; not while another cluster uses them. `own`: this cluster's directory."""
 
     title = "NVIDIA toolkit"
 
+    def __init__(self, own: str) -> None:
+        self._own = own
+
     def check(self, view: HostView) -> Change | None:
         left = _left(view)
+        if left and beside(view, self._own):
+            return None
         return Change(f"remove {', '.join(left)}") if left else None
 
     def apply(self, view: HostView, change: Change) -> None:

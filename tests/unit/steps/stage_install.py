@@ -184,7 +184,7 @@ INSTALL_CASES = (
     Case("toolkit by apt", gpu_host, lambda _: _toolkit(Packages(nvidia=own_key()))),
     Case("toolkit by dnf", _gpu_rocky, lambda _: _toolkit(Packages(nvidia=own_key()))),
     Case("toolkit from brought files", gpu_host, lambda _: _toolkit(None, *DEBS)),
-    Case("toolkit gone", _toolkit_is_ours, lambda _: ToolkitAbsent()),
+    Case("toolkit gone", _toolkit_is_ours, lambda _: ToolkitAbsent("/etc/clusterctl/demo")),
     Case("driver", gpus_on_the_bus, lambda _: NvidiaDriver(DriverFile(driver_file()))),
     Case("GPUs by CDI, switched off", _gpu_host_ready, _access),
     Case("GPUs by NVIDIA's runtime", _old_engine, _access),

@@ -125,9 +125,14 @@ def test_a_key_of_ones_own_that_is_none(made: Cluster, tmp_path: Path) -> None:
 def test_purge_takes_away_what_we_brought_and_nothing_else(made: Cluster) -> None:
     made.head.packages.add("libnvidia-container1")
     step(None, *DEBS).apply(made.head_view, Change(""))
-    ToolkitAbsent().apply(made.head_view, Change(""))
+    absent = ToolkitAbsent("/etc/clusterctl/demo")
+    made.head.directories["/etc/clusterctl/other"] = 0o755
+    assert absent.check(made.head_view) is None  # the other cluster's nodes use it
+    del made.head.directories["/etc/clusterctl/other"]
+    assert absent.check(made.head_view) is not None
+    absent.apply(made.head_view, Change(""))
     assert made.head.packages & set(TOOLKIT) == {"libnvidia-container1"}
-    assert ToolkitAbsent().check(made.head_view) is None
+    assert absent.check(made.head_view) is None
 
 
 def test_a_promise_alone_makes_a_gpu_host(made: Cluster) -> None:
