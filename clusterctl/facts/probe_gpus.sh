@@ -18,7 +18,7 @@ with_gpus() {
   fi
 }
 
-# Without persistence mode an nvidia-smi that runs alone sets up every GPU anew, for a second or
+# Without persistence mode an nvidia-smi that runs alone sets every GPU up again, for a second or
 # more each. All of these run at once, and their words wait in the pipes.
 gpus() {
   gpu_processes "$1" | { gpu_rows "$1" | { gpu_list "$1"; cat; }; cat; }

@@ -175,10 +175,10 @@ def _bundle(
     if missing := {name for name in known if _PACKAGE.fullmatch(name)} - sizes.keys():
         raise ValueError(f"{SUMS} names {min(missing)}, which is not there")
     files = tuple(PackageFile(name, size, known.get(name, "")) for name, size in sizes.items())
-    told = json.loads(manifest) if manifest else {}
-    if not isinstance(told, dict):
+    described = json.loads(manifest) if manifest else {}
+    if not isinstance(described, dict):
         raise ValueError(f"{MANIFEST} does not describe a bundle")  # noqa: TRY004 - of the file
-    return Bundle(path, files, told, inside)
+    return Bundle(path, files, described, inside)
 
 
 def fitting(

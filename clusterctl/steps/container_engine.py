@@ -57,17 +57,17 @@ class EngineFound:
 
 
 def found_in(text: str) -> EngineFound:
-    told = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+    fields = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
     return EngineFound(
-        client=told.get("client", ""),
-        server=told.get("server", ""),
-        hung=told.get("status") == "124",
-        refusal=told.get("refusal", ""),
-        snap=told.get("client", "").startswith("/snap/") or "/snap" in told.get("resolved", ""),
-        podman="podman" in told,
-        packages="packages" in told,
-        systemd="systemd" in told,
-        unit="unit" in told,
+        client=fields.get("client", ""),
+        server=fields.get("server", ""),
+        hung=fields.get("status") == "124",
+        refusal=fields.get("refusal", ""),
+        snap=fields.get("client", "").startswith("/snap/") or "/snap" in fields.get("resolved", ""),
+        podman="podman" in fields,
+        packages="packages" in fields,
+        systemd="systemd" in fields,
+        unit="unit" in fields,
     )
 
 

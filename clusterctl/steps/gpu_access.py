@@ -134,20 +134,20 @@ class GpuAccessFound:
 
 def found_in(text: str) -> GpuAccessFound:
     """Parse the output of `LOOK`. Raises ValueError if `docker info` printed malformed JSON."""
-    told: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     for line in text.splitlines():
         name, _, value = line.partition("=")
-        told.setdefault(name, []).append(value)
-    info = (told.get("info") or [""])[0]
+        fields.setdefault(name, []).append(value)
+    info = (fields.get("info") or [""])[0]
     return GpuAccessFound(
-        toolkit=any(told.get("ctk", [])),
+        toolkit=any(fields.get("ctk", [])),
         info=json.loads(info) if info.startswith("{") else {},
-        running=tuple(told.get("runs", [])),
-        specs=tuple(told.get("spec", [])),
-        fresh="fresh" in told,
-        other="other" in told,
-        unlinked=tuple(told.get("lost", [])),
-        rule="rule" in told,
+        running=tuple(fields.get("runs", [])),
+        specs=tuple(fields.get("spec", [])),
+        fresh="fresh" in fields,
+        other="other" in fields,
+        unlinked=tuple(fields.get("lost", [])),
+        rule="rule" in fields,
     )
 
 

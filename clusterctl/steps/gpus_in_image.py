@@ -22,15 +22,15 @@ from clusterctl.steps.gpu_access import lists_other_gpus
 
 PROBE = """\
 import json
-told = {}
+report = {}
 try:
     import torch
-    told["cuda"] = torch.version.cuda or ""
+    report["cuda"] = torch.version.cuda or ""
     torch.cuda.init()
-    told["gpus"] = torch.cuda.device_count()
+    report["gpus"] = torch.cuda.device_count()
 except Exception as error:
-    told["error"] = str(error).strip().splitlines()[0][:300]
-print(json.dumps(told))
+    report["error"] = str(error).strip().splitlines()[0][:300]
+print(json.dumps(report))
 """
 
 _NEWER_DRIVER = "a newer driver: clusterctl bootstrap {file} --install-driver FILE.run"

@@ -85,14 +85,14 @@ class NvidiaDriver:
         if self._source.change(view, _look(view)) is None:
             return
         self._source.install(view)
-        told = view.transport.run(["sh", "-c", LOAD], sudo=True, timeout=deadlines.GPUS_SET_UP)
-        if not told.ok:
+        loaded = view.transport.run(["sh", "-c", LOAD], sudo=True, timeout=deadlines.GPUS_SET_UP)
+        if not loaded.ok:
             raise StepFailed(
                 "the driver is installed, and will not run until the host is rebooted",
                 host=view.host.name,
                 hint=f"clusterctl exec --limit {view.host.name} --sudo -- reboot; then run "
                 "bootstrap again",
-                detail=told.last_lines(),
+                detail=loaded.last_lines(),
             )
 
 
@@ -172,13 +172,13 @@ def driver_source(wanted: str) -> DriverSource:
 def _look(view: HostView) -> DriverFound:
     text = root_script(view, LOOK, doing="looking at the driver", timeout=deadlines.GPUS_SET_UP)
     lines = [line.partition("=")[::2] for line in text.splitlines()]
-    told = dict(lines)
+    fields = dict(lines)
     return DriverFound(
-        loaded=told.get("loaded", ""),
-        on_disk=told.get("on_disk", ""),
-        works="works" in told,
-        nouveau="nouveau" in told,
-        can_build="compiler" in told and "headers" in told,
+        loaded=fields.get("loaded", ""),
+        on_disk=fields.get("on_disk", ""),
+        works="works" in fields,
+        nouveau="nouveau" in fields,
+        can_build="compiler" in fields and "headers" in fields,
         running=tuple(value for name, value in lines if name == "runs"),
     )
 

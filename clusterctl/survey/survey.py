@@ -213,10 +213,10 @@ class Survey:
 
     def gpus_lost(self, host: str) -> str | None:
         """Describe the problem if the running container sees fewer GPUs than declared."""
-        state, promised = self.fresh_state(host), len(self.inventory.host(host).gpus)
-        if host not in self.running or state is None or not 0 <= state.gpus_visible < promised:
+        state, declared = self.fresh_state(host), len(self.inventory.host(host).gpus)
+        if host not in self.running or state is None or not 0 <= state.gpus_visible < declared:
             return None
-        seen = f"{state.gpus_visible} of {promised}"
+        seen = f"{state.gpus_visible} of {declared}"
         if TAKEN_AWAY in state.gpus_said:
             return f"a daemon-reload took the container's GPUs (NVML: {TAKEN_AWAY}): it sees {seen}"
         said = f": {state.gpus_said}" if state.gpus_said else ""
