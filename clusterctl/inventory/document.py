@@ -94,9 +94,31 @@ def dotted(trail: Iterable[str | int]) -> str:
 def read(path: Path) -> Document:
     """Read a YAML file as plain data with positions. Problems of single values are in the document.
 
-    Raises InventoryError if the file cannot be read, is not YAML, or is empty.
+    Raises InventoryError if the file cannot be read, is not UTF-8 or YAML, or is empty.
     """
-    text = _text(path)
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a directory" if stat.S_ISDIR(mode) else "not a file"
+            raise InventoryError(f"the inventory {path} is {what}", hint=_NAME_A_FILE)
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InventoryError(
+            f"the inventory {path} cannot be read: {reason}", hint=_NAME_A_FILE
+        ) from error
+    if len(content) > LARGEST_FILE:
+        raise InventoryError(
+            f"the inventory {path} is larger than {LARGEST_FILE // 1024} KiB",
+            hint="use anchors and `<<` for what many hosts share: docs/inventory.md",
+        )
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        where = _after(content[: error.start].decode("utf-8-sig"))
+        problem = Problem(where, "not UTF-8 text; save the file as UTF-8")
+        raise file_error(path, [problem]) from None
     builder = _Builder()
     document = builder.document
     try:
@@ -127,33 +149,6 @@ def file_error(path: Path, problems: Iterable[Problem]) -> InventoryError:
         detail="\n".join(lines),
         hint=f"edit it, then: clusterctl check {path}   (every key: docs/inventory.md)",
     )
-
-
-def _text(path: Path) -> str:
-    """Read the file's text. Raises InventoryError if it cannot be read or is not UTF-8."""
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            what = "a directory" if stat.S_ISDIR(mode) else "not a file"
-            raise InventoryError(f"the inventory {path} is {what}", hint=_NAME_A_FILE)
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InventoryError(
-            f"the inventory {path} cannot be read: {reason}", hint=_NAME_A_FILE
-        ) from error
-    if len(content) > LARGEST_FILE:
-        raise InventoryError(
-            f"the inventory {path} is larger than {LARGEST_FILE // 1024} KiB",
-            hint="use anchors and `<<` for what many hosts share: docs/inventory.md",
-        )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        where = _after(content[: error.start].decode("utf-8-sig"))
-        problem = Problem(where, "not UTF-8 text; save the file as UTF-8")
-        raise file_error(path, [problem]) from None
 
 
 def _after(text: str) -> Position:

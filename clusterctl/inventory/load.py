@@ -243,6 +243,6 @@ def _with_paths(document: Document, model: _M, trail: Trail, base: Path) -> _M:
             try:
                 update[key] = base / value.expanduser()
             except RuntimeError:
-                text = f"`{dotted(inner)}`: there is no user {value.parts[0]}"
+                text = f"`{dotted(inner)}`: no user named {value.parts[0]}"
                 document.report(document.at(inner), text)
     return model.model_copy(update=update)

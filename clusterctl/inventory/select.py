@@ -53,30 +53,26 @@ def select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
 def _names_of(inventory: Inventory, part: str) -> list[str]:
     """Return the hosts that one part matches. Raises UsageError if there are none."""
     key, is_property, wanted = part.partition("=")
+    found = []
     if is_property:
         matches = re.compile(translate(wanted)).match
-        values = {h.name: h.role if key == "role" else h.labels.get(key) for h in inventory.hosts}
-        found = [name for name, value in values.items() if value is not None and matches(value)]
+        for host in inventory.hosts:
+            value = host.role if key == "role" else host.labels.get(key)
+            if value is not None and matches(value):
+                found.append(host.name)
     else:
-        found = _with_name(inventory, part)
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        numbers = [_numbers(piece, part) for piece in pieces[1::2]]
+        texts = (re.escape(it).replace(r"\*", ".*").replace(r"\?", ".") for it in pieces[::2])
+        pattern = re.compile("(\\d+)".join(texts), re.ASCII)
+        for host in inventory.hosts:
+            match = pattern.fullmatch(host.name)
+            groups = zip(numbers, match.groups(), strict=True) if match else ()
+            if match and all(any(span.holds(it) for span in spans) for spans, it in groups):
+                found.append(host.name)
     if not found:
         near = did_you_mean(part, tuple(host.name for host in inventory.hosts))
         raise UsageError(f"--limit {part} matches no host{near}", hint=_known(inventory))
-    return found
-
-
-def _with_name(inventory: Inventory, part: str) -> list[str]:
-    """Return the names that match a part with wildcards and ranges of numbers."""
-    pieces = re.split(r"\[([^\]]*)\]", part)
-    numbers = [_numbers(piece, part) for piece in pieces[1::2]]
-    texts = (re.escape(it).replace(r"\*", ".*").replace(r"\?", ".") for it in pieces[::2])
-    pattern = re.compile("(\\d+)".join(texts), re.ASCII)
-    found = []
-    for host in inventory.hosts:
-        match = pattern.fullmatch(host.name)
-        groups = zip(numbers, match.groups(), strict=True) if match else ()
-        if match and all(any(span.holds(it) for span in spans) for spans, it in groups):
-            found.append(host.name)
     return found
 
 

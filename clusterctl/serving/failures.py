@@ -220,7 +220,7 @@ CLUSTER = (
         r"World size \((?P<world>\d+)\) is larger than the number of available GPUs "
         r"\((?P<gpus>\d+)\) in this node",
         "vLLM tried to place {world} ranks on one host with {gpus} GPUs",
-        "let clusterctl start it: it asks for Ray",
+        "start it with clusterctl serve, which passes --distributed-executor-backend ray",
     ),
     signature(
         "no-room-in-ray",
@@ -316,7 +316,7 @@ CONTAINER = (
         "no-device",
         r"Failed to infer device type",
         "vLLM sees no GPU in the container",
-        "clusterctl check; the container must be given the GPUs",
+        "clusterctl check shows why the container has no GPUs",
     ),
     signature(
         "gpu-lost",

@@ -57,7 +57,7 @@ from tests.unit.inventory.conftest import HOST, Problems
         ),
         (
             "ssh: {identity_file: ~no-such-user/key}",
-            "26: `hosts.gpu1.ssh.identity_file`: there is no user ~no-such-user",
+            "26: `hosts.gpu1.ssh.identity_file`: no user named ~no-such-user",
         ),
         (
             "ssh: {user: -oProxyCommand=x}",
