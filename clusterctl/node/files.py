@@ -132,7 +132,7 @@ class Declared:
             names = os.listdir(directory) if directory.exists() else []  # noqa: PTH208
         except OSError as error:
             for name in self._good.keys() - {"node.json"}:
-                self._keep(name, f"its directory cannot be listed: {error.strerror}")
+                self._keep(name, f"its directory: {error.strerror}")
             return self._services()
         paths = {
             f"services/{name}": directory / name
@@ -182,7 +182,7 @@ class Declared:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._keep(name, f"it cannot be read: {error.strerror}")
+            self._keep(name, error.strerror or str(error))
         except ValueError as error:
             self._keep(name, str(error))
             self._read_last[name] = data

@@ -175,8 +175,11 @@ def _host_row(
     for document in unreadable:
         deleted = document.why == DELETED
         why = "was deleted" if deleted else f"cannot be read ({document.why})"
-        follows = "what it held before" if document.last_good else "nothing"
-        problems.append(f"{document.file} {why}; the supervisor follows {follows}")
+        problems.append(
+            f"{document.file} {why}; the supervisor follows what it held before"
+            if document.last_good
+            else f"{document.file} {why}; the supervisor follows nothing"
+        )
     fix = error.hint if error else None
     if facts and fix is None:
         gone = host.name not in survey.running

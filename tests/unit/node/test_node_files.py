@@ -172,7 +172,7 @@ def test_a_document_that_cannot_be_read_now_stays_in_effect_and_was_not_deleted(
     for _ in range(3):
         assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
     told = {each.file: (each.why, each.last_good) for each in declared.unreadable()}
-    why = "it cannot be read: Is a directory"
+    why = "Is a directory"
     assert told == {
         "node.json": (why, to_json(NODE)), "services/tiny.json": (why, to_json(GOOD)),
     }  # fmt: skip
@@ -185,7 +185,7 @@ def test_a_document_that_cannot_be_read_now_stays_in_effect_and_was_not_deleted(
     for _ in range(3):
         assert declared.services() == {"tiny": GOOD}
     assert [each.why for each in declared.unreadable() if each.file != "node.json"] == [
-        "its directory cannot be listed: Not a directory"
+        "its directory: Not a directory"
     ]
     paths.services.unlink()
     paths.services.mkdir()
