@@ -259,8 +259,11 @@ def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) 
         copies += 1
         # A placement uses the first GPUs of every host.
         used = Counter(seat.host for seat in other.seats)
-        rest = [replace(site, gpus=site.gpus[used[site.host] :]) for site in left]
-        left = [site for site in rest if site.gpus]
+        left = [
+            replace(site, gpus=site.gpus[used[site.host] :]) if site.host in used else site
+            for site in left
+            if len(site.gpus) > used[site.host]
+        ]
         try:
             other = seat_ranks(left, placement.tp, placement.pp)
         except ClusterctlError:

@@ -131,6 +131,17 @@ def test_what_cannot_fit_names_the_command_that_does() -> None:
     assert Case(QWEN3_8B, hosts("RTX 4090"), *again, tp=1).forecast().report is not None
 
 
+def test_a_layout_and_settings_that_do_together_are_one_command() -> None:
+    case = Case(R1_32B, hosts("4xRTX 3090"), "--gpu-memory-utilization", "0.3", tp=2, model="m")
+    with pytest.raises(DoesNotFit) as caught:
+        case.forecast()
+    hint = caught.value.hint or ""
+    words = "clusterctl serve m --tp 4 --pp 1 -- --gpu-memory-utilization 0.9 --max-model-len "
+    assert hint.startswith(words)
+    again = Case(R1_32B, hosts("4xRTX 3090"), *hint.partition(" -- ")[2].split(), tp=4, pp=1)
+    assert again.forecast().report is not None
+
+
 def test_a_context_beyond_the_models_own_is_refused_before_anything_starts() -> None:
     with pytest.raises(DoesNotFit, match="max_position_embeddings=4096"):
         Case(TINY, LAB, "--max-model-len", "100000", tp=1).forecast()
