@@ -132,12 +132,12 @@ def test_what_cannot_fit_names_the_command_that_does() -> None:
 
 
 def test_a_layout_and_settings_that_do_together_are_one_command() -> None:
-    case = Case(R1_32B, hosts("4xRTX 3090"), "--gpu-memory-utilization", "0.3", tp=2, model="m")
+    case = Case(R1_32B, hosts("4xRTX 3090"), "--gpu-memory-utilization", "0.3", tp=2)
     with pytest.raises(DoesNotFit) as caught:
         case.forecast()
     hint = caught.value.hint or ""
-    words = "clusterctl serve m --tp 4 --pp 1 -- --gpu-memory-utilization 0.9 --max-model-len "
-    assert hint.startswith(words)
+    words = "clusterctl serve /data/models/some --tp 4 --pp 1 -- --gpu-memory-utilization 0.9 "
+    assert hint.startswith(f"{words}--max-model-len ")
     again = Case(R1_32B, hosts("4xRTX 3090"), *hint.partition(" -- ")[2].split(), tp=4, pp=1)
     assert again.forecast().report is not None
 
