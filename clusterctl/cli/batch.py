@@ -21,8 +21,7 @@ def batch(
         Path,
         typer.Argument(
             metavar="REQUESTS",
-            help='JSON lines: OpenAI\'s batch format, or just {"prompt": ...} or '
-            '{"messages": [...]}.',
+            help="JSON lines in OpenAI's batch format, or only bodies with `prompt` or `messages`.",
         ),
     ],
     output: Annotated[
