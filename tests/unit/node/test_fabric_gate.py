@@ -4,6 +4,8 @@ Ray and torch are stood in for."""
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.node.fabric_agent import Agent
-from clusterctl.node.fabric_documents import FabricReport, FabricSpec
+from clusterctl.node.fabric_agent import Agent, cross
+from clusterctl.node.fabric_documents import Crossing, FabricReport, FabricSpec
 from clusterctl.node.fabric_gate import AgentAnswer, Gate
 from clusterctl.node.timing import GateTiming
 from tests.fakes.fabric_agents import Deaf, LocalAgents, Narrow, agent, spec
@@ -101,6 +103,18 @@ def test_a_node_that_large_messages_do_not_reach_is_named() -> None:
     (broken,) = [one for one in report.crossings if one.error]
     assert (broken.source, broken.target) == ("a", "b")
     assert broken.error == "it answers, and 64 KiB do not arrive within 3 s"
+
+
+def test_another_program_at_a_peers_address_is_quoted_whatever_it_sends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with server.accept()[0] as peer:
+                peer.sendall(b"\xffMySQL\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        found = cross(Crossing("a", "b", "gloo", "eth0", "127.0.0.1", server.getsockname()[1]))
+    assert found.error == "\N{REPLACEMENT CHARACTER}MySQL answers there"
 
 
 def test_a_node_on_which_ray_starts_nothing() -> None:
