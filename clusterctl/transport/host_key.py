@@ -20,6 +20,7 @@ from clusterctl.transport.target import SshTarget
 
 CERTIFICATE = "-cert-v01@openssh.com"
 _HOST = 2  # Type of a certificate for a host; 1 is for a user
+_LATEST = 253402300799  # The end of the year 9999: Python formats no later time
 
 
 class VerifyHostKey(paramiko.MissingHostKeyPolicy):
@@ -126,7 +127,8 @@ def check_certificate(blob: bytes, host: str, now: float) -> HostCertificate:
         problem = f"it is for {', '.join(principals) or 'no host'}, not for {host}"
     elif not after <= now < before:
         word, at = ("is valid only from", after) if now < after else ("expired on", before)
-        problem = f"it {word} {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(at))}"
+        moment = time.gmtime(min(at, _LATEST))
+        problem = f"it {word} {time.strftime('%Y-%m-%d %H:%M:%S UTC', moment)}"
     return HostCertificate(key_id, base64.b64encode(authority).decode(), problem)
 
 
