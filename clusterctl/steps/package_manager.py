@@ -114,10 +114,11 @@ _KEEP_CONFIGURATION = (
     *("-o", "Dpkg::Options::=--force-confold"),
 )
 
-_APT_LOCKED = "could not get lock"
+_SEE_HOLDER = "see what holds it: lsof /var/lib/dpkg/lock-frontend; then run clusterctl again"
 
 _APT_FIXES = (
-    (_APT_LOCKED, "see what holds it: lsof /var/lib/dpkg/lock-frontend; then run clusterctl again"),
+    ("could not get lock", _SEE_HOLDER),
+    ("locked by another process", _SEE_HOLDER),
     ("no space left", "make room there: df -h / /var"),
     ("not enough free space", "make room there: df -h / /var"),
     ("unable to locate package", "the host's package sources do not have it: see /etc/apt"),
@@ -198,7 +199,9 @@ class Apt(PackageManager):
     def _run(self, argv: Sequence[str], doing: str, *, timeout: float) -> CommandResult:
         """Run the command, and retry while another holds a lock: DPkg::Lock::Timeout covers dpkg's
         locks only, not those of `apt-get update` and `dpkg`."""
-        locked = (_APT_LOCKED, "is locked by another process")
+        # With `E:`, as apt-get also names locks that it waited for and then got. dpkg's own lock
+        # `is locked by another process`, since 1.20 `was locked`.
+        locked = ("e: could not get lock", "locked by another process")
         argv = [*_APT_ENVIRONMENT, *argv]
         result = self._waiting_for_lock(argv, "apt-get or dpkg", locked, timeout)
         if result.ok:

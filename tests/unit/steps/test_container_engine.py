@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,8 @@ from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent, found_in
 from clusterctl.steps.files import ENGINE_PACKAGES
+from clusterctl.steps.package_manager import Apt
+from clusterctl.transport.base import CommandResult
 from tests.fakes.container_engine import foreign
 from tests.fakes.host import FakeHost, FakeTransport, fake_view
 from tests.unit.steps.stage import facts
@@ -99,6 +103,30 @@ def test_a_lock_is_waited_for(host: FakeHost, view: HostView) -> None:
     apply(view, pauses)
     assert len(pauses) == 3
     assert "docker.io" in host.packages
+
+
+@pytest.mark.parametrize(
+    ("said", "waits"),
+    [
+        ("E: Could not get lock /var/lib/dpkg/lock. It is held by process 7 (apt)", 2),
+        ("dpkg: error: dpkg frontend lock was locked by another process with pid 7", 2),
+        ("dpkg: error: dpkg status database is locked by another process", 2),
+        # apt-get has waited for the lock and got it; then the packages did not arrive.
+        ("Waiting for cache lock: Could not get lock /var/lib/dpkg/lock\nE: Failed to fetch it", 0),
+    ],
+)
+def test_only_a_lock_that_still_is_held_is_waited_for(
+    view: HostView, monkeypatch: pytest.MonkeyPatch, said: str, waits: int
+) -> None:
+    pauses: list[float] = []
+
+    def run(argv: Sequence[str], **_: object) -> CommandResult:
+        return CommandResult(tuple(argv), 0 if len(pauses) == 2 else 100, said, "")
+
+    monkeypatch.setattr(view.transport, "run", run)
+    with suppress(CommandFailed):
+        Apt(view, pauses.append).purge(["docker.io"])
+    assert len(pauses) == waits
 
 
 def test_the_wait_for_a_lock_is_said(host: FakeHost, view: HostView) -> None:
