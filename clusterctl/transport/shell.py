@@ -55,7 +55,8 @@ mv -f "$new" "$1"
 # The size is checked because a lost connection looks like the end of the data to `cat`.
 
 _NO_FILE = 66  # EX_NOINPUT of sysexits.h
-_READ = f'cat "$1" || {{ [ ! -e "$1" ] && exit {_NO_FILE}; exit 1; }}'
+# Read again a file that was made between the two looks, such as a supervisor's first report.
+_READ = f'cat "$1" || {{ [ ! -e "$1" ] && exit {_NO_FILE}; cat "$1"; }}'
 
 
 # Seconds without a byte after which an ended command's output counts as complete: its background
