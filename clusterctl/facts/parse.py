@@ -77,7 +77,7 @@ def _host_facts(
     if uid != 0 and (section := find("sudo")):
         sudo_error = read("sudo", "sudo said nothing", system.parse_sudo, section)
         may_sudo = sudo_error is None
-    python, python_version, minimal = system.parse_python(shell)
+    python, python_version, minimal = read("Python", (None, "", False), system.parse_python, shell)
     disks: dict[str, Disk] = {}  # the requested ones, and that of the engine's image store
     for section in answer.all("disks"):
         disks.update(read("disks", {}, system.parse_disks, section))

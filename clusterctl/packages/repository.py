@@ -175,7 +175,7 @@ def fingerprints(data: bytes) -> frozenset[str]:
     found = frozenset(
         hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324 - RFC 9580, 5.5.4.1
         for kind, body in _packets(data)
-        if kind == _PUBLIC_KEY and body[:1] == b"\x04"
+        if kind == _PUBLIC_KEY and body[:1] == b"\x04" and len(body) < 2**16
     )
     if not found:
         raise ValueError("no OpenPGP public key in it")

@@ -59,6 +59,7 @@ def test_an_empty_probe_is_unknown_throughout() -> None:
         ("addresses\n[{]", "NICs could not be read"),
         ("disks\n/data\t/data\n", "disks could not be read"),
         ("names\nnot-an-address", "its own name could not be read"),
+        ("shell\npython3 /usr/bin/python3 x.9", "Python could not be read"),
     ],
 )
 def test_one_bad_section_costs_only_its_own_facts(

@@ -53,7 +53,13 @@ def test_fingerprints_of_a_binary_key() -> None:
     assert fingerprints(base64.b64decode(block)) == fingerprints(KEY.encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>404</html>", KEY.encode()[:90], b"\x98\x02\x03"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"<html>404</html>", KEY.encode()[:90], b"\x98\x02\x03",
+        pytest.param(b"\x9a\x00\x01\x11\x70\x04" + bytes(69999), id="longer than any key"),
+    ],
+)  # fmt: skip
 def test_what_is_no_key_is_said(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"key|OpenPGP|packet"):
         fingerprints(data)
