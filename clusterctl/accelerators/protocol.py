@@ -68,7 +68,8 @@ class Accelerator(DeviceRequirements, Protocol):
     # Bootstrap: requirements besides the container engine.
 
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
-        """Return the steps after the engine's that let it give devices to containers."""
+        """Return the steps that run after the engine's installation, so that it can give devices to
+        containers."""
 
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str

@@ -89,7 +89,7 @@ def decide(question: Undecided, progress: Progress) -> Option | None:
 
 
 def deliver(wishes: Wishes, found: Found, output: Path) -> None:
-    """Write the inventory, or print it; print its doubts to stderr."""
+    """Write the inventory, or print it; print to stderr what the user should check in it."""
     text = inventory_text(wishes, found)
     for line in each_below_itself("note: ", found.doubts, line_width(sys.stderr)):
         print(line, file=sys.stderr)

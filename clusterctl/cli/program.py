@@ -54,8 +54,8 @@ class VllmCommand(Command):
         return left
 
     def _apart(self, ctx: Any, args: list[str]) -> tuple[list[str], list[str]]:
-        """Return our words and vLLM's. Values follow their flag; of two options with one name ours
-        is meant."""
+        """Split the words into clusterctl's and vLLM's; values stay with their flag. A name that
+        both have is clusterctl's option."""
         params: list[Any] = self.get_params(ctx)
         takes_value = {
             name: not each.is_flag

@@ -87,7 +87,8 @@ def session(
 
 
 def credentials(progress: Progress | None = None) -> Credentials:
-    """Return secrets from the environment; others are asked for if there is a terminal."""
+    """Return the user's secrets: from the environment, or asked for on the terminal if there is
+    one."""
     if not sys.stdin.isatty():
         return Credentials()
 
@@ -117,8 +118,8 @@ def confirm(question: str, *, yes: bool, progress: Progress) -> bool:
 def agreement(
     progress: Progress, *, yes: bool, as_json: bool, agreed: Callable[[], object] = lambda: None
 ) -> Callable[[Plan], None]:
-    """Return the function that a command calls with its plan; it raises if the user declines.
-    Only changes that stop a running service need consent, and with `as_json` nobody can be asked.
+    """Return the function that a command calls with its plan; it raises if the user declines. Only
+    changes that stop a running service need consent, and with `as_json` the user cannot be asked.
     `agreed` is called once consent is given or not needed."""
 
     def agree(plan: Plan) -> None:

@@ -123,8 +123,8 @@ def with_fabric(
 def _new(
     consequences: Iterable[ClusterctlError], causes: Iterable[ClusterctlError]
 ) -> list[ClusterctlError]:
-    """Return the consequences on hosts without an error in `causes`: a host without a place in the
-    cluster lacks the NIC that is missing, one that left Ray has no container."""
+    """Drop errors on hosts that also have an error in `causes`: a missing NIC, for example, leaves
+    a host without a place in the cluster."""
     known = {error.host for error in causes}
     return [error for error in consequences if error.host not in known]
 

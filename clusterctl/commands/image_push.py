@@ -138,7 +138,8 @@ class _Delivery:
 
     @cached_property
     def survey(self) -> Survey:
-        """The hosts involved. Raises StepFailed for those without a container engine."""
+        """The survey of the hosts involved. Raises StepFailed for hosts without a container
+        engine."""
         inventory = self._push.inventory
         involved = inventory.model_copy(update={"hosts": self._push.involved})
         survey = take_survey(involved, self._transports).require_answers()

@@ -121,7 +121,8 @@ def _refused(error: Mapping[str, Any]) -> UsageError:
 def _ask(
     hosts: Sequence[Host], wishes: Wishes, credentials: Credentials, accept_keys: AcceptKeys
 ) -> dict[str, Probe]:
-    """Probe the hosts, by the word that named them; again those whose key was accepted."""
+    """Probe the hosts, and probe again those whose key the user accepted. Returns the answers by
+    the word that named each host."""
 
     def look(names: Collection[str]) -> dict[str, Outcome[Probe]]:
         asked = {host.name: connections.to(host) for host in hosts if host.name in names}

@@ -83,8 +83,8 @@ def hub_model(
 
 
 def make_plan(pull: HubModel, to: Destination, credentials: Credentials) -> Plan:
-    """Return what would be downloaded and delivered. Asks the hub for a list of files, through the
-    holder of `to` if there is one, and changes nothing."""
+    """Return the plan of `run`. Lists the model's files on the hub, from the host `to.holder` if it
+    is set, else from this machine. Changes nothing."""
 
     def find(views: Mapping[str, HostView]) -> Supply:
         with hub_session(HostTransport(views[to.holder].transport) if to.holder else None):
@@ -103,8 +103,8 @@ def run(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> PushedModel:
-    """Download the model and deliver it to the hosts of `to`, without files of that commit which a
-    host has already.
+    """Download the model and deliver it to the hosts of `to`, except for files of the same commit
+    that a host already has.
 
     Errors of the hub, disks and hosts propagate; downloaded data is kept for the next run. Raises
     LockHeld while another run on this machine downloads the same model.
@@ -206,8 +206,8 @@ def _held(
 
 
 class DownloadProgress:
-    """Reports a download as one progress line, at most twice a second. Counts bytes of all files
-    together; thread-safe enough for several downloads."""
+    """Reports a download as one progress line, at most twice a second, with the bytes of all files
+    together. Several threads may call it."""
 
     def __init__(self, listing: Listing, who: str, sink: EventSink) -> None:
         self._total, self._who, self._sink = listing.size, who, sink
@@ -220,7 +220,7 @@ class DownloadProgress:
         self._say()
 
     def hashed(self, done: int) -> None:
-        """Set the number of those bytes that were read again to check their hashes."""
+        """Set the number of downloaded bytes that were read again to check their hashes."""
         self._checked = done
         self._say()
 

@@ -1,4 +1,4 @@
-"""`model push`: where the model is. `delivery.deliver` brings it to hosts and verifies it there."""
+"""`model push`: find the model on this machine or on a host, for `delivery.deliver`."""
 
 from __future__ import annotations
 

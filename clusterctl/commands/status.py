@@ -38,8 +38,8 @@ def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[]
 
 
 def weights_apart(survey: Survey) -> dict[str, tuple[str, ...]]:
-    """Return, by host, how its files of a served model differ from those of the other ranks' hosts.
-    Compares only models whose hashes are kept on hosts, since hashing was completed there."""
+    """Return sentences, by host, about files of a served model that differ from those of the other
+    hosts with ranks of its service. Skips models for which no host has stored hashes yet."""
     head = survey.inventory.head.name
     state = survey.states.get(head)
     states = {service.name: service for service in (state.services if state else ())}

@@ -23,11 +23,11 @@ LOOK_EVERY = 1.0  # seconds between two checks for connection errors
 def opened_tunnel(
     inventory: Inventory, credentials: Credentials, target: str, local_port: int | None
 ) -> Iterator[Tunnel]:
-    """Open a tunnel from this machine to `target` for the time of the block; its default port has
-    the same number as the remote one.
+    """Open a tunnel from this machine to `target` until the end of the block. Without `local_port`,
+    the local port has the same number as the remote one.
 
-    Raises UsageError for an unknown service and for a taken port; ConnectionFailed when the head
-    cannot be reached, or nothing listens there.
+    Raises UsageError for an unknown service and for a port that is in use; ConnectionFailed if the
+    head cannot be reached, or nothing listens on the remote port.
     """
     with connected((inventory.head,), credentials) as transports:
         head = transports[inventory.head.name]

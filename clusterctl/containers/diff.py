@@ -32,7 +32,7 @@ Verdict = Keep | Create | Recreate
 def compare(spec: ContainerSpec, container: Container | None) -> Verdict:
     """Decide how to make `container` match `spec`.
 
-    The fingerprint decides; the fields only explain.
+    The fingerprint decides whether they match; the fields only give the reasons.
     """
     if container is None:
         return Create()

@@ -86,7 +86,7 @@ def _objection(facts: HostFacts, nic: NicFacts) -> str | None:
 
 
 def _own_objection(facts: HostFacts, nic: NicFacts) -> str | None:
-    """Return the reason against an interface that does not depend on the others, or None."""
+    """Return why the interface cannot be used, judging it alone; None if it can."""
     if nic.kind == "loopback":
         return "the loopback"
     for maker, prefixes in _MADE_BY.items():
@@ -105,7 +105,7 @@ def _own_objection(facts: HostFacts, nic: NicFacts) -> str | None:
 
 
 def _over_physical(facts: HostFacts, nic: NicFacts) -> bool:
-    """Whether this is physical, or a bond, VLAN or bridge with a physical interface below it."""
+    """Whether the NIC is physical, or a bond, VLAN or bridge with a physical interface below it."""
     if nic.kind in ("bond", "vlan", "bridge"):
         return any(_over_physical(facts, lower) for lower in _lowers(facts, nic))
     return nic.kind == "physical"

@@ -224,8 +224,9 @@ def _missing(declared: Sequence[Gpu], found: Sequence[GpuFacts]) -> list[Gpu]:
 
 
 def _fits(declared: Gpu, found: GpuFacts) -> bool:
-    """Compare model and memory as far as they are known. `H800` matches `NVIDIA H800 PCIe`, which
-    has all its words, and no further one that tells models apart."""
+    """Return whether `found` has the declared model and memory, as far as both are known. `H800`
+    matches `NVIDIA H800 PCIe`: every declared word must occur, and no other word may be one of
+    TELLING_WORDS."""
     if declared.memory is not None and found.memory is not None:
         off = abs(found.memory - declared.memory)
         if off > declared.memory * MEMORY_TOLERANCE:

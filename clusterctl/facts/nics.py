@@ -89,7 +89,7 @@ def _address(ip: str, prefix: int, scope: str) -> Address:
 
 
 def _proc_addresses(files: Files) -> list[tuple[str, Address]]:
-    """Parse this host's addresses for one without `ip`."""
+    """Parse the host's addresses from /proc, for a host without the `ip` command."""
     # fib_trie: a leaf `|-- IP` and below it `/32 host LOCAL`
     local: dict[IPv4Address, None] = {}
     leaf = None

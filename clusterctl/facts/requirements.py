@@ -52,7 +52,8 @@ SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")  # Architectures of vLLM's image
 
 
 class DeviceRequirements(Protocol):
-    """Requirements of an accelerator, implemented by a layer above, which knows its devices."""
+    """An accelerator's requirements for hosts, implemented in `accelerators`, a layer above this
+    one."""
 
     @property
     def usual_image(self) -> int:

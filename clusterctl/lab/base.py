@@ -139,8 +139,8 @@ def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None =
 
 
 def persistently(build: Callable[[], None], source: str | None = None) -> None:
-    """Call `build`, which downloads much, up to three times: servers fail now and then. Raises
-    LabUnavailable, at once, when this machine cannot reach `source`, a URL."""
+    """Call `build`, which downloads many files, up to three times: servers fail now and then.
+    Raises LabUnavailable, at once if this machine cannot reach `source`, a URL."""
     for pause in PAUSES:
         try:
             return build()

@@ -159,8 +159,8 @@ def byte_symbols() -> dict[int, str]:
 def tokenizer_files(size: int) -> dict[str, Any]:
     """Return {name: JSON content} of a tokenizer with `size` tokens, the special ones last.
 
-    A prompt is encoded byte by byte, since the tokenizer merges no tokens. Other tokens are words
-    of two to four syllables after a space, which the model may only answer.
+    A prompt is encoded byte by byte, since the tokenizer merges no tokens. All other tokens are
+    words of two to four syllables after a space, which occur only in the model's answers.
     """
     symbols = byte_symbols()
     words = (

@@ -95,7 +95,7 @@ def halt(host: LabHost, directory: Path) -> bool:
 
 
 def is_running(host: LabHost) -> bool:
-    """Whether the host has power. Between the two halves of a reboot only its keeper runs."""
+    """Whether the host is powered on. In the middle of a reboot only its keeper is running."""
     return bool(cgroups.members(_keeper(host)) | cgroups.members(host.name))
 
 

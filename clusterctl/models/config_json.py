@@ -166,7 +166,7 @@ def described(config_json: str | None) -> ModelShape | None:
 
 
 def architecture_of(config: Config) -> str:
-    """Return the name of its class; empty if config.json has none."""
+    """Return the name of the model's class; empty if config.json has none."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 

@@ -101,8 +101,8 @@ def judge(
 
 
 def _carried(report: FabricReport) -> dict[str, Carried]:
-    """Return by host the transports of a rank that sends to other hosts, if one does: in a ring,
-    the others only send to their neighbour on the same host."""
+    """Return by host the transports of one of its ranks: of a rank that sends to other hosts, if
+    there is one. In a ring, the others only send to their neighbour on the same host."""
     carried: dict[str, Carried] = {}
     for rank in report.ranks:
         if rank.log:

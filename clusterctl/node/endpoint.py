@@ -275,7 +275,8 @@ class Silence:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known now. Replaced as a whole, so that another thread may read it at any time."""
+    """Results of the latest checks. Replaced as a whole, so that another thread may read it at any
+    time."""
 
     ready: bool = False
     stage: str = ""  # `listening` or `warm-up`, once the endpoint itself shows it

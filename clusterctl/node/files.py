@@ -213,9 +213,11 @@ class StateFile:
         return {service.name: service for service in state.services}
 
     def write(self, state: NodeState) -> None:
-        """Replace the file atomically, if the state changed or the last write is too old.
+        """Replace the file atomically, if the state changed or the last write is `every` seconds
+        old.
 
-        The file is in memory. If that is full too, the old timestamp remains and shows it.
+        Write errors are ignored: the file is in memory, which may be full, and readers notice the
+        old timestamp.
         """
         now, last = time.monotonic(), self._last
         if last and now - self._written < self._every:

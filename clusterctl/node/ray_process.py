@@ -74,8 +74,8 @@ class RayProcess:
         return HeadProbe(self._document.head_ip, self._document.gcs_port, self._timing.head_poll)
 
     def tick(self, now: float, fault: str = "") -> None:
-        """Do what is due, without blocking. `now`: monotonic seconds. `fault`: why Ray must be
-        restarted although it runs, or ""."""
+        """Start, check or end Ray as needed, without blocking. `now`: monotonic seconds. `fault`:
+        why Ray must be restarted although it runs, or ""."""
         child = self._child
         if child is None:
             if now >= self._next_start:
@@ -146,12 +146,12 @@ class RayProcess:
             self._marked = True
 
     def _fail(self, now: float, why: str) -> None:
-        """End Ray and let it start again after a delay."""
+        """End Ray; `tick` starts it again after a delay."""
         delay = self._backoff.failed()
         self._end("backing-off", f"{why}; retrying in {delay:g} s", now + delay)
 
     def _drop(self, why: str) -> None:
-        """End Ray and let it start again without a delay, for a cause outside this Ray."""
+        """End Ray; `tick` starts it again without a delay, since the cause is outside this Ray."""
         self._end("down", why, 0.0)
 
     def _end(self, state: str, detail: str, next_start: float) -> None:
@@ -180,8 +180,8 @@ def supported_argv(argv: List[str], *, has_client: bool) -> List[str]:
 
 
 class RayParts:
-    """The vital processes of one `ray start`, found by the session that it leads; checked every
-    `every` seconds."""
+    """The vital processes of one `ray start`, found by its session ID. `every`: seconds between
+    checks."""
 
     def __init__(self, session: int, every: float) -> None:
         self._session = session

@@ -146,7 +146,8 @@ class Service:
     def tick(
         self, now: float, wanted: Optional[ServiceDocument], conditions: RayConditions
     ) -> None:
-        """Do what is due. `wanted` is None once the document has been removed."""
+        """Start, check or stop the service as needed. `wanted` is None once the document was
+        removed."""
         self._snapshot = conditions.snapshot
         attempt = self._attempt
         if attempt is None:

@@ -53,7 +53,8 @@ def ask(question: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def engine_config(question: dict[str, Any], directory: str) -> Any:
-    """Return the config of `vllm serve`. The layout is set last: vLLM would need GPUs for it."""
+    """Return the config that `vllm serve` would use. TP and PP are set after it is created: vLLM
+    would otherwise require as many GPUs."""
     from vllm.engine.arg_utils import EngineArgs
 
     try:
@@ -145,7 +146,8 @@ def cut_cache(config: Any, specs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def settle_layout(config: Any, specs: list[dict[str, Any]]) -> None:
-    """Register KV cache specs and pick the cache layout as EngineCore does, where it does."""
+    """Register KV cache specs and choose the cache layout, as EngineCore does at start. Releases
+    without these functions skip both."""
     from vllm.v1.attention.backends import utils as backends
     from vllm.v1.core import single_type_kv_cache_manager as kinds
 

@@ -312,8 +312,8 @@ _WORTH_IT = 1.05
 def best_split(
     shape: ModelShape, placement: Placement, options: ServeOptions, rules: Rules
 ) -> FitPlan:
-    """Return the plan with the partition that holds the most; vLLM's own if that is about as good,
-    which it is whenever all GPUs are of one kind."""
+    """Return the plan of the layer split with the most KV cache blocks; vLLM's own split if all
+    GPUs are of one kind, or if the gain is below _WORTH_IT."""
 
     def split(partition: Sequence[int]) -> FitPlan:
         cut = replace(placement, partition=tuple(partition))

@@ -99,7 +99,7 @@ def _gib(text: str) -> float:
 
 
 class _NotListedError(ValueError):
-    """A value that is not in the list known here."""
+    """The value is not in clusterctl's list of allowed values."""
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:

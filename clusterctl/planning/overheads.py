@@ -86,8 +86,8 @@ def margin_gib(
 ) -> float:
     """Return the possible error, in GiB, of a rank's free memory.
 
-    `charged`: CUDA graphs are part of the sum. `unknown`: something about the model was assumed,
-    which adds a tenth of its weights.
+    `charged`: vLLM deducts CUDA graphs. `unknown`: the model's shape has assumptions, which adds a
+    tenth of its weights.
     """
     spread = 0.05 if measured and measured.runtime_gib is not None else _SPREAD[fabric]
     if charged and not (measured and measured.graphs_gib is not None):

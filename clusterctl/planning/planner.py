@@ -216,8 +216,9 @@ def _closest(request: PlanRequest) -> FitPlan:
 
 
 def best_seated(request: PlanRequest, tp: int, pp: int, partition: tuple[int, ...]) -> FitPlan:
-    """Return the plan for TP x PP on the hosts in the order given, or with the largest GPUs first
-    if only that fits and starts; a head stays first. Raises DoesNotFit if GPUs are too few."""
+    """Return the plan for TP x PP: with the hosts in the given order if it fits and starts, else
+    with the largest GPUs first (after the head) if that does; else the better of both. Raises
+    DoesNotFit if there are too few GPUs."""
     options = replace(request.options, partition=partition)
     ordered = sorted(
         request.sites, key=lambda site: (not site.head, -min(gpu.memory_gib for gpu in site.gpus))

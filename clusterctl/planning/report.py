@@ -1,4 +1,4 @@
-"""What a plan is made for, and what comes of it: the types of `planner`."""
+"""Input and result types of `planner`."""
 
 from __future__ import annotations
 

@@ -70,10 +70,10 @@ def compare(plan: FitPlan, reported: Reported, rank: int = 0) -> tuple[Compariso
 def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Measured:
     """Return the overhead of this start on that rank's GPU, for the next forecast.
 
-    It is the memory that vLLM may use, less the printed weights and cache and the activations
-    computed here. It stays unknown if the size of the cache was given, if the log lacks a figure,
-    or if the result is negative: such a start found its model compiled and skipped that peak, which
-    the next one may have.
+    The overhead is the memory that vLLM may use, less the printed weights and cache, the
+    activations computed here, and CUDA graphs if vLLM deducts them. It is None if the cache size
+    was given, if the log lacks a figure, or if the result is negative: vLLM then found its model
+    compiled and skipped the activation peak, which the next start may have.
     """
     memory = plan.ranks[rank]
     if reported.kv_cache_gib is None or plan.options.kv_cache_bytes is not None:
@@ -253,7 +253,8 @@ def lessons(plan: FitPlan, reported: Reported, image: str) -> list[dict[str, Any
 
 
 def with_lessons(data: bytes | None, new: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """Return the new content of the file, or None if it does not change."""
+    """Return the file's new content: `data` with the entries of `new`, which replace entries for
+    the same host, GPU, image and TP size. None if nothing changes."""
     replaced = {_key(entry) for entry in new}
     old = _entries(data)
     kept = [entry for entry in old if _key(entry) not in replaced]

@@ -76,7 +76,8 @@ class Rules:
         return "pivot" if self._samples_by_pivots else "sort"
 
     def charges_graphs(self, *, second_runner: bool) -> bool:
-        """Return whether CUDA graphs are part of the sum on that runner."""
+        """Return whether vLLM deducts CUDA graphs from the KV cache's share of memory, on its
+        second model runner or on the first."""
         return self._second_charges_graphs if second_runner else self._graphs_charged
 
 

@@ -52,7 +52,7 @@ class BatchRequest:
 
 @dataclass
 class BatchCount:
-    """What has become of the requests so far."""
+    """Numbers of requests by outcome, so far."""
 
     total: int
     kept: int = 0  # answered by an earlier run

@@ -39,7 +39,8 @@ class EngineSource(Protocol):
 
 
 class PackagedEngine:
-    """An engine installed by a package manager. `manager` returns one with the right sources."""
+    """An engine installed by a package manager. `manager` returns the host's package manager with
+    the sources to use; `candidates`: package names, preferred first."""
 
     def __init__(
         self, name: str, manager: Callable[[HostView], PackageManager], candidates: Sequence[str]

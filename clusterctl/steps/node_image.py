@@ -286,9 +286,9 @@ class ImagePulled:
 
 
 class ImagesAbsent:
-    """Step: the host has neither node images made from the inventory's image, nor that image, if
-    clusterctl put it there. All stay while another cluster has a directory beside `own`, this
-    cluster's: it may use the same image."""
+    """Step: the host has no node image made from the inventory's image, and not that image itself
+    if clusterctl put it there. Removes nothing while another cluster has a directory beside `own`,
+    this cluster's: it may use the same image."""
 
     title = "image"
 

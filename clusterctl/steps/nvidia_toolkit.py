@@ -181,7 +181,7 @@ class ToolkitAbsent:
 
 
 def _left(view: HostView) -> list[str]:
-    """Names of installed packages, and of what clusterctl changed or made beside them."""
+    """Return names of installed packages, and paths of files that clusterctl changed or made."""
     return root_script(view, LEFT, MARKER, doing=f"reading {MARKER}").splitlines()
 
 

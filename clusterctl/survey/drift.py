@@ -98,8 +98,8 @@ def plan_problems(
 
 def ray_problems(survey: Survey, topology: Topology | None) -> list[ClusterctlError]:
     """Return the differences between Ray's nodes and the expected ones, from the head's report.
-    Empty if the head's container does not run, which is reported elsewhere; so are hosts of the
-    inventory that are not in `topology`."""
+    Empty if the head's container does not run; skips hosts that are not in `topology`. Other checks
+    report both cases."""
     if topology is None or survey.inventory.head.name not in survey.running:
         return []
     try:

@@ -134,7 +134,8 @@ class Survey:
 
     @cached_property
     def topology(self) -> Topology:
-        """The topology of all hosts. Raises RequirementsNotMet, also if a host did not answer."""
+        """The topology of all hosts. Raises RequirementsNotMet if a host did not answer or has no
+        suitable interface; Problems for several."""
         return resolve(self.inventory, self.facts)
 
     # Node containers
@@ -255,9 +256,9 @@ class Survey:
 
     @cached_property
     def config_deleted(self) -> dict[str, str]:
-        """By host, ID of the container whose directory of documents was deleted. Its supervisor
-        keeps what it read; a new directory there may not be the one it has mounted.
-        """
+        """By host, the ID of the container whose directory of documents was deleted. Its supervisor
+        keeps the documents that it read last; if the directory is created again, the container may
+        still have the deleted one mounted."""
         return {
             name: self.containers[name].id
             for name, state in self.states.items()

@@ -226,8 +226,9 @@ def split_into(
     *,
     needed: int,
 ) -> Members:
-    """Split the tar of `stream` into the store; return its files. The stream is opened only if the
-    store lacks the files of an earlier one of that `name`, and has room for `needed` bytes.
+    """Split the tar of `stream` into files of the store, and return them. If the store still has
+    the files of an earlier stream with the same `name`, the stream is not opened; otherwise the
+    store must have room for `needed` bytes.
 
     Raises BrokenArchive, RequirementsNotMet, and what the stream raises.
     """

@@ -87,7 +87,7 @@ class BlobStore:
 
     @property
     def use(self) -> Path:
-        """The lock file that every user of the store holds (shared)."""
+        """Path of the lock file. Every user of the store holds a shared lock on it."""
         return self.directory / "in-use"
 
     @property

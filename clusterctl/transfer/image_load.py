@@ -1,5 +1,5 @@
-"""How the engine of a host takes in an image: `docker pull` from the relay beside it, or
-`docker load` of only the missing layers."""
+"""Load an image into a host's engine: by `docker pull` from the relay on the host, or by `docker
+load` of only the missing layers."""
 
 from __future__ import annotations
 

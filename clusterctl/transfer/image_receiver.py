@@ -41,7 +41,7 @@ Find = Callable[[EngineStates], Origin | Unknown]
 
 
 class _Prepared(NamedTuple):
-    """What `prepare` has decided for one host."""
+    """The decisions of `prepare` for one host."""
 
     image: ImageSource
     engine: EngineState

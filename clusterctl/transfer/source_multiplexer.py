@@ -111,7 +111,7 @@ class SharedSource:
             return self._failure if final else None
 
     def report_wrong(self, name: str, digest: str) -> None:
-        """Record that upstream `name` sent wrong bytes for `digest`; only the source counts."""
+        """Count wrong bytes for `digest`, if `name`, which sent them, is the source."""
         if name == SOURCE:
             with self._lock:
                 self._wrong[digest] += 1

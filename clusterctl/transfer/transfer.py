@@ -1,9 +1,9 @@
-"""A step that sends to several hosts at once what they lack, through one chain of relays.
+"""A step that sends missing content to several hosts at once, through one chain of relays.
 
 The first host that lacks something prepares the transfer for all of them, so that every problem is
 reported before the first byte; the last host ends it. The next run resumes an interrupted one. A
-`Receiver` defines how hosts take in images or weights; the bytes come from a `BlobSource`, or from
-a host that heads the chain.
+`Receiver` implements how hosts receive images or weights; the bytes come from a `BlobSource`, or
+from a host that heads the chain.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Sending:
 
 
 class Receiver(Protocol):
-    """How hosts take in one kind of content."""
+    """How hosts receive one kind of content."""
 
     @property
     def what(self) -> str:
@@ -78,8 +78,9 @@ class Receiver(Protocol):
         """Apply changes that need no transfer on a host; return whether it is complete."""
 
     def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
-        """Make all hosts and the source ready. `first` is the host that began; `say_on` returns the
-        progress callback of a host. Raises the problems of all hosts together."""
+        """Prepare all hosts and the source. `first` is the host that needs the transfer first;
+        `say_on` returns the progress callback of a host. Raises the problems of all hosts
+        together."""
 
     def receive(self, view: HostView, chain: Chain) -> None:
         """Receive the content on this host, complete and verified. Raises StepFailed."""
@@ -110,7 +111,8 @@ class _ChainRun:
 
 
 class Transfer(Closing):
-    """Step that sends hosts what `receiver` takes in. Leaving the context stops the transfer."""
+    """Step that sends the content of `receiver` to hosts that lack it. Leaving the context stops
+    the transfer."""
 
     def __init__(self, receiver: Receiver, route: Route) -> None:
         self.title = receiver.what

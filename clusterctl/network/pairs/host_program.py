@@ -76,8 +76,8 @@ class Prober:
         self._listeners: List[Listeners] = []
 
     def open(self, order: Dict[str, Any]) -> Dict[str, Any]:
-        """Listen on ports chosen by the system for every address, and on Ray's; return those, with
-        the ports of Ray that another program already uses as `busy`."""
+        """Listen on ports chosen by the system for every address, and on Ray's ports. Return these
+        ports, and as `busy` the ports of Ray that another program uses."""
         window = (order["warm_up"], order["window"])
         made = Listeners(order["greeting"], order["ips"], window)
         self._listeners.append(made)
@@ -291,8 +291,8 @@ def _answered(
 
 def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) -> Dict[Connect, str]:
     """Return `ok`, `refused`, `no answer`, or the system's error text. `greetings`: the text
-    expected from (to, port). Those without an answer are retried: packets are lost when many hosts
-    begin together."""
+    expected from (to, port). A connection without an answer is tried again: packets are lost when
+    many hosts begin together."""
 
     def connect(key: Connect) -> str:
         source, to, port = key

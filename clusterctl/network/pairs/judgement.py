@@ -74,7 +74,8 @@ class PairFault:
 
 
 def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
-    """Return the first cause, or None. `ports`: Ray's, by number; others are ephemeral ones."""
+    """Return the first fault that applies to this direction, or None. `ports`: Ray's ports by
+    number; the system chose all others."""
     sender, receiver = way.sender, way.receiver
     known = [speed for speed in (sender.speed, receiver.speed) if speed]
     if way.route is not None and way.route != sender.nic:
@@ -196,8 +197,8 @@ def _lost_packets(way: Way) -> PairFault | None:
 
 
 def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
-    """Yield problems, first of the host that most pairs have in common, together with
-    those pairs."""
+    """Yield one problem per host, beginning with the host that is involved in most faulty pairs. A
+    problem covers all pairs of its host that no earlier problem covers."""
 
     def blamed(fault: PairFault) -> tuple[str, ...]:
         ends = (fault.way.sender.host, fault.way.receiver.host)

@@ -79,8 +79,8 @@ def packet_sizes(sender: End, receiver: End) -> tuple[int, ...]:
 
 
 def _others(table: Table, host: str) -> Iterator[tuple[int, End, End]]:
-    """Yield (lane, own end, peer's end) for every peer of `host`. The order starts elsewhere for
-    each host, so that they do not all begin with the same peer."""
+    """Yield (lane, own end, peer's end) for every peer of `host`. Each host begins with another
+    peer, so that they do not all reach the same one first."""
     at = table.hosts.index(host)
     peers = [*table.hosts[at + 1 :], *table.hosts[:at]]
     for number in held(table.lanes, host):

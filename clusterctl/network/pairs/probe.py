@@ -167,7 +167,8 @@ class _Participants:
     def _ask(
         self, command: str, by_host: Mapping[str, Any], read: Callable[[str, Any], Answered]
     ) -> dict[str, Answered]:
-        """Ask each host with its argument. Return what `read` makes of its name and answer."""
+        """Send `command` to each host with its argument from `by_host`. Return `read(host, answer)`
+        by host; a host that fails is added to `unproven`."""
 
         def ask(host: str) -> Answered:
             answer = self._sessions[host].ask(command, by_host[host], timeout=deadlines.PAIRS)

@@ -189,9 +189,10 @@ def _start(response: httpx2.Response) -> int:
 
 
 class Authorization:
-    """Sends requests, and repeats one answered with 401 with the credentials that are demanded.
+    """Sends requests with credentials; after a 401, gets the credentials that the response demands
+    and sends the request again.
 
-    First with a login from a file, or anonymously; then with one that the user enters.
+    It tries a login from a file, or none, and then a login that the user enters.
     """
 
     def __init__(self, http: httpx2.Client, reference: Reference, logins: Logins) -> None:

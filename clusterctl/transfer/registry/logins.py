@@ -80,7 +80,7 @@ class Logins:
 
 
 def _keys(registry: str) -> tuple[str, ...]:
-    """Return the keys that these files may have for a registry."""
+    """Return the keys under which login files may list the registry."""
     if registry == DOCKER_HUB:
         return (_HUB_KEY, "index.docker.io", "docker.io", "registry-1.docker.io")
     bare = (registry, f"https://{registry}", f"http://{registry}")

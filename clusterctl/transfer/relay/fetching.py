@@ -1,4 +1,4 @@
-"""All blobs known to this relay, and the threads that fetch them, whatever fails meanwhile."""
+"""The blobs known to this relay, and the threads that fetch them and retry after failures."""
 
 import contextlib
 import os
@@ -86,8 +86,9 @@ class Fetch:
         return True
 
     def _blame(self) -> None:
-        """Report who sent wrong bytes, and avoid a sole sender. Bytes that an earlier run left are
-        suspected first; of several senders, the next try may show which one."""
+        """Report the sender of wrong bytes, and exclude it if all bytes are from it. Bytes of an
+        earlier run are suspected first. Of several senders none is excluded: the next try may show
+        which one was wrong."""
         if self._resumed:
             self._say("wrong", "an earlier run", self._blob.digest)
             return

@@ -102,7 +102,8 @@ class Relay:
         Registry.offer(repository, tag, media_type, content)
 
     def _on_upstreams(self, *words: str) -> None:
-        """Set the upstreams, preferred first: name, address, port, start each, or just `source`."""
+        """Set the upstreams, preferred first. Each is four words (name, address, port, number of
+        the relay's start), or the one word `source`."""
         found: List[Upstream] = []
         rest = list(words)
         while rest:

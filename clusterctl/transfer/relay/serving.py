@@ -156,8 +156,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Registry(Handler):
-    """Serves the engine: an OCI registry with one image. Paths begin with a random word, known only
-    to those who received the reference."""
+    """Serves one image to the host's container engine, as an OCI registry. Paths begin with a
+    random word, so that only clients that were given the reference can pull."""
 
     holdings: Holdings
     repository = ""  # the random word first

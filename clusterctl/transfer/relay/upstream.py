@@ -139,7 +139,8 @@ class Peer(Upstream):
 
 
 class _Patient:
-    """Reads a socket; b"" after its timeout. Raises UpstreamFailed at its end."""
+    """Reads a socket; returns b"" after the socket's timeout. Raises UpstreamFailed when the other
+    side closes it."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -163,9 +164,9 @@ class _Patient:
         return view[:count]
 
     def _what_there_is(self, view: memoryview) -> memoryview:
-        """Read without waiting, after a timeout. If some bytes came (slow network, or a kernel
-        buffer below AT_ONCE that does not grow: before Linux 4.18), wait for one byte from now
-        on."""
+        """After a timeout, return the bytes that have arrived, without waiting. If there are some,
+        fewer than AT_ONCE come at a time (slow network, or before Linux 4.18 a kernel buffer that
+        does not grow): later reads return after one byte."""
         self._wake_for(1)
         tick = self._stream.gettimeout()
         self._stream.settimeout(0.0)

@@ -49,7 +49,7 @@ class Destination:
 
     @property
     def involved(self) -> tuple[Host, ...]:
-        """The hosts, the holder, and the head."""
+        """The receiving hosts, the host that holds the model, and the head."""
         names = [host.name for host in self.hosts]
         return self.inventory.with_head([*names, self.holder] if self.holder else names)
 

@@ -152,7 +152,8 @@ class WeightsReceiver:
         """Do nothing: staging directories were renamed to model directories, so none is left."""
 
     def _need(self, view: HostView, host: HostModels) -> Need:
-        """Return what the host needs; the holder has all contents, under whatever name."""
+        """Return what the host lacks. The holder lacks no content, but may have it under other
+        names."""
         found = need(self._supply.manifest, host)
         holder = self._supply.holder
         if found.complete or holder is None or holder.view.host.name != view.host.name:
