@@ -36,7 +36,9 @@ _USED = (
     "hashknownhosts", "hostkeyalias", "hostname", "identitiesonly", "identityfile", "port",
     "proxycommand", "proxyjump", "user", "userknownhostsfile",
 )  # fmt: skip
-_DEFAULT_IDENTITY = re.compile(r"identityfile ~/\.ssh/id_\w+")
+_DEFAULT_IDENTITY = re.compile(
+    r"identityfile ~/\.ssh/id_(rsa|dsa|xmss|(ecdsa|ed25519)(_sk)?|mldsa\w*)"
+)
 
 
 class SshConfig:
