@@ -105,10 +105,13 @@ def test_no_memory_for_blocks() -> None:
         ("A100", 1, "--quantization fp8", "0.33.0", "fp8-not-native", False),
         ("V100", 1, "--quantization fp8", "0.19.0", "quant-min-capability", True),
         ("H100", 1, "--quantization bitsandbytes", "0.32.0", "bad-quant-name", True),
+        ("H100", 1, "--quantization awq", "0.33.0", "quant-config-missing", True),
+        ("H100", 1, "-q gptq_marlin", "0.33.0", "quant-config-missing", True),
         ("H100", 1, "--swap-space 4", "0.33.0", "unknown-arg", True),
         ("H100", 1, "--max-seq-len-to-capture 1", "0.33.0", "unknown-arg", True),
         ("H100", 1, "--disable-log-requests", "0.33.0", "unknown-arg", True),
         ("H100", 1, "--enable-lora", "0.33.0", "not-counted", False),
+        ("H100", 1, "--enforce-eager", "0.33.0", "eager", False),
         ("A100", 1, "--gpu-memory-utilization 0.99", "0.19.0", "cuda-oom", False),
     ],
 )
@@ -117,6 +120,12 @@ def test_errors_are_foreseen_by_name(
 ) -> None:
     report = fit_request("qwen3-8b", gpus=gpus, tp=tp, args=args.split(), vllm=vllm)
     assert name in names(report, fatal=fatal)
+
+
+@pytest.mark.parametrize(("method", "refused"), [("fp8", True), ("mxfp4", False)])
+def test_a_quantisation_other_than_the_models_own_is_refused(method: str, refused: bool) -> None:
+    report = fit_request("gpt-oss-20b", gpus="H100", tp=1, args=["--quantization", method])
+    assert ("quant-mismatch" in names(report, fatal=True)) is refused
 
 
 @pytest.mark.parametrize(
