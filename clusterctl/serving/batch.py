@@ -10,17 +10,24 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from clusterctl import deadlines
-from clusterctl.errors import ClusterctlError, ConnectionFailed, UsageError, raise_all
+from clusterctl.errors import (
+    ClusterctlError,
+    ConnectionFailed,
+    StepFailed,
+    UsageError,
+    raise_all,
+)
 
 if TYPE_CHECKING:
     import httpx2
@@ -33,6 +40,8 @@ _URL_OF_KEY = {
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",
 }
+
+_ANSWER_START = '{"id": "batch_req_'  # of each line that this module writes
 
 _SHOWN_PROBLEMS = 20
 
@@ -107,7 +116,7 @@ def _parsed(text: str, number: int, model: str) -> BatchRequest:
     """Raises UsageError with what is wrong with the line."""
     try:
         line = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"not JSON: {error}") from None
     if not isinstance(line, dict):
         raise UsageError("not a JSON object")
@@ -138,8 +147,10 @@ def opened_answers(file: Path) -> Iterator[tuple[IO[str], set[str]]]:
     that was cut short. Raises UsageError if the file cannot be written, holds anything but answers,
     or another run writes to it.
     """
+    # Half a surrogate pair is written as a JSON escape; bytes that are not UTF-8 are read as text
+    # that is not JSON.
     try:
-        answers = file.open("a+", encoding="utf-8")
+        answers = file.open("a+", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"{file} cannot be written", detail=str(error)) from error
     with answers:
@@ -148,7 +159,7 @@ def opened_answers(file: Path) -> Iterator[tuple[IO[str], set[str]]]:
         except BlockingIOError:
             raise UsageError(f"another clusterctl batch writes to {file}") from None
         answers.seek(0)
-        lines = answers.read().splitlines(keepends=True)
+        lines = list(answers)  # not `splitlines`: U+2028 may stand in an answer
         kept = {}
         for number, text in enumerate(lines, 1):
             try:
@@ -156,8 +167,9 @@ def opened_answers(file: Path) -> Iterator[tuple[IO[str], set[str]]]:
                 response = line["response"]
                 if response is not None and response["status_code"] == 200:
                     kept[str(line["custom_id"])] = text.removesuffix("\n") + "\n"
-            except (ValueError, KeyError, TypeError):
-                if number == len(lines) and not text.endswith("\n"):
+            except (ValueError, KeyError, TypeError, RecursionError):
+                own = text[: len(_ANSWER_START)] == _ANSWER_START[: len(text)]
+                if number == len(lines) and not text.endswith("\n") and own:
                     continue
                 raise UsageError(
                     f"{file}:{number}: not an answer of a batch",
@@ -165,11 +177,20 @@ def opened_answers(file: Path) -> Iterator[tuple[IO[str], set[str]]]:
                 ) from None
         # Written beside it first: a run that is killed here must not lose answers.
         if "".join(kept.values()) != "".join(lines):
-            beside = file.with_name(f".{file.name}.{os.getpid()}")
-            beside.write_text("".join(kept.values()), encoding="utf-8")
-            fresh = beside.open("a", encoding="utf-8")
-            fcntl.flock(fresh, fcntl.LOCK_EX)
-            beside.replace(file)
+            real = file.resolve()
+            beside = real.with_name(f".{real.name}.{os.getpid()}")
+            try:
+                beside.touch(mode=0o600)
+                shutil.copymode(real, beside)
+                beside.write_text(
+                    "".join(kept.values()), encoding="utf-8", errors="backslashreplace"
+                )
+                fresh = beside.open("a", encoding="utf-8", errors="backslashreplace")
+                fcntl.flock(fresh, fcntl.LOCK_EX)
+                beside.replace(real)
+            except OSError as error:
+                beside.unlink(missing_ok=True)
+                raise UsageError(f"{file} cannot be written", detail=str(error)) from error
             with fresh:
                 yield fresh, set(kept)
         else:
@@ -196,11 +217,12 @@ class BatchRun:
     def send(
         self, requests: Iterator[BatchRequest], cancelled: threading.Event, say: Callable[[], None]
     ) -> None:
-        """Send all requests, unless `cancelled` is set: then those on their way are finished.
-        `say` is called twice a second.
+        """Send all requests, unless `cancelled` is set: then those on their way are finished, and
+        none is repeated. `say` is called twice a second.
 
         Raises ConnectionFailed if the service has answered nothing for `patience` seconds: while a
-        service restarts, requests are repeated, since generating text twice does no harm.
+        service restarts, requests are repeated, since generating text twice does no harm. Raises
+        StepFailed if an answer cannot be written.
         """
         import httpx2
 
@@ -209,7 +231,10 @@ class BatchRun:
         client = httpx2.Client(
             base_url=self.url,
             trust_env=False,
-            headers={"Authorization": f"Bearer {self.key}"},
+            headers={
+                "Authorization": f"Bearer {self.key}",
+                "Content-Type": "application/json",
+            },
             timeout=httpx2.Timeout(deadlines.BATCH_ANSWER, connect=deadlines.API_CONNECT),
             limits=httpx2.Limits(max_connections=self.concurrency),
         )
@@ -222,9 +247,8 @@ class BatchRun:
         for thread in threads:
             thread.start()
         try:
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(0.5 / self.concurrency)
+            while not self._stop.is_set() and (alive := [it for it in threads if it.is_alive()]):
+                alive[0].join(0.5)
                 say()
                 if self._away and time.monotonic() - self._answered > self.patience:
                     raise ConnectionFailed(
@@ -245,27 +269,42 @@ class BatchRun:
             while not cancelled.is_set() and not self._stop.is_set():
                 with self._lock:
                     request = next(requests, None)
-                if request is None or (line := self._answer(client, request)) is None:
+                if request is None or (line := self._answer(client, request, cancelled)) is None:
                     return
                 with self._lock:
-                    self.answers.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    self.answers.flush()
+                    self._write(json.dumps(line, ensure_ascii=False) + "\n")
                     if line["response"]["status_code"] == 200:
                         self.count.answered += 1
                     else:
                         self.count.failed += 1
         except BaseException as error:
-            self._broke = error
+            self._broke = self._broke or error
             self._stop.set()
 
-    def _answer(self, client: httpx2.Client, request: BatchRequest) -> dict[str, Any] | None:
+    def _write(self, line: str) -> None:
+        try:
+            self.answers.write(line)
+            self.answers.flush()
+        except OSError as error:
+            with suppress(OSError):
+                self.answers.close()  # it tries to write once more
+            raise StepFailed(
+                "an answer cannot be written",
+                hint="the same command continues where this one stopped",
+                detail=str(error),
+            ) from error
+
+    def _answer(
+        self, client: httpx2.Client, request: BatchRequest, cancelled: threading.Event
+    ) -> dict[str, Any] | None:
         """Return the line for the answers file; None if the run ended before there was one."""
         import httpx2
 
         errors, pause = 0, 1.0
         while not self._stop.is_set():
             try:
-                response = client.post(request.url, json=request.body)
+                # Not `json=`, which refuses NaN and halves of surrogate pairs: the service does.
+                response = client.post(request.url, content=json.dumps(request.body))
                 code = response.status_code
                 errors += code == 500
                 if code not in _UNAVAILABLE and (code != 500 or errors == _TRIES_OF_ERROR):
@@ -274,6 +313,8 @@ class BatchRun:
                 self._away = f"HTTP status {code}: {response.text[:500]}"
             except httpx2.TransportError as error:
                 self._away = f"{type(error).__name__}: {error}"
+            if cancelled.is_set():
+                return None
             self._stop.wait(pause)
             pause = min(pause * 2, deadlines.BATCH_PAUSE)
         return None
@@ -282,7 +323,7 @@ class BatchRun:
 def _line(request: BatchRequest, response: httpx2.Response) -> dict[str, Any]:
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = {"error": response.text[:2000]}
     return {
         "id": f"batch_req_{uuid.uuid4().hex}",
@@ -300,7 +341,7 @@ def split_thoughts(body: Any) -> Any:
     """Move what a reasoning model wrote before `</think>` into the message's `reasoning`, where a
     service with --reasoning-parser puts it."""
     choices = body.get("choices") if isinstance(body, dict) else None
-    for choice in choices or ():
+    for choice in choices if isinstance(choices, list) else ():
         message = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(message, dict) or message.get("reasoning"):
             continue

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ConnectionFailed, Problems, UsageError
+from clusterctl.errors import ConnectionFailed, Problems, StepFailed, UsageError
 from clusterctl.serving.batch import (
     BatchCount,
     BatchRun,
@@ -116,7 +116,7 @@ def test_a_second_run_sends_only_what_has_no_answer(
 
     # As a run leaves it that was killed while it wrote.
     with out.open("a") as file:
-        file.write('{"custom_id": "line-')
+        file.write('{"id": "batch_req_0", "custom_id": "line-')
     second = _run(service, requests, out)
     assert (second.kept, second.answered, second.failed) == (9, 1, 0)
     assert service.seen[10:] == [{"prompt": "3", "model": "tiny"}]
@@ -202,6 +202,63 @@ def test_another_file_is_not_taken_for_answers(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="in:1: not an answer"), opened_answers(file):
         pass
     assert file.read_text() == before
+
+
+@pytest.mark.parametrize("content", ['{"prompt": "x"}', "notes", "{"])
+def test_the_last_line_of_another_file_is_not_removed(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "in"
+    file.write_text('{"response": null, "custom_id": "a"}\n' + content)
+    if content == "{":  # the beginning of an answer
+        with opened_answers(file):
+            assert file.read_text() == ""
+        return
+    with pytest.raises(UsageError, match="in:2: not an answer"), opened_answers(file):
+        pass
+    assert file.read_text().endswith(content)
+
+
+def test_any_text_of_an_answer_is_kept(tmp_path: Path, serve: Callable[[Reply], Service]) -> None:
+    text = "a\u2028b\x85c \ud83d \u6587"
+    service = serve(lambda *_: (200, {"choices": [{"text": text}]}))
+    requests, out = _prompts(tmp_path / "in", 1), tmp_path / "out"
+    with requests.open("a") as file:
+        file.write('{"prompt": "\\ud83d", "temperature": NaN}\n')
+    assert _run(service, requests, out).answered == 2
+    with out.open("ab") as file:
+        file.write('{"id": "batch_req_0", "custom_id": "\u6587'.encode()[:-1])
+    out.chmod(0o600)
+    assert _run(service, requests, out).kept == 2
+    lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert [line["response"]["body"]["choices"][0]["text"] for line in lines] == [text, text]
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_ctrl_c_does_not_wait_for_a_service_that_is_away(
+    tmp_path: Path, serve: Callable[[Reply], Service]
+) -> None:
+    cancelled = threading.Event()
+
+    def away(path: str, body: dict[str, Any], times: int) -> tuple[int, Any]:
+        cancelled.set()
+        return 503, {}
+
+    requests = _prompts(tmp_path / "in", 3)
+    with opened_answers(tmp_path / "out") as (file, _):
+        run = BatchRun(serve(away).url, "key", file, BatchCount(3), concurrency=2)
+        run.send(read_requests(requests, "tiny"), cancelled, lambda: None)
+    assert _answers(tmp_path / "out") == {}
+
+
+def test_a_full_disk_is_an_error_with_a_fix(
+    tmp_path: Path, serve: Callable[[Reply], Service]
+) -> None:
+    requests = _prompts(tmp_path / "in", 3)
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - the run closes it
+    run = BatchRun(serve(_echo).url, "key", full, BatchCount(3), concurrency=2)
+    with pytest.raises(StepFailed, match="cannot be written") as raised:
+        run.send(read_requests(requests, "tiny"), threading.Event(), lambda: None)
+    assert "No space left" in (raised.value.detail or "")
+    assert full.closed
 
 
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
