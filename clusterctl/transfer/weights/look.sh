@@ -16,6 +16,7 @@ TZ=UTC0
 export TZ
 MANIFEST=.clusterctl-model.json
 INCOMING=.clusterctl-incoming
+DEPTH=99 # of directories whose files are listed
 FILE="file$TAB%i:%s:%y:%z$TAB%y$TAB%z$TAB%s$TAB%n"
 
 files() {
@@ -27,7 +28,7 @@ files() {
                 printf "link$TAB%s$TAB%s\n" "$link" "$(readlink "$link")"
             done
         else
-            find -L . \( -name .git -o -name .cache \) -prune -o \
+            find -L . -maxdepth "$DEPTH" \( -name .git -o -name .cache \) -prune -o \
                 -type f ! -name "$MANIFEST" -exec stat -L -c "$FILE" {} +
         fi
     )
@@ -45,7 +46,9 @@ record() {
     echo end
 }
 
+# An engine reads no files further below, and a directory of checkpoints may hold many.
 if [ "$0" = held ]; then
+    DEPTH=2
     record "$1" "$2" "$3"
     exit 0
 fi

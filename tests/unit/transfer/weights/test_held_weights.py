@@ -19,7 +19,7 @@ from clusterctl.transfer.weights.comparison import (
     look_at,
 )
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLink, dump
-from clusterctl.transfer.weights.on_host import HostFile, look_at_models
+from clusterctl.transfer.weights.on_host import HostFile, look_at_models, run_as_root, script
 from clusterctl.transfer.weights.staging import need
 from clusterctl.transport.local import LocalTransport
 from tests.unit.transfer.weights.conftest import MakeModel, deliver, hashed
@@ -112,6 +112,22 @@ def test_the_rest_is_hashed_in_the_background(
         time.sleep(0.05)
     held = look_at(here, path, kept=kept)
     assert held.known == {name: sha(pushed / name) for name in held.files}
+
+
+def test_directories_of_checkpoints_below_a_model_are_not_listed(
+    pushed: Path, here: LocalTransport, kept: str
+) -> None:
+    deep = pushed / "adapters" / "checkpoint-1"
+    deep.mkdir(parents=True)
+    (deep / "model.safetensors").write_bytes(b"far below")
+    (deep.parent / "adapter.safetensors").write_bytes(b"below")
+    argv = (*script("look", "held"), str(pushed), str(pushed), kept_file(str(pushed), kept))
+    answer = run_as_root(here, argv, doing="reading", timeout=60)
+    assert "checkpoint-1" not in answer
+    assert "adapters/adapter.safetensors" in look_at(here, str(pushed), kept=kept).files
+    found = look_at_models(here, str(pushed.parent), kept=kept).tree(pushed.name)
+    assert found is not None
+    assert "adapters/checkpoint-1/model.safetensors" in found.files
 
 
 def test_a_push_mends_a_file_that_was_found_to_be_another(
