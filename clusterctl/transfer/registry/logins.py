@@ -4,7 +4,6 @@ helpers. Never from argv."""
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import subprocess
@@ -98,7 +97,7 @@ def _written(config: dict[str, Any], registry: str, path: Path) -> Login | None:
             return Login(_TOKEN_USER, str(entry["identitytoken"]))
         if entry.get("auth"):
             user, colon, password = "", "", ""
-            with suppress(binascii.Error, UnicodeDecodeError):
+            with suppress(ValueError):  # of base64 (also for text beyond ASCII) or UTF-8
                 pair = base64.b64decode(str(entry["auth"]), validate=True).decode()
                 user, colon, password = pair.partition(":")
             if not colon:

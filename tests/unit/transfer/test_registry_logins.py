@@ -92,7 +92,9 @@ def test_a_helper_that_is_not_installed_is_named(tmp_path: Path) -> None:
         written(tmp_path, {"credsStore": "gone"}).find("docker.io")
 
 
-@pytest.mark.parametrize("config", ["{", {"auths": {"r.io": {"auth": "%%"}}}])
+@pytest.mark.parametrize(
+    "config", ["{", {"auths": {"r.io": {"auth": "%%"}}}, {"auths": {"r.io": {"auth": "ü"}}}]
+)
 def test_a_damaged_file_is_named(tmp_path: Path, config: Any) -> None:
     with pytest.raises(RequirementsNotMet, match=r"config\.json"):
         written(tmp_path, config).find("r.io")
