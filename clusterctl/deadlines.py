@@ -123,8 +123,8 @@ WAIT_FOR_RAY = 120.0
 # is too short for large weights on slow disks, and is raised to this value.
 READY = 1800.0
 
-# For which the head may be unreachable before watching it is given up: enough for a short network
-# outage, or for a host that is busy reading weights.
+# For which the head may be unreachable before this run stops watching it: enough for a short
+# network outage, or for a host that is busy reading weights.
 OUT_OF_SIGHT = 60.0
 
 # For the head to report the ranks of a service that is ready; it asks Ray each second, which

@@ -106,8 +106,8 @@ def _show_plan(
     as_json: bool,
     accept_new: bool,
 ) -> typer.Exit:
-    """Show the pending changes, of a driver alone if it is still to be installed; return the exit
-    of a dry run."""
+    """Show the pending changes and return the exit of a dry run. If the driver of `source` must be
+    installed first, show only that change: all others depend on it."""
     from clusterctl.cli.session import session, show_plan
     from clusterctl.commands import install_driver as driver
     from clusterctl.commands.bootstrap import make_plan

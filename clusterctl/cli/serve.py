@@ -142,7 +142,8 @@ def serve(
 
 
 def _show_plan(changes: Changes, *, as_json: bool) -> None:
-    """Print the prediction on stdout; the changes are on stderr, or in the same document."""
+    """Print the prediction and the notes; with `as_json`, one document that also has the changes,
+    which are on stderr otherwise."""
     report = changes.fit.to_json() if changes.fit else None
     if as_json:
         document = {

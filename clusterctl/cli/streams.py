@@ -19,8 +19,9 @@ from clusterctl.errors import Interrupted, RequirementsNotMet
 def signals() -> int:
     """Return a descriptor that is readable once Ctrl-C was pressed, for the rest of the run.
 
-    Python handles signals in the main thread only. A question is mostly open in another, which
-    would wait for its answer until a second Ctrl-C. The first call must be in the main thread.
+    Python handles signals in the main thread only. Most questions are asked in other threads, which
+    would otherwise wait for an answer until a second Ctrl-C. The first call must be in the main
+    thread.
     """
     came, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -33,7 +34,7 @@ def ask_unseen(question: str) -> str | None:
 
     Raises Interrupted at Ctrl-C, and at once if it was pressed before.
     """
-    _wait_for(signals(), 0)  # it may have been pressed while this waited its turn
+    _wait_for(signals(), 0)  # Ctrl-C may have been pressed during an earlier question
     try:
         with ExitStack() as opened:
             try:  # stdout and stderr may be files

@@ -59,9 +59,9 @@ def run(
     *,
     plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> Report:
-    """Check `hosts`, the links between them, and, where the cluster is up, differences from the
-    state that bootstrap made. `plan_for` returns what bootstrap would change on hosts; it is passed
-    in, since no command imports another."""
+    """Check `hosts` and the links between them and, if the cluster is up, differences from the
+    result of a bootstrap. `plan_for` returns what bootstrap would change on hosts; it is an
+    argument since no command imports another."""
     with connected(hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
         lacking = requirements(survey)
@@ -104,8 +104,8 @@ def with_fabric(
     credentials: Credentials,
     sink: EventSink,
 ) -> Report:
-    """Add the result of the fabric gate on `hosts` and the head, whose cluster is up. Skip the gate
-    if `report` has errors: it would fail for the same reasons, with vaguer messages."""
+    """Add the result of the fabric gate on `hosts` and the head; the cluster must be up. Skip the
+    gate if `report` has errors: it would fail for the same reasons, with vaguer messages."""
     if report.errors:
         return replace(report, notes=(*report.notes, NOT_TRIED))
     try:

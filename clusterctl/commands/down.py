@@ -109,7 +109,8 @@ def _locked(
     inventory: Inventory, ready: Mapping[str, HostView], sink: EventSink
 ) -> Iterator[Callable[[], None]]:
     """Hold the cluster's lock; yield a function that raises once it is lost. If the head does not
-    answer, report that and continue without a lock: the other hosts must come down all the same."""
+    answer, report that and continue without a lock, so that the other hosts are still taken
+    down."""
     head = ready.get(inventory.head.name)
     if head is None:
         sink(Note("does not answer: continuing without the cluster's lock", inventory.head.name))

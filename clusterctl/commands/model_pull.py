@@ -67,8 +67,8 @@ def hub_model(
     name: str | None,
     include: str | None = None,
 ) -> HubModel:
-    """Resolve a name of the catalogue, or ORGANIZATION/NAME. The default `name` on hosts is the
-    hub's, by which `serve` finds it. Raises UsageError."""
+    """Resolve a name of the catalogue, or ORGANIZATION/NAME. `name`, on hosts, defaults to the
+    hub's, so that `serve` finds the model. Raises UsageError."""
     if name is not None:
         require_name(name)
     if hub not in ("hf", "modelscope"):
@@ -153,7 +153,7 @@ def _through_host(
     views: Mapping[str, HostView],
     sink: EventSink,
 ) -> Supply:
-    """Let `holder` list and download the model, and return a supply from there. Checks before the
+    """Make `holder` list and download the model, and return a supply from there. Checks before the
     download that all hosts have room."""
     view = views[holder]
     with hub_session(HostTransport(view.transport)):

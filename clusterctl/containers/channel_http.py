@@ -107,7 +107,7 @@ class _ChannelSocket:
             self._ended = True
             if self._answered:
                 raise
-            # It ended before we wrote, as on a host without Docker.
+            # The command ended before the request was written, as on a host without Docker.
             raise self._hung_up(self._channel) from None
 
     def receive(self, size: int) -> bytes:

@@ -65,7 +65,7 @@ class Container:
 
     @property
     def cluster(self) -> str | None:
-        """The cluster it belongs to; None if clusterctl did not create it."""
+        """The cluster that the container belongs to; None if clusterctl did not create it."""
         return self.labels.get(CLUSTER_LABEL)
 
     @property
@@ -155,8 +155,8 @@ class ContainerDriver(Protocol):
         layers."""
 
     def load_argv(self) -> tuple[str, ...]:
-        """Command that loads such an archive, which may omit layers that the engine has, and prints
-        `Loaded image: REFERENCE` or `Loaded image ID: ID`."""
+        """Command that loads an archive like that of `save_argv`, which may omit layers that the
+        engine has. It prints `Loaded image: REFERENCE` or `Loaded image ID: ID`."""
 
     def pull_argv(self, reference: str) -> tuple[str, ...]:
         """Command that pulls the image, without progress output."""
@@ -165,7 +165,7 @@ class ContainerDriver(Protocol):
         """Command that runs `argv` in a running container, with the command's own stdin."""
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
-        """Command that prints what images the engine has, as lines for `transfer.engine_state`."""
+        """Command that lists the engine's images, as lines for `transfer.engine_state`."""
 
     def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = deadlines.COMMAND
@@ -173,4 +173,5 @@ class ContainerDriver(Protocol):
         """Run a command on the engine's host, as a user with access to the engine."""
 
     def host_open(self, argv: Sequence[str]) -> Channel:
-        """Start such a command, and return its channel."""
+        """Start a command on the engine's host, as a user with access to the engine, and return its
+        channel."""

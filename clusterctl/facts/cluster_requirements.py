@@ -83,8 +83,9 @@ def clocks_apart(
 
 
 def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Note cloned machines, since DHCP servers, unlike us, go by machine IDs alone; and different
-    MTUs on one network, where large packets are lost while small ones pass."""
+    """Yield notes about cloned machines, since DHCP servers identify hosts by machine ID alone
+    (clusterctl does not), and about different MTUs on one network, where large packets are lost
+    while small ones pass."""
     copies: dict[str, list[str]] = defaultdict(list)
     for name, of in facts.items():
         if of.machine_id:

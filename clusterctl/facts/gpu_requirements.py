@@ -54,7 +54,7 @@ def too_old(driver: str, env: Mapping[str, str]) -> str | None:
 
 
 def needed_driver(env: Mapping[str, str]) -> str | None:
-    """The oldest branch that supports the image's CUDA, such as `570`; None if unknown."""
+    """The oldest driver branch that supports the image's CUDA, such as `570`; None if unknown."""
     words = re.search(r"cuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
     version = _numbers(words[1] if words else env.get("CUDA_VERSION", ""))[:2]
     if not version:

@@ -51,8 +51,8 @@ class Problem:
 @dataclass
 class Document:
     """The content of a file. `data` consists of dictionaries with text keys, lists, and plain
-    values, but never None. Trails of merged (`<<`) and aliased values have the positions where
-    those are written."""
+    values, but never None. Trails of merged (`<<`) and aliased values have the positions of their
+    originals."""
 
     data: object = None
     keys: dict[Trail, Position] = field(default_factory=dict)

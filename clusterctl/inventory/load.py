@@ -105,7 +105,8 @@ def _check_addresses(document: Document, data: Mapping[str, Any], hosts: _Hosts)
     loopbacks among several hosts."""
 
     def canonical(address: str) -> str:
-        """Return one spelling: IPv6 addresses have many, and host names ignore case."""
+        """Return the address in canonical spelling: IPv6 addresses have many, and host names ignore
+        case."""
         try:
             return str(ip_address(address))
         except ValueError:

@@ -22,7 +22,8 @@ def run(
     log: Path | None = None,
     shown: Sequence[str] = (),
 ) -> str:
-    """Run a command and return its stdout. Raises StepFailed, with its last lines, when it fails.
+    """Run a command and return its stdout. Raises StepFailed, with the last lines of output, if it
+    fails.
 
     `env` adds to the environment. With `log`, all output goes to that file instead. `shown`
     replaces `argv` in errors, where `argv` contains a wrapper around the command.

@@ -30,7 +30,7 @@ _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # The namespace of the bridges and the bridge-side ends of all cables.
 SWITCH = f"{PREFIX}switch"
 _RULE_PREFERENCE = "7700"
-# All routes but the default one; nothing else.
+# Packets of a host may take all routes but the default one; others are rejected.
 _HOST_RULES = (
     ("preference", "7700", "lookup", "main", "suppress_prefixlength", "0"),
     ("preference", "7701", "unreachable"),
@@ -166,7 +166,7 @@ def remove_namespaces(names: Iterable[str]) -> bool:
 
 
 def remove_namespace_mount() -> None:
-    """Undo the mount on which iproute2 keeps namespaces, once none of any program is left."""
+    """Unmount iproute2's directory of namespaces, once no program has a namespace there."""
     if NAMESPACES.is_dir() and not any(NAMESPACES.iterdir()):
         unmount_under(NAMESPACES)
         if not any(NAMESPACES.iterdir()):  # files below the mount are not the lab's

@@ -25,8 +25,8 @@ def nspawn_argv(host: LabHost, directory: Path, *, unified: bool) -> list[str]:
              (directory / "containerd", "/var/lib/containerd")]  # fmt: skip
     if not unified:
         binds.append((directory / "cgroup", "/sys/fs/cgroup"))
-    # Started in the namespace that it joins anyway: it mounts /sys before it joins, and the host
-    # would see this machine's NICs there instead of its own.
+    # Start nspawn inside the namespace that it will join: it mounts /sys before it joins, and the
+    # host would otherwise see this machine's NICs there.
     namespace = NAMESPACES / host.namespace
     return [
         "nsenter",
@@ -70,8 +70,8 @@ def boot(host: LabHost, directory: Path) -> None:
         log=directory / "console.log",
         env=nspawn_environment(unified=unified),
     )
-    # Until its first process has entered its group. A host that fails at once may be missed;
-    # `wait_for_ssh` reports it.
+    # Wait until the host's first process has entered its group. A host that fails at once may be
+    # missed here; `wait_for_ssh` reports it.
     deadline = time.monotonic() + deadlines.LAB_POWER
     while not is_running(host) and time.monotonic() < deadline:
         time.sleep(0.01)

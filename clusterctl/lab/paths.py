@@ -47,8 +47,8 @@ def lab_paths() -> LabPaths:
 
 @contextmanager
 def exclusive(lock: Path) -> Iterator[None]:
-    """Hold the lock for the block. Raises LockHeld when another process holds it. The kernel
-    releases it when its holder ends, however it ends."""
+    """Hold the lock until the end of the block. Raises LockHeld when another process holds it. The
+    kernel releases it when its holder ends, even if it is killed."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
         deadline = time.monotonic() + deadlines.LAB_LOCK

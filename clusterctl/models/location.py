@@ -91,7 +91,7 @@ def locate(
 
 
 def copy_from(model: Model, models: str, path: str, source: str | None) -> str:
-    """Return the command that brings the model in `path` to the hosts that lack it: from the host
+    """Return the command that copies the model in `path` to the hosts that lack it: from the host
     `source`, or, if that is None, from a hub or a directory of this machine."""
     if source is None:
         path = model.candidates[0]

@@ -103,7 +103,7 @@ def ensure_proven(
     scope: GateScope, sink: EventSink, cancelled: Cancelled | None = None, *, again: bool = False
 ) -> FabricProof:
     """Return the record of the containers that run now, if there is one, else run the gate and
-    store its result. `again`: run it in any case.
+    store its result. `again`: run it even if there is a record.
 
     Raises RequirementsNotMet, RayNotFormed or StepFailed with the errors of all hosts together, and
     Interrupted once `cancelled` is set.

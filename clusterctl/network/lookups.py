@@ -162,7 +162,8 @@ def notes(
 
 
 def _server_problems(answer: LookupAnswer) -> dict[str, str]:
-    """Return a sentence for each name server with a problem, by its address, or for a wildcard."""
+    """Return a sentence for each problem: by the address of a name server that is slow or silent,
+    and by `wildcard` for a name server that resolves names which do not exist."""
     found = {}
     for server, timed in answer.servers.items():
         if timed is None:

@@ -70,7 +70,8 @@ def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: f
 def who_left(started_with: FrozenSet[str], snapshot: Optional[Snapshot]) -> str:
     """Return which node was alive at the start and is dead now, and why, or an empty string.
 
-    A raylet that was restarted has another id: vLLM's worker on the old one is gone all the same.
+    A restarted raylet has a new id, so its node counts as dead: vLLM's worker on the old one is
+    gone.
     """
     for node in snapshot.nodes if snapshot else []:
         if not node.alive and node.node_id in started_with:

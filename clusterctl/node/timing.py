@@ -36,8 +36,8 @@ class Timing:
     # The longest that a service may take to stop, whatever its document says: Docker waits 90 s for
     # the whole container.
     stop_limit: float = 70.0
-    # After vLLM's end: a node that is lost now is its cause. A dead node is known after 18 s
-    # (DEAD_NODE_DETECTION in ray_cluster/nodes.py), a later loss is another story.
+    # A node lost within this time after vLLM's end counts as the cause of that end. A dead node is
+    # known after 18 s (DEAD_NODE_DETECTION in ray_cluster/nodes.py).
     blame_limit: float = 30.0
     snapshot_age: float = 10.0  # An older snapshot of ray-watch proves nothing
 

@@ -222,8 +222,8 @@ def _copied(url: str) -> str:
 
 
 def _own_sources(wanted: BundleRequest) -> list[tuple[str, str]]:
-    """Return URL, and suite with components, of the release's own packages: of the mirror, or of
-    this machine's sources with the release's name in place of the machine's."""
+    """Return (URL, suite and components) of each source of the release's own packages: the mirror,
+    or this machine's sources with the wanted release's name in place of the machine's."""
     target = wanted.target
     components = "main universe" if target.system == "ubuntu" else "main"
     if wanted.mirror:

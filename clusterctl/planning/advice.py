@@ -113,7 +113,8 @@ def _shorter_context(plan: FitPlan) -> int | None:
 
 
 def _combined(request: PlanRequest, plan: FitPlan) -> list[_Change]:
-    """Return more of each GPU, and then smaller batches too, where these are left to change."""
+    """Return the change to use more of each GPU, and that change combined with smaller batches;
+    leaves out what the plan has already."""
     options, flags = plan.options, list[str]()
     found: list[_Change] = []
     share = _UTILIZATIONS[-1]

@@ -2,7 +2,7 @@
 
 vLLM can compute without a start: the tensors of every stage, the size of a KV cache block,
 concurrent requests, and the GPU's memory. Quantities that only a start measures (activation peak,
-runtime, CUDA graphs) are the formulas' in both.
+runtime, CUDA graphs) come from the formulas here in both.
 """
 
 from __future__ import annotations

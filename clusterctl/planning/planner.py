@@ -291,7 +291,8 @@ def _as_served(request: PlanRequest) -> FitPlan | None:
 
 
 def _doubts(request: PlanRequest) -> tuple[str, ...]:
-    """Return the reasons for refusing nothing; empty if a plan is reliable."""
+    """Return the reasons why the forecast is too uncertain to refuse a start; empty if it is
+    reliable."""
     doubts = [*request.shape.assumptions]
     doubts += [
         f"{argument.flag} overrides config.json"

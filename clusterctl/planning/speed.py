@@ -109,8 +109,8 @@ class _SpeedModel:
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         turns = min(self.placement.pp, each)
-        # Of a step, which passes through all stages, and of a prefill, in which stages process
-        # different prompts at once. Reading weights overlaps between stages that take turns.
+        # Seconds of a step, which passes through all stages, and of a prefill, in which stages
+        # process different prompts at once. Stages that take turns overlap in reading weights.
         step = reading = prefill = hops = 0.0
         at_once, prompts = each // turns, each * PROMPT
         for stage, gpu in self._stages():

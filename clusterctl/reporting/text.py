@@ -65,7 +65,8 @@ def each_below_itself(lead: str, texts: Iterable[str], width: int | None) -> lis
 
 def below_itself(lead: str, text: str, width: int | None) -> list[str]:
     """Return `lead` and `text`, wrapped at `width` characters inside the column where `text`
-    begins. Words are not broken; without `width`, or with too little room, neither is the line."""
+    begins. Words are not broken. Without `width`, or with too little room, the line is not
+    wrapped."""
     room = width - len(lead) if width else 0
     if len(text) <= room or room < _LEAST_ROOM:
         return [(lead + text).rstrip()]

@@ -73,7 +73,7 @@ def check_requests(file: Path, model: str) -> list[str]:
     """Return the ids of all requests of `file`, in order.
 
     Raises Problems with the line of each mistake; UsageError if the file cannot be read or is
-    empty. `model`: what the service calls its model.
+    empty. `model`: the service's served model name.
     """
     first: dict[str, int] = {}
     problems: list[ClusterctlError] = []
@@ -113,7 +113,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(text: str, number: int, model: str) -> BatchRequest:
-    """Raises UsageError with what is wrong with the line."""
+    """Parse one line of the requests file. Raises UsageError if it is not a valid request."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -175,7 +175,7 @@ def opened_answers(file: Path) -> Iterator[tuple[IO[str], set[str]]]:
                     f"{file}:{number}: not an answer of a batch",
                     hint="name another file with -o",
                 ) from None
-        # Written beside it first: a run that is killed here must not lose answers.
+        # Write a file beside it first: a run that is killed here must not lose answers.
         if "".join(kept.values()) != "".join(lines):
             real = file.resolve()
             beside = real.with_name(f".{real.name}.{os.getpid()}")
@@ -217,8 +217,8 @@ class BatchRun:
     def send(
         self, requests: Iterator[BatchRequest], cancelled: threading.Event, say: Callable[[], None]
     ) -> None:
-        """Send all requests, unless `cancelled` is set: then those on their way are finished, and
-        none is repeated. `say` is called twice a second.
+        """Send all requests; once `cancelled` is set, only wait for the answers to requests that
+        were sent already, and repeat none. `say` is called twice a second.
 
         Raises ConnectionFailed if the service has answered nothing for `patience` seconds: while a
         service restarts, requests are repeated, since generating text twice does no harm. Raises

@@ -232,7 +232,7 @@ class HeadServices:
         file: bytes | None,
     ) -> None:
         """Write the document if the file on the head still holds `file` (compare-and-swap), and
-        wait until the service is ready. If it fails, restore `old`, again only if nobody else has
+        wait until the service is ready. If it fails, restore `old`, but only if no other run has
         written the file and `lock` is held: a run that was suspended must not undo others' changes.
 
         Losing contact with the head does not count as a failure: the service keeps loading. Raises

@@ -142,8 +142,9 @@ def ask(
 def key_line(host: str, key_path: str, *, sudo: bool) -> str:
     """Return a shell command that puts the service's key into a variable, without showing it.
 
-    The key stays out of the screen, of the shell's history and of log files. With `sudo` it is
-    fetched by `exec`, which can ask for sudo's password, and puts the host's name before each line.
+    The key stays out of the screen, of the shell's history and of log files. With `sudo` the
+    command uses `clusterctl exec`, which can ask for sudo's password, and puts the host's name
+    before each line.
     """
     name, path = shlex.quote(host), shlex.quote(key_path)
     command = f"clusterctl ssh {name} cat {path}"

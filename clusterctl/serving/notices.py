@@ -53,7 +53,7 @@ _NOTICES = (
 
 
 def notices(log: str) -> tuple[str, ...]:
-    """Return a sentence for each kind of such lines in the last start of a log."""
+    """Return a sentence for each kind of notice in the last start of a log."""
     last = re.split(START_MARKS, log)[-1]
     return tuple(text for pattern, text in _NOTICES if re.search(pattern, last))
 

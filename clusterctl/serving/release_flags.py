@@ -71,7 +71,7 @@ REMOVED: tuple[Removed, ...] = (
 )
 
 
-# Flags by the first of those releases that has them; 0.15.1 was not read for this.
+# Flags by the first of the releases read that has them; 0.15.1 was not read for this.
 _NEW_FLAGS: dict[Version, str] = {
     (0, 7, 2): """
         allow-credentials allowed-headers allowed-local-media-path allowed-methods allowed-origins
@@ -231,7 +231,7 @@ def refused_flags(arguments: Iterable[Argument], version: Version | None) -> lis
             if lacking and version <= lacking:
                 hint = f"leave it out, or use an image of vLLM {show_version(first)} or newer"
         elif version <= max(_NEW_FLAGS) and not name.startswith("-"):
-            # argparse takes the beginning of a flag for the flag.
+            # argparse accepts the beginning of a flag in place of the flag.
             begun = any(known.startswith(name) for known in FIRST_RELEASE)
             near = () if begun else get_close_matches(name, FIRST_RELEASE, n=1, cutoff=0.85)
             hint = "".join(f"did you mean --{known}?" for known in near) or None

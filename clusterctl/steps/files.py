@@ -213,7 +213,8 @@ done
 class PathsAbsent:
     """Step: each path is removed recursively. Only clusterctl's own directories are allowed.
 
-    `last_of`: this cluster's directory, for shared paths: they stay while another is beside it.
+    `last_of`: this cluster's directory, if clusters share the paths. Nothing is removed while
+    another cluster has a directory beside it.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ from clusterctl.transport.base import ABSENT
 
 
 class ServiceDocumentsReadable:
-    """Step: each document of `unreadable` is readable again, or removed if no earlier version of it
-    is known, as no service uses it."""
+    """Step: each document of `unreadable` is readable again, or removed if no earlier version is
+    known: then no service uses it."""
 
     title = "service documents"
 

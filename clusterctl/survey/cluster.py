@@ -1,7 +1,7 @@
 """A cluster that a run may change: a survey whose hosts meet the requirements, and its topology.
 
-The topology of a survey: `Survey.topology` needs the answers of all hosts; `topology_of` takes the
-place of silent hosts from the inventory; `place` leaves out silent and misplaced hosts.
+The topology of a survey: `Survey.topology` needs the answers of all hosts; `topology_of` fills in
+silent hosts from the inventory; `place` leaves out silent and misplaced hosts.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def topology_of(survey: Survey) -> Topology:
 
 
 def place(survey: Survey) -> tuple[Topology | None, list[ClusterctlError]]:
-    """Return the topology of the hosts that answered, less those without a valid place in it, and
-    their errors."""
+    """Return the topology of the hosts that answered, without those whose address or interfaces
+    cannot be chosen, and the errors of these."""
     inventory, facts = survey.inventory, survey.facts
     hosts = tuple(host for host in inventory.hosts if host.name in facts)
     if not hosts:

@@ -159,8 +159,8 @@ def _host_row(
     drift: tuple[str, ...],
     apart: tuple[str, ...],
 ) -> HostRow:
-    """Build a host's row. Of problems that follow from each other it has the first cause only,
-    besides drift and other independent ones."""
+    """Build a host's row. It has every independent problem, such as drift, but only the first cause
+    of problems that follow from each other."""
     facts, state = survey.facts.get(host.name), survey.states.get(host.name)
     container = survey.containers.get(host.name)
     error = survey.errors.get(host.name)

@@ -49,9 +49,9 @@ class _Prepared(NamedTuple):
 
 
 class ImageReceiver:
-    """Gives the hosts of `targets` an image under its name, and checks that a container starts from
-    it. `drivers` are those of all hosts that may have it already. `before` is called before a host
-    that has no image of that name gets one."""
+    """Delivers an image to the hosts of `targets`, tags it, and checks that a container starts from
+    it. `drivers`: of all hosts that may already have it. `before` is called with each host that has
+    no image of that name, before it receives one."""
 
     what = "image"
 

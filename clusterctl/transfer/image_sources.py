@@ -33,7 +33,7 @@ HOST = "host:"  # Prefix of --from values that name a host
 # Directory for the layers that others lack, on a host that heads a chain, during the transfer.
 SAVED = "/var/cache/clusterctl/saved"
 
-# Bytes of uncompressed layers; fewer have arrived before they could be compressed.
+# Bytes of uncompressed layers; fewer take longer to compress than to send.
 WORTH_COMPRESSING = 32 * 1024**2
 
 # Bytes per second of a link below which uncompressed layers are compressed: gzip level 1 takes in

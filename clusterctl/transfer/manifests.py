@@ -94,7 +94,8 @@ def _require_digest(text: str) -> str:
 
 
 def listed(index: dict[str, Any]) -> tuple[PlatformManifest, ...]:
-    """Return the images of an index, without attestations and such (platform unknown/unknown)."""
+    """Return the images of an index, without attestations and other entries that are not images
+    (platform unknown/unknown)."""
     found = []
     for descriptor in objects(index.get("manifests"), "manifests of the index"):
         platform = _spelled(descriptor.get("platform"))

@@ -50,9 +50,9 @@ def registry_image(
     fetched here.
 
     The first `open` of a blob downloads it into the store, and yields bytes as they arrive; at most
-    4 blobs download at a time. `ask` gets user name and password if the registry requires a login
-    that no file has. `insecure` names registries (host:port) that may be reached without TLS,
-    besides loopback ones and those in Docker's configuration on this machine.
+    4 blobs download at a time. `ask` is called for a user name and password if the registry
+    requires a login that no file has. `insecure` names registries (host:port) that may be reached
+    without TLS, besides loopback ones and those in Docker's configuration on this machine.
 
     Mirrors of Docker Hub in the engine's configuration (in `docker`) are tried first.
 

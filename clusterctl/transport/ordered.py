@@ -31,9 +31,9 @@ _DATA_HEAD = struct.Struct(">BII")
 
 
 class OrderedChannel:
-    """A channel with a socket's interface; it sends under the lock that closing also takes.
+    """A channel with a socket's interface. It sends while holding the lock that closing also takes.
 
-    There is no public API for it, so private parts of Paramiko are combined here.
+    Paramiko has no public API for this, so its private parts are combined here.
     """
 
     def __init__(self, channel: paramiko.Channel) -> None:

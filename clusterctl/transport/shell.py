@@ -221,8 +221,8 @@ class ShellTransport(Transport):
         )
 
     def _shell_refused(self, failure: NotStarted) -> ConnectionFailed:
-        """The login worked, but it runs no command: nologin, a forced command, `exit` in
-        ~/.bashrc."""
+        """Return the error for a login that succeeds but runs no command: nologin, a forced
+        command, `exit` in ~/.bashrc."""
         how = (
             "did not start a command in time"
             if failure.status is None

@@ -1,7 +1,7 @@
 """~/.ssh/config applied to a target, as OpenSSH does.
 
-Paramiko's reader ignores `Include` and parts of `Match`; where a file has them and this machine
-has an `ssh`, that is asked (`ssh -G`).
+Paramiko's reader ignores `Include` and parts of `Match`. Where a file has them and this machine has
+an `ssh`, the options are read from `ssh -G`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNo
         own = tuple(mac for mac in way.neighbours if len(answers.get(mac, ())) < 2)
         if fault := fault_of(replace(way, neighbours=own), ports):
             faults.append(fault)
-    # Drop faults that follow from others: silence, from a wrong route in the other direction; any
-    # fault of an address, from another machine having it.
+    # Drop faults that follow from others: silence follows from a wrong route in the other
+    # direction, and any fault of an address from another machine that uses it.
     strayed = {
         (fault.way.receiver, fault.way.sender) for fault in faults if fault.kind.endswith("route")
     }

@@ -72,13 +72,13 @@ class Way:
 
     @property
     def silent(self) -> bool:
-        """Whether everything that was tried got no answer."""
+        """Whether no attempt got an answer."""
         tried = bool(self.tcp or self.echo)
         return tried and self.round_trip is None and "ok" not in self.tcp.values()
 
     @property
     def broken(self) -> bool:
-        """Whether something that was tried got no answer, or one from another machine."""
+        """Whether an attempt got no answer, or one from another machine."""
         lost = None in (self.echo or {}).values()
         return lost or any(word != "ok" for word in self.tcp.values())
 

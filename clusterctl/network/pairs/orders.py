@@ -19,9 +19,9 @@ ROUNDS_WITHIN = 6.0  # Seconds for throughput; pairs that do not fit are left ou
 
 ETHERNET = 1500
 
-# Number of peers, those that follow a host in the ring of hosts, that are tried on all ports;
-# others are tried on an ephemeral port and the head's GCS port. Firewall rules are set for a host,
-# seldom for one of its peers.
+# Number of peers that each host tries on all ports: the next ones in the ring of hosts. Others are
+# tried on an ephemeral port and the head's GCS port only. Firewall rules are set for a host, seldom
+# for one of its peers.
 NEIGHBOURS = 8
 
 
@@ -74,7 +74,7 @@ def packet_sizes(sender: End, receiver: End) -> tuple[int, ...]:
     if not both:
         return (SMALL,)
     found = {SMALL, both, sender.mtu, *((ETHERNET,) if both > ETHERNET else ())}
-    # 65536 is the loopback's, and more than a packet can have.
+    # 65536 is the loopback's MTU, and more than a packet can have.
     return tuple(sorted(min(size, 65535) for size in found))
 
 
@@ -102,13 +102,15 @@ def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
 
 
 def read_rates(_host: str, answer: Any) -> Mapping[tuple[int, int], float]:
-    """Parse to bit/s by (position of the lane among the host's, number of the sender). Like
-    `read_ways`, raises TypeError, ValueError or LookupError for a malformed answer."""
+    """Parse the answer to `rates` to bit/s by (position of the lane among the host's, number of the
+    sender). Like `read_ways`, raises TypeError, ValueError or LookupError for a malformed
+    answer."""
     return _keyed(answer, float)
 
 
 def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
-    """Parse the answer to `reach` to the ways that start at `host`."""
+    """Parse the answer to `reach` to the ways that start at `host`. Raises TypeError, ValueError or
+    LookupError for a malformed answer."""
     routes = _keyed(answer["routes"], str)  # (to, source) to NIC
     neighbours = _keyed(answer["neighbours"] or (), list)  # (source, to) to MACs
     tcp = _keyed(answer["tcp"], str)  # (source, to, port) to the result

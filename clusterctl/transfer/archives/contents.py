@@ -36,7 +36,7 @@ from clusterctl.transfer.manifests import (
 
 START = 8  # Bytes at the start of a file that show its compression
 
-# Annotations with an image's name: the full name in the first, in the other that or only the tag
+# Annotations with an image's name: the full name; the full name or only the tag
 NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 

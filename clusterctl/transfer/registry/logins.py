@@ -24,7 +24,7 @@ _TOKEN_USER = "<token>"  # noqa: S105 - what helpers answer for a user name
 
 @dataclass(frozen=True)
 class Login:
-    """A login for a registry: a password, or an identity token in its place."""
+    """A login for a registry, with a password or an identity token."""
 
     user: str
     password: str = field(repr=False)
@@ -134,7 +134,7 @@ def _asked(name: str, key: str, environment: Mapping[str, str]) -> Login | None:
             env=dict(environment),
         )
         if done.returncode != 0:
-            # That it has no login a helper reports in words; anything else is a failure.
+            # A helper without the login reports that in words; any other output is a failure.
             words = f"{done.stdout}{done.stderr}"
             if "not found" in words.lower() or "no credentials" in words.lower():
                 return None

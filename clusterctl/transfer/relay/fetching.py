@@ -33,7 +33,7 @@ class Silent(Exception):
 
 
 class Nearer(Exception):
-    """A better upstream came back: a host, which costs the source no bytes."""
+    """A preferred upstream was added; a host costs the source no bytes."""
 
 
 class Fetch:

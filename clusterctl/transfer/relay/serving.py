@@ -15,7 +15,7 @@ from clusterctl.transfer.relay.stored import Restarted, Segment, Stored, Unavail
 
 TURN = 8 << 20  # Bytes sent at a time
 
-SLOWEST = 300.0  # Seconds without room in the socket's buffer, after which the reader is given up
+SLOWEST = 300.0  # Seconds without room in the socket's buffer, after which the connection is closed
 
 SIGN_OF_LIFE = 3.0  # Seconds without bytes after which a waiting relay gets an empty frame
 

@@ -13,7 +13,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 READ = 1 << 20
-# Bytes of a piece between two journal entries: a killed relay may lose as many of each
+# Bytes of a piece between two journal entries: a killed relay may lose that many of each piece
 NOTED_EVERY = 8 << 20
 
 OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")  # Files that relays leave in a cache
@@ -150,7 +150,7 @@ class Stored:
         with self.changed:
             with contextlib.suppress(OSError):
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                # Descriptors are numbered from below: with many open, other work would lack some.
+                # Leave half of the descriptors for sockets and part files.
                 if descriptor < os.sysconf("SC_OPEN_MAX") // 2:
                     self._file = descriptor
                 else:
@@ -312,8 +312,8 @@ class PartFile:
             os.close(descriptor)
 
     def _read_journal(self, usable: bool) -> None:
-        """Take over the state of segments. Verified ones are trusted only if the machine has not
-        rebooted since: it may have crashed before the bytes were on disk."""
+        """Adopt the segments' state from the journal. Verified ones are trusted only if the machine
+        has not rebooted since: it may have crashed before the bytes were on disk."""
         segments = self._blob.segments
         boot, rows = "unknown", []
         with contextlib.suppress(OSError), open(BOOT, encoding="ascii") as file:

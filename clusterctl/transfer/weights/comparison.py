@@ -154,9 +154,9 @@ class DifferingFile:
 
 
 def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[DifferingFile]:
-    """Return every file whose bytes differ between hosts, for each host that has the wrong one:
-    where no manifest decides, the minority, and of two hosts the one that is not `head`. Files that
-    only some hosts have are not reported. Pure."""
+    """Return every file whose bytes differ between hosts, once for each host that has the wrong
+    bytes. A manifest decides which bytes are right; without one the majority does, and of two hosts
+    `head`. Files that only some hosts have are not reported. Pure."""
     found: list[DifferingFile] = []
     for path in sorted({path for held in hosts.values() for path in held.files}):
         having = {name: held for name, held in hosts.items() if path in held.files}

@@ -69,7 +69,7 @@ def deliver(
     agree: Callable[[Plan], None],
     sink: EventSink,
 ) -> PushedModel:
-    """Bring the model to the hosts. A second run moves nothing.
+    """Deliver the model to the hosts. A second run moves nothing.
 
     `agree` is called with the plan and raises if the user declines. Raises the errors of all hosts
     together; a failing host does not stop the others.

@@ -1,11 +1,11 @@
-"""Download a model from a hub to this machine, one pull of it at a time.
+"""Download a model from a hub to this machine. Two runs cannot download the same model at once.
 
-Several files at once, each resumed where it stopped, readable from the first byte on, and verified
-by hash at its end.
+Several files are downloaded in parallel. Each resumes where it stopped, can be read from the first
+byte on, and is verified by hash at its end.
 
 huggingface_hub does not download the files, since it starts every interrupted file from the
-beginning (file_download.py: `_download_to_tmp_and_move`), can be read only at the end, and
-supports no other hub (docs/decisions/0008-hubs-and-their-clients.md).
+beginning (file_download.py: `_download_to_tmp_and_move`), can be read only at the end, and supports
+no other hub (docs/decisions/0008-hubs-and-their-clients.md).
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class Downloads:
         self._beginning = threading.Lock()
 
     def begin(self) -> Manifest:
-        """Download the small files, and return the manifest so far, without piece hashes of large
-        ones. Raises the hub's errors."""
+        """Download the small files, and return the manifest so far: large files have no piece
+        hashes yet. Raises the hub's errors."""
         self.run([file for file in self._listing.files if file not in self._large])
         manifest = self._manifest()
         by_path = {file.path: file for file in self._listing.files}

@@ -193,8 +193,8 @@ NO_ROUTE = (
 logging.getLogger("huggingface_hub").propagate = False
 logging.getLogger("huggingface_hub").addHandler(logging.NullHandler())
 
-# Its telemetry includes a request of its own to huggingface.co before the first one that is asked
-# of it (utils/_detect_agent.py in 2.4), also if HF_ENDPOINT was not set when it was imported.
+# Its telemetry sends a request to huggingface.co before the first request of its caller
+# (utils/_detect_agent.py in 2.4), also if HF_ENDPOINT was not set when it was imported.
 constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
