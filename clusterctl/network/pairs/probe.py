@@ -85,7 +85,7 @@ def _well_formed(host: str) -> Iterator[None]:
     """Raise CommandFailed if an answer of the host does not have the expected form."""
     try:
         yield
-    except (TypeError, ValueError, LookupError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise CommandFailed(
             f"{DOING} failed: unexpected answer", host=host, detail=repr(error)
         ) from error
