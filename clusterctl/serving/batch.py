@@ -103,6 +103,11 @@ def read_requests(file: Path, model: str) -> Iterator[BatchRequest]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    if file.exists() and not file.is_file():  # a pipe would have no lines for the second reader
+        raise UsageError(
+            f"{file} is not a regular file",
+            hint="write the requests to a file first: they are read twice",
+        )
     try:
         with file.open(encoding="utf-8") as opened:
             for number, text in enumerate(opened, 1):

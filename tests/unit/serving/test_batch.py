@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -185,6 +186,12 @@ def test_a_file_without_requests_is_refused(tmp_path: Path, content: str) -> Non
     file.write_text(content)
     with pytest.raises(UsageError, match="has no requests"):
         check_requests(file, "tiny")
+
+
+def test_a_pipe_is_refused_since_requests_are_read_twice(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="not a regular file"):
+        check_requests(tmp_path / "pipe", "tiny")
 
 
 def test_openais_format_is_read_as_it_is(tmp_path: Path) -> None:
