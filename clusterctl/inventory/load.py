@@ -1,8 +1,8 @@
 """Load an `Inventory` from a YAML file, or report every problem of the file with its position.
 
-The file has hosts as a mapping and paths relative to itself; the models have a tuple of hosts, each
-complete on its own. Conditions that involve several hosts are checked in the raw data, even if it
-has other errors, so that all problems are reported together.
+The file has hosts as a mapping and paths relative to itself; the pydantic classes have a tuple of
+hosts, each complete on its own. Conditions that involve several hosts are checked in the raw data,
+even if it has other errors, so that all problems are reported together.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def _check_addresses(document: Document, data: Mapping[str, Any], hosts: _Hosts)
 
 
 def _shaped(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> dict[str, Any]:
-    """Return the data for the models, without parts whose problems are reported already."""
+    """Return the data for the pydantic classes, without parts whose problems are reported
+    already."""
 
     def with_texts(owner: Mapping[str, Any], trail: Trail) -> dict[str, Any]:
         """Keep numbers in environments and labels as their original text: 1.10 stays 1.10."""

@@ -1,8 +1,8 @@
 """The JSON Schema (draft 2020-12) of the inventory file, for editors.
 
-It is generated from the models, but describes the file: hosts are a mapping by name, GPUs a count
-or a list. Rules that a schema cannot express (one head, no duplicate address) are checked by
-`load`. To publish it:
+It is generated from the pydantic classes, but describes the file: hosts are a mapping by name, GPUs
+a count or a list. Rules that a schema cannot express (one head, no duplicate address) are checked
+by `load`. To publish it:
 
     python -m clusterctl.inventory.schema > inventory/schema.json
 """

@@ -44,7 +44,7 @@ SERVING_MEMORY: Mapping[str, int] = {"tiny": 6 * GIB, "qwen2.5-1.5b": 12 * GIB}
 
 @dataclass(frozen=True)
 class Caches:
-    """The directory of each kind that belongs to this version of the lab."""
+    """The cache directories that belong to this version of the lab, one of each kind."""
 
     base: Path
     packages: Path

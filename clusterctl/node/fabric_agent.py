@@ -278,7 +278,8 @@ def cross(target: Crossing) -> Crossing:
 
 
 def _talk(connection: socket.socket, expected: str) -> str:
-    """Return the error; "" if there is none."""
+    """Read the target's name, send 64 KiB, and wait for its confirmation. Return the error; "" if
+    all succeeded. `expected`: the name."""
     connection.settimeout(WITHIN)
     name = b""
     while not name.endswith(b"\n") and len(name) < 256:

@@ -1,4 +1,4 @@
-"""What the supervisor checks on its own node: visible GPUs, NICs, and installed versions."""
+"""The supervisor's checks of its own node: visible GPUs, NICs, and installed versions."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Bundle:
 
     @property
     def system(self) -> str:
-        """Such as `debian12`; empty if the bundle has no manifest."""
+        """The hosts' system, such as `debian12`; empty if the bundle has no manifest."""
         return str(self.manifest.get("for", ""))
 
     @property

@@ -1,5 +1,4 @@
-"""What runs on a host: the node's environment, the arguments of `ray start`, its document, its
-container.
+"""The node of a host: its environment, the arguments of `ray start`, its document, its container.
 
 vLLM's Ray executor sends the whole environment of the head's process to every worker, which adopts
 the variables that it does not have. So a variable that differs per node is set on every node, even

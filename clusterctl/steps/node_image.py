@@ -53,7 +53,7 @@ class NodeImage:
         return self._known
 
     def known(self) -> Image | None:
-        """Return what `look` found last, so that workers do not each ask the head."""
+        """Return the last result of `look`, so that workers do not each ask the head."""
         return self._known or self.look()
 
     def on(self, view: HostView) -> Image:

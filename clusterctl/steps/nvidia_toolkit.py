@@ -158,8 +158,9 @@ class NvidiaToolkit:
 
 
 class ToolkitAbsent:
-    """Step: removes what clusterctl installed or made for GPUs: packages, sources, daemon.json, CDI
-    specification, links; not while another cluster uses them. `own`: this cluster's directory."""
+    """Step: nothing is left of what clusterctl installed or made for GPUs: packages, sources,
+    daemon.json, CDI specification, links. Removes nothing while another cluster has a directory
+    beside `own`, this cluster's."""
 
     title = "NVIDIA toolkit"
 

@@ -38,10 +38,10 @@ REPORT_EVERY = 1.0  # Seconds
 class Chain:
     """Relays on the hosts of `links`, in this order, running from `start` to `close`.
 
-    `blobs`, and those of `image`, are what hosts may request. `limit_rate` bounds the bytes per
-    second that the source sends in all. `report` is called about once a second for each host, from
-    threads of the chain; `say` gets (host, sentence) about events that a user should know: an
-    upstream sent wrong bytes, a relay was restarted, a host was lost.
+    Hosts may request `blobs` and the blobs of `image`. `limit_rate` bounds the bytes per second
+    that the source sends in all. `report` is called about once a second for each host, from threads
+    of the chain; `say` gets (host, sentence) about events that a user should know: an upstream sent
+    wrong bytes, a relay was restarted, a host was lost.
     """
 
     def __init__(

@@ -194,7 +194,8 @@ def overlay_image(
 def _output(
     channel: Channel, program: python.Program, order: object, reached: Callable[[int], None]
 ) -> list[str]:
-    """Run a program on a host; return its lines. `reached` gets the bytes of its progress."""
+    """Run a program on a host and return its output lines. `reached` is called with the bytes done
+    so far, from its progress lines."""
     python.begin(channel, program, order)
     channel.close_stdin()
     told = []
@@ -208,7 +209,7 @@ def _output(
 
 @contextmanager
 def _incomplete(host: str) -> Iterator[None]:
-    """Turn what an incomplete archive raises into StepFailed."""
+    """Convert the errors of an incomplete or malformed archive in the block to StepFailed."""
     try:
         yield
     except (BrokenArchive, NotAnImage, ValueError) as error:

@@ -118,7 +118,7 @@ def parse_engine_state(text: str) -> EngineState:
 
 
 def settings(config: Mapping[str, Any] | None) -> str:
-    """Return what containers inherit of an image's `config`, as canonical JSON. Empty values are
-    dropped: engines differ in whether they list them."""
+    """Return the settings that containers inherit from an image's `config`, as canonical JSON.
+    Empty values are dropped: engines differ in whether they list them."""
     kept = {key: (config or {}).get(key) for key in INHERITED}
     return json.dumps({key: value for key, value in kept.items() if value}, sort_keys=True)

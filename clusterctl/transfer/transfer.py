@@ -52,7 +52,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Sending:
-    """What one chain carries, and to which hosts."""
+    """The blobs that one chain sends, their source, and the receiving hosts."""
 
     expected: Mapping[str, int]  # Bytes to receive, by receiving host
     links: Sequence[Link]  # Hosts that receive through the chain

@@ -186,7 +186,7 @@ class Dialer:
 
 
 def _of_jump_host(error: ConnectionFailed, behind: SshTarget) -> ConnectionFailed:
-    """Return the error with the host behind the jump host as its host."""
+    """Return the same error, reported for the host behind the jump host."""
     summary = f"{error.host}: {error.summary}"
     renamed = type(error)(summary, host=behind.name, hint=error.hint, detail=error.detail)
     if isinstance(error, UnknownHostKey) and isinstance(renamed, UnknownHostKey):

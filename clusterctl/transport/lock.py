@@ -212,7 +212,8 @@ class ClusterLock(Closing):
             self._channel.close()
 
     def _refused(self, status: int, answer: str, channel: Channel) -> ClusterctlError:
-        """Return the error for a script that ended. `answer`: the content of the lock's file."""
+        """Return the error for the locking script, which ended with `status` instead of taking the
+        lock. `answer`: the content of the lock's file."""
         if status == _HELD_BY_ANOTHER:
             # A holder without a record is about to write it, or is another program.
             holder = _holder(answer) or "a run that has not written its name yet"

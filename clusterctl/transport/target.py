@@ -41,7 +41,7 @@ class SshTarget:
         return ["ssh", *options, login, *command]
 
     def command_line(self, *command: str) -> str:
-        """The same command line, quoted for a shell."""
+        """OpenSSH's command line for the same connection, quoted for a shell."""
         return shlex.join(self.argv(*command))
 
 

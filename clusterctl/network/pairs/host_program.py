@@ -202,7 +202,8 @@ class Listeners:
 
 
 def send(source: str, to: str, port: int, index: int, seconds: float) -> None:
-    """Send as much as possible for `seconds`, after this host's number `index`."""
+    """Connect to `to`, send the number `index` of this host, and then as much as possible for
+    `seconds`."""
     end = time.monotonic() + seconds
     try:
         with socket.socket(family(to), socket.SOCK_STREAM) as peer:

@@ -237,7 +237,7 @@ def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
 
 
 def _ends(way: Way, host: str) -> tuple[End, End]:
-    """Return the end of `host`, then the other."""
+    """Return both ends of the way, first the one on `host`."""
     mine = way.sender.host == host
     return (way.sender, way.receiver) if mine else (way.receiver, way.sender)
 

@@ -52,7 +52,7 @@ class ArchiveFile(Protocol):
 
     @property
     def place(self) -> Location | None:
-        """Where the bytes are; None if they were not kept."""
+        """Location of the bytes; None if they were not kept."""
 
     def read(self) -> bytes:
         """Return a manifest or config. Raises NotAnImage if it is too large or not JSON."""

@@ -24,7 +24,7 @@ _HUB_HOST = "registry-1.docker.io"
 
 @dataclass(frozen=True)
 class RegistryEndpoint:
-    """Where a registry answers. Insecure ones may use plain HTTP or an untrusted certificate."""
+    """The address of a registry. An insecure one may use plain HTTP or an untrusted certificate."""
 
     registry: str  # As in references: docker.io, registry:5000
     insecure: bool

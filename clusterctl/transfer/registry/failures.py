@@ -42,7 +42,7 @@ def refused(registry: str, reference: str, status: int, *, tried: str | None) ->
 
 
 def answered(registry: str, reference: str, response: httpx2.Response) -> StepFailed:
-    """Return the error for any other status that is not a success."""
+    """Return the error for a response whose status is neither a success nor 401 or 403."""
     status = response.status_code
     words = beginning(response).decode(errors="replace")[:1000]
     if status == 404:

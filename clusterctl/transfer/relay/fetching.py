@@ -231,7 +231,7 @@ class Holdings:
         return sum(blob.have for blob in wanted), sum(blob.size for blob in wanted)
 
     def waiting(self) -> str:
-        """Return what one of the fetches waits for; "" when none waits."""
+        """Return the reason why one of the fetches waits; "" if none waits."""
         return next(iter(list(self._waits.values())), "")
 
     def remove_cached(self) -> None:

@@ -317,7 +317,7 @@ class FilesSource:
             raise changed(file.source)
 
     def location(self, blob: Blob) -> Location | None:
-        """Where the bytes are on disk; None for a blob that is not in this tree."""
+        """Location of the blob's bytes on disk; None for a blob that is not in this tree."""
         file = self._files.get(blob.digest)
         return Location(file.source, 0, blob.size) if file else None
 

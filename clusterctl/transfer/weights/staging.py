@@ -39,7 +39,7 @@ HEADROOM = 64 << 20
 
 @dataclass(frozen=True)
 class Need:
-    """What one host needs of one manifest."""
+    """The contents of one manifest that one host has, and those that it lacks."""
 
     state: State
     # Files that the host already has in some model: sha256 to absolute path.
@@ -91,7 +91,7 @@ class Need:
 
 
 def need(manifest: Manifest, host: HostModels) -> Need:
-    """Return what `host` needs to have `manifest` under its name."""
+    """Compare the models of `host` with `manifest`; return the contents present and missing."""
     there = host.tree(manifest.name)
     state: State = "absent"
     if there is not None:
@@ -149,7 +149,8 @@ def staging_path(manifest: Manifest, directory: str) -> str:
 
 
 def places(manifest: Manifest, directory: str) -> dict[str, FilePlace]:
-    """Where to write each content, by digest: its first path in the staging directory."""
+    """Return the file to write each content to, by digest: its first path in the staging
+    directory."""
     staged = staging_path(manifest, directory)
     return {
         file.blob.digest: FilePlace(f"{staged}/{file.path}", file.chunks, file.mode)
