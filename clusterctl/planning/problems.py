@@ -137,7 +137,7 @@ def _of_model(
         )
     method, own = options.quantization, shape.quantization
     family = (method or "").lower().removesuffix("_marlin")
-    # vllm-project/vllm#4301 and #5842 have the errors that these become.
+    # vLLM would raise the errors reported in vllm-project/vllm#4301 and #5842.
     if family in ("awq", "gptq") and not own:
         yield PredictedProblem(
             "quant-config-missing",

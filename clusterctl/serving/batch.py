@@ -292,7 +292,7 @@ class BatchRun:
             self.answers.flush()
         except OSError as error:
             with suppress(OSError):
-                self.answers.close()  # it tries to write once more
+                self.answers.close()  # tries to write once more, and may fail again
             raise StepFailed(
                 "an answer cannot be written",
                 hint="the same command continues where this one stopped",

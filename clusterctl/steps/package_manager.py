@@ -199,8 +199,8 @@ class Apt(PackageManager):
     def _run(self, argv: Sequence[str], doing: str, *, timeout: float) -> CommandResult:
         """Run the command, and retry while another holds a lock: DPkg::Lock::Timeout covers dpkg's
         locks only, not those of `apt-get update` and `dpkg`."""
-        # With `E:`, as apt-get also names locks that it waited for and then got. dpkg's own lock
-        # `is locked by another process`, since 1.20 `was locked`.
+        # With `E:`, since apt-get also prints the text for a lock that it waited for and then got.
+        # dpkg prints `is locked by another process`, since 1.20 `was locked by another process`.
         locked = ("e: could not get lock", "locked by another process")
         argv = [*_APT_ENVIRONMENT, *argv]
         result = self._waiting_for_lock(argv, "apt-get or dpkg", locked, timeout)
