@@ -48,7 +48,9 @@ def packages(
     docker: Annotated[
         str | None,
         typer.Option(
-            "--docker", metavar="URL", help="Docker's repository; on Debian, for docker-ce."
+            "--docker",
+            metavar="URL",
+            help="URL of Docker's repository; on Debian, installs docker-ce.",
         ),
     ] = None,
     docker_key: Annotated[

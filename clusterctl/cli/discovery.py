@@ -37,7 +37,8 @@ def insist_on_room(output: Path, *, force: bool) -> None:
         NamedTemporaryFile(dir=output.absolute().parent, prefix=".init-").close()
     except OSError as error:
         raise UsageError(
-            f"{output} cannot be written: {error.strerror}", hint="-o another file, or print: -o -"
+            f"{output} cannot be written: {error.strerror}",
+            hint="-o names another file, and -o - prints",
         ) from error
 
 

@@ -32,7 +32,7 @@ _Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- FLAG",
-        help="Flags of `vllm serve` to plan for; most need no --.",
+        help="Flags of `vllm serve`; most need no -- before them.",
     ),
 ]
 _Gpus = Annotated[

@@ -109,7 +109,7 @@ def _opener(
     if bundle.chosen == "docker":
         here = operators_engine()
         if here is None:
-            raise StepFailed("this machine has no Docker", hint="take it from: --from registry")
+            raise StepFailed("this machine has no Docker", hint="use --from registry")
         return lambda reference: engine_image(
             here, _held(here, reference), reference, store, say=say
         )

@@ -107,7 +107,7 @@ def parse_image(section: Section | None) -> ImageFacts | None:
         words = " ".join(section.lines)
         if "no such image" in words.lower():
             return None
-        raise ValueError(words or f"docker ended with {section.status}")
+        raise ValueError(words or f"docker exited with status {section.status}")
     cuda = (line.partition("=") for line in value.get("cuda") or () if line)
     return ImageFacts(
         id=value["id"],

@@ -114,7 +114,7 @@ def df_complaints(section: Section) -> list[str]:
 def parse_clock(section: Section | None, end: Section | None) -> float:
     """Return Unix seconds at the probe's end: the output of `date`, plus the uptime since then."""
     if section is None or end is None:
-        raise ValueError("the probe did not say")
+        raise ValueError("the probe has no clock section")
     uptime, now = section.lines[0].split()
     # A busybox without nanoseconds prints the format's letters.
     seconds = float(now if re.fullmatch(r"\d+\.\d+", now) else now.partition(".")[0])

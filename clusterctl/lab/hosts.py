@@ -36,7 +36,7 @@ def host_by_name(name: str) -> LabHost:
     """Return the lab host of a name such as gpu2. Raises UsageError for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
-        raise UsageError(f"{name!r} is not a host of the lab", hint="they are gpu1, gpu2, ...")
+        raise UsageError(f"{name!r} is not a host of the lab", hint="hosts: gpu1, gpu2, ...")
     return lab_host(int(match[1]))
 
 

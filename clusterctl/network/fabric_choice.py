@@ -85,7 +85,7 @@ class Undecided(RequirementsNotMet):
         super().__init__(
             summary,
             host=host,
-            hint=f"say which in the inventory{place}: {' or '.join(keys)}",
+            hint=f"set one in the inventory{place}: {' or '.join(keys)}",
             detail="\n".join(option.text for option in options),
         )
         self.options = tuple(options)

@@ -254,7 +254,7 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
                 RayNotFormed(
                     f"the fabric gate could not join Ray on the head{why}",
                     host=head,
-                    hint=f"clusterctl check {file} shows whether Ray is as bootstrap formed it",
+                    hint=f"clusterctl check {file} shows whether Ray still has all nodes",
                     detail=report.error or None,
                 )
             ]

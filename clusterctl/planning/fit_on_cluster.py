@@ -119,7 +119,7 @@ def ask_images(
         there = driver.find(container)
         if there is None or not there.running:
             raise RequirementsNotMet(
-                "the node container does not run, and --probe asks the vLLM in it",
+                "the node container is not running, and --probe needs its vLLM",
                 host=host,
                 hint=f"clusterctl bootstrap {survey.inventory.file}",
             )

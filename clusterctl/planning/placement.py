@@ -86,7 +86,7 @@ def sites_of(gpus: str | Sequence[str], hosts: int = 1) -> tuple[Site, ...]:
     given = [gpus] if isinstance(gpus, str) else list(gpus)
     if len(given) > 1 and hosts != 1:
         raise UsageError(
-            "--hosts is for hosts with the same GPUs, and --gpus is given for each host",
+            "--hosts cannot be combined with several --gpus",
             hint="leave --hosts out",
         )
     if not 1 <= hosts <= 1024:

@@ -59,5 +59,5 @@ def await_formed(
     formed = wait_until(look, timeout, every=POLL, wait=wait)
     if formed is None:
         raise_all(found)
-        raise AssertionError("the contract does not hold, for no reason")
+        raise AssertionError("timed out without a known difference")
     return formed

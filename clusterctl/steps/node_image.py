@@ -155,7 +155,7 @@ class RayInImage:
         driver, reference = self._engines(view), self._node_image.reference
         base = driver.image(reference)
         if base is None:
-            raise StepFailed(f"{reference} is not there", host=view.host.name)
+            raise StepFailed(f"{reference} is not on this host", host=view.host.name)
         view.say("looking for Ray and vLLM in the image")
         found = look_inside(driver, base)
         if found.ray and not has_tokens(found.ray) and not self._allow_unauthenticated:

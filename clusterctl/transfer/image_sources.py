@@ -138,7 +138,7 @@ class ImageFinder:
         name = self.chosen.removeprefix(HOST)
         if name not in self.drivers:
             known = ", ".join(self.drivers)
-            raise UsageError(f"--from host:{name}: no such host", hint=f"they are {known}")
+            raise UsageError(f"--from host:{name}: no such host", hint=f"hosts: {known}")
         engine = engines.get(name) or inspect_engine(self.drivers[name])
         held = engine.tagged(tagged(self.reference)) or self._missing(name, "docker images")
         return host_origin(self.drivers[name], engine, held, tagged(self.reference))

@@ -177,7 +177,7 @@ class Dialer:
             raise _of_jump_host(error, behind) from error
         except TimeoutError as error:
             raise ConnectionFailed(
-                f"its jump host {jump} gave no connection within "
+                f"its jump host {jump} did not connect within "
                 f"{deadlines.GATEWAY * behind.connect_timeout:g} s: an earlier attempt is still "
                 "waiting",
                 host=behind.name,

@@ -110,7 +110,7 @@ def check_certificate(blob: bytes, host: str, now: float) -> HostCertificate:
     signed = blob[: len(blob) - len(message.get_remainder())]
     length, signature = message.get_int(), message.get_remainder()
     if len(signature) != length:
-        raise ValueError("the certificate is cut or too long")
+        raise ValueError("the certificate is truncated or too long")
     try:
         ca = paramiko.PKey.from_type_string(Message(authority).get_text(), authority)
         genuine = ca.verify_ssh_sig(signed, Message(signature))

@@ -293,7 +293,7 @@ class Authorization:
             said = json.loads(document)
             return str(said.get("token") or said["access_token"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RegistryFailed(f"{challenge.realm} gave no token") from error
+            raise RegistryFailed(f"{challenge.realm} returned no token") from error
 
 
 _SCHEME = re.compile(r"(?:^|,\s*)(Bearer|Basic)\s", re.IGNORECASE)

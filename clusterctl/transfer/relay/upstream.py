@@ -117,7 +117,7 @@ class Peer(Upstream):
                 yield b""
         status = wire.status_of(head)
         if status != 206:
-            raise UpstreamFailed("it answers %d" % status, for_now=False)
+            raise UpstreamFailed("it returned HTTP status %d" % status, for_now=False)
         while size > 0:
             header = b""
             while len(header) < wire.LENGTH.size:
@@ -261,7 +261,7 @@ class Source(Upstream):
                 stream.changed.notify_all()
                 return piece
             if stream.ended:
-                raise UpstreamFailed(stream.failure or "it ended too early")
+                raise UpstreamFailed(stream.failure or "its bytes ended before the range did")
             return None
 
 

@@ -134,7 +134,7 @@ class HuggingFace:
         ]
         if large:
             raise RequirementsNotMet(
-                f"{large[0]} of {listing.model_id} is larger than 50 GB, which the Hub gives only "
+                f"{large[0]} of {listing.model_id} is larger than 50 GB, which the Hub serves only "
                 "to its own client",
                 hint=f"hf download {listing.model_id} --revision {listing.revision} "
                 f"{' '.join(large)}   and then run this again: it takes them from the cache",
