@@ -57,7 +57,9 @@ class RunningCommand(Closing):
     ) -> None:
         self._wire, self._frame, self._host = wire, frame, host
         self._password, self._keep, self._on_close = password, keep_stderr, on_close
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector closes abandoned connections to an engine in any thread,
+        # also in the reader of one of them, while that holds its lock.
+        self._lock = threading.RLock()
         self._closed = False
         self._noise: bytes | None = None
         self._stderr = bytearray()
@@ -193,7 +195,8 @@ class RunningCommand(Closing):
                 return
             self._closed = True
         self._wire.close()
-        self._reader.join(1.0)
+        if threading.current_thread() is not self._reader:
+            self._reader.join(1.0)
         self._on_close()
 
 
