@@ -311,6 +311,11 @@ class BatchRun:
                 # Not `json=`, which refuses NaN and halves of surrogate pairs: the service does.
                 response = client.post(request.url, content=json.dumps(request.body))
                 code = response.status_code
+                if code == 401:
+                    raise StepFailed(
+                        "the service refused the API key",
+                        hint="clusterctl stop NAME, then serve it again: it reads the key then",
+                    )
                 errors += code == 500
                 if code not in _UNAVAILABLE and (code != 500 or errors == _TRIES_OF_ERROR):
                     self._answered, self._away = time.monotonic(), ""

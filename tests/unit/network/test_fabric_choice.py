@@ -122,8 +122,7 @@ def test_a_tie_is_a_question_with_the_line_that_answers_it() -> None:
     error = caught.value
     assert error.summary == "2 subnets that all hosts share are equally good for the tensors"
     assert error.hint == (
-        "set one in the inventory: network: {subnet: 10.0.0.0/24} or "
-        "network: {subnet: 10.1.0.0/24}"
+        "set one in the inventory: network: {subnet: 10.0.0.0/24} or network: {subnet: 10.1.0.0/24}"
     )
     assert error.detail == (
         "10.0.0.0/24 (100 Gbit/s, MTU 1500): gpu1 a0, gpu2 a0\n"

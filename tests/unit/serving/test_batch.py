@@ -157,6 +157,15 @@ def test_a_service_that_stays_away_ends_the_run(
     assert "starting" in (raised.value.detail or "")
 
 
+def test_a_key_that_is_refused_ends_the_run(
+    tmp_path: Path, serve: Callable[[Reply], Service]
+) -> None:
+    service = serve(lambda *_: (401, {"error": "Unauthorized"}))
+    with pytest.raises(StepFailed, match="refused the API key"):
+        _run(service, _prompts(tmp_path / "in", 3), tmp_path / "out")
+    assert _answers(tmp_path / "out") == {}
+
+
 def test_mistakes_are_named_with_their_lines(tmp_path: Path) -> None:
     lines = [
         "{",
