@@ -43,7 +43,11 @@ for spec in /etc/cdi/* /var/run/cdi/*; do
   echo "spec=$spec"
   [ -z "$driver" ] || grep -q -F ".so.$driver" "$spec" || continue
   listed=$(grep -o '/dev/nvidia[0-9][0-9]*' "$spec" | sort -u)
-  if [ "$listed" = "$(ls -d /dev/nvidia[0-9]* 2>/dev/null | sort)" ]; then echo "fresh=$spec"
+  # A node that is not listed may belong to a GPU that the driver lost: only missing ones count.
+  gone=0
+  for node in $listed; do [ -e "$node" ] || gone=1; done
+  if [ "$gone" = 0 ] && [ "$(printf '%s\n' "$listed" | grep -c .)" -ge "$2" ]; then
+    echo "fresh=$spec"
   else echo "other=$spec"; fi
 done
 [ -d /sys/module/nvidia ] && for node in /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm \
@@ -109,8 +113,8 @@ class GpuAccessFound:
     info: dict[str, Any]
     running: tuple[str, ...]
     specs: tuple[str, ...]
-    fresh: bool  # A specification is for the loaded driver and the GPUs that are there
-    other: bool  # One is for the loaded driver and for other GPUs
+    fresh: bool  # A specification is for the loaded driver and has the declared GPUs
+    other: bool  # One is for the loaded driver, and lacks a GPU or has one that is gone
     unlinked: tuple[str, ...]
     rule: bool
 
@@ -215,5 +219,6 @@ def lists_other_gpus(view: HostView) -> bool:
 
 
 def _look(view: HostView) -> GpuAccessFound:
-    doing = "looking at GPU access"
-    return found_in(root_script(view, LOOK, RULE_PATH, doing=doing, timeout=deadlines.ENGINE_LOOK))
+    """Look at the host, whose specification has to list the GPUs that the inventory declares."""
+    doing, words = "looking at GPU access", (RULE_PATH, str(len(view.host.gpus)))
+    return found_in(root_script(view, LOOK, *words, doing=doing, timeout=deadlines.ENGINE_LOOK))

@@ -163,7 +163,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         (container_engine.LOOK, ()),
         (nvidia_toolkit.LOOK, TOOLKIT),
         (nvidia_driver.LOOK, ()),
-        (gpu_access.LOOK, (gpu_access.RULE_PATH,)),
+        (gpu_access.LOOK, (gpu_access.RULE_PATH, "1")),
     ],
     ids=("engine", "toolkit", "driver", "GPU access"),
 )
@@ -221,3 +221,35 @@ def test_purge_leaves_of_cdi_and_links_what_was_there_before(tmp_path: Path) -> 
     assert sorted(link.name for link in char.iterdir()) == ["195:255", "1:3"]
     assert not kept.exists()
     assert run(nvidia_toolkit.LEFT, marker) == ""
+
+
+@pytest.mark.parametrize(
+    ("listed", "nodes", "declared", "fresh"),
+    [
+        ("01", "01", 2, True),
+        ("01", "012", 2, True),  # a third one that the driver lost, or that is not declared
+        ("0", "01", 2, False),  # one was added since
+        ("01", "0", 1, False),  # one is gone, and its node would keep a container from starting
+        ("", "0", 1, False),
+    ],
+)
+def test_a_cdi_specification_has_the_gpus_that_are_declared(
+    tmp_path: Path, listed: str, nodes: str, declared: int, *, fresh: bool
+) -> None:
+    version, cdi = tmp_path / "version", tmp_path / "cdi"
+    version.write_text("580.1\n")
+    cdi.mkdir()
+    devices = "".join(f"path: {tmp_path}/dev/nvidia{number}\n" for number in listed)
+    (cdi / "nvidia.yaml").write_text(f"kind: nvidia.com/gpu\nlib.so.580.1\n{devices}")
+    (tmp_path / "dev").mkdir()
+    for number in nodes:
+        (tmp_path / "dev" / f"nvidia{number}").touch()
+    script = gpu_access.LOOK
+    moves = {"/sys/module/nvidia/version": version, "/etc/cdi": cdi, "/dev/": f"{tmp_path}/dev/"}
+    for ours, moved in moves.items():
+        script = script.replace(ours, str(moved)).replace(f">{tmp_path}/dev/null", ">/dev/null")
+    argv = ["sh", "-c", script, "clusterctl", str(tmp_path / "rule"), str(declared)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert (f"fresh={cdi}/nvidia.yaml" in done.stdout.splitlines()) is fresh, done.stdout
+    assert (f"other={cdi}/nvidia.yaml" in done.stdout.splitlines()) is not fresh, done.stdout
