@@ -78,7 +78,7 @@ def journal_line(host: str, line: str) -> str:
     entry = _entry(line)
     if entry is None:
         return f"{host}  {line}"
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(_time(entry)))
     words = [str(entry.get(key, "")) for key in ("subject", "event", "text")]
     return f"{when}  {host}  {words[0]}: {' '.join(filter(None, words[1:]))}"
 
@@ -93,9 +93,19 @@ def by_time(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             arrived.append(pair)  # noqa: PERF402 - `extend` would lose them all on an error
     except ClusterctlError as error:
         failed = error
-    yield from sorted(arrived, key=lambda pair: float((_entry(pair[1]) or {}).get("time", 0)))
+    yield from sorted(arrived, key=lambda pair: _time(_entry(pair[1]) or {}))
     if failed:
         raise failed
+
+
+def _time(entry: dict[str, Any]) -> float:
+    """Return the time of the entry in Unix seconds; 0 if it is damaged."""
+    try:
+        seconds = float(entry.get("time", 0))
+        time.localtime(seconds)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return 0.0
+    return seconds
 
 
 def _entry(line: str) -> dict[str, Any] | None:

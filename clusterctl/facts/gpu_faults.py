@@ -90,9 +90,12 @@ def gpu_faults(report: GpuReport) -> Iterator[RequirementsNotMet]:
     # Without the fabric manager of an NVSwitch machine CUDA fails with error 802.
     waiting = [g for g in report.gpus if g.fabric_state in ("Not Started", "In Progress")]
     if report.fabric_manager not in (None, "active") or waiting:
-        state = report.fabric_manager or f"GPU {waiting[0].index} is {waiting[0].fabric_state}"
+        if report.fabric_manager not in (None, "active"):
+            state = report.fabric_manager
+        else:
+            state = f"GPU {waiting[0].index}: {waiting[0].fabric_state}"
         yield RequirementsNotMet(
-            f"has NVSwitches, and NVIDIA's fabric manager does not run ({state})",
+            f"has NVSwitches, and NVIDIA's fabric manager is not ready ({state})",
             hint="sudo systemctl enable --now nvidia-fabricmanager (package "
             "nvidia-fabricmanager, of the driver's version)",
         )
