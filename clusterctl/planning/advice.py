@@ -44,7 +44,7 @@ def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
         if tried.verdict == "fits" and key not in found:
             layers = ",".join(map(str, tried.placement.partition))
             flags = (*flags, f"{PARTITION}={layers}") if layers else flags
-            found[key] = Advice(flags, text, tried.kv_cache_tokens, tried.max_concurrency)
+            found[key] = Advice(flags, text, tried.kv_cache_tokens, round(tried.max_concurrency, 2))
 
     for change in _settings(request, plan):
         attempt(change, plan.placement)
@@ -69,7 +69,7 @@ def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
         if tried.verdict == "fits":
             text = f"{len(seats)} x {gpu.name} would hold it in the same layout"
             flags = ("--gpus", f"{len(seats)}x{gpu.name}")
-            return (Advice(flags, text, tried.kv_cache_tokens, tried.max_concurrency),)
+            return (Advice(flags, text, tried.kv_cache_tokens, round(tried.max_concurrency, 2)),)
     return ()
 
 
