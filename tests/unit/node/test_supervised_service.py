@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -252,15 +253,20 @@ def test_a_clock_that_is_set_back_keeps_no_service_from_starting_again(
     await_value(lambda: abs((bench.state() or state).time - right()) < 60, "a report of now")
 
 
-def test_a_vllm_that_ends_before_its_lost_host_is_known_names_the_host_as_the_cause(
-    bench: Bench,
-) -> None:
-    bench.timing = replace(bench.timing, service_backoff_first=1.0)
+def _killed(bench: Bench, **timing: Any) -> None:
+    """Start a service, kill its vLLM, and wait until the supervisor has noticed."""
+    bench.timing = replace(bench.timing, service_backoff_first=1.0, **timing)
     bench.declare()
     bench.start()
     bench.await_service("ready")
     os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
     bench.await_service("backing-off", last_failure="was ended by signal 9")
+
+
+def test_a_vllm_that_ends_before_its_lost_host_is_known_names_the_host_as_the_cause(
+    bench: Bench,
+) -> None:
+    _killed(bench)
 
     lost = bench.node("b", "n2", alive=False, death_reason="no heartbeat")
     bench.in_ray(bench.node("a", "n1"), lost, bench.node("b", "n3"))
@@ -270,12 +276,7 @@ def test_a_vllm_that_ends_before_its_lost_host_is_known_names_the_host_as_the_ca
 
 
 def test_a_host_that_leaves_long_after_vllm_ended_is_not_its_cause(bench: Bench) -> None:
-    bench.timing = replace(bench.timing, service_backoff_first=1.0, blame_limit=0.0)
-    bench.declare()
-    bench.start()
-    bench.await_service("ready")
-    os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
-    bench.await_service("backing-off")
+    _killed(bench, blame_limit=0.0)
 
     lost = bench.node("b", "n2", alive=False, death_reason="no heartbeat")
     bench.in_ray(bench.node("a", "n1"), lost, bench.node("b", "n3"))
@@ -286,12 +287,7 @@ def test_a_host_that_leaves_long_after_vllm_ended_is_not_its_cause(bench: Bench)
 def test_a_vllm_that_ends_before_ray_is_seen_to_be_gone_names_ray_as_the_cause(
     bench: Bench,
 ) -> None:
-    bench.timing = replace(bench.timing, service_backoff_first=1.0)
-    bench.declare()
-    bench.start()
-    bench.await_service("ready")
-    os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
-    bench.await_service("backing-off", last_failure="was ended by signal 9")
+    _killed(bench)
 
     bench.behaviour("ray", {"silent": True})
     os.kill(bench.starts("ray")[0]["pid"], signal.SIGKILL)

@@ -51,6 +51,14 @@ def roster(clock: Clock, before: Upstream, first: Upstream, source: Upstream) ->
     return found
 
 
+@pytest.fixture
+def pair(clock: Clock, before: Upstream, source: Upstream) -> Roster:
+    """The host before and the source alone."""
+    found = Roster(STALL, clock)
+    found.set([before, source])
+    return found
+
+
 def test_the_host_before_is_asked_first(roster: Roster, before: Upstream) -> None:
     assert roster.choose(()) is before
 
@@ -66,53 +74,45 @@ def test_one_that_broke_rests_and_the_next_host_is_asked(
 
 
 def test_the_source_waits_until_a_broken_host_had_time_to_come_back(
-    clock: Clock, before: Upstream, source: Upstream
+    pair: Roster, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
-    roster = Roster(STALL, clock)
-    roster.set([before, source])
-    roster.failed(before, for_now=True)
+    pair.failed(before, for_now=True)
 
-    assert roster.choose({"gpu2"}) is None
+    assert pair.choose({"gpu2"}) is None
     clock.now += STALL
-    assert roster.choose({"gpu2"}) is source
+    assert pair.choose({"gpu2"}) is source
 
 
 def test_one_that_fell_silent_or_refuses_is_not_waited_for(
-    clock: Clock, before: Upstream, source: Upstream
+    pair: Roster, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
-    roster = Roster(STALL, clock)
-    roster.set([before, source])
-    roster.failed(before, for_now=False)
+    pair.failed(before, for_now=False)
 
-    assert roster.choose({"gpu2"}) is source
+    assert pair.choose({"gpu2"}) is source
 
 
 def test_a_host_that_stays_away_rests_longer(
-    clock: Clock, before: Upstream, source: Upstream
+    pair: Roster, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
-    roster = Roster(STALL, clock)
-    roster.set([before, source])
-    roster.failed(before, for_now=True)
+    pair.failed(before, for_now=True)
     clock.now += STALL
-    roster.failed(before, for_now=True)
+    pair.failed(before, for_now=True)
 
     clock.now += LONG_REST - 1
-    assert roster.choose(()) is source
+    assert pair.choose(()) is source
     clock.now += 1
-    assert roster.choose(()) is before
+    assert pair.choose(()) is before
 
 
 def test_after_it_worked_again_a_failure_counts_anew(
-    clock: Clock, before: Upstream, source: Upstream
+    pair: Roster, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
-    roster = Roster(STALL, clock)
-    roster.set([before, source])
-    roster.failed(before, for_now=True)
+    pair.failed(before, for_now=True)
     clock.now += STALL + 1
-    roster.works(before)
-    roster.failed(before, for_now=True)
+    pair.works(before)
+    pair.failed(before, for_now=True)
 
-    assert roster.choose({"gpu2"}) is None
+    assert pair.choose({"gpu2"}) is None
 
 
 def test_wrong_bytes_are_not_asked_for_again(roster: Roster, source: Upstream) -> None:
