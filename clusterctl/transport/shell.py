@@ -55,8 +55,13 @@ mv -f "$new" "$1"
 # The size is checked because a lost connection looks like the end of the data to `cat`.
 
 _NO_FILE = 66  # EX_NOINPUT of sysexits.h
-# Read again a file that was made between the two looks, such as a supervisor's first report.
-_READ = f'cat "$1" || {{ [ ! -e "$1" ] && exit {_NO_FILE}; cat "$1"; }}'
+# A file that appears or goes between the looks, such as a supervisor's report, is no error.
+_READ = f"""\
+[ -e "$1" ] || exit {_NO_FILE}
+cat "$1" && exit
+[ -e "$1" ] && exit 1
+exit {_NO_FILE}
+"""
 
 
 # Seconds without a byte after which an ended command's output counts as complete: its background
