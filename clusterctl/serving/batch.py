@@ -28,6 +28,7 @@ from clusterctl.errors import (
     UsageError,
     raise_all,
 )
+from clusterctl.serving.endpoint import REFUSALS, post
 
 if TYPE_CHECKING:
     import httpx2
@@ -85,14 +86,18 @@ def check_requests(file: Path, model: str) -> list[str]:
             continue
         if (before := first.setdefault(request.custom_id, number)) != number:
             problems.append(
-                UsageError(f"{file}:{number}: custom_id {request.custom_id!r} is line {before}'s")
+                UsageError(
+                    f"{file}:{number}: line {before} has custom_id {request.custom_id!r} too"
+                )
             )
     if len(problems) > _SHOWN_PROBLEMS:
         more = len(problems) - _SHOWN_PROBLEMS
         problems[_SHOWN_PROBLEMS:] = [UsageError(f"{file}: {more} more lines are invalid")]
     raise_all(problems)
     if not first:
-        raise UsageError(f"{file} has no requests", hint="clusterctl batch --help shows a line")
+        raise UsageError(
+            f"{file} has no requests", hint='a line is, for example, {"prompt": "..."}'
+        )
     return list(first)
 
 
@@ -212,12 +217,12 @@ class BatchRun:
     count: BatchCount
     concurrency: int = 64
     patience: float = deadlines.BATCH_PATIENCE
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
     # Monotonic seconds of the last answer, and the last sign that the service is away
-    _answered: float = 0.0
-    _away: str = ""
-    _broke: BaseException | None = None
+    _answered: float = field(default=0.0, init=False)
+    _away: str = field(default="", init=False)
+    _broke: BaseException | None = field(default=None, init=False)
 
     def send(
         self, requests: Iterator[BatchRequest], cancelled: threading.Event, say: Callable[[], None]
@@ -236,10 +241,7 @@ class BatchRun:
         client = httpx2.Client(
             base_url=self.url,
             trust_env=False,
-            headers={
-                "Authorization": f"Bearer {self.key}",
-                "Content-Type": "application/json",
-            },
+            headers={"Authorization": f"Bearer {self.key}"},
             timeout=httpx2.Timeout(deadlines.BATCH_ANSWER, connect=deadlines.API_CONNECT),
             limits=httpx2.Limits(max_connections=self.concurrency),
         )
@@ -308,20 +310,17 @@ class BatchRun:
         errors, pause = 0, 1.0
         while not self._stop.is_set():
             try:
-                # Not `json=`, which refuses NaN and halves of surrogate pairs: the service does.
-                response = client.post(request.url, content=json.dumps(request.body))
+                response = post(client, request.url, request.body)
                 code = response.status_code
                 if code == 401:
-                    raise StepFailed(
-                        "the service refused the API key",
-                        hint="clusterctl stop NAME, then serve it again: it reads the key then",
-                    )
+                    reason, hint = REFUSALS[code]
+                    raise StepFailed(f"the service {reason}", hint=hint)
                 errors += code == 500
                 if code not in _UNAVAILABLE and (code != 500 or errors == _TRIES_OF_ERROR):
                     self._answered, self._away = time.monotonic(), ""
                     return _line(request, response)
                 self._away = f"HTTP status {code}: {response.text[:500]}"
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 self._away = f"{type(error).__name__}: {error}"
             if cancelled.is_set():
                 return None

@@ -10,15 +10,21 @@ import json
 import shlex
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, StepFailed
 from clusterctl.node.endpoint import COMPLETIONS, Task
+from clusterctl.transport.http_answer import beginning
+
+if TYPE_CHECKING:
+    import httpx2
 
 PROMPT = "Say hello."
 
 KEY_VARIABLE = "CLUSTERCTL_API_KEY"
+
+LARGEST_ANSWER = 64 * 2**20  # bytes; a long text with the probabilities of its tokens has some MiB
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class ServiceEndpoint:
         return self.chat and self.task is COMPLETIONS
 
 
-_REFUSALS = {
+REFUSALS = {
     401: (
         "refused the API key: vLLM started with another one than the head's file contains",
         "stop the service, then serve it again, so that vLLM reads the file: clusterctl stop NAME",
@@ -66,6 +72,25 @@ _REFUSALS = {
     404: ("serves no model named {model}", "clusterctl status shows the models"),
     503: ("is up, but its engine is not", "clusterctl logs"),
 }
+
+
+def post(client: httpx2.Client, url: str, body: dict[str, Any]) -> httpx2.Response:
+    """Send a request and read its answer. Raises StepFailed if that is longer than LARGEST_ANSWER,
+    since whatever listens on the port may send without end; otherwise as httpx2."""
+    import httpx2
+
+    # Not `json=`, which refuses NaN and halves of surrogate pairs: that is the service's to do.
+    content, headers = json.dumps(body), {"Content-Type": "application/json"}
+    with client.stream("POST", url, content=content, headers=headers) as answer:
+        read = beginning(answer, LARGEST_ANSWER + 1)
+    if len(read) > LARGEST_ANSWER:
+        raise StepFailed(
+            f"{url} sent more than {LARGEST_ANSWER >> 20} MiB",
+            hint="clusterctl status; is another program on that port?",
+        )
+    names = {"x-request-id", "content-type"}  # The length and the encoding are not those of `read`
+    kept = {name: value for name, value in answer.headers.items() if name in names}
+    return httpx2.Response(answer.status_code, headers=kept, content=read)
 
 
 def ask(
@@ -89,8 +114,8 @@ def ask(
     url, body = endpoint.url + endpoint.path, endpoint.body(prompt, max_tokens)
     try:
         # The operator's proxy settings are meant for the Internet, not for the cluster.
-        with httpx2.Client(timeout=timeout, trust_env=False) as client:
-            response = client.post(url, json=body, headers=headers)
+        with httpx2.Client(timeout=timeout, trust_env=False, headers=headers) as client:
+            response = post(client, url, body)
     except httpx2.ConnectError as error:
         raise ConnectionFailed(
             f"nothing answers at {endpoint.url}", hint="clusterctl status", detail=str(error)
@@ -108,7 +133,7 @@ def ask(
         ) from error
     code = response.status_code
     if not response.is_success:
-        reason, hint = _REFUSALS.get(code, (f"answered with HTTP status {code}", "clusterctl logs"))
+        reason, hint = REFUSALS.get(code, (f"answered with HTTP status {code}", "clusterctl logs"))
         raise StepFailed(
             f"{endpoint.url} {reason.format(model=endpoint.model)}",
             hint=hint,

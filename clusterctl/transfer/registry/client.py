@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import httpx2
 
@@ -27,14 +26,15 @@ from clusterctl.transfer.manifests import (
 )
 from clusterctl.transfer.registry.endpoint import RegistryEndpoint
 from clusterctl.transfer.registry.failures import (
+    MOST_WORDS,
     RegistryFailed,
     answered,
-    beginning,
     leave_unread,
     refused,
     unreached,
 )
 from clusterctl.transfer.registry.logins import Login, Logins
+from clusterctl.transport.http_answer import beginning
 
 # Seconds without a byte after which a connection counts as broken.
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
@@ -44,8 +44,6 @@ ATTEMPTS = 8  # Consecutive attempts without a byte; about two minutes with the 
 FIRST_ATTEMPTS = 3  # For a manifest: a registry that is down is not worth a longer wait
 
 LONGEST_PAUSE = 30.0
-
-T = TypeVar("T")
 
 
 class RegistryClient:
@@ -288,7 +286,7 @@ class Authorization:
                 return None
             if response.status_code != 200:
                 raise answered(self._reference.registry, self._reference.name, response)
-            document = beginning(response)
+            document = beginning(response, MOST_WORDS)
         try:
             said = json.loads(document)
             return str(said.get("token") or said["access_token"])

@@ -11,11 +11,14 @@ import httpx2
 
 from clusterctl.containers.reference import DOCKER_HUB
 from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.transport.http_answer import beginning
 
 ELSEWHERE = (
     "on a machine that reaches it: clusterctl image bundle IMAGE -o image.tar; "
     "here: clusterctl image push --from image.tar"
 )
+
+MOST_WORDS = 64 << 10  # Bytes to read of the body of an error response
 
 
 class RegistryFailed(StepFailed):
@@ -44,7 +47,7 @@ def refused(registry: str, reference: str, status: int, *, tried: str | None) ->
 def answered(registry: str, reference: str, response: httpx2.Response) -> StepFailed:
     """Return the error for a response whose status is neither a success nor 401 or 403."""
     status = response.status_code
-    words = beginning(response).decode(errors="replace")[:1000]
+    words = beginning(response, MOST_WORDS).decode(errors="replace")[:1000]
     if status == 404:
         return RegistryFailed(
             f"{reference} does not exist: {registry} knows no such name or tag",
@@ -122,19 +125,6 @@ def unreached(registry: str, error: httpx2.TransportError) -> RegistryFailed:
     else:
         summary = f"the connection to {registry} broke"
     return RegistryFailed(summary, again=again, hint=ELSEWHERE, detail=words)
-
-
-MOST_WORDS = 64 << 10  # Bytes to read of the body of an error response
-
-
-def beginning(answer: httpx2.Response, most: int = MOST_WORDS) -> bytes:
-    """Return at most `most` bytes of the body, without waiting for the rest."""
-    data = bytearray()
-    for chunk in answer.iter_bytes():
-        data += chunk
-        if len(data) >= most:
-            break
-    return bytes(data[:most])
 
 
 def leave_unread(answer: httpx2.Response) -> None:

@@ -21,7 +21,7 @@ from clusterctl.errors import (
     UsageError,
     raise_all,
 )
-from clusterctl.transfer.content import CHUNK, Blob, Location
+from clusterctl.transfer.content import CHUNK, Blob
 from clusterctl.transfer.weights.hashing import HashCache, Stamp, hash_file
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLink, in_order
 
@@ -315,11 +315,6 @@ class FilesSource:
             raise StepFailed(f"{file.source} cannot be read: {error.strerror}") from error
         if not self._same(blob.digest):
             raise changed(file.source)
-
-    def location(self, blob: Blob) -> Location | None:
-        """Location of the blob's bytes on disk; None for a blob that is not in this tree."""
-        file = self._files.get(blob.digest)
-        return Location(file.source, 0, blob.size) if file else None
 
     def changes(self) -> Sequence[StepFailed]:
         """Return an error for every file that was written to or removed since it was hashed."""

@@ -166,6 +166,16 @@ def test_a_key_that_is_refused_ends_the_run(
     assert _answers(tmp_path / "out") == {}
 
 
+def test_an_answer_without_end_ends_the_run(
+    tmp_path: Path, serve: Callable[[Reply], Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.serving.endpoint.LARGEST_ANSWER", 2**20)
+    service = serve(lambda *_: (200, {"choices": ["x" * 2**21]}))
+    with pytest.raises(StepFailed, match="/v1/completions sent more than 1 MiB"):
+        _run(service, _prompts(tmp_path / "in", 3), tmp_path / "out")
+    assert _answers(tmp_path / "out") == {}
+
+
 def test_mistakes_are_named_with_their_lines(tmp_path: Path) -> None:
     lines = [
         "{",
