@@ -7,7 +7,10 @@ On a host, for the cluster NAME:
 
     /etc/clusterctl/NAME/node.json               NodeDocument     written by the controller
     /etc/clusterctl/NAME/hosts                   names and addresses of the cluster, likewise
-    /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  likewise, head only
+    /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  likewise, on the host that starts
+                                                                  it: the head, or of a service
+                                                                  with replicas that of rank 0
+    /etc/clusterctl/NAME/members/SERVICE.json    MembersDocument  likewise, head only: the replicas
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
     /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
@@ -71,9 +74,14 @@ class NodeDocument:
 
 @dataclass(frozen=True)
 class ServiceDocument:
-    """A model to keep serving. The file is on the head only."""
+    """One vLLM process to keep running: a service, or one replica of it.
 
-    name: str
+    A service that was never asked for replicas has one document, on the head, and Ray chooses the
+    hosts of its ranks. Otherwise each replica has a document of its own, on the host of its first
+    rank, and its ranks stay on the hosts of `node_ips`.
+    """
+
+    name: str  # Unique in the cluster; of replica N > 1 of a service: `SERVICE@N` (`replica_name`)
     model: str  # As the user named it, for display
     served_name: str  # The `model` in API requests
     argv: List[str]  # `vllm serve ...`, complete
@@ -88,6 +96,41 @@ class ServiceDocument:
     ready_timeout: float = 1800.0
     shutdown_timeout: float = 60.0  # Seconds that running requests get when the service stops
     # Seconds without a sign of life, while requests are pending, before the service is restarted.
+    stall_timeout: float = STALL_TIMEOUT
+    replica: int = 1  # From 1 on; numbers of replicas that were stopped are free again
+    # Node IP of each rank, in vLLM's order, on which Ray has to place it; empty: Ray chooses.
+    node_ips: List[str] = field(default_factory=list)
+
+    @property
+    def service(self) -> str:
+        """The name of the service that this document belongs to."""
+        return service_of(self.name)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A replica as the gateway reaches it."""
+
+    replica: int
+    host: str  # The inventory's name of the host that its API runs on
+    address: str
+    port: int
+    draining: bool = False  # It gets no new requests: it is about to be stopped or restarted
+
+
+@dataclass(frozen=True)
+class MembersDocument:
+    """The declared replicas of a service, for the gateway. The file is on the head only.
+
+    A member gets requests if it is not draining and answers the checks of `node/endpoint.py`
+    (`EndpointWatch`), which the gateway's host sends to `address` itself, with the cluster's key.
+    A service without this file has one member: its ServiceDocument on the head.
+    """
+
+    service: str
+    served_names: List[str]  # The `model` in API requests
+    port: int  # That clients know: the service's own, which no member listens on
+    members: List[Member] = field(default_factory=list)
     stall_timeout: float = STALL_TIMEOUT
 
 
@@ -208,6 +251,16 @@ class NodeState:
     # Why logs and journal cannot be written: `DIRECTORY is on a full file system`; empty if they
     # can.
     logs_problem: str = ""
+
+
+def replica_name(service: str, replica: int) -> str:
+    """Return the name of a replica's document and log. A service's name contains no @."""
+    return service if replica == 1 else f"{service}@{replica}"
+
+
+def service_of(name: str) -> str:
+    """Return the service that a document or log of this name belongs to."""
+    return name.partition("@")[0]
 
 
 def config_dir(cluster: str) -> str:

@@ -47,6 +47,7 @@ class NodePaths:
         # The names and addresses of the cluster, in the format of /etc/hosts
         self.declared_hosts = self.config / "hosts"
         self.services = self.config / "services"
+        self.members = self.config / "members"
         self.api_key = self.config / "api.key"
         self.journal = self.logs / "journal.jsonl"
 
