@@ -81,7 +81,7 @@ def serve(
     from clusterctl.commands.serve import run
     from clusterctl.errors import CHANGES_PENDING, UsageError
     from clusterctl.serving.config_file import read_config_file
-    from clusterctl.serving.endpoint import curl_line, key_line
+    from clusterctl.serving.endpoint import curl_line, key_line, models_line, python_client
     from clusterctl.serving.request import Options, read_request
     from clusterctl.serving.vllm_flags import parse_arguments
 
@@ -138,7 +138,9 @@ def serve(
         print(f"  note        {notice}")
     print("\nTry it yourself (the key is not printed):")
     print(key_line(served.head, served.key_file, sudo=served.sudo))
+    print(models_line(plan.endpoint))
     print(curl_line(replace(plan.endpoint, task=proof.task)))
+    print(f"In Python: {python_client(plan.endpoint)}")
 
 
 def _show_plan(changes: Changes, *, as_json: bool) -> None:

@@ -212,8 +212,11 @@ class DockerDriver:
     def pull_argv(self, reference: str) -> tuple[str, ...]:
         return _client("pull", "--quiet", reference)
 
-    def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
-        return _client("exec", "--interactive", container, *argv)
+    def exec_argv(
+        self, container: str, argv: Sequence[str], *, terminal: bool = False
+    ) -> tuple[str, ...]:
+        tty = ("--tty",) if terminal else ()
+        return _client("exec", "--interactive", *tty, container, *argv)
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
         return ("sh", "-c", _stock_script(), "stock", cache, reference)

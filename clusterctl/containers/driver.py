@@ -161,8 +161,11 @@ class ContainerDriver(Protocol):
     def pull_argv(self, reference: str) -> tuple[str, ...]:
         """Command that pulls the image, without progress output."""
 
-    def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
-        """Command that runs `argv` in a running container, with the command's own stdin."""
+    def exec_argv(
+        self, container: str, argv: Sequence[str], *, terminal: bool = False
+    ) -> tuple[str, ...]:
+        """Command that runs `argv` in a running container, with the command's own stdin, and its
+        own terminal if it has one."""
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
         """Command that lists the engine's images, as lines for `transfer.engine_state`."""

@@ -181,8 +181,19 @@ def key_line(host: str, key_path: str, *, sudo: bool) -> str:
 def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
     """Return a curl command to paste into a shell after `key_line`."""
     body = json.dumps(endpoint.body(prompt, max_tokens), ensure_ascii=False)
-    url = shlex.quote(endpoint.url + endpoint.path)
-    return (
-        f'curl -s {url} -H "Authorization: Bearer ${KEY_VARIABLE}" '
-        f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    )
+    json_body = f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    return f"{_curl(endpoint.url + endpoint.path)} {json_body}"
+
+
+def models_line(endpoint: ServiceEndpoint) -> str:
+    """Return a curl command that lists the service's models, to paste after `key_line`."""
+    return _curl(f"{endpoint.url}/v1/models")
+
+
+def _curl(url: str) -> str:
+    return f'curl -s {shlex.quote(url)} -H "Authorization: Bearer ${KEY_VARIABLE}"'
+
+
+def python_client(endpoint: ServiceEndpoint) -> str:
+    """Return the expression that makes a client of OpenAI's Python package."""
+    return f'OpenAI(base_url="{endpoint.url}/v1", api_key=os.environ["{KEY_VARIABLE}"])'

@@ -24,9 +24,9 @@ class SshTarget:
     def connect_timeout(self) -> float:
         return self.ssh.connect_timeout or deadlines.CONNECT
 
-    def argv(self, *command: str) -> list[str]:
-        """OpenSSH's command line for the same connection."""
-        options: list[str] = []
+    def argv(self, *command: str, terminal: bool = False) -> list[str]:
+        """OpenSSH's command line for the same connection. `terminal`: for a command too."""
+        options = ["-t"] if terminal else []
         if self.ssh.port:
             options += ["-p", str(self.ssh.port)]
         if self.ssh.identity_file:

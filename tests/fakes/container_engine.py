@@ -171,8 +171,10 @@ class FakeDriver:
     def pull_argv(self, reference: str) -> tuple[str, ...]:
         return ("engine", "pull", reference)
 
-    def exec_argv(self, container: str, argv: Sequence[str]) -> tuple[str, ...]:
-        return ("engine", "exec", container, *argv)
+    def exec_argv(
+        self, container: str, argv: Sequence[str], *, terminal: bool = False
+    ) -> tuple[str, ...]:
+        return ("engine", "exec", *(("--tty",) if terminal else ()), container, *argv)
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
         return ("sh", "-c", "engine stock", "stock", cache, reference)

@@ -124,3 +124,4 @@ def test_command_lines_carry_what_they_are_about(driver: ContainerDriver) -> Non
     assert driver.save_argv("sha256:x")[-1] == "sha256:x"
     assert driver.pull_argv(REFERENCE)[-1] == REFERENCE
     assert driver.exec_argv("node", ["a", "b c"])[-3:] == ("node", "a", "b c")
+    assert driver.exec_argv("node", ["a"], terminal=True)[-3:] == ("--tty", "node", "a")

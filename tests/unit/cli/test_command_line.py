@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,23 @@ def test_ssh_to_this_machine_needs_no_ssh(
 ) -> None:
     ran = clusterctl("ssh", "-i", str(inventory), "here", *words, SHELL="/bin/sh")
     assert ran.stdout.split() == said.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "ran_there"),
+    [((), "clusterctl-nowhere bash"), (("echo $HOME",), "clusterctl-nowhere sh -c echo $HOME")],
+)
+def test_ssh_into_the_node_container_goes_through_the_hosts_engine(
+    clusterctl: Run, inventory: Path, tmp_path: Path, words: tuple[str, ...], ran_there: str
+) -> None:
+    for program, text in (("docker", 'echo "$@"'), ("sudo", 'exec "$@"')):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ran = clusterctl(
+        "ssh", "-i", str(inventory), "here", "--node", *words, SHELL="/bin/sh", PATH=path
+    )
+    assert ran.stdout == f"exec --interactive {ran_there}\n", ran.stderr
 
 
 @pytest.mark.parametrize("name", ["*", "here,gone", "her"])

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from clusterctl.serving.endpoint import (
     ask,
     curl_line,
     key_line,
+    python_client,
 )
 
 CHAT: dict[str, Any] = {
@@ -203,6 +205,15 @@ def test_the_line_to_paste_is_one_command_that_a_shell_reads_as_meant() -> None:
     assert shown[:2] == ["-s", "http://10.0.0.1:8000/v1/chat/completions"]
     assert "Authorization: Bearer k" in shown
     assert json.loads(shown[-1])["messages"][0]["content"] == "It's $HOME?"
+
+
+def test_a_python_client_gets_the_address_and_the_keys_variable() -> None:
+    code = python_client(ServiceEndpoint("http://10.0.0.1:8000", "m", chat=True))
+
+    names = {"OpenAI": dict, "os": SimpleNamespace(environ={"CLUSTERCTL_API_KEY": "k"})}
+    made = eval(code, names)  # noqa: S307 - our own text
+
+    assert made == {"base_url": "http://10.0.0.1:8000/v1", "api_key": "k"}
 
 
 def test_the_key_is_fetched_and_never_shown() -> None:
