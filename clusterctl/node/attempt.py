@@ -81,8 +81,8 @@ class Attempt:
         nodes: FrozenSet[str],
         key: str,
     ) -> None:
-        """`nodes`: ids of the Ray nodes that are alive when the process starts. `key`: the API
-        key; empty for a service without one."""
+        """`nodes`: ids of the Ray nodes that are alive when the process starts. `key`: what
+        requests must present; vLLM without one answers everybody."""
         self.document = document
         self.nodes = nodes
         self.started = time.monotonic()
@@ -100,7 +100,7 @@ class Attempt:
                 "PYTHONUNBUFFERED": "1",
                 **env,
                 **document.env,
-                **({"VLLM_API_KEY": key} if key else {}),
+                "VLLM_API_KEY": key,
             },
             paths.log(document.name),
             self._read,

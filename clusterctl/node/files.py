@@ -49,6 +49,7 @@ class NodePaths:
         self.services = self.config / "services"
         self.members = self.config / "members"
         self.api_key = self.config / "api.key"
+        self.ray_token = self.config / "ray.token"
         self.journal = self.logs / "journal.jsonl"
 
     def log(self, name: str) -> Path:

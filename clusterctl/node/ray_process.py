@@ -19,6 +19,7 @@ from typing import Dict, FrozenSet, List, Optional
 from clusterctl.node.children import Child, session_members
 from clusterctl.node.documents import NodeDocument
 from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.secret_files import why_no_ray
 from clusterctl.node.timing import Backoff, Timing
 
 # `ray start` prints this once its processes run and the node has joined.
@@ -127,6 +128,10 @@ class RayProcess:
         if self._probe and self._probe.answer != "open":
             where = f"{self._document.head_ip}:{self._document.gcs_port}"
             self._turn("waiting", f"for the head's GCS at {where} ({self._probe.answer})")
+            return
+        refusal = why_no_ray(self._document.env, self._paths)
+        if refusal:
+            self._turn("waiting", f"for its token: {refusal}")
             return
         self._marked = False
         self._losses = self._probe.losses if self._probe else 0

@@ -12,7 +12,6 @@ service that has lost a node is ended at once rather than left to the timeouts o
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocume
 from clusterctl.node.endpoint import Reading
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
+from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.timing import Backoff, Timing
 
 UNPROVABLE = "it listens, and answers no request that would prove it"
@@ -126,8 +126,6 @@ class Service:
         self._last_error: List[str] = []
         self._last_failure = ""
         self._last_failure_time = 0.0
-        # Kept: vLLM must not come back without a key because its file was deleted.
-        self._key = ""
         # Ids of the Ray nodes of the attempt that failed last, and until when the loss of one of
         # them is taken for the cause.
         self._stood_on: FrozenSet[str] = frozenset()
@@ -242,16 +240,19 @@ class Service:
 
     def _start(self, document: ServiceDocument, conditions: RayConditions) -> None:
         self._shown = document
+        try:
+            key = read_secret(self._paths.api_key)
+        except SecretUnusable as error:
+            self._turn("waiting", f"for its key: {error}")
+            return
         self._stood_on = frozenset()
         self._attempts += 1
         self._starts += 1
         nodes = conditions.snapshot.nodes if conditions.snapshot else []
         living = frozenset(node.node_id for node in nodes if node.alive)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                self._key = self._paths.api_key.read_text("utf-8").strip() or self._key
             self._attempt = Attempt(
-                document, conditions.env, self._paths, self._timing, living, self._key
+                document, conditions.env, self._paths, self._timing, living, key
             )
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])

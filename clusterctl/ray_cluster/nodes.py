@@ -34,6 +34,10 @@ PER_NODE = (
     "VLLM_HOST_IP",
 )
 
+# Needed by the API server alone. vLLM sends its environment to the ranks on other hosts, over Ray's
+# connections, which are not encrypted.
+HEAD_ONLY = ("VLLM_API_KEY",)
+
 # A node that does not answer is declared dead after 3 x (2 + 4) = 18 s; with Ray's defaults, after
 # 66 s. Measured with these on Ray 2.60: 17 s for a stopped raylet, 5 s for a killed one. A raylet
 # that loses its GCS exits after 20 s.
@@ -97,11 +101,12 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
 
 
 def non_carry_over(inventory: Inventory, topology: Topology) -> str:
-    """Return the content of NON_CARRY_OVER_FILE: variables that differ between nodes."""
+    """Return the content of NON_CARRY_OVER_FILE: variables that differ between nodes, and secrets
+    of the head. vLLM reads it since 0.8.0, the first release that sends all its variables."""
     environments = [node_environment(inventory, topology, node) for node in topology.nodes]
     names = {name for environment in environments for name in environment}
     differing = {name for name in names if len({env.get(name) for env in environments}) > 1}
-    return json.dumps(sorted({*PER_NODE, *differing})) + "\n"
+    return json.dumps(sorted({*PER_NODE, *HEAD_ONLY, *differing})) + "\n"
 
 
 def config_root(cluster: str) -> str:

@@ -87,7 +87,9 @@ class Bench:
         self.behaviour("ray", {})
         self.behaviour("vllm", {})
         self.in_ray(self.node("a", "n1"), self.node("b", "n2"))
-        self.paths.api_key.write_text("secret-key\n")
+        for secret in (self.paths.api_key, self.paths.ray_token):
+            secret.write_text(f"secret-{secret.suffix[1:]}\n")
+            secret.chmod(0o600)
         self.declare_node()
 
     @staticmethod

@@ -123,6 +123,37 @@ def test_a_ray_that_cannot_start_backs_off_and_says_why(bench: Bench) -> None:
     bench.await_ray("up")
 
 
+def test_ray_starts_neither_again_nor_at_first_without_its_token(bench: Bench) -> None:
+    token = bench.paths.ray_token
+    token.write_text("")
+    bench.start()
+    bench.await_ray("waiting", f"for its token: {token} is empty; clusterctl bootstrap repairs")
+    token.write_text("a-token")
+    bench.await_ray("up")
+    token.chmod(0o604)
+
+    os.kill(bench.starts("ray")[0]["pid"], signal.SIGKILL)
+
+    bench.await_ray("waiting", "is open to other users (mode 604)")
+    token.unlink()
+    bench.await_ray("waiting", "is missing")
+    (bench.root / "elsewhere").write_text("a-token")
+    (bench.root / "elsewhere").chmod(0o600)
+    token.symlink_to(bench.root / "elsewhere")
+    bench.await_ray("waiting", "cannot be read: Too many levels of symbolic links")
+    assert len(bench.starts("ray")) == 1
+    token.unlink()
+    os.mkfifo(token, 0o600)
+    bench.await_ray("waiting", "is not a file")
+
+
+def test_a_ray_that_the_inventory_allows_without_a_token_needs_none(bench: Bench) -> None:
+    bench.paths.ray_token.unlink()
+    bench.declare_node(env={"RAY_AUTH_MODE": "disabled"})
+    bench.start()
+    bench.await_ray("up")
+
+
 def test_a_changed_ray_command_restarts_ray(bench: Bench) -> None:
     bench.start()
     bench.await_ray("up")

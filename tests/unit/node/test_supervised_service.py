@@ -296,16 +296,28 @@ def test_a_vllm_that_ends_before_ray_is_seen_to_be_gone_names_ray_as_the_cause(
     bench.await_service("waiting", last_failure=cause)
 
 
-def test_a_service_does_not_come_back_without_its_key(bench: Bench) -> None:
+def test_vllm_starts_neither_again_nor_at_first_without_its_key(bench: Bench) -> None:
     bench.declare()
     bench.start()
     bench.await_service("ready")
-    bench.paths.api_key.unlink()
+    key = bench.paths.api_key
+    key.unlink()
 
     os.kill(bench.starts("vllm")[0]["pid"], signal.SIGKILL)
 
+    fix = "clusterctl bootstrap repairs that"
+    bench.await_service("waiting", detail=f"for its key: {key} is missing; {fix}")
+    key.touch(0o600)
+    bench.await_service("waiting", detail=f"for its key: {key} is empty; {fix}")
+    key.write_text("another-key")
+    key.chmod(0o640)
+    bench.await_service(
+        "waiting", detail=f"for its key: {key} is open to other users (mode 640); {fix}"
+    )
+    assert len(bench.starts("vllm")) == 1
+    key.chmod(0o600)
     bench.await_service("ready", restarts=1)
-    assert bench.starts("vllm")[1]["env"]["VLLM_API_KEY"] == "secret-key"
+    assert bench.starts("vllm")[1]["env"]["VLLM_API_KEY"] == "another-key"
 
 
 def test_an_idle_engine_that_answers_no_canary_is_restarted(bench: Bench) -> None:

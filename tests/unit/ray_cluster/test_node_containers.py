@@ -111,10 +111,10 @@ def test_the_inventory_wins_and_the_host_over_the_cluster() -> None:
     assert worker["VLLM_CACHE_ROOT"] == "/c"
 
 
-def test_what_differs_between_nodes_is_not_carried_over() -> None:
+def test_what_differs_between_nodes_and_the_key_are_not_carried_over() -> None:
     inventory = cluster()
     names = json.loads(non_carry_over(inventory, resolve(inventory, FACTS)))
-    assert set(names) == {*PER_NODE, "ONLY_HERE"}
+    assert set(names) == {*PER_NODE, "ONLY_HERE", "VLLM_API_KEY"}
     assert names == sorted(names)
 
 

@@ -1,0 +1,63 @@
+"""Reads the token and the key, without which neither Ray nor vLLM is started."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Mapping
+
+from clusterctl.node.files import NodePaths
+
+LARGEST = 4096  # Bytes of a secret; ours have 64
+
+FIX = "clusterctl bootstrap repairs that"
+
+
+class SecretUnusable(Exception):
+    """Nothing may be started with this secret; the text says why, and what repairs it."""
+
+
+def read_secret(path: Path) -> str:
+    """Return the content of a secret's file.
+
+    Raises SecretUnusable unless it is a file that this process's user owns, that nobody else may
+    read or write, and that is not empty.
+    """
+    try:
+        # Not through a link; and O_NONBLOCK since opening a fifo would wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise SecretUnusable(f"{path} is missing; {FIX}") from None
+    except OSError as error:
+        raise SecretUnusable(f"{path} cannot be read: {error.strerror}") from error
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
+        found = os.fstat(descriptor)
+        mode = stat.S_IMODE(found.st_mode)
+        if not stat.S_ISREG(found.st_mode):
+            raise SecretUnusable(f"{path} is not a file")
+        if mode & 0o077:
+            raise SecretUnusable(f"{path} is open to other users (mode {mode:o}); {FIX}")
+        if found.st_uid != os.geteuid():
+            raise SecretUnusable(f"{path} belongs to user {found.st_uid}; {FIX}")
+        try:
+            content = file.read(LARGEST).decode().strip()
+        except (OSError, ValueError) as error:
+            raise SecretUnusable(f"{path} cannot be read: {error}") from error
+    if not content:
+        raise SecretUnusable(f"{path} is empty; {FIX}")
+    return content
+
+
+def why_no_ray(env: Mapping[str, str], paths: NodePaths) -> str:
+    """Return why Ray may not be started with `env`, or an empty string.
+
+    Only `allow_unauthenticated_ray` in the inventory sets RAY_AUTH_MODE to `disabled`.
+    """
+    if env.get("RAY_AUTH_MODE") == "disabled":
+        return ""
+    try:
+        read_secret(Path(env.get("RAY_AUTH_TOKEN_PATH") or paths.ray_token))
+    except SecretUnusable as error:
+        return str(error)
+    return ""
