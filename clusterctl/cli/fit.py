@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.models.shape import ModelShape
 
 _Probe = Annotated[
     bool,
@@ -114,7 +117,7 @@ def fit(
             hint="leave one of them out",
         )
     if gpus:
-        report = without_cluster(asked)
+        report = without_cluster(asked, _shape_on_hub)
     elif hosts != 1:
         raise UsageError("--hosts needs --gpus", hint="--gpus 2xH200")
     else:
@@ -125,7 +128,7 @@ def fit(
             loaded = load_inventory(inventory)
         except UsageError as none:
             raise UsageError(none.summary, hint=f"--gpus 2xH200, or {none.hint}") from none
-        report, probed = run(loaded, asked, credentials())
+        report, probed = run(loaded, asked, credentials(), _shape_on_hub)
     document = report.to_json() | ({"probe": probed.to_json()} if probed else {})
     if as_json:
         print(json.dumps(document, indent=2))
@@ -136,3 +139,14 @@ def fit(
         print("\n".join(fit_lines(document, width=line_width(sys.stdout))))
     if report.refused:  # vLLM certainly cannot start like this
         raise typer.Exit(DoesNotFit.exit_code)
+
+
+def _shape_on_hub(model_id: str) -> ModelShape:
+    """Return the shape of a model on the Hub, and say on stderr what was read."""
+    from clusterctl.models.config_json import describe
+    from clusterctl.planning.weights import compared_with_files
+    from clusterctl.transfer.weights.hub_config import config_on_hub
+
+    found = config_on_hub(model_id)
+    print(f"config.json of {model_id}: from {found.origin}", file=sys.stderr)
+    return compared_with_files(describe(found.config, model_id), found.weights)

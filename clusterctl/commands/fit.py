@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.inventory.model import Inventory
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.fit_on_cluster import ask_images, plan_request
-from clusterctl.planning.fit_request import FitArguments
+from clusterctl.planning.fit_request import FitArguments, HubShapes
 from clusterctl.planning.image_probe import ProbeResult
 from clusterctl.planning.planner import plan
 from clusterctl.planning.report import FitReport
@@ -14,15 +14,16 @@ from clusterctl.transport.credentials import Credentials
 
 
 def run(
-    inventory: Inventory, asked: FitArguments, credentials: Credentials
+    inventory: Inventory, asked: FitArguments, credentials: Credentials, hub: HubShapes
 ) -> tuple[FitReport, ProbeResult | None]:
     """Return the report for the inventory's hosts, and with `asked.probe` the result of vLLM's own
-    calculation in the image. Raises UsageError, DoesNotFit, connection errors, and with
-    `asked.probe` the errors of `ask_images`."""
+    calculation in the image. `hub` is asked for a model that neither a host nor the catalogue has.
+    Raises UsageError, DoesNotFit, connection errors, what `hub` raises, and with `asked.probe` the
+    errors of `ask_images`."""
     asked.request()  # refuse a bad request before contacting any host
     with connected(inventory.hosts, credentials) as transports:
         files = measurements(inventory.cluster)
         survey = take_survey(inventory, transports, files=files).require_answers()
-        request, config = plan_request(survey, asked)
+        request, config = plan_request(survey, asked, hub)
         report = plan(request)
         return report, ask_images(survey, request, report, config) if asked.probe else None

@@ -46,7 +46,7 @@ def resolve(name: str, models_dir: str) -> Model:
         served = entry.hub_id if "/" in name else entry.alias
         candidates = hub_candidates(models_dir, entry.hub_id, entry.names)
         return Model(name, served, candidates, hub_id=entry.hub_id, entry=entry)
-    if _HUB_ID.match(name):
+    if is_hub_id(name):
         return Model(name, name, hub_candidates(models_dir, name), hub_id=name)
     if "/" in name:
         raise UsageError(
@@ -57,6 +57,11 @@ def resolve(name: str, models_dir: str) -> Model:
         f"unknown model {name}{did_you_mean(name)}",
         hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
     )
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether `name` has the form of a Hub id: ORGANISATION/NAME."""
+    return _HUB_ID.match(name) is not None
 
 
 def did_you_mean(name: str) -> str:

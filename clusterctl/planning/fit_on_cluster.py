@@ -18,7 +18,7 @@ from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held, gpus_of, hardware_of
-from clusterctl.planning.fit_request import FitArguments, launch_for, load_shape
+from clusterctl.planning.fit_request import FitArguments, HubShapes, launch_for, load_shape
 from clusterctl.planning.image_probe import (
     ProbeAnswer,
     ProbeResult,
@@ -38,9 +38,12 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 
 
-def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict[str, Any] | None]:
+def plan_request(
+    survey: Survey, asked: FitArguments, hub: HubShapes | None = None
+) -> tuple[PlanRequest, dict[str, Any] | None]:
     """Return the request that `serve` would plan, and the model's config.json if one is found: at a
-    local path, else in the hosts' models directory; the catalogue has the shape alone."""
+    local path, else in the hosts' models directory; the catalogue and `hub` have the shape
+    alone."""
     request, inventory = asked.request(), survey.inventory
     config, own, directories = None, None, set()
     if asked.model.startswith((".", "~")) or Path(asked.model).exists():
@@ -51,7 +54,7 @@ def plan_request(survey: Survey, asked: FitArguments) -> tuple[PlanRequest, dict
         found = values(fan_out(survey.transports, lambda host: look_for(host, named.candidates)))
         text = config_on_hosts(found.values())
         if text is None:
-            shape = load_shape(named.hub_id or asked.model)
+            shape = load_shape(named.hub_id or asked.model, hub)
         else:
             config = parse_config(text, f"{asked.model}/config.json")
             directories = {directory.path for each in found.values() for directory in each}

@@ -6,15 +6,15 @@ answer comes at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry, by_alias, by_directory, by_hub_id
+from clusterctl.models.catalogue import CatalogueEntry, by_alias, by_directory, by_hub_id
 from clusterctl.models.config_files import checkpoint_bytes, read_config
 from clusterctl.models.config_json import describe
-from clusterctl.models.name import did_you_mean
+from clusterctl.models.name import did_you_mean, is_hub_id
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version, show_version
 from clusterctl.planning.hardware import GpuModel
@@ -28,6 +28,9 @@ from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
+
+# Reads the shape of a model on the Hub, by its Hub id.
+HubShapes = Callable[[str], ModelShape]
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,14 @@ class FitArguments:
         return parse_network(self.network) if self.network else None
 
 
-def without_cluster(asked: FitArguments) -> FitReport:
-    """Return the report for the GPUs of --gpus. Raises UsageError and DoesNotFit."""
+def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitReport:
+    """Return the report for the GPUs of --gpus. Raises UsageError, DoesNotFit and what `hub`
+    raises, which is asked for a Hub id that is not in the catalogue."""
     request = asked.request()
     if asked.gpus is None:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
     hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
-    shape = load_shape(asked.model)
+    shape = load_shape(asked.model, hub)
     report = plan(request_for(launch_for(request, shape, hardware), shape, hardware))
     if asked.network and len(hardware.sites) == 1:
         alone = "--network is not used, since all GPUs are in one host: give --gpus for each host"
@@ -100,18 +104,21 @@ def entry_of(model: str) -> CatalogueEntry | None:
     return by_alias(model) or by_hub_id(model) or by_directory(model.rstrip("/").rpartition("/")[2])
 
 
-def load_shape(model: str | Path) -> ModelShape:
-    """Return the shape of a catalogue entry, Hub id, or local path. Raises UsageError."""
+def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
+    """Return the shape of a catalogue entry, a local path, or a Hub id that `hub` is asked for.
+    Raises UsageError."""
     name = str(model)
     entry = by_alias(name) or by_directory(name) or by_hub_id(name)
     if entry is not None:
         return entry.shape
     path = Path(name)
-    if not path.exists():
-        known = ", ".join(entry.alias for entry in CATALOGUE)
-        raise UsageError(
-            f"{name} is not in the catalogue, and there is no such path{did_you_mean(name)}",
-            hint=f"give a directory with config.json, or one of: {known}",
-        )
-    shape = describe(read_config(path), path.resolve().name)
-    return compared_with_files(shape, checkpoint_bytes(path)) if path.is_dir() else shape
+    if path.exists():
+        shape = describe(read_config(path), path.resolve().name)
+        return compared_with_files(shape, checkpoint_bytes(path)) if path.is_dir() else shape
+    if hub is not None and is_hub_id(name):
+        return hub(name)
+    raise UsageError(
+        f"{name} is not in the catalogue, and there is no such path{did_you_mean(name)}",
+        hint="give a Hub id (ORGANIZATION/NAME), a directory with config.json or that file; "
+        "clusterctl model ls shows the catalogue",
+    )

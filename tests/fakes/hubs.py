@@ -82,6 +82,9 @@ class _Answers(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nobody reads it."""
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         self.hubs.asked.append(f"{self.path} {self.headers.get('Range', '')}".strip())
         where = urlsplit(self.path)
@@ -98,9 +101,13 @@ class _Answers(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(body)
+        self.body(body)
 
-    def file(self, path: str, data: bytes) -> None:
+    def body(self, data: bytes) -> None:
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def file(self, path: str, data: bytes, **headers: str) -> None:
         """`data`, or the range asked for, with the faults that `hubs` has for `path`."""
         if self.hubs.wrong.get(path, 0):
             self.hubs.wrong[path] -= 1
@@ -112,6 +119,8 @@ class _Answers(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
         rest = data[begin:]
         self.send_header("Content-Length", str(len(rest)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         cut = self.hubs.cut.get(path)
         if path in self.hubs.held:
@@ -122,7 +131,7 @@ class _Answers(BaseHTTPRequestHandler):
             self.wfile.write(rest[:65536])
             rest = rest[65536:]
             time.sleep(0.02)
-        self.wfile.write(rest if cut is None else rest[:cut])
+        self.body(rest if cut is None else rest[:cut])
         self.close_connection = cut is not None
 
 
@@ -160,7 +169,7 @@ class _Front(_Answers):
         if model in self.hubs.gated and not self.known:
             self.refuse(403, "GatedRepo", "Access to this model is restricted.")
         elif len(data) < LARGE:
-            self.file(file, data)
+            self.file(file, data, X_Repo_Commit=COMMIT, ETag=f'"{_git_sha1(data)}"')
         else:
             self.send_response(302)
             self.send_header("Location", f"{self.hubs.storage}/{model}/{file}?signed=1")
@@ -197,12 +206,15 @@ class _Storage(_Answers):
 def _hf_entry(path: str, data: bytes, blobs: bool) -> dict[str, object]:
     if not blobs:
         return {"rfilename": path}
-    git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-    entry: dict[str, object] = {"rfilename": path, "size": len(data), "blobId": git}
+    entry: dict[str, object] = {"rfilename": path, "size": len(data), "blobId": _git_sha1(data)}
     if len(data) >= LARGE:
         oid = hashlib.sha256(data).hexdigest()
         entry["lfs"] = {"sha256": oid, "size": len(data), "pointerSize": 134}
     return entry
+
+
+def _git_sha1(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _modelscope_entry(path: str, data: bytes) -> dict[str, object]:

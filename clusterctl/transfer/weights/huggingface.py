@@ -12,11 +12,13 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported lazily
     build_hf_headers,
+    disable_progress_bars,
     hf_raise_for_status,
 )
 
@@ -125,6 +127,33 @@ class HuggingFace:
             listing.model_id, file.path, revision=listing.revision
         )
         return Path(found) if isinstance(found, str) else None
+
+    def newest(self, model_id: str, path: str) -> Path:
+        """Return a small file of the model's default branch in the cache of `hf`, below a directory
+        named for its commit; it is downloaded there unless that commit's is.
+
+        Raises RequirementsNotMet for a gated model, StepFailed when the file does not come."""
+        disable_progress_bars()
+        with hub_errors(self, model_id, DEFAULT_REVISION):
+            try:
+                return Path(
+                    huggingface_hub.hf_hub_download(
+                        model_id,
+                        path,
+                        revision=DEFAULT_REVISION,  # kept under that name, to be found offline
+                        endpoint=self.endpoint,
+                        token=self._token,
+                        etag_timeout=deadlines.WEB,
+                    )
+                )
+            except HfHubHTTPError:
+                raise
+            except (LocalEntryNotFoundError, OSError) as error:
+                raise StepFailed(
+                    f"{path} of {model_id} did not come from {self.endpoint}",
+                    hint="check HF_ENDPOINT, and that HF_HOME is a directory you can write to",
+                    detail=repr(error.__cause__ or error),
+                ) from error
 
     def require_downloadable(self, listing: Listing, *, here: bool = True) -> None:
         large = [
