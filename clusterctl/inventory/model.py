@@ -23,7 +23,9 @@ from clusterctl.inventory.values import (
     AbsolutePath,
     Address,
     EnvName,
+    EnvValue,
     FixedPort,
+    HostPath,
     ImageReference,
     IndexUrl,
     IpAddress,
@@ -260,10 +262,10 @@ class Host(_Model):
     labels: dict[LabelName, LabelValue] = Field(
         default={}, description="Your own words for the host, for --limit label=value."
     )
-    mounts: dict[AbsolutePath, AbsolutePath] = Field(
+    mounts: dict[HostPath, AbsolutePath] = Field(
         default={}, description="More directories for the container: path on the host: path in it."
     )
-    env: dict[EnvName, str] = Field(
+    env: dict[EnvName, EnvValue] = Field(
         default={}, description="Environment of this host's container; wins over the cluster's."
     )
 
@@ -290,7 +292,7 @@ class Inventory(_Model):
         description="The image as a docker-archive tar on the operator's machine (docker save), "
         "for hosts that reach no registry. Relative paths start at the inventory file.",
     )
-    models: AbsolutePath = Field(
+    models: HostPath = Field(
         default="/data/models", description="Directory of models, the same on every host."
     )
     accelerator: AcceleratorName = Field(
@@ -305,7 +307,7 @@ class Inventory(_Model):
         description="Run an image whose Ray is older than 2.52 and knows no token. "
         "Whoever reaches the Ray ports then runs code on every host.",
     )
-    env: dict[EnvName, str] = Field(default={}, description="Environment of every container.")
+    env: dict[EnvName, EnvValue] = Field(default={}, description="Environment of every container.")
     hosts: tuple[Host, ...] = Field(min_length=1, description="The machines, by name.")
     source: Path = Field(default=Path(), exclude=True, description="The file it came from.")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from clusterctl.inventory.load import EXTENSION
 from clusterctl.inventory.model import MOST_GPUS, Inventory
+from clusterctl.inventory.unsafe import DANGEROUS
 from clusterctl.inventory.values import NAME, SET_BY_CLUSTERCTL
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -81,7 +82,7 @@ def _as_in_the_file(root: _Schema) -> None:
     host["properties"]["gpus"] = counted
     # Variables that clusterctl sets itself; names that end in `_` are prefixes.
     reserved = (f"{name}.*" if name.endswith("_") else name for name in SET_BY_CLUSTERCTL)
-    refused = {"not": {"pattern": f"^({'|'.join(reserved)})$"}}
+    refused = {"not": {"pattern": f"^({'|'.join([*reserved, *DANGEROUS])})$"}}
     labels, envs = host["properties"]["labels"], [it["properties"]["env"] for it in (root, host)]
     for env in envs:
         env["propertyNames"] = refused

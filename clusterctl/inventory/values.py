@@ -21,6 +21,12 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from clusterctl.inventory.unsafe import (
+    no_dangerous_variable,
+    no_secret_in_url,
+    not_of_the_host,
+)
+
 NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NIC = r"^[^\s/:,=^]{1,15}$"
 RDMA_DEVICE = r"^[A-Za-z0-9_.-]{1,63}$"
@@ -259,7 +265,14 @@ Address = Annotated[str, Field(pattern=ADDRESS), AfterValidator(_parsed_address)
 UserName = Annotated[str, Field(pattern=USER)]
 JumpHost = Annotated[str, Field(pattern=JUMP)]
 IpAddress = Annotated[str, AfterValidator(_ip)]
-EnvName = Annotated[str, Field(pattern=ENV_NAME), AfterValidator(_not_reserved)]
+EnvName = Annotated[
+    str,
+    Field(pattern=ENV_NAME),
+    AfterValidator(_not_reserved),
+    AfterValidator(no_dangerous_variable),
+]
+EnvValue = Annotated[str, AfterValidator(no_secret_in_url)]
+HostPath = Annotated[AbsolutePath, AfterValidator(not_of_the_host)]
 LabelName = Annotated[str, Field(pattern=LABEL), AfterValidator(_not_role)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
 IndexUrl = Annotated[str, Field(pattern=INDEX_URL)]

@@ -191,7 +191,9 @@ def models_line(endpoint: ServiceEndpoint) -> str:
 
 
 def _curl(url: str) -> str:
-    return f'curl -s {shlex.quote(url)} -H "Authorization: Bearer ${KEY_VARIABLE}"'
+    # By curl's stdin: every user of the machine sees its arguments. printf is the shell's own.
+    header = f'printf "Authorization: Bearer %s" "${KEY_VARIABLE}"'
+    return f"{header} | curl -s {shlex.quote(url)} -H @-"
 
 
 def python_client(endpoint: ServiceEndpoint) -> str:

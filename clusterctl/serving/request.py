@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.serving.release_flags import is_vllm_flag
 from clusterctl.serving.vllm_flags import Argument, last_value, lay_over, without
 
 _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
@@ -162,12 +163,22 @@ def _refusal(argument: Argument, *, typed: bool) -> str | None:
     """Return why clusterctl does not pass `argument` on. `typed`: on the command line."""
     if argument.key == "distributed-executor-backend" and argument.values != ("ray",):
         return "clusterctl proves where ranks run, which needs Ray"
+    if owned := _abbreviated(argument.key):
+        return f"vLLM would read it as --{owned}: write the flag in full"
     if argument.key == "api-key" and typed:
         return (
             "a key in arguments is visible to every user; clusterctl makes one on the head, "
             "readable by root alone"
         )
     return _REFUSED.get(argument.key)
+
+
+def _abbreviated(key: str) -> str | None:
+    """Return the flag of clusterctl's own or refused ones that `key` is the beginning of, which
+    argparse takes for the whole flag; None for a flag that vLLM has by that name."""
+    if key.startswith("-") or is_vllm_flag(f"--{key}"):
+        return None
+    return next((flag for flag in (*_SERVICE_FLAGS, *_REFUSED) if flag.startswith(key)), None)
 
 
 def is_service_name(name: str) -> bool:

@@ -36,6 +36,21 @@ from tests.unit.inventory.conftest import HOST, Problems
         ("packages: {pip_index: 'http://u:p@h/'}", "23: `packages.pip_index` must be an http://"),
         ("env: {RAY_AUTH_TOKEN: x}", "7: `env.RAY_AUTH_TOKEN`: RAY_AUTH_TOKEN cannot be set her"),
         ("env: {HF_TOKEN: x}", "7: `env.HF_TOKEN`: HF_TOKEN cannot be set here: a secret does n"),
+        ("env: {AWS_SECRET_ACCESS_KEY: x}", "7: `env.AWS_SECRET_ACCESS_KEY`: AWS_SECRET_ACCESS_K"),
+        (
+            "env: {WANDB_API_KEY: x}",
+            "7: `env.WANDB_API_KEY`: WANDB_API_KEY cannot be set here: a s",
+        ),
+        ("env: {Registry_Password: x}", "7: `env.Registry_Password`: Registry_Password cannot be"),
+        ("env: {CLIENT_SECRET_ID: x}", "7: `env.CLIENT_SECRET_ID`: CLIENT_SECRET_ID cannot be se"),
+        ("env: {VLLM_SERVER_DEV_MODE: 1}", "7: `env.VLLM_SERVER_DEV_MODE`: VLLM_SERVER_DEV_MODE "),
+        ("env: {RAY_DEBUG_POST_MORTEM: 1}", "7: `env.RAY_DEBUG_POST_MORTEM`: RAY_DEBUG_POST_MORT"),
+        (
+            "env: {HTTPS_PROXY: 'http://me:hidden@proxy:3128'}",
+            "20: `env.HTTPS_PROXY` has a password in its URL, which every listing of the contai",
+        ),
+        ("models: /", "9: `models` / is the host's own: with /bin a container reads its secrets"),
+        ("models: /root", "9: `models` /root is the host's own: with /root/.ssh a container"),
         ("env: {1A: x}", "7: `env.1A`: must be a variable name: letters, digits and _, not"),
         ("cluster: b", "1: `cluster` is given twice, first on line 1"),
     ],
@@ -45,6 +60,40 @@ def test_a_problem_of_the_cluster_is_named_at_its_place(
 ) -> None:
     (found,) = problems(HOST + f"{line}\n")
     assert found.startswith(f"6:{expected}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "/", "//", "/etc", "/etc/", "/etc/ssh/ssh_host_rsa_key", "/data/../etc", "/root", "/proc",
+        "/proc/1/root", "/sys/fs/cgroup", "/dev", "/dev/mem", "/var", "/var/run/docker.sock",
+        "/run/containerd/containerd.sock", "/opt/docker.sock", "/home", "/home/me/.ssh", "/usr",
+        "/etc/clusterctl/demo", "/var/lib/docker/volumes/x",
+    ],
+)  # fmt: skip
+def test_a_mount_that_gives_the_container_its_host_is_refused_at_its_place(
+    problems: Problems, source: str
+) -> None:
+    (found,) = problems(HOST + f"    mounts: {{{source}: /x}}\n")
+    assert found.startswith(f"6:14: `hosts.gpu1.mounts.{source}`: {source} ")
+
+
+def test_what_containers_need_is_mounted_and_set(loaded: Callable[[str], Inventory]) -> None:
+    sources = ("/data", "/home/me/models", "/etc/clusterctl-secrets", "/root/.cache/huggingface",
+               "/etc/ssl/certs", "/dev/shm/x", "/run2", "/usr/share/models")  # fmt: skip
+    env = {"HF_TOKEN_PATH": "/s/token", "TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "8",
+           "NCCL_IB_PKEY": "1", "HTTP_PROXY": "http://proxy:3128", "CLIENT_SECRET_FILE": "/s/c",
+           "NO_PROXY": "10.0.0.0/8"}  # fmt: skip
+    mounts = "".join(f"\n      {source}: {source}" for source in sources)
+    variables = "".join(f"\n  {name}: {value!r}" for name, value in env.items())
+    inventory = loaded(f"{HOST}    mounts:{mounts}\nenv:{variables}\n")
+    assert inventory.env == env
+    assert tuple(inventory.hosts[0].mounts) == sources
+
+
+def test_a_secret_is_not_repeated_by_the_problem(problems: Problems) -> None:
+    text = "env: {HF_TOKEN: hidden, PROXY: 'http://me:hidden@proxy', A_KEY: hidden}\n"
+    assert "hidden" not in "".join(problems(HOST + text))
 
 
 def test_a_later_alias_does_not_repeat_a_problem(problems: Problems) -> None:

@@ -18,6 +18,7 @@ from clusterctl.inventory.document import read
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Gpu, Host, Inventory, Network, Nics, Packages, RayPorts, Ssh
 from clusterctl.inventory.schema import render, schema
+from clusterctl.inventory.unsafe import DANGEROUS
 from clusterctl.inventory.values import SET_BY_CLUSTERCTL
 
 EXAMPLES = Path(__file__).parents[3] / "inventory"
@@ -103,6 +104,7 @@ STRUCTURALLY_WRONG = [
     {**BASE, "env": {"1A": "x"}},
     {**BASE, "env": {"RAY_ADDRESS": "x"}},
     {**BASE, "env": {"RAY_AUTH_MODE": "x"}},
+    {**BASE, "env": {"VLLM_SERVER_DEV_MODE": "1"}},
     with_host(name="gpu1"),
     with_host(role="boss"),
     with_host(nccl="eth0"),
@@ -207,7 +209,8 @@ def test_what_load_accepts_the_schema_accepts(
 def test_the_reference_names_every_key_and_every_reserved_variable() -> None:
     text = (EXAMPLES.parent / "docs" / "inventory.md").read_text()
     models: list[type[BaseModel]] = [Inventory, Ssh, Network, Host, Nics, Gpu, Packages]
-    keys = {
-        name for model in models for name, f in model.model_fields.items() if not f.exclude
-    } | set(SET_BY_CLUSTERCTL)
+    keys = {name for model in models for name, f in model.model_fields.items() if not f.exclude} | {
+        *SET_BY_CLUSTERCTL,
+        *DANGEROUS,
+    }
     assert sorted(key for key in keys if key not in text) == []

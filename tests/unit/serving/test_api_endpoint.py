@@ -195,7 +195,7 @@ def test_the_line_to_paste_is_one_command_that_a_shell_reads_as_meant() -> None:
     line = curl_line(ServiceEndpoint("http://10.0.0.1:8000", "m", chat=True), prompt="It's $HOME?")
 
     shown = subprocess.run(
-        ["sh", "-c", f'curl() {{ for word; do printf "%s\\n" "$word"; done; }}; {line}'],
+        ["sh", "-c", f'curl() {{ for word; do printf "%s\\n" "$word"; done; cat; }}; {line}'],
         env={"CLUSTERCTL_API_KEY": "k", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -203,8 +203,9 @@ def test_the_line_to_paste_is_one_command_that_a_shell_reads_as_meant() -> None:
     ).stdout.splitlines()
 
     assert shown[:2] == ["-s", "http://10.0.0.1:8000/v1/chat/completions"]
-    assert "Authorization: Bearer k" in shown
-    assert json.loads(shown[-1])["messages"][0]["content"] == "It's $HOME?"
+    assert shown[2:4] == ["-H", "@-"]
+    assert shown[-1] == "Authorization: Bearer k"  # its input, which other users do not see
+    assert json.loads(shown[-2])["messages"][0]["content"] == "It's $HOME?"
 
 
 def test_a_python_client_gets_the_address_and_the_keys_variable() -> None:

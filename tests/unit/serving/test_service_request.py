@@ -14,6 +14,14 @@ from clusterctl.serving.vllm_flags import parse_arguments
     [
         ("--distributed-executor-backend", "mp"),
         ("--api-key", "x"),
+        ("--api-ke", "x"),
+        ("--api_k=x",),
+        ("--api", "x"),
+        ("--hf-tok", "x"),
+        ("--ssl-keyf", "x"),
+        ("--master-a", "x"),
+        ("--conf", "x.yaml"),
+        ("--ud", "/tmp/s"),
         ("--nnodes", "2"),
         ("-n", "2"),
         ("--headless",),
@@ -30,7 +38,12 @@ def test_what_clusterctl_must_own_or_cannot_read_is_refused(extra: tuple[str, ..
     with pytest.raises(UsageError) as caught:
         read_request(Options("m"), extra=parse_arguments(extra))
 
-    assert "x" not in str(caught.value).split() or extra[0] != "--api-key"
+    assert "x" not in str(caught.value).split() or not extra[0].startswith("--api")
+
+
+def test_a_flag_that_is_the_beginning_of_another_is_taken_as_itself() -> None:
+    extra = parse_arguments(["--config-format", "mistral", "--hf-config-path", "/x", "-O3"])
+    assert read_request(Options("m"), extra=extra).given == extra
 
 
 def test_an_option_and_a_flag_that_contradict_each_other_are_refused() -> None:

@@ -1,0 +1,93 @@
+"""What an inventory does not say by accident: secrets in an environment that every user of the
+engine can list, switches that open Ray or vLLM, and mounts that give a container the host.
+
+Each check returns its value, or raises ValueError with what to do in place of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from ipaddress import ip_address
+from pathlib import PurePosixPath
+
+# The last word of a name, as in AWS_SESSION_TOKEN; HF_TOKEN_PATH and PASSWORD_FILE name files.
+# MAX_TOKENS is a count.
+_SECRET = re.compile(
+    r"^(.*_)?(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|KEYS?|APIKEY|PAT)$"
+    r"|^(.*_)?SECRET_.*(?<!_FILE)(?<!_PATH)$",
+    re.IGNORECASE,
+)
+_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
+
+DANGEROUS = {
+    "VLLM_SERVER_DEV_MODE": "it opens paths that need no key, such as /collective_rpc, which runs "
+    "code on every rank",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets whoever reaches vLLM's queues run code",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets clients load files of the container as adapters; "
+    "name adapters when you serve: -- --lora-modules NAME=PATH",
+    "RAY_DEBUG": "it opens a debugger on the network, which needs no token",
+    "RAY_DEBUG_POST_MORTEM": "it opens a debugger on the network, which needs no token",
+    "RAY_DEBUGGER_EXTERNAL": "it opens a debugger on the network, which needs no token",
+}
+
+# Directories whose content makes somebody root of the host, or is the host's own state. A mount of
+# a directory above or below one of them is refused as well.
+_OF_THE_HOST = (
+    "/bin", "/boot", "/dev", "/etc/clusterctl", "/etc/cron.d", "/etc/ld.so.preload", "/etc/pam.d",
+    "/etc/passwd", "/etc/shadow", "/etc/ssh", "/etc/sudoers", "/etc/sudoers.d", "/etc/systemd",
+    "/lib", "/lib64", "/opt/clusterctl", "/proc", "/root/.ssh", "/run", "/sbin", "/sys", "/usr/bin",
+    "/usr/lib", "/usr/lib64", "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/sbin",
+    "/var/cache/clusterctl", "/var/lib/clusterctl", "/var/lib/containerd", "/var/lib/docker",
+    "/var/lib/dpkg", "/var/lib/rpm", "/var/log/clusterctl", "/var/run", "/var/spool/cron",
+)  # fmt: skip
+_USABLE = ("/dev/shm", "/dev/hugepages")  # noqa: S108 - shared memory, which nothing is read from
+_SOCKET = re.compile(r"(docker|containerd|crio|podman)[^/]*\.sock$")
+
+
+def no_dangerous_variable(name: str) -> str:
+    """Refuse developer switches and names of secrets."""
+    if why := DANGEROUS.get(name):
+        raise ValueError(f"{name} cannot be set here: {why}")
+    if _SECRET.search(name):
+        raise ValueError(
+            f"{name} cannot be set here: a secret does not belong in an environment, which every "
+            "listing of the container shows; mount a file (`mounts` of the host) and name that, as "
+            "in HF_TOKEN_PATH"
+        )
+    return name
+
+
+def no_secret_in_url(value: str) -> str:
+    """Refuse a URL with a password, such as that of a proxy. The message does not repeat it."""
+    if _IN_URL.search(value):
+        raise ValueError(
+            "has a password in its URL, which every listing of the container shows; let the hosts' "
+            "addresses through at the proxy, or run one on each host that knows the password"
+        )
+    return value
+
+
+def not_of_the_host(path: str) -> str:
+    """Refuse a directory through which a container reads the host's secrets or changes the host."""
+    plain = PurePosixPath(os.path.normpath(path))
+    if plain.is_relative_to("//"):  # normpath keeps two slashes at the beginning
+        plain = PurePosixPath(str(plain)[1:])
+    if any(plain.is_relative_to(usable) for usable in _USABLE):
+        return path
+    for own in map(PurePosixPath, _OF_THE_HOST):
+        if plain == own or plain.is_relative_to(own) or own.is_relative_to(plain):
+            raise ValueError(
+                f"{path} is the host's own: with {own} a container reads its secrets or becomes "
+                "its root; mount a directory that holds only what the container needs"
+            )
+    if plain == PurePosixPath("/home") or ".ssh" in plain.parts:
+        raise ValueError(f"{path} holds users' keys; mount a directory without them")
+    if _SOCKET.search(str(plain)):
+        raise ValueError(f"{path} is an engine's socket: who writes to it is root of the host")
+    return path
+
+
+def is_public(ip: str) -> bool:
+    """Return whether an IP address is one of the Internet."""
+    return ip_address(ip).is_global
