@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.cli.init import IMAGE
 from clusterctl.cli.program import Commands
+from clusterctl.errors import UsageError
 
-app = Commands("Create Debian test hosts on this machine, without GPUs.")
+app = Commands("Create Debian test hosts on this machine, with CPUs or its GPUs.")
 
 
 def _say(text: str) -> None:
@@ -33,17 +36,36 @@ def up(
         Literal["tiny", "qwen2.5-1.5b"],
         typer.Option("--for", metavar="MODEL", help="Model that must fit into memory."),
     ] = "tiny",
+    gpus: Annotated[
+        bool, typer.Option("--gpus", help="Share out this machine's GPUs among the hosts.")
+    ] = False,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", metavar="IMAGE", help=f"With --gpus: the image. Default: {IMAGE}."),
+    ] = None,
+    image_archive: Annotated[
+        Path | None,
+        typer.Option("--image-archive", metavar="FILE", help="With --gpus: that image as a file."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Create bare hosts, with systemd and sshd, two NICs each. A second run changes nothing."""
     from clusterctl.lab import lifecycle
 
-    made = lifecycle.up(hosts, link_rate=link_rate, model=model, say=_say)
+    if not gpus and (image or image_archive):
+        raise UsageError(
+            "--image and --image-archive are for hosts with GPUs", hint="clusterctl lab up --gpus"
+        )
+    gpu_image = lifecycle.GpuImage(image or IMAGE, image_archive) if gpus else None
+    made = lifecycle.up(hosts, link_rate=link_rate, model=model, gpu_image=gpu_image, say=_say)
     if as_json:
         print(json.dumps({"changes": made.changes, "inventory": str(made.inventory)}, indent=2))
         return
     print("the lab is up" if made.changes else "the lab is up: nothing to change")
     print(f"inventory: {made.inventory}")
+    if made.missing_image:
+        saved = f"docker save {image or IMAGE} -o {made.missing_image}"
+        print(f"before `bootstrap`, save the image: {saved}")
 
 
 @app.command()

@@ -6,13 +6,13 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from uuid import NAMESPACE_DNS, uuid5
 
 from clusterctl import deadlines
 from clusterctl.errors import StepFailed, UsageError
-from clusterctl.lab import network, nspawn
+from clusterctl.lab import gpus, network, nspawn
 from clusterctl.lab.base import OPERATOR
 from clusterctl.lab.layout import PREFIX, LabHost, lab_host
 from clusterctl.lab.local import is_mounted, last_lines, mount_overlay, remove_tree, run
@@ -21,6 +21,8 @@ from clusterctl.lab.paths import LabPaths
 
 HOST_KEY_TYPES = ("ed25519", "ecdsa")
 _NAME = re.compile(r"gpu([1-9][0-9]*)")
+# File of a host's directory: the device nodes of its GPUs.
+_GPUS = "gpus"
 _NO_NAME_SERVER = "# No name server: the resolver asks 127.0.0.1, where nobody listens.\n"
 
 
@@ -71,11 +73,34 @@ def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
     """Boot the host from its disk. Return whether it was off."""
     if nspawn.is_running(host):
         return False
-    nspawn.halt(host, paths.host(host.name))
-    nspawn.boot(host, paths.host(host.name))
+    directory = paths.host(host.name)
+    nspawn.halt(host, directory)
+    nodes, devices = _gpus(directory), []
+    if nodes:
+        driver = gpus.machine_driver()
+        gpus.write_setup(directory / "root", driver)
+        devices = gpus.binds(nodes, driver)
+    nspawn.boot(host, directory, devices)
     if wait:
         wait_for_ssh([host], paths)
     return True
+
+
+def give_gpus(host: LabHost, paths: LabPaths, nodes: Sequence[str]) -> bool:
+    """Plug these GPUs, and no others, into the host, which is powered off for it. Return whether
+    it had others."""
+    directory = paths.host(host.name)
+    if _gpus(directory) == tuple(nodes):
+        return False
+    nspawn.halt(host, directory)
+    (directory / _GPUS).write_text("".join(f"{node}\n" for node in nodes))
+    return True
+
+
+def _gpus(directory: Path) -> tuple[str, ...]:
+    """Return the device nodes of the host's GPUs."""
+    file = directory / _GPUS
+    return tuple(file.read_text().split()) if file.is_file() else ()
 
 
 def ssh_answers(host: LabHost, timeout: float = deadlines.LAB_GREETING) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from clusterctl.lab.image import image_tag
 from clusterctl.lab.layout import LabHost
@@ -14,13 +16,7 @@ _HEAD = """\
 # container engine, and writes this file; inventory/lab.yaml is it for two hosts.
 cluster: lab
 
-# vLLM and Ray on CPU, made by `lab up` from docker/lab. The tag stands for what is in there.
-image: {image}
-# Hosts have no way to a registry: the image comes from this file, over SSH.
-image_archive: {archive}
-
-# One CPU stands for one device, so that tensor parallelism over hosts is the real thing.
-accelerator: cpu
+{image_lines}
 models: /data/models
 
 ssh:
@@ -28,13 +24,32 @@ ssh:
   identity_file: {identity}
   known_hosts: {known_hosts}
 
+{packages}# Two networks, and NIC names that differ from host to host, as in real life: SSH, Ray and
+# the API on the first, what ranks exchange on the second.
+hosts:
+"""
+
+_CPU_IMAGE = """\
+# vLLM and Ray on CPU, made by `lab up` from docker/lab. The tag stands for what is in there.
+image: {image}
+# Hosts have no way to a registry: the image comes from this file, over SSH.
+image_archive: {archive}
+
+# One CPU stands for one device, so that tensor parallelism over hosts is the real thing.
+accelerator: cpu"""
+
+_CPU_PACKAGES = """\
 # Where a derived image would get Ray from: the only web server that hosts can reach.
 packages:
   pip_index: {pip_index}
 
-# Two networks, and NIC names that differ from host to host, as in real life: SSH, Ray and
-# the API on the first, what ranks exchange on the second.
-hosts:
+"""
+
+_GPU_IMAGE = """\
+# vLLM and Ray for this machine's GPUs.
+image: {image}
+# Hosts have no way to a registry: the image comes from this file, over SSH.
+image_archive: {archive}
 """
 
 _HOST = """\
@@ -42,7 +57,7 @@ _HOST = """\
     address: {address}
     role: {role}
     nics: {{control: {control}, nccl: {fabric}, gloo: {fabric}}}
-    gpus: 1
+    gpus: {gpus}
 """
 
 _LIGHT_HEAD = """\
@@ -58,14 +73,26 @@ hosts:
 """
 
 
-def lab_inventory(hosts: Sequence[LabHost], paths: LabPaths) -> str:
+@dataclass(frozen=True)
+class GpuLab:
+    """What differs in a lab with GPUs: the image, its archive, and the GPUs of each host."""
+
+    image: str
+    archive: Path
+    nodes: tuple[tuple[str, ...], ...]
+
+
+def lab_inventory(hosts: Sequence[LabHost], paths: LabPaths, gpus: GpuLab | None = None) -> str:
     """Return the inventory of whole hosts; the first one is the head."""
+    if gpus:
+        image_lines = _GPU_IMAGE.format(image=gpus.image, archive=gpus.archive)
+    else:
+        image_lines = _CPU_IMAGE.format(image=image_tag(), archive=paths.image_archive)
     head = _HEAD.format(
-        image=image_tag(),
-        archive=paths.image_archive,
+        image_lines=image_lines,
         identity=paths.identity,
         known_hosts=paths.known_hosts,
-        pip_index=MIRROR_PIP,
+        packages="" if gpus else _CPU_PACKAGES.format(pip_index=MIRROR_PIP),
     )
     return head + "".join(
         _HOST.format(
@@ -74,6 +101,7 @@ def lab_inventory(hosts: Sequence[LabHost], paths: LabPaths) -> str:
             role=_role(number),
             control=host.nics[0].name,
             fabric=host.nics[1].name,
+            gpus=len(gpus.nodes[number]) if gpus else 1,
         )
         for number, host in enumerate(hosts)
     )

@@ -8,7 +8,7 @@ machine, never from a file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from clusterctl.errors import RequirementsNotMet, raise_all
 from clusterctl.lab import (
     base,
     cgroups,
+    gpus,
     hosts,
     light,
     mirror,
@@ -26,7 +27,7 @@ from clusterctl.lab import (
     room,
 )
 from clusterctl.lab.image import build_image, build_wheels, link_archives
-from clusterctl.lab.inventories import lab_inventory
+from clusterctl.lab.inventories import GpuLab, lab_inventory
 from clusterctl.lab.layout import CONTROL, FABRIC, LabHost, lab_hosts
 from clusterctl.lab.local import mounts_under, remove_tree
 from clusterctl.lab.models import build_models
@@ -40,10 +41,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LabUp:
-    """Result of `up`: its changes, a line each, and the path of the inventory."""
+    """Result of `up`: its changes, a line each, the path of the inventory, and of the image for
+    GPUs if the user still has to bring it."""
 
     changes: tuple[str, ...]
     inventory: Path
+    missing_image: Path | None = None
+
+
+@dataclass(frozen=True)
+class GpuImage:
+    """The image that hosts with GPUs use: its name, and its archive on this machine."""
+
+    name: str
+    archive: Path | None = None
 
 
 class _Journal:
@@ -71,6 +82,7 @@ def up(
     link_rate: str | None = None,
     image: bool = True,
     model: str = "tiny",
+    gpu_image: GpuImage | None = None,
     inventory: Path | None = None,
     say: Say = print,
 ) -> LabUp:
@@ -78,13 +90,21 @@ def up(
 
     `link_rate` (200mbit) limits every cable in both directions; None removes the limit. Without
     `image` there are only bare hosts and their packages, in a quarter of the time. `model` is the
-    one to be served: a machine without enough memory for it is refused.
+    one to be served: a machine without enough memory for it is refused. With `gpu_image` the hosts
+    share out this machine's GPUs, and use that image in place of the lab's own.
     """
     wanted = lab_hosts(count)
     rate = None if link_rate is None else network.parse_rate(link_rate)
     check_machine()
     paths = lab_paths()
     _refuse_other_lab(paths)
+    with_gpus = None
+    if gpu_image:
+        image = False
+        nodes = gpus.share_out(gpus.machine_gpus(), count)
+        gpus.machine_driver()
+        archive = gpu_image.archive or paths.gpu_archive
+        with_gpus = GpuLab(gpu_image.name, archive.absolute(), nodes)
     journal = _Journal(say)
     target = inventory or paths.inventory
     with exclusive(paths.lock), _open_modes():
@@ -94,7 +114,8 @@ def up(
 
         # Hosts with a disk already use most of their space; running ones already have their memory.
         new = sum(not hosts.has_disk(host, paths) for host in wanted)
-        problems = [room.lack_of_disk(paths.root, room.disk_needed(built, new, image=image))]
+        disk = room.disk_needed(built, new, image=image, gpus=bool(with_gpus))
+        problems = [room.lack_of_disk(paths.root, disk)]
         if not any(nspawn.is_running(host) for host in wanted):
             served = model if image else None
             problems.append(room.lack_of_memory(len(wanted), served, room.available_memory()))
@@ -120,7 +141,8 @@ def up(
         )
         serving = mirror.ensure_mirror(paths.mirror, {"debian": built.packages})
         journal.note(serving, f"serving packages at {mirror.MIRROR_URL}")
-        _ensure_hosts(paths, wanted, built, rate, journal)
+        nodes = with_gpus.nodes if with_gpus else ((),) * count
+        _ensure_hosts(paths, wanted, nodes, built, rate, journal)
 
         known = [
             line
@@ -128,11 +150,12 @@ def up(
             for line in hosts.known_hosts_lines(paths.host(host.name) / "keys", host)
         ]
         _write_if_other(paths.known_hosts, "\n".join(known) + "\n")
-        wrote = _write_if_other(target, lab_inventory(wanted, paths))
+        wrote = _write_if_other(target, lab_inventory(wanted, paths, with_gpus))
         journal.note(wrote, f"wrote {target}")
         if image:
             _ensure_image(paths, source, built, journal)
-    return LabUp(tuple(journal.changes), target)
+    missing = with_gpus.archive if with_gpus and not with_gpus.archive.exists() else None
+    return LabUp(tuple(journal.changes), target, missing)
 
 
 def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
@@ -260,16 +283,23 @@ def _ensure_image(
 
 
 def _ensure_hosts(
-    paths: LabPaths, wanted: tuple[LabHost, ...], built: Caches, rate: int | None, journal: _Journal
+    paths: LabPaths,
+    wanted: tuple[LabHost, ...],
+    nodes: Sequence[tuple[str, ...]],
+    built: Caches,
+    rate: int | None,
+    journal: _Journal,
 ) -> None:
     journal.build(built.models, build_models, "models")
-    for host in wanted:
+    for host, own in zip(wanted, nodes, strict=True):
         cabled = network.ensure_host_network(host)
         journal.note(cabled, f"{host.name}: plugged {' and '.join(n.name for n in host.nics)}")
         limited = network.ensure_rate(host, rate)
         journal.note(limited, f"{host.name}: link rate {f'{rate} bit/s' if rate else 'unlimited'}")
         fresh = hosts.ensure_disk(host, paths, built.base, built.models)
         journal.note(fresh, f"{host.name}: made its disk")
+        given = hosts.give_gpus(host, paths, own)
+        journal.note(given, f"{host.name}: GPUs {', '.join(own) or 'none'}")
         journal.note(hosts.power_on(host, paths, wait=False), f"{host.name}: powered on")
     hosts.wait_for_ssh(wanted, paths)
 

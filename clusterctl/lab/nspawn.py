@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clusterctl import deadlines
@@ -18,8 +18,11 @@ RUNTIME = Path("/run/systemd/nspawn")
 _AGAIN_ON_REBOOT = 'while "$@"; [ $? -eq 133 ]; do :; done'
 
 
-def nspawn_argv(host: LabHost, directory: Path, *, unified: bool) -> list[str]:
-    """Return the command that boots a host. `unified`: the machine has only cgroup v2."""
+def nspawn_argv(
+    host: LabHost, directory: Path, *, unified: bool, devices: Sequence[str] = ()
+) -> list[str]:
+    """Return the command that boots a host. `unified`: the machine has only cgroup v2. `devices`:
+    nspawn's words for the host's GPUs."""
     # overlay2, Docker's storage, does not work on an overlay: bind the disk below it.
     binds = [(directory / "docker", "/var/lib/docker"),
              (directory / "containerd", "/var/lib/containerd")]  # fmt: skip
@@ -44,6 +47,7 @@ def nspawn_argv(host: LabHost, directory: Path, *, unified: bool) -> list[str]:
         "--timezone=off",
         "--console=read-only",
         *(f"--bind={source}:{target}" for source, target in binds),
+        *devices,
     ]
 
 
@@ -53,13 +57,13 @@ def nspawn_environment(*, unified: bool) -> Mapping[str, str]:
     return writable if unified else {**writable, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "0"}
 
 
-def boot(host: LabHost, directory: Path) -> None:
+def boot(host: LabHost, directory: Path, devices: Sequence[str] = ()) -> None:
     """Start the host, whose overlay is mounted and which has no processes."""
     unified = cgroups.unified_only()
     for name in ("docker", "containerd"):
         (directory / name).mkdir(exist_ok=True)
     nspawn = cgroups.entering(
-        cgroups.create(host.name), nspawn_argv(host, directory, unified=unified)
+        cgroups.create(host.name), nspawn_argv(host, directory, unified=unified, devices=devices)
     )
     view = directory / "cgroup"
     if not unified and not is_mounted(view):

@@ -33,6 +33,7 @@ class LabPaths:
         self.image = root / "image"
         self.image_archive = self.image / "lab.tar"
         self.bare_archive = self.image / "lab-bare.tar"
+        self.gpu_archive = root / "gpu-image.tar"  # What the user brings, unless it is elsewhere
         self.inventory = root / "lab.yaml"
         self.light_inventory = root / "light.yaml"
 

@@ -32,6 +32,8 @@ CACHE_DISK: Mapping[str, int] = {
 IMAGE_BUILDING = 6500 * MIB
 _OF_THE_IMAGE = frozenset({"wheels", "wheel_index", "image"})
 BARE_HOST_DISK = GIB
+# With the GPU image of vLLM: 26.6 GiB unpacked, beside the layers that the engine still reads.
+GPU_HOST_DISK = 40 * GIB
 # Peak per host: while its engine unpacks the image from the received layers; 3.3 GiB stay.
 HOST_DISK = 9 * GIB
 
@@ -75,13 +77,13 @@ def prune_caches(current: Caches) -> None:
         prune(place.parent, keep=place.name)
 
 
-def disk_needed(built: Caches, new_hosts: int, *, image: bool) -> int:
+def disk_needed(built: Caches, new_hosts: int, *, image: bool, gpus: bool = False) -> int:
     """Bytes that missing caches and new hosts will take. The image is built before hosts use much
-    of their disks, so only the larger of the two counts."""
+    of their disks, so only the larger of the two counts. `gpus`: hosts get an image for GPUs."""
     names = (name for name in CACHE_DISK if image or name not in _OF_THE_IMAGE)
     missing = [name for name in names if not getattr(built, name).is_dir()]
     building = IMAGE_BUILDING if "image" in missing else 0
-    hosts = new_hosts * (HOST_DISK if image else BARE_HOST_DISK)
+    hosts = new_hosts * (GPU_HOST_DISK if gpus else HOST_DISK if image else BARE_HOST_DISK)
     return sum(CACHE_DISK[name] for name in missing) + max(building, hosts)
 
 
