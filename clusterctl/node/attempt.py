@@ -11,6 +11,7 @@ from clusterctl.node.children import Child
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
+from clusterctl.node.rank_placement import placement_env
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.timing import Timing
 
@@ -80,11 +81,14 @@ class Attempt:
         timing: Timing,
         nodes: FrozenSet[str],
         key: str,
+        node_ip: str = "",
     ) -> None:
-        """`nodes`: ids of the Ray nodes that are alive when the process starts. `key`: what
-        requests must present; vLLM without one answers everybody."""
+        """`nodes`: ids of the Ray nodes that its ranks may be on and that are alive when the
+        process starts. `key`: what requests must present; vLLM without one answers everybody.
+        `node_ip`: of this host."""
         self.document = document
         self.nodes = nodes
+        self._node_ip = node_ip
         self.started = time.monotonic()
         self.was_ready = False
         self._ranks: Dict[str, WorkerActor] = {}  # Ranks seen since it was ready, by name
@@ -100,6 +104,7 @@ class Attempt:
                 "PYTHONUNBUFFERED": "1",
                 **env,
                 **document.env,
+                **placement_env({**os.environ, **env, **document.env}, document.node_ips),
                 "VLLM_API_KEY": key,
             },
             paths.log(document.name),
@@ -170,6 +175,8 @@ class Attempt:
 
     def _drives(self, worker: WorkerActor) -> bool:
         """Return whether the worker's driver is a process of this attempt's session."""
+        if worker.driver_ip not in ("", self._node_ip):
+            return False  # A container on another host may have a process of that pid
         try:
             return worker.driver_pid > 0 and os.getsid(worker.driver_pid) == self.child.pid
         except OSError:

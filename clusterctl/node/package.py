@@ -13,11 +13,18 @@ import zipfile
 from importlib import resources
 
 from clusterctl import __version__
+from clusterctl.node.rank_placement import ENTRY_POINTS
 
 ROOT = "/opt/clusterctl"
 FILE_NAME = "node.pyz"
 _OLDEST = (1980, 1, 1, 0, 0, 0)
 _READABLE = 0o644 << 16
+# By which vLLM finds the plugin that places ranks
+_DIST_INFO = {
+    "clusterctl_node-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: clusterctl-node\n"
+    "Version: 0\n",
+    "clusterctl_node-0.dist-info/entry_points.txt": ENTRY_POINTS,
+}
 _MAIN = "import sys\n\nfrom clusterctl.node.__main__ import main\n\nsys.exit(main())\n"
 
 
@@ -28,7 +35,7 @@ def build() -> bytes:
     Cached: if clusterctl is upgraded during a run, the path given to the container and the file
     written must still be of one version.
     """
-    files = {"__main__.py": _MAIN}
+    files = {"__main__.py": _MAIN, **_DIST_INFO}
     files["clusterctl/__init__.py"] = (
         resources.files("clusterctl").joinpath("__init__.py").read_text("utf-8")
     )

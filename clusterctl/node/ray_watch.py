@@ -37,7 +37,8 @@ class WorkerActor:
     node_id: str
     node_ip: str
     pid: int
-    driver_pid: int  # The process on the head that owns it
+    driver_pid: int  # The process that owns it, on the host of `driver_ip`
+    driver_ip: str = ""  # Empty: of this host
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,16 @@ def ray_nodes(
 def worker_actors(
     actors: Mapping[str, Mapping[str, Any]], jobs: List[Dict[str, Any]]
 ) -> List[WorkerActor]:
-    """Return the vLLM workers among Ray's actors, each with the pid of its driver."""
-    drivers = {job["JobID"]: int(job["DriverPid"]) for job in jobs}
+    """Return the vLLM workers among Ray's actors, each with the host and pid of its driver."""
+    drivers = {job["JobID"]: job for job in jobs}
     return [
         WorkerActor(
             name=actor["Name"],
             node_id=actor["Address"]["NodeID"],
             node_ip=actor["Address"]["IPAddress"],
             pid=int(actor["Pid"]),
-            driver_pid=drivers.get(actor["JobID"], 0),
+            driver_pid=int(drivers.get(actor["JobID"], {}).get("DriverPid", 0)),
+            driver_ip=drivers.get(actor["JobID"], {}).get("DriverIPAddress", ""),
         )
         for actor in actors.values()
         if actor["Name"].startswith(WORKER_PREFIX) and actor["State"] == "ALIVE"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import FrozenSet, List, Mapping, Optional, Sequence
 
@@ -46,6 +47,7 @@ class RayConditions:
     ray_up: bool  # On this host
     env: Mapping[str, str]
     taken: float = 0.0  # Monotonic seconds of the snapshot
+    node_ip: str = ""  # Of this host
 
 
 def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: float) -> str:
@@ -58,10 +60,20 @@ def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: f
     snapshot = conditions.snapshot
     if snapshot is None or conditions.taken < not_before:
         return "for Ray to report its nodes"
-    found = breaches(conditions.expected, snapshot.nodes)
+    expected, nodes = conditions.expected, snapshot.nodes
+    if document.node_ips:  # The other nodes do not matter to this replica
+        expected = [node for node in expected if node.node_ip in document.node_ips]
+        names = {node.host for node in expected}
+        nodes = [node for node in nodes if node.name in names]
+    found = breaches(expected, nodes)
     if found:
         return "; ".join(f"{breach.host} {breach.summary}" for breach in found)
-    free = free_gpus(snapshot.nodes)
+    for node_ip, needed in Counter(document.node_ips).items():
+        free = free_gpus([node for node in nodes if node.node_ip == node_ip])
+        if free < needed:
+            host = next(node.host for node in expected if node.node_ip == node_ip)
+            return f"{needed} GPUs are needed on {host}, {free:g} are free"
+    free = free_gpus(nodes)
     if free < document.gpus:
         return f"{document.gpus} GPUs are needed, {free:g} are free"
     return ""
@@ -249,10 +261,19 @@ class Service:
         self._attempts += 1
         self._starts += 1
         nodes = conditions.snapshot.nodes if conditions.snapshot else []
-        living = frozenset(node.node_id for node in nodes if node.alive)
+        own = set(document.node_ips)
+        living = frozenset(
+            node.node_id for node in nodes if node.alive and (not own or node.node_ip in own)
+        )
         try:
             self._attempt = Attempt(
-                document, conditions.env, self._paths, self._timing, living, key
+                document,
+                conditions.env,
+                self._paths,
+                self._timing,
+                living,
+                key,
+                conditions.node_ip,
             )
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])

@@ -1,4 +1,4 @@
-"""The node's supervisor: Ray on every node, the declared services on the head.
+"""The node's supervisor: Ray, and the services that are declared on this node.
 
 One loop that never blocks checks each part in turn. Work that may block, such as reading logs and
 sending requests, has threads of its own.
@@ -92,8 +92,7 @@ class Supervisor:
         self._view.tick(now, self._ray.state == "up", self._document.env)
         self._gpus.tick(now)
         self._links.tick(now, self._document)
-        if self._document.role == "head":
-            self._tick_services(now)
+        self._tick_services(now)
         self._state_file.write(self.state())
 
     def _tick_services(self, now: float) -> None:
@@ -110,6 +109,7 @@ class Supervisor:
             self._ray.state == "up",
             self._document.env,
             self._view.taken,
+            self._document.node_ip,
         )
         for name, service in list(self._services.items()):
             service.tick(now, wanted.get(name), conditions)

@@ -70,6 +70,7 @@ def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
         Directory("/etc/clusterctl"),
         Directory(f"/etc/clusterctl/{cluster}", 0o700),
         Directory(f"/etc/clusterctl/{cluster}/services", 0o700),
+        Directory(f"/etc/clusterctl/{cluster}/members", 0o700),
         Directory("/var/log/clusterctl"),
         Directory(f"/var/log/clusterctl/{cluster}"),
         Directory("/run/clusterctl"),

@@ -4,7 +4,7 @@ Survey. Changes nothing on hosts."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,9 +20,11 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.node.documents import (
     DELETED,
+    MembersDocument,
     NodeDocument,
     NodeState,
     ServiceDocument,
+    ServiceState,
     UnreadableDocument,
     from_json,
     run_dir,
@@ -67,7 +69,12 @@ def take_survey(
     timeout  seconds for all of one host's probe
     """
     paths = NodePaths(inventory.cluster)
-    own = (str(paths.node_document), str(paths.state), f"{paths.services}/*.json")
+    own = (
+        str(paths.node_document),
+        str(paths.state),
+        f"{paths.services}/*.json",
+        f"{paths.members}/*.json",
+    )
     wanted = (*own, *files)
     gpu_probe = accelerator_named(inventory.accelerator).gpu_probe
 
@@ -238,7 +245,7 @@ class Survey:
                 continue
             ranks = [
                 f"rank {rank.rank} of {service.name}"
-                for service in (state.services if state else ())
+                for service in self.reported.values()
                 for rank in service.ranks
                 if rank.host == node.name
             ]
@@ -274,9 +281,44 @@ class Survey:
         return {name: documents for name, documents in found.items() if documents}
 
     @cached_property
+    def services_by_host(self) -> dict[str, dict[str, ServiceDocument]]:
+        """The documents of services and replicas on each host that answered, by name."""
+        cluster = self.inventory.cluster
+        return {name: services_in(cluster, probe) for name, probe in self.answers.items()}
+
+    @cached_property
     def services(self) -> dict[str, ServiceDocument]:
-        """The services declared on the head, by name; empty if it did not answer."""
-        return services_in(self.inventory.cluster, self.head) if self.head else {}
+        """The declared services and replicas of all hosts that answered, by name."""
+        found = [document for each in self.services_by_host.values() for document in each.items()]
+        return dict(sorted(found))
+
+    def host_of(self, name: str) -> str:
+        """Return the host on which the service or replica `name` is declared; the head if none."""
+        declared = (host for host, found in self.services_by_host.items() if name in found)
+        return next(declared, self.inventory.head.name)
+
+    def replicas(self, service: str) -> list[ServiceDocument]:
+        """Return the declared replicas of a service, by number."""
+        found = [document for document in self.services.values() if document.service == service]
+        return sorted(found, key=lambda document: document.replica)
+
+    @cached_property
+    def reported(self) -> dict[str, ServiceState]:
+        """The state of each service and replica that a supervisor reports now, by name."""
+        states = [self.fresh_state(name) for name in self.states]
+        return {service.name: service for state in states if state for service in state.services}
+
+    @cached_property
+    def members(self) -> dict[str, MembersDocument]:
+        """The declared members of each service with replicas, by the service's name."""
+        directory = str(NodePaths(self.inventory.cluster).members)
+        found = {}
+        for path, data in sorted((self.head.files if self.head else {}).items()):
+            if data is not None and path.startswith(f"{directory}/"):
+                with suppress(ValueError):  # `serve` replaces a damaged one
+                    document = from_json(MembersDocument, data.decode(errors="replace"))
+                    found[document.service] = document
+        return found
 
 
 def read_state(data: bytes | None) -> NodeState | None:
@@ -343,7 +385,8 @@ def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
     found = []
     for path, data in sorted(answer.files.items()):
         kind = NodeDocument if path == str(paths.node_document) else ServiceDocument
-        if data is None or not path.startswith(f"{paths.config}/"):
+        known_path = path == str(paths.node_document) or path.startswith(f"{paths.services}/")
+        if data is None or not known_path:
             continue
         try:
             from_json(kind, data.decode())

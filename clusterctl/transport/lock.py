@@ -62,7 +62,7 @@ _NOT_MINE, _NOT_BEFORE = 3, 4
 _IF_MINE = """\
 [ "$(cat "$1" 2>/dev/null)" = "$2" ] && ! flock -n 8 8<"$1" || { cat "$1"; exit 3; }
 """
-_REPLACE = f"""\
+_REPLACE_IF = """\
 set -u; umask 077
 lock=$1 mine=$2 file=$3 before=$4 size=$5
 if [ "$size" != gone ]; then
@@ -71,12 +71,14 @@ if [ "$size" != gone ]; then
   cat >"$new" && [ "$(wc -c <"$new")" -eq "$size" ] || exit 1
 fi
 set -- "$lock" "$mine"
-{_IF_MINE}\
+%s\
 now=none
 [ ! -e "$file" ] || now=$(sha256sum <"$file" | cut -c1-64)
 [ "$now" = "$before" ] || exit 4
 if [ "$size" = gone ]; then rm -f "$file"; else mv -f "$new" "$file"; fi
 """
+_REPLACE = _REPLACE_IF % _IF_MINE
+_REPLACE_ELSEWHERE = _REPLACE_IF % ""
 # The data arrives first and the checks run last: no client can be suspended between the checks
 # and the change.
 
@@ -158,30 +160,43 @@ class ClusterLock(Closing):
             raise self._lost(result.stdout)
         self._confirmed = time.time()
 
-    def replace(self, path: str, data: bytes | None, *, before: bytes | None) -> None:
-        """Write `data` to `path` on the head with mode 0600, or remove the file (None):
-        compare-and-swap, only if it still holds `before` (None: it does not exist) and this run
-        still holds the lock.
+    def replace(
+        self,
+        path: str,
+        data: bytes | None,
+        *,
+        before: bytes | None,
+        on: Transport | None = None,
+    ) -> None:
+        """Write `data` to `path` on the head (or `on` another host) with mode 0600, or remove the
+        file (None): compare-and-swap, only if it still holds `before` (None: it does not exist) and
+        this run still holds the lock.
 
-        One round trip, atomic. Raises ConnectionFailed when the lock was lost, StepFailed when the
-        file has changed or cannot be written.
+        On the head it is one round trip, atomic; for another host the head is asked before. Raises
+        ConnectionFailed when the lock was lost, StepFailed when the file has changed or cannot be
+        written.
         """
+        host = on or self._head
+        script = _REPLACE
+        if host.host.name != self._head.host.name:
+            self.ensure_held()
+            script = _REPLACE_ELSEWHERE
         size = "gone" if data is None else str(len(data))
         known = "none" if before is None else hashlib.sha256(before).hexdigest()
-        argv = ["sh", "-c", _REPLACE, "clusterctl-write", self._path, self._mine, path, known, size]
-        result = self._head.run(argv, stdin=data or b"", sudo=True)
+        argv = ["sh", "-c", script, "clusterctl-write", self._path, self._mine, path, known, size]
+        result = host.run(argv, stdin=data or b"", sudo=True)
         if result.status == _NOT_MINE:
             raise self._lost(result.stdout)
         if result.status == _NOT_BEFORE:
             raise StepFailed(
                 f"{path} was changed by someone else meanwhile, and is left as it is",
-                host=self._head.host.name,
+                host=host.host.name,
                 hint="run the same clusterctl command again: it starts from the current state",
             )
         if not result.ok:
             raise StepFailed(
                 f"{path} cannot be {'removed' if data is None else 'written'}",
-                host=self._head.host.name,
+                host=host.host.name,
                 detail=result.last_lines() or None,
             )
 

@@ -230,11 +230,11 @@ def test_a_worker_whose_head_was_replaced_rejoins_at_once(worker: Bench) -> None
     assert "backing-off" not in worker.events("ray")
 
 
-def test_a_worker_reads_no_services(worker: Bench, tmp_path: Path) -> None:
-    worker.declare()
+def test_a_worker_keeps_the_services_that_are_declared_on_it(worker: Bench) -> None:
+    worker.declare(node_ips=["10.0.0.1"], gpus=1, tensor_parallel=1)
     with listening(worker.gcs_port):
         worker.start()
-        assert worker.await_ray("up").services == []
+        worker.await_service("ready")
 
 
 def test_ray_without_its_client_is_given_no_port_for_it() -> None:

@@ -1,0 +1,71 @@
+"""Makes Ray place the ranks of a replica on the hosts that its document names: a plugin of vLLM.
+
+vLLM asks Ray for a placement group with a GPU per rank and lets Ray choose the hosts; it has no
+setting for that (initialize_ray_cluster in v1/executor/ray_utils.py). Ray's nodes each have a
+resource `node:IP`, and a bundle that asks for a little of it can only be placed there.
+
+vLLM loads the plugins of the group `vllm.general_plugins` in each of its processes, the one that
+asks for the placement group included. They are found by entry points, which node.pyz has, on
+PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Mapping
+
+ENTRY_POINTS = """\
+[vllm.general_plugins]
+clusterctl_rank_placement = clusterctl.node.rank_placement:register
+"""
+
+PLUGIN = "clusterctl_rank_placement"
+
+NODE_IPS = "CLUSTERCTL_NODE_IPS"
+
+# Of a resource of which each node has 1: enough for all ranks of a host.
+SHARE = 0.001
+
+
+def placement_env(env: Mapping[str, str], node_ips: List[str]) -> Dict[str, str]:
+    """Return the variables with which vLLM loads this plugin; none if Ray chooses the hosts."""
+    if not node_ips:
+        return {}
+    python_path = [str(Path(__file__).parents[2]), env.get("PYTHONPATH", "")]
+    found = {NODE_IPS: ",".join(node_ips), "PYTHONPATH": os.pathsep.join(filter(None, python_path))}
+    if env.get("VLLM_PLUGINS"):  # The plugins to load; all if it is not set
+        found["VLLM_PLUGINS"] = f"{env['VLLM_PLUGINS']},{PLUGIN}"
+    return found
+
+
+def register() -> None:
+    """Make bundles of placement groups ask for the nodes of NODE_IPS. Called by vLLM."""
+    node_ips = [ip for ip in os.environ.get(NODE_IPS, "").split(",") if ip]
+    if not node_ips:
+        return
+    util: Any = importlib.import_module("ray.util")
+    make = util.placement_group
+    if hasattr(make, "node_ips"):
+        return
+
+    def placement_group(bundles: List[Dict[str, float]], *args: Any, **options: Any) -> Any:
+        return make(pinned(bundles, node_ips), *args, **options)
+
+    placement_group.node_ips = node_ips  # type: ignore[attr-defined]
+    util.placement_group = placement_group
+
+
+def pinned(bundles: List[Dict[str, float]], node_ips: List[str]) -> List[Dict[str, float]]:
+    """Return the bundles, each with the node of its rank; unchanged if there are more or fewer of
+    them than ranks."""
+    if len(bundles) != len(node_ips):
+        return bundles
+    return [
+        {
+            **{name: need for name, need in bundle.items() if not name.startswith("node:")},
+            f"node:{node_ip}": SHARE,
+        }
+        for bundle, node_ip in zip(bundles, node_ips)  # noqa: B905 - Python 3.9
+    ]

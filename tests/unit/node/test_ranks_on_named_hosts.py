@@ -1,0 +1,101 @@
+"""Replicas whose ranks stay on the hosts that their documents name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from clusterctl.node import package
+from clusterctl.node.rank_placement import pinned, placement_env
+from clusterctl.node.ray_watch import worker_actors
+from tests.fakes.node_bench import Bench, await_value
+
+RAY = """\
+def placement_group(bundles, strategy="PACK"):
+    return strategy, bundles
+"""
+
+# What vLLM does: load_general_plugins, and later initialize_ray_cluster
+VLLM = """\
+from importlib.metadata import entry_points
+for plugin in entry_points(group="vllm.general_plugins"):
+    for _ in range(2):  # vLLM may load plugins several times
+        plugin.load()()
+import ray.util
+print(ray.util.placement_group([{"GPU": 1.0}, {"GPU": 1.0}], strategy="PACK"))
+"""
+
+
+def test_the_packed_program_is_a_plugin_that_pins_the_placement_group(tmp_path: Path) -> None:
+    pyz = tmp_path / "node.pyz"
+    pyz.write_bytes(package.build())
+    (tmp_path / "ray" / "util").mkdir(parents=True)
+    (tmp_path / "ray" / "__init__.py").touch()
+    (tmp_path / "ray" / "util" / "__init__.py").write_text(RAY)
+    env = {**os.environ, **placement_env({}, ["10.0.0.2", "10.0.0.2"])}
+    env["PYTHONPATH"] = f"{pyz}{os.pathsep}{tmp_path}"
+
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", VLLM], env=env, capture_output=True, text=True, cwd=tmp_path
+    )
+
+    bundle = {"GPU": 1.0, "node:10.0.0.2": 0.001}
+    assert ran.stdout.strip() == str(("PACK", [bundle, bundle])), ran.stderr
+
+
+def test_other_placement_groups_are_left_alone() -> None:
+    assert pinned([{"CPU": 1.0}], ["10.0.0.1", "10.0.0.2"]) == [{"CPU": 1.0}]
+
+
+def test_the_users_own_plugins_and_paths_are_kept() -> None:
+    env = placement_env({"PYTHONPATH": "/own", "VLLM_PLUGINS": "theirs"}, ["10.0.0.1"])
+    assert env["PYTHONPATH"].endswith(f"{os.pathsep}/own")
+    assert env["VLLM_PLUGINS"] == "theirs,clusterctl_rank_placement"
+    assert placement_env({}, []) == {}
+
+
+def test_a_replica_needs_only_the_hosts_of_its_ranks(bench: Bench) -> None:
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n2", alive=False))
+    bench.declare(node_ips=["10.0.0.1"], gpus=1, tensor_parallel=1)
+    bench.start()
+
+    bench.await_service("ready")
+
+    env = bench.starts("vllm")[0]["env"]
+    assert env["CLUSTERCTL_NODE_IPS"] == "10.0.0.1"
+
+
+def test_a_replica_waits_for_gpus_of_its_own_host(bench: Bench) -> None:
+    bench.in_ray(bench.node("a", "n1", gpus_used=1), bench.node("b", "n2"))
+    bench.declare(node_ips=["10.0.0.1"], gpus=1, tensor_parallel=1)
+    bench.start()
+
+    bench.await_service("waiting", detail="1 GPUs are needed on a, 0 are free")
+
+
+def test_a_replica_outlives_other_hosts(bench: Bench) -> None:
+    bench.declare(node_ips=["10.0.0.1"], gpus=1, tensor_parallel=1)
+    bench.start()
+    first = bench.await_service("ready").pid
+
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n2", alive=False))
+    await_value(
+        lambda: (s := bench.state()) and not all(node.alive for node in s.nodes), "the news"
+    )
+
+    assert bench.await_service("ready").pid == first
+
+
+def test_a_rank_belongs_to_the_driver_on_its_own_host() -> None:
+    actor = {
+        "Name": "vllm_Worker_x_TP0",
+        "State": "ALIVE",
+        "JobID": "01",
+        "Pid": 7,
+        "Address": {"NodeID": "n2", "IPAddress": "10.0.0.2"},
+    }
+    jobs = [{"JobID": "01", "DriverPid": 5, "DriverIPAddress": "10.0.0.2"}]
+    (worker,) = worker_actors({"1": actor}, jobs)
+    assert (worker.driver_ip, worker.driver_pid) == ("10.0.0.2", 5)
