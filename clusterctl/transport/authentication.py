@@ -156,6 +156,7 @@ class SshLogin(AuthStrategy):
         return transport.auth_publickey(self._username, key)
 
     def _by_password(self, transport: paramiko.Transport) -> list[str]:
+        self._keys.credentials.ensure_proven(self._host)
         password = self._keys.credentials.password(self._username, self._host)
         if password is None:
             raise paramiko.AuthenticationException(f"none given; set {SSH_PASSWORD}")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterctl.errors import HostKeyProblem
+
 SSH_PASSWORD = "CLUSTERCTL_SSH_PASSWORD"  # noqa: S105 - the name of a variable
 SSH_PASSPHRASE = "CLUSTERCTL_SSH_PASSPHRASE"  # noqa: S105
 SUDO_PASSWORD = "CLUSTERCTL_SUDO_PASSWORD"  # noqa: S105
@@ -31,6 +33,8 @@ class Credentials:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     ask: Ask = nobody
     _answers: dict[str, str | None] = field(default_factory=dict, repr=False)
+    # By host: a key that was accepted in this run as the first one seen, which proves nothing
+    _accepted: dict[str, str] = field(default_factory=dict, repr=False)
     _asking: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def password(self, user: str, host: str) -> str | None:
@@ -52,6 +56,33 @@ class Credentials:
     def ask_sudo_password(self, user: str, host: str) -> str | None:
         return self.known_sudo_password() or self._answer(
             "sudo", f"sudo password of {user} (first asked for by {host}): "
+        )
+
+    def key_accepted(self, host: str, key: str) -> None:
+        """Remember that `host` showed a new key, which `accept_new` accepted."""
+        with self._asking:
+            self._accepted[host] = key
+
+    def is_unproven(self, host: str) -> bool:
+        with self._asking:
+            return host in self._accepted
+
+    def ensure_proven(self, host: str) -> None:
+        """Raise HostKeyProblem if a password could reach somebody who only pretends to be `host`,
+        unless the user confirms its key."""
+        with self._asking:
+            key = self._accepted.get(host)
+            if key is None:
+                return
+            question = f"{host} is new and showed {key}. Type yes to send it the password: "
+            if (self._answer(f"key of {host}", question) or "").strip().lower() == "yes":
+                del self._accepted[host]
+                return
+        raise HostKeyProblem(
+            "its key was accepted in this run and is not proven, so no password was sent to it",
+            host=host,
+            hint=f"compare {key} with the host's own (ssh-keygen -lf "
+            "/etc/ssh/ssh_host_ed25519_key.pub), then run the command again",
         )
 
     def _answer(self, topic: str, question: str) -> str | None:

@@ -99,7 +99,8 @@ class Dialer:
     def _open(self, endpoint: SshEndpoint, deadline: float) -> None:
         known = endpoint.known_hosts()
         connection = endpoint.connection
-        connection.client.set_missing_host_key_policy(VerifyHostKey(endpoint, known))
+        verify = VerifyHostKey(endpoint, known, self.credentials.key_accepted)
+        connection.client.set_missing_host_key_policy(verify)
         connection.connect_kwargs = {
             "sock": self._socket(endpoint, deadline),
             "banner_timeout": max(0.1, deadline - time.monotonic()),

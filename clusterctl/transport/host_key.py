@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,14 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
     """Checks every host key. Paramiko is given no known hosts, so that every key is "missing" and
     checked here; Fabric's default would accept any."""
 
-    def __init__(self, endpoint: SshEndpoint, entries: Sequence[known_hosts.Entry]) -> None:
-        self._endpoint, self._entries = endpoint, entries
+    def __init__(
+        self,
+        endpoint: SshEndpoint,
+        entries: Sequence[known_hosts.Entry],
+        accepted: Callable[[str, str], None],
+    ) -> None:
+        """`accepted` is told the host's name and its key when `accept_new` accepts one."""
+        self._endpoint, self._entries, self._accepted = endpoint, entries, accepted
 
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
@@ -48,6 +54,7 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
         offered = OfferedKey(file, name, key_type, shown, hashed)
         if verdict.kind == "unknown" and target.ssh.accept_new:
             offered.remember()
+            self._accepted(target.name, str(offered))
             return
         raise host_key_problem(verdict, target, offered)
 

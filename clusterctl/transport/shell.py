@@ -185,12 +185,15 @@ class ShellTransport(Transport):
                 return self._launch(frame, keep_stderr)
             except NotStarted as failure:
                 raise self._shell_refused(failure) from None
-        password = self._credentials.known_sudo_password()
+        name, password = self._host.name, None
+        if not self._credentials.is_unproven(name):
+            password = self._credentials.known_sudo_password()
         try:
             return self._launch(frame, keep_stderr, sudo=True, password=password)
         except NotStarted as failure:
             if password is None:
-                password = self._credentials.ask_sudo_password(self.user, self._host.name)
+                self._credentials.ensure_proven(name)
+                password = self._credentials.ask_sudo_password(self.user, name)
             if password is None or failure.prompts or failure.status == 127:
                 raise self._sudo_refused(failure) from None
         try:

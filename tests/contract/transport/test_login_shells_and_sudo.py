@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import AuthenticationRejected, ConnectionFailed, RequirementsNotMet
+from clusterctl.errors import (
+    AuthenticationRejected,
+    ConnectionFailed,
+    HostKeyProblem,
+    RequirementsNotMet,
+)
 from clusterctl.serving.endpoint import key_line
 from clusterctl.transport.base import lines
 from clusterctl.transport.credentials import Credentials
@@ -158,6 +163,24 @@ def test_the_sudo_password_is_asked_for_when_sudo_wants_it(
     for _ in range(2):
         assert transport.run(["id", "-u"], sudo=True).stdout == "0\n"
     assert asked == [f"sudo password of {person.name} (first asked for by gpu1): "]
+    transport.close()
+
+
+def test_no_sudo_password_goes_to_a_host_whose_key_was_accepted_in_this_run(
+    sshd: Sshd, person: Person, tmp_path: Path
+) -> None:
+    person.sudoers("ALL=(ALL) ALL")
+    variables = {"CLUSTERCTL_SUDO_PASSWORD": person.password}
+    dialer = Dialer(Credentials(environment=variables), ssh_config=tmp_path / "none")
+    known = tmp_path / "known"
+    transport = SshTransport(
+        sshd.host(user=person.name, known_hosts=known, accept_new=True), dialer
+    )
+    with pytest.raises(HostKeyProblem, match="no password was sent"):
+        transport.run(["true"], sudo=True)
+
+    person.sudoers("ALL=(ALL) NOPASSWD: ALL")
+    assert transport.run(["id", "-u"], sudo=True).stdout == "0\n", "sudo wants none"
     transport.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import AuthenticationRejected, UsageError
+from clusterctl.errors import AuthenticationRejected, HostKeyProblem, UsageError
 from clusterctl.inventory.model import Host, Ssh
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.dialer import Dialer
@@ -97,6 +97,43 @@ def test_a_password_is_asked_for_once_for_all_hosts(
         assert who(host, dialer) == person.name
 
     assert ask.asked == [f"SSH password of {person.name} (first asked for by gpu1): "]
+
+
+def test_no_password_goes_to_a_host_whose_key_was_accepted_in_this_run(
+    sshd: Sshd, person: Person, tmp_path: Path
+) -> None:
+    known = tmp_path / "known"
+    host = sshd.host(user=person.name, identity_file=None, known_hosts=known, accept_new=True)
+    before = (sshd.folder / "sshd.log").read_text().count("Accepted password")
+    credentials = Credentials(environment={"CLUSTERCTL_SSH_PASSWORD": person.password})
+    for _ in range(2):  # also after the key was written, and for other connections of this run
+        dialer = Dialer(credentials, ssh_config=tmp_path / "none")
+        with pytest.raises(HostKeyProblem, match="no password was sent") as caught:
+            who(host, dialer)
+    assert "ssh-ed25519 SHA256:" in (caught.value.hint or "")
+    assert (sshd.folder / "sshd.log").read_text().count("Accepted password") == before
+
+    later = dialer_with(tmp_path, CLUSTERCTL_SSH_PASSWORD=person.password)
+    assert who(host, later) == person.name
+
+
+def test_a_user_who_confirms_a_new_key_gets_in_by_password(
+    sshd: Sshd, person: Person, tmp_path: Path
+) -> None:
+    ask = Questions("yes")
+    dialer = dialer_with(tmp_path, ask=ask, CLUSTERCTL_SSH_PASSWORD=person.password)
+    known = tmp_path / "known"
+
+    assert (
+        who(
+            sshd.host(user=person.name, identity_file=None, known_hosts=known, accept_new=True),
+            dialer,
+        )
+        == person.name
+    )
+
+    (asked,) = ask.asked
+    assert asked.startswith("gpu1 is new and showed ssh-ed25519 SHA256:")
 
 
 def test_nobody_is_asked_when_a_key_opens(sshd: Sshd, tmp_path: Path) -> None:
