@@ -185,6 +185,7 @@ class ShellTransport(Transport):
                 return self._launch(frame, keep_stderr)
             except NotStarted as failure:
                 raise self._shell_refused(failure) from None
+        self.connect()  # which may accept a new key
         name, password = self._host.name, None
         if not self._credentials.is_unproven(name):
             password = self._credentials.known_sudo_password()
