@@ -114,7 +114,8 @@ def up(
 
         # Hosts with a disk already use most of their space; running ones already have their memory.
         new = sum(not hosts.has_disk(host, paths) for host in wanted)
-        disk = room.disk_needed(built, new, image=image, gpus=bool(with_gpus))
+        each = room.gpu_host_disk(with_gpus.archive) if with_gpus else None
+        disk = room.disk_needed(built, new, image=image, host=each)
         problems = [room.lack_of_disk(paths.root, disk)]
         if not any(nspawn.is_running(host) for host in wanted):
             served = model if image else None

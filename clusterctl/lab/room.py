@@ -32,8 +32,10 @@ CACHE_DISK: Mapping[str, int] = {
 IMAGE_BUILDING = 6500 * MIB
 _OF_THE_IMAGE = frozenset({"wheels", "wheel_index", "image"})
 BARE_HOST_DISK = GIB
-# With the GPU image of vLLM: 26.6 GiB unpacked, beside the layers that the engine still reads.
+# With vLLM's own image for GPUs: 26.6 GiB unpacked, beside the layers that the engine still reads.
 GPU_HOST_DISK = 40 * GIB
+# The same for another image, per byte of its archive: its layers, received and unpacked.
+_PER_ARCHIVE = 2.5
 # Peak per host: while its engine unpacks the image from the received layers; 3.3 GiB stay.
 HOST_DISK = 9 * GIB
 
@@ -77,13 +79,20 @@ def prune_caches(current: Caches) -> None:
         prune(place.parent, keep=place.name)
 
 
-def disk_needed(built: Caches, new_hosts: int, *, image: bool, gpus: bool = False) -> int:
+def gpu_host_disk(archive: Path) -> int:
+    """Bytes of a host that gets the image of this archive, a file or an OCI layout."""
+    files = [archive] if archive.is_file() else list(archive.rglob("*"))
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return round(size * _PER_ARCHIVE) if size else GPU_HOST_DISK
+
+
+def disk_needed(built: Caches, new_hosts: int, *, image: bool, host: int | None = None) -> int:
     """Bytes that missing caches and new hosts will take. The image is built before hosts use much
-    of their disks, so only the larger of the two counts. `gpus`: hosts get an image for GPUs."""
+    of their disks, so only the larger of the two counts. `host`: of each host with GPUs."""
     names = (name for name in CACHE_DISK if image or name not in _OF_THE_IMAGE)
     missing = [name for name in names if not getattr(built, name).is_dir()]
     building = IMAGE_BUILDING if "image" in missing else 0
-    hosts = new_hosts * (GPU_HOST_DISK if gpus else HOST_DISK if image else BARE_HOST_DISK)
+    hosts = new_hosts * (host or (HOST_DISK if image else BARE_HOST_DISK))
     return sum(CACHE_DISK[name] for name in missing) + max(building, hosts)
 
 

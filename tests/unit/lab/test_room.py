@@ -28,6 +28,15 @@ def test_disk_is_needed_for_what_is_not_there_yet(caches: Caches) -> None:
     assert room.disk_needed(caches, 0, image=True) == 0
 
 
+def test_a_host_with_gpus_needs_disk_for_its_image(caches: Caches, tmp_path: Path) -> None:
+    layout = tmp_path / "oci/blobs"
+    assert room.gpu_host_disk(tmp_path / "oci") == room.GPU_HOST_DISK
+    layout.mkdir(parents=True)
+    (layout / "layer").write_bytes(bytes(1000))
+    assert room.gpu_host_disk(tmp_path / "oci") == room.gpu_host_disk(layout / "layer") == 2500
+    assert room.disk_needed(caches, 2, image=False, host=2500) == 5000
+
+
 def test_too_little_disk_is_told_with_both_figures(tmp_path: Path) -> None:
     assert room.lack_of_disk(tmp_path / "to" / "be" / "made", 1) is None
     problem = room.lack_of_disk(tmp_path / "lab", 1 << 60)
