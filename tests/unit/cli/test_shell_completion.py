@@ -54,7 +54,7 @@ def test_hosts_of_the_inventory_meant(
 
 @pytest.mark.parametrize("command", [("serve",), ("fit",), ("model", "pull")])
 def test_models_of_the_catalogue(command: tuple[str, ...], tmp_path: Path) -> None:
-    assert offered(*command, "qwen3", state=tmp_path) == ["qwen3-8b"]
+    assert offered(*command, "qwen3-8", state=tmp_path) == ["qwen3-8b", "qwen3-8b-fp8"]
 
 
 def test_commands(tmp_path: Path) -> None:

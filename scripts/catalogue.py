@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Makes the figures of clusterctl/models/catalogue.json from the models' own config.json, and
+docs/catalogue.md from those.
+
+    scripts/catalogue.py [--configs DIR] [HUB_ID...]     all models, or those named
+    scripts/catalogue.py --registry vllm-VERSION.whl     tests/unit/models/vllm_registry.json
+
+To add a model, add a line without `config` to `models`, with the `source` of its config.json, and
+run this. The files come from the Hub (HF_ENDPOINT, HF_TOKEN), or from DIR as ORG--NAME.json. Of
+each, the keys stay without which the model's shape would be another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from clusterctl.errors import ClusterctlError  # noqa: E402
+from clusterctl.models.catalogue import CATALOGUE as CATALOGUE_ENTRIES  # noqa: E402
+from clusterctl.models.config_files import parse_config  # noqa: E402
+from clusterctl.models.config_json import describe  # noqa: E402
+from clusterctl.planning.problems import possible_tp  # noqa: E402
+from clusterctl.transfer.weights.hub_config import config_on_hub  # noqa: E402
+
+CATALOGUE = ROOT / "clusterctl/models/catalogue.json"
+PAGE = ROOT / "docs/catalogue.md"
+REGISTRY = ROOT / "tests/unit/models/vllm_registry.json"
+
+# Of layers that vLLM does not load unless it is told to; `describe` notes that, and no more.
+NOT_LOADED = "num_nextn_predict_layers"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--configs", type=Path, metavar="DIR")
+    arguments.add_argument("--registry", type=Path, metavar="WHEEL")
+    arguments.add_argument("hub_ids", nargs="*", metavar="HUB_ID")
+    asked = arguments.parse_args()
+    if asked.registry:
+        REGISTRY.write_text(json.dumps(registry(asked.registry), indent=1) + "\n")
+        return
+    document = json.loads(CATALOGUE.read_text())
+    for model in document["models"]:
+        hub_id = model["hub_id"]
+        if asked.hub_ids and hub_id not in asked.hub_ids:
+            continue
+        if asked.configs:
+            file = asked.configs / f"{hub_id.replace('/', '--')}.json"
+            config: Any = parse_config(file.read_text(), str(file))
+        else:
+            config = config_on_hub(hub_id).config
+        made = shortened(config, hub_id)
+        if model.get("config") != made:
+            print(f"{hub_id}: {'changed' if 'config' in model else 'new'}")
+        model["config"] = made
+    CATALOGUE.write_text(lines(document))
+    # Read anew: the catalogue was imported before it was written
+    command = [sys.executable, "-c", "import catalogue; catalogue.write_page()"]
+    subprocess.run(command, cwd=Path(__file__).parent, check=True)
+
+
+def write_page() -> None:
+    text = PAGE.read_text()
+    rows = [line for line in text.splitlines(keepends=True) if line.startswith("| `")]
+    PAGE.write_text(text.replace("".join(rows), "\n".join(table()) + "\n"))
+
+
+def table() -> list[str]:
+    """Return the rows of docs/catalogue.md."""
+    return [
+        f"| `{entry.alias}` | {entry.hub_id} | {entry.billions:g} | "
+        f"{', '.join(str(size) for size in possible_tp(entry.shape, 8))} | "
+        f"{' '.join(entry.tokens(None))} |"
+        for entry in CATALOGUE_ENTRIES
+    ]
+
+
+def shortened(config: dict[str, Any], hub_id: str) -> dict[str, Any]:
+    """Return what of a config.json the model's shape depends on."""
+    config = {key: value for key, value in deepcopy(config).items() if key != NOT_LOADED}
+    shape = describe(config, hub_id)
+    for part in _parts(config):
+        for key in [key for key in part if key != "architectures"]:
+            value = part.pop(key)
+            try:
+                needed = describe(config, hub_id) != shape
+            except (ClusterctlError, KeyError):
+                needed = True
+            if needed:
+                part[key] = value
+    return config
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a mapping, then those mappings in it that are left when the next one is asked for."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _parts(value)
+
+
+def lines(document: dict[str, Any]) -> str:
+    """Return the catalogue as JSON with a line for each flag, source and model."""
+    parts = []
+    for name, value in document.items():
+        if isinstance(value, dict):
+            rows = [f"  {json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
+            parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(rows) + "\n }")
+        elif isinstance(value, list):
+            rows = [f"  {json.dumps(each, separators=(',', ':'))}" for each in value]
+            parts.append(f" {json.dumps(name)}: [\n" + ",\n".join(rows) + "\n ]")
+        else:
+            parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def registry(wheel: Path) -> dict[str, Any]:
+    """Return the names of architectures and parsers that a release of vLLM knows."""
+    with zipfile.ZipFile(wheel) as opened:
+
+        def names(path: str, pattern: str) -> list[str]:
+            return sorted(set(re.findall(pattern, opened.read(path).decode())))
+
+        keys = r'(?m)^    "([\w.-]+)": \('
+        return {
+            "vllm": wheel.name.split("-")[1],
+            "architectures": names("vllm/model_executor/models/registry.py", r'(?m)^    "(\w+)":'),
+            "reasoning_parsers": names("vllm/reasoning/__init__.py", keys),
+            "tool_parsers": names("vllm/tool_parsers/__init__.py", keys),
+        }
+
+
+if __name__ == "__main__":
+    main()
