@@ -22,6 +22,7 @@ from clusterctl.cli import (
     lab,
     logs,
     model,
+    run,
     serve,
     shell,
     status,
@@ -75,6 +76,7 @@ app.command("check")(check.check)
 app.command("fit", cls=VllmCommand)(fit.fit)
 app.command("serve", cls=VllmCommand)(serve.serve)
 app.command("batch")(batch.batch)
+app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.command("down")(down.down)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.errors import RayNotFormed, UsageError, raise_all
+from clusterctl.errors import UsageError, raise_all
 from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
-from clusterctl.node.contract import breaches
 from clusterctl.planning.cluster_hardware import (
     gpus_held,
     gpus_of,
@@ -21,7 +20,6 @@ from clusterctl.planning.forecast import forecast_memory
 from clusterctl.planning.options import step_tokens
 from clusterctl.planning.report import FitReport
 from clusterctl.planning.rules import rules_for
-from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.ray_cluster.topology import head_address
 from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import ServiceRequest
@@ -32,7 +30,7 @@ from clusterctl.serving.service import (
     document_name,
     served_names,
 )
-from clusterctl.survey.survey import Survey
+from clusterctl.survey.survey import Survey, require_formed
 from clusterctl.transport.fanout import failures, fan_out, values
 
 
@@ -50,14 +48,8 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
     """
     inventory, answers, declared = survey.inventory, survey.answers, survey.services
-    state = survey.require_supervised_head()
+    state = require_formed(survey)
     topology = survey.topology
-    raise_all(
-        RayNotFormed(
-            breach.summary, host=breach.host, hint=f"clusterctl bootstrap {inventory.file}"
-        )
-        for breach in breaches(expected_nodes(topology), state.nodes)
-    )
     # None for a Hub id that no host has
     location: ModelLocation | None = None
     looked = fan_out(survey.transports, lambda transport: look_for(transport, model.candidates))

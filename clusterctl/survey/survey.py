@@ -12,12 +12,13 @@ from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.engine.step import HostView
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
+from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, raise_all
 from clusterctl.facts.gather import probe
 from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
+from clusterctl.node.contract import breaches
 from clusterctl.node.documents import (
     DELETED,
     MembersDocument,
@@ -30,7 +31,7 @@ from clusterctl.node.documents import (
     run_dir,
 )
 from clusterctl.node.files import LEAST_FREE, NodePaths
-from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.ray_cluster.nodes import container_name, expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
@@ -356,6 +357,19 @@ def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: f
             host=host,
             hint=f"clusterctl bootstrap {inventory.file}",
         )
+    return state
+
+
+def require_formed(survey: Survey) -> NodeState:
+    """Return the head's state, once Ray has every node of the topology. Raises RayNotFormed for
+    each that differs, and as `require_supervised_head`."""
+    state = survey.require_supervised_head()
+    raise_all(
+        RayNotFormed(
+            breach.summary, host=breach.host, hint=f"clusterctl bootstrap {survey.inventory.file}"
+        )
+        for breach in breaches(expected_nodes(survey.topology), state.nodes)
+    )
     return state
 
 

@@ -47,8 +47,8 @@ ALLOWED = {
     "models": {"transport", "inventory", "errors"},
     "serving": {
         "accelerators.engine_defaults",
-        "models", "survey", "network", "ray_cluster", "node", "engine", "facts", "transport",
-        "inventory", "errors",
+        "models", "survey", "network", "ray_cluster", "node", "containers", "engine", "facts",
+        "transport", "inventory", "errors",
     },
     "planning": {
         "serving", "models", "survey", "network", "ray_cluster", "accelerators", "node",

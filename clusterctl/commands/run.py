@@ -1,0 +1,76 @@
+"""`run`: one's own Python script in the head's node container, beside Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.interrupt import interruptible
+from clusterctl.errors import DoesNotFit, Interrupted, UsageError
+from clusterctl.inventory.model import Inventory
+from clusterctl.planning.cluster_hardware import gpus_held
+from clusterctl.serving.job import Job, JobOutput, run_job
+from clusterctl.survey.survey import Survey, connected, require_formed, take_survey
+from clusterctl.transport.credentials import Credentials
+
+LARGEST_SCRIPT = 2**20  # bytes
+
+MP_NOTE = (
+    'without distributed_executor_backend="ray" vLLM takes GPUs of the head only, and Ray does '
+    "not know of them"
+)
+
+
+def run(
+    inventory: Inventory,
+    script: Path,
+    arguments: Sequence[str],
+    gpus: int,
+    credentials: Credentials,
+    output: JobOutput,
+    sink: EventSink,
+) -> int:
+    """Run the script until it ends; return its exit status.
+
+    Raises UsageError for a script that cannot be read, DoesNotFit if fewer than `gpus` GPUs are
+    free, RayNotFormed, Interrupted after Ctrl-C once nothing of it is left, ConnectionFailed.
+    """
+    text = read_script(script)
+    with connected(inventory.hosts, credentials) as transports:
+        survey = take_survey(inventory, transports).require_answers()
+        require_free(survey, gpus)
+        if "vllm" in text and "distributed_executor_backend" not in text:
+            sink(Note(MP_NOTE))
+        job = Job(["python3", f"./{script.name}", *arguments], {script.name: text})
+        head = transports[inventory.head.name]
+        with interruptible(sink) as cancelled:
+            result = run_job(head, inventory.cluster, job, output, cancelled)
+        if cancelled.is_set():
+            raise Interrupted("interrupted: the script has ended, and its GPUs are free again")
+        return result.status
+
+
+def read_script(script: Path) -> str:
+    """Return the script's text. Raises UsageError."""
+    try:
+        if script.stat().st_size > LARGEST_SCRIPT:
+            raise UsageError(f"{script} is larger than 1 MiB, which no script is")
+        return script.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{script} cannot be read", detail=str(error)) from error
+
+
+def require_free(survey: Survey, gpus: int) -> None:
+    """Raise DoesNotFit, naming the services that hold the others, if fewer than `gpus` are free."""
+    state = require_formed(survey)
+    held = gpus_held(survey.topology, state, survey.services, None)
+    free = sum(host.free for host in held.free)
+    if free >= gpus:
+        return
+    stop = " && ".join(f"clusterctl stop {name}" for name in survey.services)
+    raise DoesNotFit(
+        f"the script needs {gpus} GPU{'s' * (gpus > 1)} (--gpus), and {free} "
+        f"{'is' if free == 1 else 'are'} free{''.join(f'; {each}' for each in held.holders)}",
+        hint=stop or "clusterctl status; another clusterctl run may use them",
+    )
