@@ -248,7 +248,10 @@ build_command() {
     local address
     find_node_ip
     options=(--rm --name "$name" --label "$LABEL=$role" --label "$ADDRESS_LABEL=$node_ip"
-        --network host --ipc host --init -v "$hf_home:/root/.cache/huggingface")
+        --network host --ipc host --init -v "$hf_home:/root/.cache/huggingface"
+        # As clusterctl has it: docs/security.md
+        --cap-drop ALL --cap-add DAC_OVERRIDE --cap-add NET_BIND_SERVICE
+        --security-opt no-new-privileges --pids-limit 32768)
     address=$(with_port "$head_address")
     choose_nics
     add_limits

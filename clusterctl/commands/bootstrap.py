@@ -29,6 +29,7 @@ from clusterctl.ray_cluster.node_files import directories_present, files_present
 from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.files import OLD_CACHES, PathsAbsent
 from clusterctl.steps.host_python import HostPython
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.secrets import (
@@ -78,6 +79,7 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
     gpu_proof = accelerator.image_proof(spec, images.engines, inventory.file)
     directories = directories_present(inventory.cluster)
     files = files_present(inventory, cluster.topology, cluster.survey.facts)
+    own = config_dir(inventory.cluster)
     broken_services = [
         document
         for document in cluster.survey.unreadable.get(head, ())
@@ -89,7 +91,7 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
 
     def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
         if cluster.survey.config_deleted.get(view.host.name) == container.id:
-            return f"{config_dir(inventory.cluster)} was deleted while it ran"
+            return f"{own} was deleted while it ran"
         return accelerator.gpus_lost(view, driver, container)
 
     container = NodeContainer(inventory.cluster, spec, images.engines, why_anew=why_anew)
@@ -104,6 +106,12 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         Stage("Secrets for workers", workers, (token_copied,)),
         Stage("Ray head", heads, (container,)),
         Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
+        # No container uses it any more.
+        Stage(
+            "Files of an earlier version",
+            names,
+            (PathsAbsent("caches", [OLD_CACHES], last_of=own),),
+        ),
     )
 
 

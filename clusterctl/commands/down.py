@@ -14,17 +14,15 @@ from clusterctl.engine.plan import OnFailure, Plan, Planned, Stage, plan_apart
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.node.documents import config_dir, log_dir, run_dir
+from clusterctl.node.documents import PRIVATE, cache_dir, config_dir, log_dir, measured_dir, run_dir
 from clusterctl.node.package import ROOT
-from clusterctl.ray_cluster.nodes import CACHE_DIR
 from clusterctl.steps.container_engine import EngineAbsent
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.files import PathsAbsent
+from clusterctl.steps.files import OLD_CACHES, OWN_FILES, PathsAbsent
 from clusterctl.steps.host_python import PythonAbsent
 from clusterctl.steps.node_container import ContainersAbsent
 from clusterctl.steps.node_image import ImagesAbsent
 from clusterctl.survey.survey import connected, take_survey
-from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -45,8 +43,10 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     )
     if not purge:
         return common
-    logs = PathsAbsent("logs", (log_dir(inventory.cluster),))
-    shared = PathsAbsent("caches and programs", (CACHE_DIR, KEPT, ROOT), last_of=own)
+    cluster = inventory.cluster
+    logs = PathsAbsent("logs", (log_dir(cluster), cache_dir(cluster), measured_dir(cluster)))
+    everything = (*(f"{PRIVATE}/{name}" for name in OWN_FILES), OLD_CACHES, ROOT)
+    shared = PathsAbsent("caches and programs", everything, last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
     # The modules of all accelerators: an earlier inventory may have named another one.
     brought = (step for name in MODULES for step in accelerator_named(name).purge_steps(own))

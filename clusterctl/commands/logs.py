@@ -11,8 +11,6 @@ from typing import TypeAlias
 from clusterctl import deadlines
 from clusterctl.errors import (
     ClusterctlError,
-    CommandFailed,
-    ConnectionFailed,
     RequirementsNotMet,
     UsageError,
     raise_all,
@@ -20,17 +18,12 @@ from clusterctl.errors import (
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.files import NodePaths
 from clusterctl.survey.survey import connected
+from clusterctl.transport import log_reader, python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.base import lines as lines_of
 from clusterctl.transport.credentials import Credentials
 
-# The log's name is passed as a parameter only, never as part of the script.
-_TAIL = """\
-[ ! -e "$2" ] || exec tail -n "$1" $3 "$2"
-cd "$4" 2>/dev/null && for log in *.log; do [ ! -e "$log" ] || echo "${log%.log}" >&2; done
-exit 66
-"""
-_MISSING = 66  # EX_NOINPUT of sysexits.h
+READER = python.Program("clusterctl.transport", ("log_reader",))
 
 _Item: TypeAlias = str | ClusterctlError | None
 _Arriving: TypeAlias = "queue.SimpleQueue[tuple[str, _Item]]"
@@ -73,13 +66,12 @@ def read(
     file = log_file(inventory, name)
     if name not in {None, "ray"}:
         hosts = (inventory.head,)
-    directory = str(NodePaths(inventory.cluster).logs)
-    argv = ["sh", "-c", _TAIL, "logs", str(lines), file, "-F" if follow else "", directory]
+    order = {"path": file, "lines": lines, "follow": follow}
     failed: list[ClusterctlError] = []
     arriving: _Arriving = queue.SimpleQueue()
     with connected(hosts, credentials) as transports:
         for host, transport in transports.items():
-            arguments = (host, transport, argv, name, arriving)
+            arguments = (host, transport, order, name, arriving)
             threading.Thread(target=_pump, args=arguments, name=f"logs-{host}", daemon=True).start()
         running = len(transports)
         while running:
@@ -99,29 +91,21 @@ def read(
 
 
 def _pump(
-    host: str, transport: Transport, argv: list[str], name: str | None, arriving: _Arriving
+    host: str, transport: Transport, order: object, name: str | None, arriving: _Arriving
 ) -> None:
     try:
-        with transport.open_channel(argv, sudo=True) as channel:
+        with python.start(transport, READER, order, sudo=True) as channel:
             for line in lines_of(channel):
                 arriving.put((host, line))
             status = -1
             with contextlib.suppress(TimeoutError):
                 status = channel.wait(deadlines.LOGS_STATUS)
-            said = channel.stderr_tail().strip()
-            if status == _MISSING:
+            if status == log_reader.MISSING:
+                said = channel.stderr_tail().strip()
                 log = "journal" if name is None else f"log {name}"
                 raise _NoSuchLog(log, host, tuple(said.splitlines()))
-            if status == -1:
-                lost = "the connection was lost"
-                raise ConnectionFailed(lost, host=host, hint="clusterctl status")
             if status:
-                raise CommandFailed(
-                    f"tail ended with status {status}",
-                    host=host,
-                    hint="clusterctl status",
-                    detail=said or None,
-                )
+                raise python.failure(channel, "reading the log", host)
     except ClusterctlError as error:
         error.host = error.host or host
         arriving.put((host, error))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from clusterctl.containers.driver import Container
-from clusterctl.containers.spec import FINGERPRINT_LABEL, ContainerSpec
+from clusterctl.containers.spec import FINGERPRINT_LABEL, SECURITY_OPTIONS, ContainerSpec
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,13 @@ def _reasons(spec: ContainerSpec, container: Container) -> Iterator[str]:
     yield from _pairs("ulimit", container.ulimits, spec.ulimits)
     yield from _members("device", _devices(container), _devices(spec))
     yield from _members("capability", container.capabilities, spec.capabilities)
+    if not container.drops_others:
+        yield "capabilities: all others are dropped"
+    # The engine adds some of its own, such as label=disable.
+    lacking = [option for option in SECURITY_OPTIONS if option not in container.security_options]
+    yield from _members("security option", (), lacking)
+    if spec.pids_limit != container.pids_limit:
+        yield f"process limit: {container.pids_limit or 'none'} -> {spec.pids_limit}"
     yield from _pairs("label", _own(container.labels), _own(spec.labels), gone=False)
     if spec.stop_timeout != container.stop_timeout:
         yield f"stop timeout: {container.stop_timeout} s -> {spec.stop_timeout} s"

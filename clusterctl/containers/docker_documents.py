@@ -9,7 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clusterctl.containers.driver import Container, Image
-from clusterctl.containers.spec import FINGERPRINT_LABEL, LOG_OPTIONS, ContainerSpec, Mount
+from clusterctl.containers.spec import (
+    FINGERPRINT_LABEL,
+    LOG_OPTIONS,
+    SECURITY_OPTIONS,
+    ContainerSpec,
+    Mount,
+)
 
 Document = Mapping[str, Any]
 
@@ -58,6 +64,9 @@ def container_from(document: Document, image_env: Mapping[str, str]) -> Containe
         all_gpus=any(request.get("Count") == -1 for request in requests),
         devices=tuple(device["PathOnHost"] for device in host.get("Devices") or ()),
         capabilities=tuple(cap.removeprefix("CAP_") for cap in host.get("CapAdd") or ()),
+        drops_others="ALL" in (host.get("CapDrop") or ()),
+        security_options=tuple(host.get("SecurityOpt") or ()),
+        pids_limit=host.get("PidsLimit") or 0,
         labels=config.get("Labels") or {},
         stop_timeout=config.get("StopTimeout") or 10,
         network=host.get("NetworkMode") or "",
@@ -113,6 +122,9 @@ def create_request(spec: ContainerSpec) -> dict[str, Any]:
                 {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
                 for path in spec.devices
             ],
+            "CapDrop": ["ALL"],
             "CapAdd": [f"CAP_{name}" for name in spec.capabilities],
+            "SecurityOpt": list(SECURITY_OPTIONS),
+            "PidsLimit": spec.pids_limit,
         },
     }

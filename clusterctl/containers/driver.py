@@ -50,6 +50,9 @@ class Container:
     all_gpus: bool
     devices: tuple[str, ...]
     capabilities: tuple[str, ...]
+    drops_others: bool  # Has no capability but these; else the engine's default ones, too
+    security_options: tuple[str, ...]
+    pids_limit: int  # 0: none
     labels: Mapping[str, str]
     stop_timeout: int
     network: str

@@ -13,6 +13,13 @@ CLUSTER_LABEL = "clusterctl.cluster"
 # Of the json-file log driver, which never deletes logs by default.
 LOG_OPTIONS = {"max-size": "50m", "max-file": "3"}
 
+# Of every container, against set-user-ID programs and file capabilities in its image.
+SECURITY_OPTIONS = ("no-new-privileges",)
+
+# Processes and threads. Ray starts a worker per CPU, with some 30 threads each, and the ranks have
+# a thread per CPU: 256 CPUs need half of this, and the host's own limit is larger.
+PIDS_LIMIT = 32_768
+
 
 def container_name(cluster: str) -> str:
     """Return the name of the node container, the same on every host."""
@@ -35,7 +42,8 @@ class Mount:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """All settings of a container. Network and IPC are always the host's."""
+    """All settings of a container. Network and IPC are always the host's, and SECURITY_OPTIONS
+    apply."""
 
     name: str
     image: str  # An image ID, never a tag: what was verified is what starts
@@ -47,7 +55,8 @@ class ContainerSpec:
     cdi_devices: tuple[str, ...] = ()  # Such as `nvidia.com/gpu=all`
     all_gpus: bool = False  # `--gpus all`, if the toolkit has no CDI
     devices: tuple[str, ...] = ()  # Device paths, such as /dev/infiniband/uverbs0
-    capabilities: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()  # The only ones: all others are dropped
+    pids_limit: int = PIDS_LIMIT
     labels: Mapping[str, str] = field(default_factory=dict)
     stop_timeout: int = 90  # Seconds between SIGTERM and SIGKILL
 

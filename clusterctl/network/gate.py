@@ -24,9 +24,8 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate_verdict import judge
 from clusterctl.node import package
-from clusterctl.node.documents import from_json
+from clusterctl.node.documents import from_json, measured_dir
 from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec
-from clusterctl.node.files import NodePaths
 from clusterctl.node.timing import GATE
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes, node_environment
 from clusterctl.ray_cluster.topology import Topology
@@ -58,8 +57,8 @@ class FabricRecord:
 
 
 def record_file(cluster: str) -> str:
-    """The path of fabric.json, beside the logs on the head."""
-    return str(NodePaths(cluster).logs / "fabric.json")
+    """The path of fabric.json on the head."""
+    return f"{measured_dir(cluster)}/fabric.json"
 
 
 def read_record(data: bytes | None) -> FabricRecord | None:

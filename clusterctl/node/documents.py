@@ -16,6 +16,8 @@ On a host, for the cluster NAME:
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
+    /var/lib/clusterctl/caches/NAME/             compile caches and downloads of the container
+    /var/lib/clusterctl/measured/NAME/           what commands measured; head only, in no container
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from typing import Any, Dict, List, Tuple, Type, TypeVar
 
 T = TypeVar("T")
 
+# Directory of what root of the host works with, such as packages, blobs and records. A container
+# sees no more of it than its cache.
+PRIVATE = "/var/lib/clusterctl"
 
 # Seconds. A hung service is thus detected within 60 s, including the polling interval. One engine
 # step takes far less, and every step counts as a sign of life: a long prompt has many.
@@ -280,6 +285,17 @@ def run_dir(cluster: str) -> str:
     is not taken for a current one.
     """
     return f"/run/clusterctl/{cluster}"
+
+
+def cache_dir(cluster: str) -> str:
+    """Return the directory of compile caches and downloaded weights, on the host and in the
+    container, which writes it."""
+    return f"{PRIVATE}/caches/{cluster}"
+
+
+def measured_dir(cluster: str) -> str:
+    """Return the directory on the head of what commands measured, which no container sees."""
+    return f"{PRIVATE}/measured/{cluster}"
 
 
 def to_json(document: Any) -> str:

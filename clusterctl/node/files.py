@@ -229,6 +229,8 @@ class StateFile:
         self._last, self._written = state, now
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # After a reboot the engine made it, for all to read.
+            self._path.parent.chmod(0o700)
             fresh = self._path.with_name(f".{self._path.name}.new")
             fresh.write_text(to_json(state), "utf-8")
             os.replace(fresh, self._path)  # noqa: PTH105 - atomic, also over an existing file

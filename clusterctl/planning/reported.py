@@ -15,6 +15,7 @@ from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError
+from clusterctl.node.documents import measured_dir
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.overheads import Measured
@@ -194,7 +195,7 @@ def outcome_of(head: Transport, cluster: str, service: str, plan: FitPlan) -> St
 
 def measured_file(cluster: str) -> str:
     """Return the path on the head of the file with figures of earlier starts."""
-    return str(NodePaths(cluster).logs / "measured.json")
+    return f"{measured_dir(cluster)}/measured.json"
 
 
 def measured_in(data: bytes | None, image: str) -> Learned:

@@ -16,11 +16,19 @@ from clusterctl.containers.spec import container_name as container_name
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory, RayPorts
 from clusterctl.node import package
-from clusterctl.node.documents import ExpectedNode, NodeDocument, config_dir, log_dir, run_dir
+from clusterctl.node.documents import (
+    ExpectedNode,
+    NodeDocument,
+    cache_dir,
+    config_dir,
+    log_dir,
+    run_dir,
+)
 from clusterctl.ray_cluster.topology import Node, Topology, host_port
 
-# Compile caches and downloaded weights; the same path on the host and in the container
-CACHE_DIR = "/var/cache/clusterctl"
+# All that root in a node container needs besides its own files. DAC_OVERRIDE: models and mounts may
+# belong to users of the host. NET_BIND_SERVICE: a service may listen below port 1024.
+CAPABILITIES = ("DAC_OVERRIDE", "NET_BIND_SERVICE")
 
 # The file that vLLM looks for in VLLM_CONFIG_ROOT
 NON_CARRY_OVER_FILE = "ray_non_carry_over_env_vars.json"
@@ -84,10 +92,10 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
         **DEAD_NODE_DETECTION,
         **authentication,
         "VLLM_HOST_IP": node.node_ip,
-        "VLLM_CACHE_ROOT": f"{CACHE_DIR}/vllm",
+        "VLLM_CACHE_ROOT": f"{cache_dir(inventory.cluster)}/vllm",
         "VLLM_CONFIG_ROOT": config_root(inventory.cluster),
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HOME": f"{CACHE_DIR}/huggingface",
+        "HF_HOME": f"{cache_dir(inventory.cluster)}/huggingface",
         # NCCL matches prefixes unless the list starts with `=`; Gloo matches exact names only.
         "NCCL_SOCKET_IFNAME": "=" + ",".join(node.nccl_nics),
         "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in node.node_ip else "AF_INET",
@@ -191,7 +199,7 @@ def container_spec(
         # Deleted by a reboot; the engine creates it again when it starts the container.
         Mount(run_dir(cluster), run_dir(cluster)),
         Mount(own, own, read_only=True),
-        Mount(CACHE_DIR, CACHE_DIR),
+        Mount(cache_dir(cluster), cache_dir(cluster)),
         Mount(inventory.models, inventory.models, read_only=True),
         *(Mount(*each) for each in sorted(inventory.host(node.host).mounts.items())),
     )
@@ -205,7 +213,8 @@ def container_spec(
         cdi_devices=gpus.cdi,
         all_gpus=gpus.all_gpus,
         devices=(*gpus.nodes, *(("/dev/infiniband",) if node.rdma else ())),
-        capabilities=("IPC_LOCK",) if node.rdma else (),
+        # InfiniBand registers locked memory.
+        capabilities=(*CAPABILITIES, *(("IPC_LOCK",) if node.rdma else ())),
         labels={
             CLUSTER_LABEL: cluster,
             "clusterctl.host": node.host,

@@ -12,6 +12,7 @@ from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError
 from clusterctl.node.files import NodePaths
 from clusterctl.transport.base import Transport
+from clusterctl.transport.host_files import READ_END
 
 # Lines that mark the beginning of a start; the file also has older starts.
 START_MARKS = r"non-default args|args: Namespace\(|API server version"
@@ -19,7 +20,9 @@ START_MARKS = r"non-default args|args: Namespace\(|API server version"
 LOG_TAIL = 4_000_000  # Bytes at the end of a service's log that are searched, on the host
 
 # The lines of a log that fit a pattern; no line is longer than 400 characters.
-READ = 'tail -c "$1" "$2" | grep -aE "$3" | cut -c1-400 | tail -n 400'
+READ = f"""{READ_END}
+read_end "$2" "$1" | grep -aE "$3" | cut -c1-400 | tail -n 400
+"""
 
 _NOTICES = (
     (

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed
+from clusterctl.node.documents import PRIVATE, cache_dir, log_dir, measured_dir, run_dir
 from clusterctl.transport.base import ABSENT
 
 
@@ -64,18 +65,24 @@ class Directory:
 def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
     """Return the directories of every node of `cluster`, parents first (layout: node.documents).
 
-    The configuration is accessible to root only, as it contains secrets.
+    Only root may enter: the configuration has secrets, logs have what users ask, and where the node
+    container writes it may make a set-user-ID program, which no user of the host may reach.
     """
     return (
         Directory("/etc/clusterctl"),
         Directory(f"/etc/clusterctl/{cluster}", 0o700),
         Directory(f"/etc/clusterctl/{cluster}/services", 0o700),
         Directory(f"/etc/clusterctl/{cluster}/members", 0o700),
-        Directory("/var/log/clusterctl"),
-        Directory(f"/var/log/clusterctl/{cluster}"),
+        Directory("/var/log/clusterctl", 0o700),
+        Directory(log_dir(cluster), 0o700),
+        # Made by the engine after a reboot, with this mode; the supervisor then closes its own.
         Directory("/run/clusterctl"),
-        Directory(f"/run/clusterctl/{cluster}"),
-        Directory("/var/cache/clusterctl"),
+        Directory(run_dir(cluster), 0o700),
+        Directory(PRIVATE, 0o700),
+        Directory(f"{PRIVATE}/caches", 0o700),
+        Directory(cache_dir(cluster), 0o700),
+        Directory(f"{PRIVATE}/measured", 0o700),
+        Directory(measured_dir(cluster), 0o700),
         Directory("/opt/clusterctl"),
         Directory(f"/opt/clusterctl/{version}"),
     )
@@ -85,6 +92,14 @@ def make_directories(view: HostView, *paths: str) -> None:
     """Make directories that everyone may read, with their parents."""
     words = [word for path in paths for word in ("755", path)]
     root_script(view, MAKE_DIRECTORIES, *words, doing=f"making {', '.join(paths)}")
+
+
+def make_private(view: HostView, path: str) -> None:
+    """Make a directory below PRIVATE that only root may enter, with its parents."""
+    below = PurePosixPath(path)
+    paths = [below, *(parent for parent in below.parents if parent.is_relative_to(PRIVATE))]
+    words = [word for each in reversed(paths) for word in ("700", str(each))]
+    root_script(view, MAKE_DIRECTORIES, *words, doing=f"making {path}")
 
 
 class DirectoriesPresent:
@@ -184,16 +199,24 @@ class FilesPresent:
         ]
 
 
+# Directories below PRIVATE
+OWN_FILES = ("blobs", "caches", "measured", "packages", "saved", "weights")
+
+# Caches, packages and blobs of version 0.1, all of it written by node containers
+OLD_CACHES = "/var/cache/clusterctl"
+
 OURS = (
     "/etc/clusterctl",
     "/run/clusterctl",
     "/var/log/clusterctl",
-    "/var/cache/clusterctl",
-    "/var/lib/clusterctl/weights",
+    OLD_CACHES,
+    *(f"{PRIVATE}/{name}" for name in OWN_FILES),
     "/opt/clusterctl",
 )
 
-LOOK_FOR_PATHS = 'for path in "$@"; do if [ -e "$path" ]; then echo "$path"; fi; done'
+LOOK_FOR_PATHS = """\
+for path in "$@"; do if [ -e "$path" ] || [ -L "$path" ]; then echo "$path"; fi; done
+"""
 
 LOOK_BESIDE = """\
 for other in "${1%/*}"/*; do
@@ -201,12 +224,15 @@ for other in "${1%/*}"/*; do
 done
 """
 
-# Also remove the parent directory of ours, once nothing of another cluster is in it.
+# Also remove the parent directories of ours, once nothing of another cluster is in them.
 REMOVE = """\
 set -e
 for path in "$@"; do
   rm -rf -- "$path"
-  case ${path%/*} in */clusterctl) rmdir "${path%/*}" 2>/dev/null || true;; esac
+  while path=${path%/*}; do
+    case $path in */clusterctl | */clusterctl/*) rmdir "$path" 2>/dev/null || break;;
+    *) break;; esac
+  done
 done
 """
 
@@ -252,11 +278,11 @@ def beside(view: HostView, own: str) -> list[str]:
 
 
 # Records, with one name per line, of what clusterctl installed: `down --purge` removes it again.
-ENGINE_PACKAGES = "/var/lib/clusterctl/engine-packages"  # packages installed with the engine
-IMAGES = "/var/lib/clusterctl/images"  # references of images that clusterctl put there
+ENGINE_PACKAGES = f"{PRIVATE}/engine-packages"  # packages installed with the engine
+IMAGES = f"{PRIVATE}/images"  # references of images that clusterctl put there
 
 REMEMBER = """\
-set -e
+set -e; umask 077
 mkdir -p "${1%/*}"; touch "$1"
 sort -u - "$1" >"$1.new"; mv "$1.new" "$1"
 """

@@ -15,7 +15,7 @@ from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
 from clusterctl.facts.gpu_requirements import without_nouveau
-from clusterctl.steps.files import LOOK_AT_FILES, RemoteFile, make_directories, root_script
+from clusterctl.steps.files import LOOK_AT_FILES, RemoteFile, make_private, root_script
 from clusterctl.steps.package_manager import own_manager, target
 from clusterctl.steps.package_sources import CACHE
 
@@ -125,7 +125,7 @@ class DriverFile:
         )
 
     def install(self, view: HostView) -> None:
-        make_directories(view, CACHE)
+        make_private(view, CACHE)
         file = RemoteFile(f"{CACHE}/{self._path.name}", self._path.read_bytes())
         seal = root_script(
             view, LOOK_AT_FILES, file.path,

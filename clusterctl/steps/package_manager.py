@@ -146,6 +146,8 @@ class Apt(PackageManager):
             *("-o", f"Dir::Etc::SourceList={only}/offline.list"),
             *("-o", "Dir::Etc::SourceParts=-"),
             *("-o", f"Dir::State::Lists={only}/lists"),
+            # Only root may enter the directory, and nothing is downloaded.
+            *("-o", "APT::Sandbox::User=root"),
         ) if only else ()  # fmt: skip
         # Errors of `update`: the reason if a package is not found later
         self._missed: list[str] = []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, StepFailed, UsageError
+from clusterctl.node.documents import PRIVATE
 from clusterctl.packages.bundle import Bundle, PackageFile
 from clusterctl.packages.repository import (
     Repository,
@@ -18,23 +19,30 @@ from clusterctl.packages.repository import (
     source_path,
     source_text,
 )
-from clusterctl.steps.files import LOOK_AT_FILES, RemoteFile, make_directories, root_script
+from clusterctl.steps.files import (
+    LOOK_AT_FILES,
+    RemoteFile,
+    make_directories,
+    make_private,
+    root_script,
+)
 from clusterctl.steps.package_manager import Apt, Dnf, PackageManager, target
 
-CACHE = "/var/cache/clusterctl/packages"
+CACHE = f"{PRIVATE}/packages"
 
-# `trusted`: the checksum of every file has been verified
+# `trusted`: the checksum of each of these files has been verified; others are not indexed
 INDEX = """\
 set -e
 cd "$1"
 mkdir -p lists/partial
-for file in *.deb; do
+directory=$1; shift
+for file in "$@"; do
   dpkg-deb -f "$file"
   printf 'Filename: ./%s\\nSize: %s\\nSHA256: %s\\n\\n' \
     "$file" "$(stat -c %s "$file")" "$(sha256sum <"$file" | cut -c1-64)"
 done >Packages.new
 mv Packages.new Packages
-printf 'deb [trusted=yes] file:%s ./\\n' "$1" >offline.list
+printf 'deb [trusted=yes] file:%s ./\\n' "$directory" >offline.list
 """
 
 # Skip packages that the host has, whatever their version
@@ -53,7 +61,7 @@ def bring(view: HostView, bundle: Bundle, files: Sequence[PackageFile]) -> str:
     Raises StepFailed if a copied file differs from what was sent.
     """
     directory = f"{CACHE}/{hashlib.sha256(str(bundle.path).encode()).hexdigest()[:12]}"
-    make_directories(view, directory)
+    make_private(view, directory)
     lacking = _unlike(view, bundle, directory, files)
     if lacking:
         size = sum(file.size for file in lacking) / 2**20
@@ -94,14 +102,16 @@ def manager_of(
     """Return a package manager that uses only the bundle's files. `wanted`: selects files by name
     for dnf, which installs all files it is given."""
     if target(view).family == "apt":
-        directory = bring(view, bundle, bundle.packages(".deb"))
+        files = bundle.packages(".deb")
+        directory = bring(view, bundle, files)
         root_script(
-            view, INDEX, directory, doing="indexing packages", timeout=deadlines.PACKAGE_FILES
-        )
+            view, INDEX, directory, *(file.name for file in files),
+            doing="indexing packages", timeout=deadlines.PACKAGE_FILES,
+        )  # fmt: skip
         return Apt(view, pause, only=directory)
-    files = [file for file in bundle.packages(".rpm") if wanted(file.name)]
-    directory = bring(view, bundle, files)
-    names = [file.name for file in files]
+    chosen = [file for file in bundle.packages(".rpm") if wanted(file.name)]
+    directory = bring(view, bundle, chosen)
+    names = [file.name for file in chosen]
     missing = root_script(
         view, MISSING, directory, *names,
         doing="looking at packages", timeout=deadlines.PACKAGE_FILES,

@@ -18,6 +18,7 @@ from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.survey import read_head_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
+from clusterctl.transport.host_files import READ_END
 
 TITLE = "Ray holds every host"
 
@@ -72,6 +73,11 @@ def await_formation(
     return formed
 
 
+_LAST_LINES = f"""{READ_END}
+read_end "$1" 65536 | tail -n 15
+"""
+
+
 def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlError]:
     """Return the same errors, each with the current report of the host's supervisor and the end of
     its Ray log."""
@@ -81,7 +87,7 @@ def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlErr
     file = str(NodePaths(cluster.inventory.cluster).log("ray"))
 
     def ray_log(transport: Transport) -> str | None:
-        argv = ["tail", "-n", "15", file]
+        argv = ["sh", "-c", _LAST_LINES, "ray-log", file]
         text = transport.run(argv, sudo=True, timeout=deadlines.SMALL_FILE).stdout.strip()
         return f"the end of {file}:\n{text}" if text else None
 

@@ -3,6 +3,7 @@ Survey. Changes nothing on hosts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -390,12 +391,28 @@ def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
     return {document.name: document for document in found}
 
 
+# Documents' names below the directory of the cluster's configuration
+_DOCUMENT = re.compile(r"node\.json|services/[^/]+\.json")
+
+
+def _is_credible(reported: UnreadableDocument) -> bool:
+    """Whether this can be a document that the supervisor has read: its report comes from a
+    container, and bootstrap writes a service's document again."""
+    if not reported.last_good or reported.file == "node.json":
+        return _DOCUMENT.fullmatch(reported.file) is not None
+    try:
+        document = from_json(ServiceDocument, reported.last_good)
+    except ValueError:
+        return False
+    return "/" not in document.name and reported.file == f"services/{document.name}.json"
+
+
 def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
     """Return the unreadable documents among the probed files, with the version that the supervisor
     read last."""
     paths = NodePaths(cluster)
     state = read_state(answer.files.get(str(paths.state)))
-    known = {document.file: document for document in state.unreadable} if state else {}
+    known = {one.file: one for one in state.unreadable if _is_credible(one)} if state else {}
     found = []
     for path, data in sorted(answer.files.items()):
         kind = NodeDocument if path == str(paths.node_document) else ServiceDocument

@@ -12,7 +12,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.units import MIB
 
 # Directory on a host for blobs that its engine has not loaded yet.
-CACHE = "/var/cache/clusterctl/blobs"
+CACHE = "/var/lib/clusterctl/blobs"
 
 # Bytes of a piece: placed files have a digest for each piece; the last one may be shorter.
 PIECE = 64 * 1024**2

@@ -171,7 +171,7 @@ def overlay_image(
                 raise RequirementsNotMet(
                     "there is not enough room for the layers that other hosts lack",
                     host=driver.host,
-                    hint="make room: df -h /var/cache",
+                    hint="make room: df -h /var/lib",
                     detail=words.strip(),
                 )
             return None

@@ -119,10 +119,10 @@ def problems(host: str, stock: EngineState, content: ImageContent) -> Iterator[R
         )
     if not stock.one_disk and stock.cache_free < delivery.size:
         yield RequirementsNotMet(
-            f"{gib(delivery.size)} of layers pass through /var/cache, but "
+            f"{gib(delivery.size)} of layers pass through /var/lib/clusterctl, but "
             f"{gib(stock.cache_free)} are free",
             host=host,
-            hint="make room there: df -h /var/cache",
+            hint="make room there: df -h /var/lib",
         )
 
 

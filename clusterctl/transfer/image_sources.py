@@ -31,7 +31,7 @@ from clusterctl.transport.local import LocalTransport
 HOST = "host:"  # Prefix of --from values that name a host
 
 # Directory for the layers that others lack, on a host that heads a chain, during the transfer.
-SAVED = "/var/cache/clusterctl/saved"
+SAVED = "/var/lib/clusterctl/saved"
 
 # Bytes of uncompressed layers; fewer take longer to compress than to send.
 WORTH_COMPRESSING = 32 * 1024**2

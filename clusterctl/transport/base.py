@@ -148,7 +148,8 @@ class Transport(Protocol):
     def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
         """Return the content of a small text file, or None if there is no such file.
 
-        Raises as `run`, and CommandFailed when the file cannot be read.
+        Raises as `run`, and CommandFailed when the file cannot be read, is a link, no regular file,
+        or larger than `host_files.LARGEST_FILE`.
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:

@@ -29,7 +29,9 @@ from clusterctl.errors import (
 from clusterctl.transport.base import Channel, Closing, Transport, lines
 from clusterctl.transport.local import account
 
-DIRECTORY = "/run/lock"
+# Root's, unlike /run/lock, where any user may make a file first. Nobody else may open the file: to
+# read it is enough to lock it.
+DIRECTORY = "/run/clusterctl"
 # Seconds between bytes sent to the head, to keep the lock.
 BEAT = 15.0
 # Seconds without such a byte after which the head releases the lock.
@@ -42,7 +44,7 @@ _HELD_BY_ANOTHER = 4
 
 _HOLD = """\
 command -v flock >/dev/null || exit 3
-umask 022; exec 9<>"$1" || exit 1
+umask 022; mkdir -p "${1%/*}"; umask 077; exec 9<>"$1" || exit 1
 flock -n 9 || { cat "$1"; exit 4; }
 printf '%s\\n' "$2" >"$1"; echo held
 beat() {
@@ -132,7 +134,7 @@ class ClusterLock(Closing):
         silence: int = SILENCE,
     ) -> None:
         self._head, self._cluster, self._command = head, cluster, command
-        self._path = f"{directory}/clusterctl-{cluster}.lock"
+        self._path = f"{directory}/{cluster}.lock"
         self._beat, self._silence = beat, silence
         self._mine = this_process(command).to_json()
         self._channel: Channel | None = None

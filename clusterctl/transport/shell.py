@@ -30,6 +30,7 @@ from clusterctl.transport.command import (
     Wire,
 )
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
+from clusterctl.transport.host_files import LARGEST_FILE, NO_FILE, PUT, READ
 from clusterctl.transport.target import target_of
 
 # Exit statuses of coreutils' `timeout`: after SIGTERM, after SIGKILL.
@@ -37,32 +38,6 @@ _TIMEOUT_STATUSES = (124, 137)
 
 # Seconds that a busy machine may take to notice that a command began, when its clock starts.
 _SEEN_LATE = 0.5
-
-_PUT = """\
-set -u; umask 077
-[ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }
-new=$(mktemp "$1.XXXXXX") || exit 1
-trap 'rm -f "$new"' EXIT
-cat >"$new" || exit 1
-[ "$(wc -c <"$new")" -eq "$3" ] || { echo "only a part of $1 arrived" >&2; exit 1; }
-chmod "$2" "$new" || exit 1
-if [ -n "$4" ]; then
-  now=absent; [ ! -e "$1" ] || now=$(sha256sum <"$1" | cut -c1-64)
-  [ "$now" = "$4" ] || { echo "someone else changed $1 meanwhile" >&2; exit 1; }
-fi
-mv -f "$new" "$1"
-"""
-# The size is checked because a lost connection looks like the end of the data to `cat`.
-
-_NO_FILE = 66  # EX_NOINPUT of sysexits.h
-# A file that appears or goes between the looks, such as a supervisor's report, is no error.
-_READ = f"""\
-[ -e "$1" ] || exit {_NO_FILE}
-cat "$1" && exit
-[ -e "$1" ] && exit 1
-exit {_NO_FILE}
-"""
-
 
 # Seconds without a byte after which an ended command's output counts as complete: its background
 # processes may hold stdout open for ever.
@@ -157,15 +132,15 @@ class ShellTransport(Transport):
         sudo: bool = False,
         before: str | None = None,
     ) -> None:
-        argv = ("sh", "-c", _PUT, "put", path, f"{mode:o}", str(len(data)), before or "")
+        argv = ("sh", "-c", PUT, "put", path, f"{mode:o}", str(len(data)), before or "")
         result = self.run(argv, stdin=data, sudo=sudo, timeout=deadlines.COMMAND + len(data) / 1e6)
         if not result.ok:
             raise self._refused(f"{path} could not be written", path, result)
 
     def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
-        argv = ("sh", "-c", _READ, "read", path)
+        argv = ("sh", "-c", READ, "read", path, str(LARGEST_FILE))
         result = self.run(argv, sudo=sudo, timeout=deadlines.SMALL_FILE)
-        if result.status == _NO_FILE:
+        if result.status == NO_FILE:
             return None
         if not result.ok:
             raise self._refused(f"{path} could not be read", path, result)

@@ -96,7 +96,8 @@ class ImageBench:
         """No image, and nothing in caches."""
         ids = "docker images --quiet | sort -u"
         self.everywhere(
-            f"{ids} | xargs --no-run-if-empty docker rmi -f; rm -rf /var/cache/clusterctl"
+            f"{ids} | xargs --no-run-if-empty docker rmi -f; "
+            "rm -rf /var/lib/clusterctl/blobs /var/lib/clusterctl/saved"
         )
 
     def push(self, archive: Path, hosts: int, *, fault: Callable[[], None] | None = None) -> Run:

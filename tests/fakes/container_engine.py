@@ -9,7 +9,12 @@ from itertools import count
 
 from clusterctl.containers.driver import Container, EngineUnavailable, Image, Say
 from clusterctl.containers.reference import tagged
-from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec
+from clusterctl.containers.spec import (
+    CLUSTER_LABEL,
+    FINGERPRINT_LABEL,
+    SECURITY_OPTIONS,
+    ContainerSpec,
+)
 from clusterctl.errors import StepFailed
 from clusterctl.transport.base import Channel, CommandResult
 from clusterctl.units import GIB
@@ -255,6 +260,9 @@ def _container(identifier: str, spec: ContainerSpec) -> Container:
         all_gpus=spec.all_gpus,
         devices=spec.devices,
         capabilities=spec.capabilities,
+        drops_others=True,
+        security_options=SECURITY_OPTIONS,
+        pids_limit=spec.pids_limit,
         labels={**spec.labels, FINGERPRINT_LABEL: spec.fingerprint()},
         stop_timeout=spec.stop_timeout,
         network="host",

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterctl.containers.docker_driver import device_flags
-from clusterctl.containers.spec import FINGERPRINT_LABEL, LOG_OPTIONS, ContainerSpec
+from clusterctl.containers.spec import (
+    FINGERPRINT_LABEL,
+    LOG_OPTIONS,
+    SECURITY_OPTIONS,
+    ContainerSpec,
+)
 
 
 def docker_run_argv(spec: ContainerSpec) -> tuple[str, ...]:
@@ -19,7 +24,10 @@ def docker_run_argv(spec: ContainerSpec) -> tuple[str, ...]:
         *_flags("--volume", (mount.bind for mount in spec.mounts)),
         *_flags("--ulimit", (f"{name}={value}" for name, value in sorted(spec.ulimits.items()))),
         *device_flags(spec),
+        *_flags("--cap-drop", ("ALL",)),
         *_flags("--cap-add", iter(spec.capabilities)),
+        *_flags("--security-opt", SECURITY_OPTIONS),
+        *("--pids-limit", str(spec.pids_limit)),
         *_flags("--label", _labels(spec)),
         *(("--entrypoint", spec.command[0]) if spec.command else ()),
         spec.image,

@@ -30,7 +30,7 @@ LINK = 500e6
 
 FIREWALL = "INPUT -i ens3 -p tcp --syn --dport 32768:60999 -j DROP"
 BLACK_HOLE = "INPUT -i ens3 -p tcp -m length --length 1000:65535 -j DROP"
-PROVEN_BEFORE = "/var/log/clusterctl/lab/fabric.json"
+PROVEN_BEFORE = "/var/lib/clusterctl/measured/lab/fabric.json"
 
 
 def test_bootstrap_proves_the_fabric_in_the_serving_image(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -109,6 +110,82 @@ def test_a_small_file_is_read(transport: Transport, tmp_path: Path) -> None:
     assert transport.read_file(f"{tmp_path}/none", sudo=False) is None
     with pytest.raises(CommandFailed, match="could not be read"):
         transport.read_file(str(tmp_path), sudo=False)
+
+
+def hostile(folder: Path, kind: str) -> Path:
+    """What a container may make of a file in a directory that it writes."""
+    victim, path = folder.parent / "victim", folder / "file"
+    victim.write_text("the host's own")
+    path.unlink(missing_ok=True)
+    match kind:
+        case "link":
+            path.symlink_to(victim)
+        case "dangling":
+            path.symlink_to(folder.parent / "new")
+        case "pipe":
+            os.mkfifo(path)
+        case "huge":
+            with path.open("wb") as file:
+                file.truncate(1 << 42)
+    return path
+
+
+HOSTILE = ("link", "dangling", "pipe", "huge")
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_file_that_a_container_made_is_read_safely(
+    transport: Transport, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    path, started = hostile(tmp_path / "folder", kind), time.monotonic()
+    try:
+        found = transport.read_file(str(path), sudo=False)
+    except CommandFailed as error:
+        assert "could not be read" in error.summary  # noqa: PT017
+    else:
+        assert found == b""
+    assert time.monotonic() - started < 20, "it waited for somebody to write"
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_put_replaces_what_a_container_made_and_writes_nothing_through_it(
+    transport: Transport, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    path = hostile(tmp_path / "folder", kind)
+    transport.put(b"ours", str(path), mode=0o600)
+    assert path.read_bytes() == b"ours"
+    assert not path.is_symlink()
+    assert (tmp_path / "victim").read_text() == "the host's own"
+    assert not (tmp_path / "new").exists()
+
+
+def test_nobody_can_redirect_a_put_on_its_way(transport: Transport, tmp_path: Path) -> None:
+    """A container swaps the temporary file for a link as soon as it appears, all the time."""
+    folder, victim, done = tmp_path / "folder", tmp_path / "victim", threading.Event()
+    folder.mkdir()
+    victim.write_text("the host's own")
+    victim.chmod(0o600)
+
+    def swap() -> None:
+        while not done.is_set():
+            for path in folder.glob("file.*"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    path.symlink_to(victim)
+
+    attacker = threading.Thread(target=swap)
+    attacker.start()
+    try:
+        for _ in range(15):
+            with contextlib.suppress(CommandFailed):
+                transport.put(b"x" * 500_000, str(folder / "file"), mode=0o755)
+    finally:
+        done.set()
+        attacker.join()
+    assert victim.read_text() == "the host's own"
+    assert victim.stat().st_mode & 0o777 == 0o600
 
 
 def test_output_that_is_not_utf_8_is_kept_readable(transport: Transport) -> None:

@@ -117,7 +117,7 @@ def test_files_are_replaced_while_the_lock_is_held_and_they_are_what_was_seen(
         with pytest.raises(StepFailed, match="cannot be written"):
             lock.replace(str(tmp_path / "absent" / "file"), b"one", before=None)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"clusterctl-demo.lock"}
+    assert left == {"demo.lock"}
 
 
 def test_nothing_is_written_once_the_lock_is_another_s(
@@ -139,7 +139,7 @@ def test_nothing_is_written_once_the_lock_is_another_s(
 
 
 def test_a_name_that_is_not_there_yet(transport: Transport, tmp_path: Path) -> None:
-    file = tmp_path / "clusterctl-demo.lock"
+    file = tmp_path / "demo.lock"
     file.touch()
     with file.open() as taken:
         fcntl.flock(taken, fcntl.LOCK_EX)
@@ -147,11 +147,21 @@ def test_a_name_that_is_not_there_yet(transport: Transport, tmp_path: Path) -> N
             ClusterLock(transport, "demo", "c", directory=str(tmp_path)).__enter__()
 
 
-def test_a_folder_that_is_not_there(transport: Transport, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(transport: Transport, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(StepFailed, match="could not be opened") as caught:
-        ClusterLock(transport, "demo", "c", directory=str(tmp_path / "absent")).__enter__()
+        ClusterLock(transport, "demo", "c", directory=str(tmp_path / "file" / "x")).__enter__()
 
-    assert "absent" in (caught.value.detail or "")
+    assert f"{tmp_path}/file" in (caught.value.detail or "")
+
+
+def test_no_other_user_can_block_the_lock(transport: Transport, tmp_path: Path) -> None:
+    """flock needs a descriptor, also one for reading only; and the directory is root's."""
+    folder = tmp_path / "run"
+    with ClusterLock(transport, "demo", "c", directory=str(folder)):
+        assert (folder / "demo.lock").stat().st_mode & 0o777 == 0o600
+        assert folder.stat().st_mode & 0o777 == 0o755
+        assert folder.stat().st_uid == os.getuid()
 
 
 class Pages(http.server.BaseHTTPRequestHandler):

@@ -8,7 +8,13 @@ import pytest
 
 from clusterctl.containers.diff import Create, Keep, Recreate, compare
 from clusterctl.containers.driver import Container
-from clusterctl.containers.spec import CLUSTER_LABEL, FINGERPRINT_LABEL, ContainerSpec, Mount
+from clusterctl.containers.spec import (
+    CLUSTER_LABEL,
+    FINGERPRINT_LABEL,
+    SECURITY_OPTIONS,
+    ContainerSpec,
+    Mount,
+)
 
 SPEC = ContainerSpec(
     name="clusterctl-demo",
@@ -38,6 +44,9 @@ def made_from(spec: ContainerSpec) -> Container:
         all_gpus=spec.all_gpus,
         devices=spec.devices,
         capabilities=spec.capabilities,
+        drops_others=True,
+        security_options=SECURITY_OPTIONS,
+        pids_limit=spec.pids_limit,
         labels={**spec.labels, FINGERPRINT_LABEL: spec.fingerprint(), "org.image": "x"},
         stop_timeout=spec.stop_timeout,
         network="host",
@@ -83,6 +92,7 @@ def test_one_made_from_the_spec_is_kept_running_or_not() -> None:
             "label: clusterctl.role=head is new",
         ),
         (replace(SPEC, stop_timeout=30), "stop timeout: 90 s -> 30 s"),
+        (replace(SPEC, pids_limit=100), "process limit: 32768 -> 100"),
     ],
 )
 def test_one_thing_that_differs_is_the_one_reason(wanted: ContainerSpec, reason: str) -> None:
@@ -98,3 +108,15 @@ def test_values_of_the_environment_are_never_shown() -> None:
 def test_another_fingerprint_without_a_visible_difference_is_still_made_anew() -> None:
     old = replace(made_from(SPEC), labels={CLUSTER_LABEL: "demo", FINGERPRINT_LABEL: "0"})
     assert compare(SPEC, old) == Recreate(("created by another version of clusterctl",))
+
+
+def test_a_container_with_the_engines_default_privileges_is_made_anew() -> None:
+    old = replace(made_from(SPEC), drops_others=False, security_options=(), pids_limit=0)
+    old = replace(old, labels={CLUSTER_LABEL: "demo", FINGERPRINT_LABEL: "0"})
+    assert compare(SPEC, old) == Recreate(
+        (
+            "capabilities: all others are dropped",
+            "security option: no-new-privileges is new",
+            "process limit: none -> 32768",
+        )
+    )

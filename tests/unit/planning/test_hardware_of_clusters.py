@@ -110,7 +110,7 @@ def test_hosts_bring_what_earlier_starts_taught() -> None:
         b'{"starts": [{"host": "big", "gpu": "H200", "image": "vllm/vllm-openai:v0.25.1",'
         b' "tp": 2, "runtime_gib": 1.9, "graphs_gib": 0.7}]}'
     )
-    files: dict[str, bytes | None] = {"/var/log/clusterctl/demo/measured.json": text}
+    files: dict[str, bytes | None] = {"/var/lib/clusterctl/measured/demo/measured.json": text}
     answers = {**ANSWERS, "big": probe("10.0.0.1", H200, H200, files=files)}
     big = hardware_of(inventory(), answers).sites[0]
     assert big.measured_at(2) == Measured(1.9, 0.7)

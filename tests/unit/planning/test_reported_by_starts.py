@@ -185,7 +185,9 @@ def test_a_file_that_is_none_of_ours_is_as_good_as_none(data: bytes | None) -> N
 def test_it_is_kept_on_the_head_and_a_failure_to_do_so_passes() -> None:
     head = FakeTransport()
     keep(head, measured_file("demo"), b'{"starts": []}')
-    assert json.loads(head.files["/var/log/clusterctl/demo/measured.json"][0]) == {"starts": []}
+    assert json.loads(head.files["/var/lib/clusterctl/measured/demo/measured.json"][0]) == {
+        "starts": []
+    }
     keep(head, measured_file("other"), None)
     assert len(head.files) == 1
     keep(FakeTransport(down=Unreachable("gone")), measured_file("demo"), b"{}")

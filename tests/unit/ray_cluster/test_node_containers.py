@@ -22,6 +22,7 @@ from clusterctl.ray_cluster.nodes import (
     ray_argv,
 )
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.steps.files import node_directories
 from tests.fakes.host_facts import ENGINE, gpus, host_facts, nic, rdma
 
 FACTS = {
@@ -179,7 +180,7 @@ def test_what_is_mounted() -> None:
         Mount("/var/log/clusterctl/demo", "/var/log/clusterctl/demo"),
         Mount("/run/clusterctl/demo", "/run/clusterctl/demo"),
         Mount(package.install_dir(), package.install_dir(), read_only=True),
-        Mount("/var/cache/clusterctl", "/var/cache/clusterctl"),
+        Mount("/var/lib/clusterctl/caches/demo", "/var/lib/clusterctl/caches/demo"),
         Mount("/data/models", "/data/models", read_only=True),
         Mount("/data/extra", "/extra"),
     )
@@ -211,6 +212,20 @@ def test_rdma_brings_devices_and_locked_memory() -> None:
     topology = resolve(inventory, both)
     found = container_spec(topology.head, "sha256:1", inventory, both["gpu1"], topology)
     assert found.devices == ("/dev/infiniband",)
-    assert found.capabilities == ("IPC_LOCK",)
+    assert set(found.capabilities) - set(spec(inventory).capabilities) == {"IPC_LOCK"}
     assert found.ulimits["memlock"] == -1
     assert "memlock" not in spec(inventory).ulimits
+
+
+def test_the_container_writes_to_places_of_its_own_cluster_only() -> None:
+    written = [mount.source for mount in spec(cluster()).mounts if not mount.read_only]
+    assert written == [
+        "/var/log/clusterctl/demo",
+        "/run/clusterctl/demo",
+        "/var/lib/clusterctl/caches/demo",
+        "/data/extra",  # the inventory's own
+    ]
+    private = {directory.path: directory.mode for directory in node_directories("demo", "1")}
+    assert private["/run/clusterctl"] == 0o755, "in memory, where no program may be set-user-ID"
+    for path in ("/var/log/clusterctl", "/var/lib/clusterctl", "/etc/clusterctl/demo"):
+        assert private[path] == 0o700

@@ -167,9 +167,12 @@ def same_by_clusterctl(host: str, **changes: Any) -> ContainerSpec:
     return container_spec(topology.node(host), IMAGE, inventory, facts[host], topology)
 
 
+PRIVILEGES = ("--cap-drop", "--cap-add", "--security-opt", "--pids-limit")
+
+
 def assert_same_container(argv: list[str], spec: ContainerSpec) -> None:
     ours = docker_run_argv(spec)
-    for flag in ("--network", "--ipc", "--ulimit", "--gpus", "--cap-add", "--device"):
+    for flag in ("--network", "--ipc", "--ulimit", "--gpus", "--device", *PRIVILEGES):
         assert values(argv, flag) == values(ours, flag), flag
     assert "--init" in argv
     assert IMAGE in argv

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from clusterctl.facts.parse import Probe
 from clusterctl.node.documents import (
     DELETED,
@@ -76,3 +78,29 @@ def test_what_was_deleted_goes_on_by_what_the_supervisor_holds() -> None:
     written = {f"{ETC}/services/tiny.json": to_json(replace(TINY, port=9000)).encode()}
     assert unreadable_in("demo", answer(state, written)) == [node]
     assert services_in("demo", answer(state, written))["tiny"].port == 9000
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../../cron.d/x",
+        "services/../../../cron.d/x.json",
+        "services/a/../b.json",
+        "/etc/cron.d/x",
+        "services/other.json",
+        "services/",
+        "",
+    ],
+)
+def test_a_container_cannot_name_a_file_to_be_written_or_removed(file: str) -> None:
+    """Its report lists documents that bootstrap restores, as root."""
+    state = replace(STATE, unreadable=[UnreadableDocument(file, DELETED, to_json(TINY))])
+    assert unreadable_in("demo", answer(state, {})) == []
+    assert services_in("demo", answer(state, {})) == {}
+
+
+@pytest.mark.parametrize("text", ["* * * * * root id", "[]", '{"name": "tiny"}', "null"])
+def test_what_a_container_calls_a_document_must_be_one(text: str) -> None:
+    state = replace(STATE, unreadable=[UnreadableDocument("services/tiny.json", DELETED, text)])
+    assert unreadable_in("demo", answer(state, {})) == []
+    assert services_in("demo", answer(state, {})) == {}

@@ -105,7 +105,7 @@ def test_room_is_for_packed_and_unpacked_and_for_what_waits() -> None:
     assert short.startswith("the image needs 0.3 GiB at /var/lib/docker while it is loaded")
     assert found(stock(free=enough - 12 * 1024**2, one_disk=False)) == []
     (cache,) = found(stock(one_disk=False, cache_free=1))
-    assert "pass through /var/cache" in cache
+    assert "pass through /var/lib/clusterctl" in cache
     assert found(stock(held(*DIFF_IDS[:2]), digests=known(2), free=286 * 1024**2)) == []
 
 
