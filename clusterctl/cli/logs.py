@@ -14,6 +14,9 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.reporting.error_view import error_lines
+from clusterctl.reporting.escaping import one_line
+
+LONGEST = 64 * 1024  # Characters of a line that are printed
 
 _Limit = Annotated[
     str | None,
@@ -62,7 +65,8 @@ def logs(
                     print(journal_line(host, line), flush=follow)
             else:
                 for host, line in found:
-                    print(f"{host}  {line}", flush=follow)
+                    for part in line.splitlines():  # progress bars go back to the line's start
+                        print(f"{host}  {one_line(part, LONGEST)}", flush=follow)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -77,10 +81,11 @@ def journal_line(host: str, line: str) -> str:
     """Format one journal entry of `host`; a line that is not an entry is passed on unchanged."""
     entry = _entry(line)
     if entry is None:
-        return f"{host}  {line}"
+        return f"{host}  {one_line(line, LONGEST)}"
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(_time(entry)))
     words = [str(entry.get(key, "")) for key in ("subject", "event", "text")]
-    return f"{when}  {host}  {words[0]}: {' '.join(filter(None, words[1:]))}"
+    text = one_line(f"{words[0]}: {' '.join(filter(None, words[1:]))}", LONGEST)
+    return f"{when}  {host}  {text}"
 
 
 def by_time(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -50,7 +50,12 @@ def status(
             if not as_json and sys.stdout.isatty():
                 from rich.live import Live
 
-                with Live(console=screen(sys.stdout), auto_refresh=False) as live:
+                with Live(
+                    console=screen(sys.stdout),
+                    auto_refresh=False,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                ) as live:
                     while True:
                         live.update(status_screen(look()), refresh=True)
                         time.sleep(WATCH_EVERY)

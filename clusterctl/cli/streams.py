@@ -10,9 +10,10 @@ import signal
 import sys
 import termios
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from clusterctl.errors import Interrupted, RequirementsNotMet
+from clusterctl.reporting.escaping import Escaping
 
 
 @functools.cache
@@ -121,16 +122,17 @@ def prepare() -> None:
     sys.stderr = _text(_Notices(2, "w", closefd=False), sys.stderr)
 
 
-def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
-    """Return a stream like `before`. Characters from hosts that the terminal's encoding lacks
-    become `?` instead of an error."""
-    return io.TextIOWrapper(
+def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
+    """Return a stream like `before` that escapes what a terminal would obey. Characters from hosts
+    that the terminal's encoding lacks become `?` instead of an error."""
+    stream = io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=before.encoding if before else "utf-8",
         errors="replace",
         line_buffering=raw.fileno() == 2 or raw.isatty(),
         write_through=isinstance(before, io.TextIOWrapper) and before.write_through,
     )
+    return cast("TextIO", Escaping(stream))
 
 
 def drop_stdout() -> None:

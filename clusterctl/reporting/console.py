@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from rich.console import Console as RichConsole
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +31,7 @@ from clusterctl.engine.events import (
     StepProgress,
     StepStarted,
 )
+from clusterctl.reporting.escaping import Escaping, drawing_on, one_line
 from clusterctl.reporting.text import below_itself, count, duration, line_width
 
 PLAIN_EVERY = 5.0  # Seconds between two progress lines of one host without a terminal
@@ -63,7 +65,11 @@ class Progress:
         self._running: Mapping[tuple[str, str], _Running] = {}
         self._changed = 0
         self._console = RichConsole(
-            file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True
+            file=drawing_on(stream),
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=True,
         )
         self._live = Live(
             console=self._console,
@@ -80,7 +86,7 @@ class Progress:
         if self._quiet:
             return self
         if self._interactive:
-            self._live.start()
+            self._draw()
         else:
             threading.Thread(target=self._say_what_still_runs, name="still", daemon=True).start()
         return self
@@ -105,7 +111,16 @@ class Progress:
             yield
         finally:
             if live:
-                self._live.start()
+                self._draw()
+
+    def _draw(self) -> None:
+        """Show the live rows. What is printed meanwhile rich puts above them, and would obey
+        colours and links in it."""
+        self._live.start()
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if isinstance(stream, FileProxy):
+                setattr(sys, name, Escaping(stream))
 
     def __call__(self, event: Event) -> None:
         _log.info("%s", event)
@@ -181,7 +196,8 @@ class Progress:
         for (host, _), row in self._running.items():
             elapsed = duration(time.monotonic() - row.since)
             sign, name = Text("  ●", style="cyan"), Text(host, style="cyan")
-            table.add_row(sign, name, Text(row.text or row.title), Text(elapsed))
+            text = one_line(row.text or row.title)
+            table.add_row(sign, name, Text(text), Text(elapsed))
         return table
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, Problems
+from clusterctl.reporting.escaping import one_line, quoted
 from clusterctl.reporting.text import below_itself
 
 
@@ -27,9 +28,9 @@ def error_lines(
         following = found[index + 1] if index + 1 < len(found) else None
         lines += below_itself("error: ", str(single), width)
         if single.detail:
-            lines += [f"    {line}" for line in single.detail.rstrip().splitlines()]
+            lines += [f"    {line}" for line in quoted(single.detail)]
         if single.hint and (following is None or following.hint != single.hint):
-            first, *rest = single.hint.splitlines()
+            first, *rest = map(one_line, single.hint.splitlines())
             lines += [f"  fix: {first}", *(f"       {line}" for line in rest)]
     if log is not None:
         lines.append(f"  log: {log}")

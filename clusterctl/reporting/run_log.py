@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from clusterctl.reporting.escaping import escaped
+
 KEPT = 50  # Log files kept per cluster; older ones are removed when a new one starts
 
 
@@ -36,7 +38,7 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{command}.log"
         handler = _LogFile(directory / name, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+        handler.setFormatter(_Escaped("%(asctime)s %(name)s %(message)s"))
         path = directory / name
     logger.addHandler(handler)
     try:
@@ -47,6 +49,13 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
         for old in sorted(path.parent.glob("*.log"))[:-KEPT] if path else ():
             with suppress(OSError):
                 old.unlink()
+
+
+class _Escaped(logging.Formatter):
+    """Formats records for a file that will be shown on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
 
 
 class _LogFile(logging.FileHandler):

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from clusterctl.reporting.escaping import drawing_on, one_line
 from clusterctl.reporting.text import count, duration
 from clusterctl.survey.status import ClusterStatus, HostRow, ServiceRow
 
@@ -29,12 +30,12 @@ UNLIMITED = 10_000  # Columns without a terminal: a pipe or a file has no width
 def screen(stream: IO[str]) -> Console:
     """Return a console that prints text unchanged; only a terminal limits the width of lines."""
     width = None if stream.isatty() else UNLIMITED
-    return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
+    return Console(file=drawing_on(stream), highlight=False, markup=False, emoji=False, width=width)
 
 
 def status_screen(status: ClusterStatus) -> RenderableType:
     """Return hosts, services and problems on one screen."""
-    title = Text(f"cluster {status.cluster}", style="bold")
+    title = _text(f"cluster {status.cluster}", style="bold")
     word, style = ("healthy", "green") if status.healthy else ("degraded", "red")
     title.append(f" · {word}", style=style)
     versions = [
@@ -42,35 +43,43 @@ def status_screen(status: ClusterStatus) -> RenderableType:
         for name, version in (("Ray", status.ray_version), ("vLLM", status.vllm_version))
         if version
     ]
-    title.append("".join(f" · {text}" for text in versions), style="dim")
+    title.append(_text("".join(f" · {text}" for text in versions), style="dim"))
     parts: list[RenderableType] = [title, _HostTable(status), Text()]
     parts += [line for row in status.services for line in _service_lines(row)]
     if not status.services:
-        parts.append(Text("No services.", style="dim"))
+        parts.append(_text("No services.", style="dim"))
     if status.problems:
-        parts += [Text(), Text(f"{count(len(status.problems), 'problem')}:", style="red")]
-        parts += [Padding(Text(each), (0, 0, 0, 2), expand=False) for each in status.problems]
+        parts += [Text(), _text(f"{count(len(status.problems), 'problem')}:", style="red")]
+        parts += [Padding(_text(each), (0, 0, 0, 2), expand=False) for each in status.problems]
         # Never wrapped, so that a fix can be pasted.
-        parts += [Text(f"  fix: {hint}", no_wrap=True, overflow="ignore") for hint in status.hints]
+        parts += [
+            Text(one_line(f"  fix: {hint}"), no_wrap=True, overflow="ignore")
+            for hint in status.hints
+        ]
     return Group(*parts)
 
 
+def _text(text: str, style: str = "") -> Text:
+    """Return `text` for rich, which would obey control characters in it."""
+    return Text(one_line(text), style=style)
+
+
 def _word(word: str) -> Text:
-    return Text(word or "-", style=_STYLES.get(word, ""))
+    return _text(word or "-", style=_STYLES.get(word, ""))
 
 
 _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     # Cells are Text: plain strings would be parsed as markup, which changes ::1 and [fd00::1].
-    "HOST": lambda row: Text(row.name, style="" if row.reachable else "red"),
-    "ROLE": lambda row: Text(row.role),
-    "NODE IP": lambda row: Text(row.node_ip),
-    "ENGINE": lambda row: Text(row.engine or "-"),
+    "HOST": lambda row: _text(row.name, style="" if row.reachable else "red"),
+    "ROLE": lambda row: _text(row.role),
+    "NODE IP": lambda row: _text(row.node_ip),
+    "ENGINE": lambda row: _text(row.engine or "-"),
     "CONTAINER": lambda row: _word(row.container),
-    "RAY": lambda row: _word(row.ray) if row.reachable else Text("no answer", style="red"),
-    "GPUS USED": lambda row: Text(
+    "RAY": lambda row: _word(row.ray) if row.reachable else _text("no answer", style="red"),
+    "GPUS USED": lambda row: _text(
         f"{row.gpus_used:g} of {row.gpus_promised}" if row.gpus_promised else "-"
     ),
-    "GPU": lambda row: Text(
+    "GPU": lambda row: _text(
         ", ".join(f"{row.gpus.count(model)} x {model}" for model in dict.fromkeys(row.gpus)) or "-"
     ),
 }
@@ -110,29 +119,29 @@ class _HostTable:
 
 def _service_lines(row: ServiceRow) -> list[Text]:
     document, state = row.document, row.state
-    first = Text(f"service {row.name}", style="bold")
+    first = _text(f"service {row.name}", style="bold")
     first.append(" · ").append(_word(row.condition))
     if state and row.condition in {"loading", "starting"} and state.stage:
-        first.append(f" ({state.stage})")
+        first.append(_text(f" ({state.stage})"))
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
-    first.append(f" · {document.model} · {layout}", style="dim")
-    lines = [first, Text(f"  endpoint   {row.endpoint}")]
+    first.append(_text(f" · {document.model} · {layout}", style="dim"))
+    lines = [first, _text(f"  endpoint   {row.endpoint}")]
     if state is None:
         return lines
     if state.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
-        lines.append(Text(f"  ranks      {ranks}"))
+        lines.append(_text(f"  ranks      {ranks}"))
     if row.condition == "ready":
         requests = f"{state.running:.0f} running, {state.waiting:.0f} waiting"
         rest = f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
-        lines.append(Text(f"  requests   {requests} · {rest}"))
+        lines.append(_text(f"  requests   {requests} · {rest}"))
     if state.silence:
-        lines.append(Text(f"  silent     {state.silence}", style="red"))
+        lines.append(_text(f"  silent     {state.silence}", style="red"))
     if state.restarts or row.failed_ago is not None:
         failure = ""
         if row.failed_ago is not None:
             failure = f" · last failure {duration(row.failed_ago)} ago: {state.last_failure}"
-        lines.append(Text(f"  restarts   {state.restarts}{failure}"))
+        lines.append(_text(f"  restarts   {state.restarts}{failure}"))
     return lines
 
 

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import IO
 
+from clusterctl.reporting.escaping import one_line
+
 _STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _LEAST_ROOM = 16  # Least characters for a wrapped column: room for a few words
 
@@ -50,6 +52,7 @@ def columns(
     exceeds `width` characters, the last cell wraps inside its own column."""
     if not rows:
         return []
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(max(map(len, rows)) - 1)]
     lines = []
     for row in rows:
@@ -67,6 +70,7 @@ def below_itself(lead: str, text: str, width: int | None) -> list[str]:
     """Return `lead` and `text`, wrapped at `width` characters inside the column where `text`
     begins. Words are not broken. Without `width`, or with too little room, the line is not
     wrapped."""
+    text = one_line(text)
     room = width - len(lead) if width else 0
     if len(text) <= room or room < _LEAST_ROOM:
         return [(lead + text).rstrip()]
