@@ -34,6 +34,13 @@ DEGRADED = 8  # Exit code of `status` if the cluster is not as the inventory spe
 CHANGES_PENDING = 10  # Exit code of a dry run that found changes
 
 
+# What parsing raises for an answer that has not the form agreed on, such as JSON of lists in lists
+# without end. Whoever parses what another machine says catches all of them.
+MALFORMED = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+
+
 class ClusterctlError(Exception):
     """An error meant for the user: `summary` is one sentence without the host's name."""
 

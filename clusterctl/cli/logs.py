@@ -116,6 +116,6 @@ def _time(entry: dict[str, Any]) -> float:
 def _entry(line: str) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -28,7 +28,7 @@ from clusterctl.containers.driver import Container, EngineUnavailable, Image, Sa
 from clusterctl.containers.failures import engine_error, in_time
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
-from clusterctl.errors import ClusterctlError, CommandTimedOut
+from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut
 from clusterctl.transport.base import Channel, CommandResult, Transport, lines
 
 _URL = "http://docker:80"
@@ -233,7 +233,11 @@ class DockerDriver:
     def _insist(self, answer: requests.Response) -> None:
         """Raise the engine's error if the response is one."""
         if not answer.ok:
-            raise engine_error(json.loads(answer.content)["message"], self.host)
+            try:
+                message = str(json.loads(answer.content)["message"])
+            except MALFORMED:
+                message = f"HTTP status {answer.status_code}"
+            raise engine_error(message, self.host)
 
     @contextlib.contextmanager
     def _engine(self) -> Iterator[Any]:

@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from clusterctl.errors import MALFORMED
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
 Files = Mapping[str, Sequence[str]]  # Lines by path
 
 TIMED_OUT = 124  # Exit status of `timeout` when it had to end its command
-
-_UNPARSABLE = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Answer:
         return `default`."""
         try:
             return parse(*a, **k)
-        except _UNPARSABLE as error:
+        except MALFORMED as error:
             self.unknown.append(f"{what} could not be read: {type(error).__name__}: {error}")
             return default
 

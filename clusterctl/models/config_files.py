@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import MALFORMED, UsageError
 
 _HEADER_LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 100_000_000  # The safetensors format's own limit
@@ -36,7 +36,7 @@ def parse_config(text: str, origin: str = "config.json") -> dict[str, Any]:
     """Parse the text of a config.json. Raises UsageError."""
     try:
         parsed = json.loads(text)
-    except ValueError as failed:
+    except (ValueError, RecursionError) as failed:
         hint = "a git-lfs pointer or an error page?" if text[:1] in "v<" else _FETCH
         raise UsageError(f"{origin} is not JSON: {failed}", hint=hint) from failed
     if not isinstance(parsed, dict):
@@ -74,13 +74,13 @@ def header_bytes(file: Path) -> int:
         with file.open("rb") as stream:
             (length,) = _HEADER_LENGTH.unpack(stream.read(_HEADER_LENGTH.size))
             header = json.loads(stream.read(min(length, _LONGEST_HEADER)))
-    except (OSError, ValueError, struct.error) as failed:
+        ends = [
+            int(entry["data_offsets"][1])
+            for name, entry in header.items()
+            if name != "__metadata__" and isinstance(entry, dict)
+        ]
+    except (OSError, struct.error, *MALFORMED) as failed:
         raise UsageError(
             f"{file} is not a safetensors file: {failed}", hint=f"git lfs pull, or {_FETCH}"
         ) from failed
-    ends = [
-        entry["data_offsets"][1]
-        for name, entry in header.items()
-        if name != "__metadata__" and isinstance(entry, dict)
-    ]
     return max(ends, default=0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import MALFORMED, UsageError
 from clusterctl.models.quantized import KNOWN_METHODS, quantization_of
 from clusterctl.models.shape import (
     Attention,
@@ -166,7 +166,7 @@ def described(config_json: str | None) -> ModelShape | None:
     """Like `describe`, from the file's text; None if keys are missing or it is not JSON."""
     try:
         return describe(json.loads(config_json or ""))
-    except (ValueError, AttributeError, UsageError):
+    except (*MALFORMED, UsageError):
         return None
 
 

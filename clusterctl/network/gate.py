@@ -19,7 +19,7 @@ from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import Cancelled
-from clusterctl.errors import Interrupted, RequirementsNotMet, StepFailed, raise_all
+from clusterctl.errors import MALFORMED, Interrupted, RequirementsNotMet, StepFailed, raise_all
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate_verdict import judge
@@ -183,7 +183,7 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
                 f"{scope.inventory.file} --fabric",
                 detail=f"last message: {last or 'nothing'}",
             ) from None
-        except ValueError as error:
+        except MALFORMED as error:
             raise StepFailed(
                 "the fabric gate's program printed a malformed line",
                 host=host,

@@ -310,7 +310,7 @@ def from_json(kind: Type[T], text: str) -> T:
     """
     try:
         return typing.cast("T", _build(kind, json.loads(text)))
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a {kind.__name__}: {error}") from error
 
 
@@ -334,4 +334,6 @@ def _build(kind: Any, value: Any) -> Any:
 def _of_type(kind: Any, value: Any) -> Any:
     if not isinstance(value, (int, float) if kind is float else kind):
         raise TypeError(f"{json.dumps(value)[:40]} is not a {kind.__name__}")
+    if isinstance(value, (int, float)) and not abs(value) < 2**63:  # also NaN
+        raise TypeError(f"{str(value)[:40]} is out of range")
     return value

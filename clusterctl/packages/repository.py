@@ -139,30 +139,47 @@ def vendor_key(repository: Repository) -> bytes:
                 hint=f"run it where that address is reached, or {_INSTEAD[repository.name]}",
             ) from error
     try:
-        found = fingerprints(data)
+        return pinned(repository, data)
+    except OtherKey as error:
+        raise UsageError(
+            f"{repository.key_url} returned a different key than {repository.name}'s: {error}",
+            hint="for a mirror of your own give its key: --nvidia-key FILE, --docker-key FILE",
+        ) from error
     except ValueError as error:
         raise UsageError(f"{file or repository.key_url} is not a signing key: {error}") from error
-    if not file and not found & repository.fingerprints:
-        raise UsageError(
-            f"{repository.key_url} returned a different key than {repository.name}'s: "
-            f"{', '.join(sorted(found))}",
-            hint="for a mirror of your own give its key: --nvidia-key FILE, --docker-key FILE",
-        )
-    return data
+
+
+class OtherKey(ValueError):
+    """The data has another key than the pinned one, or one beside it."""
+
+
+def pinned(repository: Repository, data: bytes) -> bytes:
+    """Return the key to trust for the repository: of a vendor's only the packets that were checked,
+    armored again; the user's own as it is.
+
+    Raises OtherKey unless a vendor's has exactly one primary key, which is the pinned one; and
+    ValueError if `data` contains no key.
+    """
+    packets = _key_packets(data)
+    found = [_fingerprint(body) for kind, body, _ in packets if kind == _PUBLIC_KEY]
+    if repository.key_file:
+        return data
+    if len(found) != 1 or found[0] not in repository.fingerprints:
+        raise OtherKey(f"its fingerprint is {', '.join(sorted(found))}")
+    return _armored(b"".join(raw for _, _, raw in packets))
 
 
 _ARMOR = re.compile(
     rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[^\r\n]+\r?\n)*\r?\n(.*?)\r?\n-----END",
     re.DOTALL,
 )
-_PUBLIC_KEY = 6  # Packet type of a primary key; subkeys are 14
+_PUBLIC_KEY = 6  # Packet type of a primary key
+_OF_A_KEY = frozenset({_PUBLIC_KEY, 2, 13, 14, 17})  # Signatures, user IDs, subkeys, attributes
 
 
-def fingerprints(data: bytes) -> frozenset[str]:
-    """Return fingerprints of all primary keys in `data`, armored or not: 40 upper-case hex digits.
-
-    Raises ValueError if `data` contains no key.
-    """
+def _key_packets(data: bytes) -> list[tuple[int, bytes, bytes]]:
+    """Return type, body and bytes of each packet of a public key, armored or not. Raises ValueError
+    if there is no primary key, or a packet that belongs to none."""
     if blocks := _ARMOR.findall(data):
         try:
             # The last line of a block may be `=` and a CRC of 24 bits.
@@ -172,21 +189,48 @@ def fingerprints(data: bytes) -> frozenset[str]:
             )
         except binascii.Error as error:
             raise ValueError(f"a damaged OpenPGP key: {error}") from None
-    found = frozenset(
-        hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324 - RFC 9580, 5.5.4.1
-        for kind, body in _packets(data)
-        if kind == _PUBLIC_KEY and body[:1] == b"\x04" and len(body) < 2**16
-    )
-    if not found:
+    packets = list(_packets(data))
+    if not packets or packets[0][0] != _PUBLIC_KEY:
         raise ValueError("no OpenPGP public key in it")
-    return found
+    if other := {kind for kind, _, _ in packets} - _OF_A_KEY:
+        raise ValueError(f"an OpenPGP packet of type {min(other)}, which belongs to no public key")
+    return packets
 
 
-def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and body of each packet (RFC 9580, 4.2). Raises ValueError."""
+def _fingerprint(body: bytes) -> str:
+    """Return the fingerprint of a key of version 4 as 40 upper-case hex digits; of another version,
+    the version (RFC 9580, 5.5.4)."""
+    if body[:1] != b"\x04" or len(body) >= 2**16:
+        return f"that of a key of version {body[:1].hex() or 'none'}"
+    return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324 - RFC 9580
+
+
+def _armored(packets: bytes) -> bytes:
+    """Return the packets with ASCII armor and its CRC, which rpm requires (RFC 9580, 6)."""
+    crc = 0xB704CE
+    for byte in packets:
+        crc ^= byte << 16
+        for _ in range(8):
+            crc = (crc << 1) ^ (0x864CFB if crc & 0x800000 else 0)
+        crc &= 0xFFFFFF
+    text = base64.b64encode(packets)
+    return b"\n".join(
+        (
+            b"-----BEGIN PGP PUBLIC KEY BLOCK-----",
+            b"",
+            *(text[at : at + 64] for at in range(0, len(text), 64)),
+            b"=" + base64.b64encode(crc.to_bytes(3, "big")),
+            b"-----END PGP PUBLIC KEY BLOCK-----",
+            b"",
+        )
+    )
+
+
+def _packets(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield type, body and bytes of each packet (RFC 9580, 4.2). Raises ValueError."""
     position = 0
     while position < len(data):
-        first, position = data[position], position + 1
+        start, first, position = position, data[position], position + 1
         if not first & 0x80:
             raise ValueError("not OpenPGP data")
         if first & 0x40:
@@ -211,5 +255,7 @@ def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
                 raise ValueError("a packet without length")
             length = int.from_bytes(data[position : position + width], "big")
             position += width
-        yield kind, data[position : position + length]
+        if position + length > len(data):
+            raise ValueError("a damaged OpenPGP key: its last packet is cut short")
+        yield kind, data[position : position + length], data[start : position + length]
         position += length

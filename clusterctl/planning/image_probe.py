@@ -14,6 +14,7 @@ from importlib import resources
 from itertools import chain, repeat
 from typing import Any
 
+from clusterctl.errors import MALFORMED
 from clusterctl.planning.memory import FitPlan, rounded
 from clusterctl.planning.placement import PARTITION
 from clusterctl.planning.rules import rules_for
@@ -83,7 +84,7 @@ def read_answer(text: str) -> ProbeAnswer:
             blocks=int(found["blocks"]),
             concurrency=float(found["concurrency"]),
         )
-    except (KeyError, TypeError) as failed:
+    except MALFORMED as failed:
         raise ValueError(f"not an answer: {failed!r}") from failed
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl import deadlines
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import MALFORMED, ClusterctlError
 from clusterctl.node.documents import measured_dir
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.memory import FitPlan
@@ -208,7 +208,7 @@ def measured_in(data: bytes | None, image: str) -> Learned:
                 measured = Measured(*(None if gib is None else float(gib) for gib in sizes))
                 key = (str(entry["host"]), str(entry["gpu"]))
                 found.setdefault(key, {})[int(entry["tp"])] = measured
-        except (KeyError, TypeError, ValueError):
+        except MALFORMED:
             continue  # written by another version
     return {
         key: tuple(sorted(by_tp.items(), key=lambda one: one[0])) for key, by_tp in found.items()
@@ -218,7 +218,7 @@ def measured_in(data: bytes | None, image: str) -> Learned:
 def _entries(data: bytes | None) -> list[Mapping[str, Any]]:
     try:
         found = json.loads(data or b"{}")
-    except ValueError:
+    except MALFORMED:
         return []
     starts = found.get("starts") if isinstance(found, dict) else None
     if not isinstance(starts, list):

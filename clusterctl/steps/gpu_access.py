@@ -18,7 +18,7 @@ from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView, Unknown
-from clusterctl.errors import StepFailed
+from clusterctl.errors import MALFORMED, StepFailed
 from clusterctl.steps.container_engine import await_answer
 from clusterctl.steps.files import make_directories, root_script
 from clusterctl.steps.nvidia_toolkit import KEPT, has_gpus
@@ -137,7 +137,7 @@ class GpuAccessFound:
 
 
 def found_in(text: str) -> GpuAccessFound:
-    """Parse the output of `LOOK`. Raises ValueError if `docker info` printed malformed JSON."""
+    """Parse the output of `LOOK`. Raises what MALFORMED lists if `docker info` is not JSON."""
     fields: dict[str, list[str]] = {}
     for line in text.splitlines():
         name, _, value = line.partition("=")
@@ -221,4 +221,10 @@ def lists_other_gpus(view: HostView) -> bool:
 def _look(view: HostView) -> GpuAccessFound:
     """Look at the host, whose specification has to list the GPUs that the inventory declares."""
     doing, words = "looking at GPU access", (RULE_PATH, str(len(view.host.gpus)))
-    return found_in(root_script(view, LOOK, *words, doing=doing, timeout=deadlines.ENGINE_LOOK))
+    text = root_script(view, LOOK, *words, doing=doing, timeout=deadlines.ENGINE_LOOK)
+    try:
+        return found_in(text)
+    except MALFORMED as error:
+        raise StepFailed(
+            "`docker info` printed malformed JSON", host=view.host.name, hint="docker info"
+        ) from error

@@ -16,7 +16,7 @@ from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.step import Change, HostView, Unknown
-from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.errors import MALFORMED, ClusterctlError, RequirementsNotMet
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.gpu_access import lists_other_gpus
 
@@ -106,7 +106,7 @@ def parse(text: str) -> CudaReport:
     """Parse the last line of the output; libraries may print others before it."""
     try:
         return CudaReport(**json.loads(text.strip().splitlines()[-1]))
-    except (ValueError, IndexError, TypeError):
+    except MALFORMED:
         return CudaReport(error="the output of PyTorch cannot be parsed")
 
 

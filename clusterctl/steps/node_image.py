@@ -21,7 +21,7 @@ from clusterctl.containers.driver import ContainerDriver, Image
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.engine.step import Change, HostView, Unknown
-from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.errors import MALFORMED, RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import (
     IMAGES,
@@ -203,8 +203,15 @@ def look_inside(
         error.summary = f"the image cannot be inspected: {error.summary}"
         error.hint = error.hint or "the image must have python3 and vLLM"
         raise error
-    releases = json.loads(result.stdout.strip().splitlines()[-1])
-    return Contents(releases["ray"], releases["vllm"])
+    try:
+        releases = json.loads(result.stdout.strip().splitlines()[-1])
+        return Contents(releases["ray"], releases["vllm"])
+    except MALFORMED as failed:
+        raise StepFailed(
+            "the image cannot be inspected: its python3 printed something else than its releases",
+            host=driver.host,
+            detail=result.last_lines(),
+        ) from failed
 
 
 def dockerfile(start: str, labels: Mapping[str, str], *, add_ray: str | None) -> str:

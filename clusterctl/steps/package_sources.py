@@ -14,8 +14,8 @@ from clusterctl.node.documents import PRIVATE
 from clusterctl.packages.bundle import Bundle, PackageFile
 from clusterctl.packages.repository import (
     Repository,
-    fingerprints,
     key_path,
+    pinned,
     source_path,
     source_text,
 )
@@ -142,7 +142,7 @@ def ensure_source(view: HostView, repository: Repository) -> None:
     own = repository.key_file
     try:
         key = own.read_bytes() if own else _vendor_key(view, repository)
-        found = fingerprints(key)
+        key = pinned(repository, key)
     except (OSError, ValueError) as error:
         if own is None:
             raise _other_key(view, repository, str(error)) from error
@@ -150,9 +150,6 @@ def ensure_source(view: HostView, repository: Repository) -> None:
             f"the key {own} cannot be used: {error}",
             hint="export it: gpg --armor --export KEY > FILE",
         ) from error
-    if own is None and not found & repository.fingerprints:
-        why = f"its fingerprint is {', '.join(sorted(found))}"
-        raise _other_key(view, repository, why)
     files = (
         RemoteFile(key_path(repository, system), key),
         RemoteFile(source_path(repository, system), source_text(repository, system).encode()),

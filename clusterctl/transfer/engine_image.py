@@ -15,7 +15,7 @@ from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import DISK, engine_error, in_time
 from clusterctl.containers.image_stream import saved, silence_limit
 from clusterctl.containers.meter import Meter
-from clusterctl.errors import ConnectionFailed, RequirementsNotMet, StepFailed
+from clusterctl.errors import MALFORMED, ConnectionFailed, RequirementsNotMet, StepFailed
 from clusterctl.transfer.archive_image import split_into
 from clusterctl.transfer.archives.contents import read_archive, split_members
 from clusterctl.transfer.archives.split import BrokenArchive, Read
@@ -184,7 +184,7 @@ def overlay_image(
         described = Blob(digest_of(config), len(config))
         blobs = [Blob(digest, size, OCI_LAYER) for digest, size, _ in layers]
         content = image_content(reference, made_manifest(described, blobs), config, OCI_MANIFEST)
-    except (ValueError, LookupError, TypeError, StopIteration):  # not the program's output format
+    except (*MALFORMED, NotAnImage, StopIteration):  # not the program's output format
         return None
     paths = {digest: path for digest, _, path in layers if path is not None}
     configs = f"{stock.root}/image/overlay2/imagedb/content/sha256"
@@ -212,7 +212,7 @@ def _incomplete(host: str) -> Iterator[None]:
     """Convert the errors of an incomplete or malformed archive in the block to StepFailed."""
     try:
         yield
-    except (BrokenArchive, NotAnImage, ValueError) as error:
+    except (BrokenArchive, NotAnImage, *MALFORMED) as error:
         raise StepFailed(
             f"docker save wrote an incomplete image: {error}",
             host=host,

@@ -12,6 +12,7 @@ from typing import Any
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.failures import engine_error
+from clusterctl.errors import MALFORMED
 from clusterctl.transfer.chain_link import CACHE
 
 # In DriverStatus of `docker info` when Docker uses containerd's image store.
@@ -79,11 +80,17 @@ def inspect_engine(driver: ContainerDriver, cache: str = CACHE, reference: str =
     result = driver.host_run(driver.stock_argv(cache, reference), timeout=deadlines.ENGINE_STOCK)
     if not result.ok:
         raise engine_error(result.last_lines() or "nothing", driver.host, unavailable=True)
-    return parse_engine_state(result.stdout)
+    try:
+        return parse_engine_state(result.stdout)
+    except MALFORMED as error:
+        raise engine_error(
+            "its answer about its images cannot be read", driver.host, unavailable=True
+        ) from error
 
 
 def parse_engine_state(text: str) -> EngineState:
-    """Parse the output of `driver.stock_argv`: lines of a word, a tab, a value."""
+    """Parse the output of `driver.stock_argv`: lines of a word, a tab, a value. Raises what
+    MALFORMED lists."""
     told: dict[str, list[str]] = defaultdict(list)
     for line in text.splitlines():
         word, tab, value = line.partition("\t")

@@ -50,7 +50,7 @@ def document(data: bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object. Raises NotAnImage naming `what`."""
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotAnImage(f"{what} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise NotAnImage(f"{what} is not a JSON object")

@@ -90,11 +90,14 @@ LONGEST_LINE = 64 * 2**20  # bytes
 def lines(channel: Channel) -> Iterator[str]:
     """Yield the channel's stdout line by line, without newlines. Raises CommandFailed for a line
     longer than LONGEST_LINE."""
-    pending = b""
+    pending = bytearray()  # Joined only at a newline: a long line arrives in many chunks
     while chunk := channel.recv(65536):
-        *complete, pending = (pending + chunk).split(b"\n")
-        for line in complete:
-            yield line.decode(errors="replace")
+        complete, newline, rest = chunk.rpartition(b"\n")
+        if newline:
+            for line in (pending + complete).split(b"\n"):
+                yield line.decode(errors="replace")
+            pending = bytearray()
+        pending += rest
         if len(pending) > LONGEST_LINE:
             raise CommandFailed(f"it writes a line of more than {LONGEST_LINE >> 20} MiB")
     if pending:

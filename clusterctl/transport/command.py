@@ -25,6 +25,8 @@ LEAST_START = 3.0
 
 STDERR_TAIL = 64 * 1024
 
+NOISE = 2**20  # Bytes before the mark that are kept, the last ones
+
 
 class NotStarted(Exception):
     """The process ended, or the time limit passed (`status` None), before the command began."""
@@ -40,7 +42,7 @@ class RunningCommand(Closing):
     """A running command as a Channel. The constructor waits until the command has started.
 
     A thread reads stderr, so that the process never blocks on it, and answers sudo's prompt. Text
-    before the mark is kept apart as noise. `keep_stderr`: bytes kept; None keeps all.
+    before the mark is kept apart as noise. `keep_stderr`: bytes kept, the last ones.
 
     Raises NotStarted, and ConnectionFailed when the wire breaks first.
     """
@@ -52,7 +54,7 @@ class RunningCommand(Closing):
         *,
         host: str,
         password: str | None = None,
-        keep_stderr: int | None = STDERR_TAIL,
+        keep_stderr: int = STDERR_TAIL,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._wire, self._frame, self._host = wire, frame, host
@@ -63,6 +65,7 @@ class RunningCommand(Closing):
         self._closed = False
         self._noise: bytes | None = None
         self._stderr = bytearray()
+        self._left_out = 0
         self._prompts = 0
         self._reader = threading.Thread(target=self._read_stderr, name="stderr", daemon=True)
         self._reader.start()
@@ -88,8 +91,11 @@ class RunningCommand(Closing):
                     prompts = before.count(self._frame.prompt)
                     if mark:
                         self._noise, self._stderr = before, bytearray(after)
-                if self._keep is not None and self._noise is not None:
-                    del self._stderr[: -self._keep]
+                        self._left_out = 0
+                most = NOISE if self._noise is None else self._keep
+                if (more := len(self._stderr) - most) > 0:
+                    del self._stderr[:more]
+                    self._left_out += more
             if prompts <= self._prompts:
                 continue
             self._prompts = prompts
@@ -119,7 +125,7 @@ class RunningCommand(Closing):
                 chunk = b""
             if not chunk:
                 raise self._not_started(seen, self._wire.wait(2.0))
-            seen += chunk
+            seen = (seen + chunk)[-NOISE:]
         self._wire.settimeout(None)
         return seen.partition(self._frame.mark)[2]
 
@@ -182,11 +188,14 @@ class RunningCommand(Closing):
             return self._stderr.decode(errors="replace")
 
     def whole_stderr(self, quiet: float) -> str:
-        """Return stderr up to its end, or until no byte came for `quiet` seconds."""
+        """Return what was kept of stderr up to its end, or until no byte came for `quiet` seconds,
+        after a line that says how much was left out."""
         size = -1
         while self._reader.is_alive() and len(self._stderr) != size:
             size = len(self._stderr)
             self._reader.join(quiet)
+        if self._left_out:
+            return f"[{self._left_out} bytes of stderr left out]\n{self.stderr_tail()}"
         return self.stderr_tail()
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from typing import Self
 
 from clusterctl import deadlines
 from clusterctl.errors import (
+    MALFORMED,
     ClusterctlError,
     ConnectionFailed,
     LockHeld,
@@ -112,7 +113,7 @@ def _holder(answer: str) -> LockHolder | None:
     """Parse the holder from a lock's file; None if it is not valid."""
     try:
         return LockHolder(**json.loads(answer))
-    except (ValueError, TypeError):
+    except MALFORMED:
         return None
 
 

@@ -46,7 +46,8 @@ QUIET = 1.0
 # Seconds on top of the limit that the host enforces before this side hangs up.
 GRACE = KILL_AFTER + 5.0
 
-LARGEST_OUTPUT = 256 * 2**20  # bytes of stdout; more is an error
+LARGEST_OUTPUT = 64 * 2**20  # bytes of stdout; more is an error
+LARGEST_STDERR = 4 * 2**20  # bytes of stderr that are kept, the last ones
 
 # Characters of a command line that are logged; scripts are longer.
 _LOGGED = 300
@@ -83,7 +84,9 @@ class ShellTransport(Transport):
         timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
         words = shlex.join(argv)[:_LOGGED]  # stdin may contain secrets and is never logged
-        with self._command(Framed(tuple(argv), timeout), sudo=sudo, keep_stderr=None) as command:
+        with self._command(
+            Framed(tuple(argv), timeout), sudo=sudo, keep_stderr=LARGEST_STDERR
+        ) as command:
             started = time.monotonic()
             deadline = started + timeout + GRACE
             if stdin:
@@ -154,7 +157,7 @@ class ShellTransport(Transport):
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
         return self._command(Framed(tuple(argv)), sudo=sudo, keep_stderr=STDERR_TAIL)
 
-    def _command(self, frame: Framed, *, sudo: bool, keep_stderr: int | None) -> RunningCommand:
+    def _command(self, frame: Framed, *, sudo: bool, keep_stderr: int) -> RunningCommand:
         if not sudo or self.user == "root":
             try:
                 return self._launch(frame, keep_stderr)
@@ -180,7 +183,7 @@ class ShellTransport(Transport):
     def _launch(
         self,
         frame: Framed,
-        keep_stderr: int | None,
+        keep_stderr: int,
         *,
         sudo: bool = False,
         password: str | None = None,

@@ -214,7 +214,7 @@ def read_archive(members: Members, reference: str | None, platform: str | None) 
         )
     try:
         read = json.loads(members["manifest.json"].read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotAnImage(f"manifest.json is not what `docker save` writes: {error}") from error
     entries = [
         _Entry(texts(each.get("RepoTags"), "RepoTags of manifest.json"), docker=each)

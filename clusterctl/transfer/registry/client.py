@@ -16,6 +16,7 @@ import httpx2
 from clusterctl import __version__
 from clusterctl.containers.driver import Say
 from clusterctl.containers.reference import Reference
+from clusterctl.errors import MALFORMED
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.manifests import (
     INDEXES,
@@ -290,7 +291,7 @@ class Authorization:
         try:
             said = json.loads(document)
             return str(said.get("token") or said["access_token"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             raise RegistryFailed(f"{challenge.realm} returned no token") from error
 
 

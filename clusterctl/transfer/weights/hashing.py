@@ -15,7 +15,7 @@ from clusterctl import deadlines
 from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.meter import Meter
-from clusterctl.errors import CommandFailed, ConnectionFailed
+from clusterctl.errors import MALFORMED, CommandFailed, ConnectionFailed
 from clusterctl.transfer.blob_store import cache_directory
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights import host_hash
@@ -124,7 +124,7 @@ def hashes(
                 elif now - moved > stalled:  # the host is alive, but its disk delivers nothing
                     raise TimeoutError(f"no byte was read for {stalled:.0f} s")
                 meter.reached(int(said["at"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise CommandFailed(
                 "hashing files failed: the host's report cannot be read",
                 host=host,

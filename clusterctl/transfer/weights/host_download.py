@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import httpx2
 
 from clusterctl import deadlines
-from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
+from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights.hashing import Hashed
 from clusterctl.transfer.weights.hub import Hub, Listing
@@ -100,7 +100,7 @@ def download_on_host(
                 host=transport.host.name,
                 hint="run the same command again: it resumes where it stopped",
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise StepFailed(
                 "the download's report cannot be read", host=transport.host.name, detail=repr(error)
             ) from error

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import base64
 import re
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from clusterctl.packages.repository import docker, fingerprints, nvidia, source_path, source_text
+from clusterctl.packages.repository import (
+    OtherKey,
+    docker,
+    nvidia,
+    pinned,
+    source_path,
+    source_text,
+)
 from clusterctl.packages.target import PackageSystem
 from tests.unit.steps.stage_install import KEY
 
@@ -43,23 +55,74 @@ def test_a_mirror_stands_in_for_the_vendor() -> None:
     assert mirror.fingerprints == nvidia(DEBIAN).fingerprints, "it serves NVIDIA's key"
 
 
-def test_fingerprints_of_an_armored_key() -> None:
-    """As `gpg --show-keys` says for the same key."""
-    assert fingerprints(KEY.encode()) == {"252689D1E12DF381B083F5479E32FBAB1BF7FBDF"}
+FINGERPRINT = "252689D1E12DF381B083F5479E32FBAB1BF7FBDF"  # As `gpg --show-keys` says
+PACKETS = base64.b64decode(re.findall(r"\n\n(.*)\n=", KEY, re.DOTALL)[0])
+LENGTH = 2 + PACKETS[1]  # Of the first packet, the primary key, with its header
+VENDOR = replace(nvidia(DEBIAN), fingerprints=frozenset({FINGERPRINT}))
 
 
-def test_fingerprints_of_a_binary_key() -> None:
-    block = re.findall(r"\n\n(.*)\n=", KEY, re.DOTALL)[0]
-    assert fingerprints(base64.b64decode(block)) == fingerprints(KEY.encode())
+def armored(packets: bytes) -> bytes:
+    head, end = b"-----BEGIN PGP PUBLIC KEY BLOCK-----", b"-----END PGP PUBLIC KEY BLOCK-----"
+    return b"\n".join((head, b"", base64.b64encode(packets), end, b""))
+
+
+def key_of(version: int) -> bytes:
+    """The packet of another key: the same one with another moment of creation."""
+    body = bytearray(PACKETS[2:LENGTH])
+    body[0], body[4] = version, body[4] ^ 1
+    return PACKETS[:2] + bytes(body)
+
+
+@pytest.mark.parametrize("data", [KEY.encode(), PACKETS, KEY.replace("\n", "\r\n").encode()])
+def test_the_pinned_key_is_written_as_it_was_checked(data: bytes) -> None:
+    written = pinned(VENDOR, data)
+    assert written.strip() == KEY.encode().strip(), "gpg's own armor, with its CRC"
+
+
+def test_what_stands_beside_the_armor_is_not_written() -> None:
+    written = pinned(VENDOR, b"deb [trusted=yes] http://evil ./\n" + KEY.encode() + b"# more\n")
+    assert written.strip() == KEY.encode().strip()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (KEY.encode() + armored(key_of(4)), rf"[0-9A-F]{{40}}, {FINGERPRINT}|{FINGERPRINT}, "),
+        (PACKETS + key_of(4), f"{FINGERPRINT}"),
+        (PACKETS + key_of(6), "a key of version 06"),
+        (armored(key_of(5) + PACKETS[LENGTH:]), "a key of version 05"),
+        (PACKETS + PACKETS, f"{FINGERPRINT}, {FINGERPRINT}"),
+        (key_of(4) + PACKETS[LENGTH:], "its fingerprint is [0-9A-F]{40}$"),
+    ],
+    ids=["two blocks", "two keys", "with a v6 key", "a v5 key", "twice", "another key"],
+)
+def test_a_vendor_has_one_key_and_no_other(data: bytes, why: str) -> None:
+    with pytest.raises(OtherKey, match=why):
+        pinned(VENDOR, data)
+
+
+def test_a_key_of_your_own_is_trusted_as_it_is() -> None:
+    own = nvidia(DEBIAN, "https://mirror.example", Path("/keys.asc"))
+    both = KEY.encode() + armored(key_of(4))
+    assert pinned(own, both) == both
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"", b"<html>404</html>", KEY.encode()[:90], b"\x98\x02\x03",
-        pytest.param(b"\x9a\x00\x01\x11\x70\x04" + bytes(69999), id="longer than any key"),
+        pytest.param(PACKETS[:-1], id="cut short"),
+        pytest.param(PACKETS + b"\xc8\x01\x00", id="compressed data"),
+        pytest.param(b"\xc5\x01\x04" + PACKETS, id="a secret key"),
+        pytest.param(PACKETS[LENGTH:] + PACKETS, id="begins with a user"),
     ],
 )  # fmt: skip
 def test_what_is_no_key_is_said(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"key|OpenPGP|packet"):
-        fingerprints(data)
+        pinned(VENDOR, data)
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda more: PACKETS + more))
+def test_no_bytes_are_taken_for_the_key(data: bytes) -> None:
+    with suppress(ValueError):
+        assert pinned(VENDOR, data).strip() == KEY.encode().strip()
