@@ -12,7 +12,6 @@ from clusterctl import __version__
 from clusterctl.cli import (
     batch,
     bootstrap,
-    bundle,
     check,
     down,
     exec_,
@@ -22,6 +21,7 @@ from clusterctl.cli import (
     lab,
     logs,
     model,
+    packages,
     run,
     serve,
     shell,
@@ -85,6 +85,6 @@ app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.e
 app.command("ssh", context_settings={"allow_interspersed_args": False})(shell.ssh)
 app.command("tunnel")(tunnel.tunnel)
 app.add_typer(image.app, name="image")
-app.add_typer(bundle.app, name="bundle")
+app.add_typer(packages.app, name="packages")
 app.add_typer(model.app, name="model")
 app.add_typer(lab.app, name="lab")

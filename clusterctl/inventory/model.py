@@ -215,7 +215,7 @@ class Packages(_Model):
     offline: Path | None = Field(
         default=None,
         description="Packages on the operator's machine, for hosts that reach no source: a "
-        "directory or a tar from `clusterctl bundle packages`, or a directory of .deb or .rpm "
+        "directory or a tar from `clusterctl packages bundle`, or a directory of .deb or .rpm "
         "files or with Docker's static archive. Relative paths start at the inventory file.",
     )
     docker: PackageSource | None = Field(

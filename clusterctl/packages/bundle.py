@@ -1,6 +1,6 @@
 """Package bundles: a directory, or a tar of one, on the operator's machine.
 
-A bundle made by `clusterctl bundle packages` has a manifest and SHA256SUMS; a directory filled by
+A bundle made by `clusterctl packages bundle` has a manifest and SHA256SUMS; a directory filled by
 hand with .deb or .rpm files, or with Docker's static archive, needs neither. One directory may
 contain several bundles, each in its own directory.
 """
@@ -89,7 +89,7 @@ class Bundle:
         if file.sha256 and hashlib.sha256(data).hexdigest() != file.sha256:
             raise UsageError(
                 f"{file.name} in {self.path} is damaged: {SUMS} has a different checksum",
-                hint="copy the bundle again, or make it again: clusterctl bundle packages --help",
+                hint="copy the bundle again, or make it again: clusterctl packages bundle --help",
             )
         return data
 
@@ -123,7 +123,7 @@ _UNREADABLE = (
 )  # fmt: skip
 
 _HOW_MADE = (
-    "make them on a connected machine: clusterctl bundle packages --for debian12 -o DIRECTORY"
+    "make them on a connected machine: clusterctl packages bundle --for debian12 -o DIRECTORY"
 )
 
 
@@ -192,5 +192,5 @@ def fitting(
     raise RequirementsNotMet(
         f"needs packages for {target.name} {architecture}, but the bundle is for {there}",
         host=host,
-        hint=f"clusterctl bundle packages --for {target.name} -o DIRECTORY",
+        hint=f"clusterctl packages bundle --for {target.name} -o DIRECTORY",
     )

@@ -227,7 +227,7 @@ def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tup
     # The layout's own note already reports that tensor parallel ranks are on different hosts.
     found = (problem for problem in report.problems if problem.name != "tp-spread")
     notes += [f"{problem.text} ({problem.hint})" for problem in found]
-    if plan.verdict == "tight" and report.advice:
+    if plan.verdict == "may not fit" and report.advice:
         more = command(report.advice[0], launch)
         notes += [f"more room: {more} ({report.advice[0].text})"] if more else []
     placement, faster = plan.placement, report.faster

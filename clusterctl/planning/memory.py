@@ -32,7 +32,7 @@ from clusterctl.planning.rules import Rules
 from clusterctl.planning.weights import PipelineStage, weight_bytes
 from clusterctl.units import GIB
 
-Verdict = Literal["fits", "tight", "does not fit"]
+Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Limit:
 class FitPlan:
     """The forecast for one replica.
 
-    `fits` is the best estimate. `verdict` is `tight` if the estimate is within the margin of error
-    of fitting, on either side.
+    `fits` is the best estimate. `verdict` is `may not fit` if the estimate is within the
+    margin of error of fitting, on either side.
     """
 
     model: str
@@ -266,12 +266,12 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
     need = case.cache.blocks_per_request(settings.max_model_len, in_flight)
     block_gib = [case.block_bytes(rank.stage) / GIB for rank in ranks]
     slack = [rank.kv_cache_gib - need * block for rank, block in zip(ranks, block_gib, strict=True)]
-    verdict: Verdict = "fits" if fits else "tight"
+    verdict: Verdict = "fits" if fits else "may not fit"
     for rank, left in zip(ranks, slack, strict=True):
         if left < -rank.margin_gib:
             verdict = "does not fit"
         elif left < rank.margin_gib and verdict == "fits":
-            verdict = "tight"
+            verdict = "may not fit"
     index = min(range(len(ranks)), key=lambda i: (ranks[i].blocks, ranks[i].kv_cache_gib))
     poorest = ranks[index]
     if poorest.kv_cache_gib <= 0:

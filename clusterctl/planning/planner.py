@@ -94,7 +94,7 @@ def plan(request: PlanRequest) -> FitReport:
         report = _report(request, found, notes)
         slow = best and best.speed.loaded >= _MUCH_FASTER * report.speed.loaded
         return replace(report, faster=best if slow else None)
-    if kept and (kept.verdict == "fits" or not best or best.plan.verdict == "tight"):
+    if kept and (kept.verdict == "fits" or not best or best.plan.verdict == "may not fit"):
         first, chosen = best.plan.placement if best else kept.placement, kept.placement
         if (first.tp, first.pp) != (chosen.tp, chosen.pp):
             notes.append(
@@ -155,7 +155,7 @@ def require_possible(
 
 
 def propose(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Return the layouts that fit, best first: certain ones before tight ones, then by estimated
+    """Return the layouts that fit, best first: those that may not fit last, then by estimated
     tokens/s under load. Tensor parallel groups stay inside a host unless the network is fast. One
     stage more than needed is offered too, for its larger cache; further ones only add hops. Layouts
     on which vLLM cannot start are left out."""
@@ -230,7 +230,7 @@ def best_seated(request: PlanRequest, tp: int, pp: int, partition: tuple[int, ..
         if candidate.verdict == "fits" and _starts(request, candidate):
             return candidate
         found.append(candidate)
-    verdicts = ("does not fit", "tight", "fits")
+    verdicts = ("does not fit", "may not fit", "fits")
     return max(
         found,
         key=lambda plan: (
@@ -340,7 +340,7 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
         parts.append(f"layers split {layers} because the GPUs differ")
     if limit.unused_gib > 1 and len(plan.ranks) > 1:
         parts.append(f"limited by {limit.gpu} on {limit.host}, {limit.unused_gib:.0f} GiB unused")
-    if plan.verdict == "tight":
+    if plan.verdict == "may not fit":
         parts.append("within the margin of error")
     speed = speed_of(request.shape, placement, plan.settings.quantization, request.network)
     return Proposal(plan, speed, "; ".join(parts))

@@ -211,10 +211,10 @@ def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedP
             f"{worst.kv_cache_gib:.2f} GiB of KV cache",
             f"--max-model-len {plan.longest_context}" if plan.longest_context else "more ranks",
         )
-    elif plan.verdict == "tight":
+    elif plan.verdict == "may not fit":
         text = f"{where}: what is left is within the margin of error ({worst.margin_gib:.1f} GiB)"
         yield PredictedProblem(
-            "tight", False, text, "--gpu-memory-utilization up, or fewer --max-num-seqs"
+            "may-not-fit", False, text, "--gpu-memory-utilization up, or fewer --max-num-seqs"
         )
     if plan.placement.groups_cross_hosts:
         yield PredictedProblem(

@@ -93,7 +93,7 @@ def _totals(document: Document) -> list[str]:
         f"{document['gpu_memory_utilization']:g}; a step takes up to {batch})",
     ]
     speed = document.get("speed")
-    if speed and document["verdict"] in ("fits", "tight") and not _on_cpus(document):
+    if speed and document["verdict"] in ("fits", "may not fit") and not _on_cpus(document):
         one, many = speed["tokens_per_s_1"], speed["tokens_per_s_64"]
         lines.append(f"speed, an estimate: {one:,.0f} tokens/s alone, {many:,.0f} with 64 requests")
     return lines

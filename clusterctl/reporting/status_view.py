@@ -77,7 +77,7 @@ _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     "CONTAINER": lambda row: _word(row.container),
     "RAY": lambda row: _word(row.ray) if row.reachable else _text("no answer", style="red"),
     "GPUS USED": lambda row: _text(
-        f"{row.gpus_used:g} of {row.gpus_promised}" if row.gpus_promised else "-"
+        f"{row.gpus_used:g} of {row.gpus_expected}" if row.gpus_expected else "-"
     ),
     "GPU": lambda row: _text(
         ", ".join(f"{row.gpus.count(model)} x {model}" for model in dict.fromkeys(row.gpus)) or "-"

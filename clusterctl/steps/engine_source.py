@@ -60,7 +60,7 @@ class PackagedEngine:
             raise CommandFailed(
                 f"{self.name} has none of {', '.join(self._candidates)}",
                 host=view.host.name,
-                hint="what a bundle holds: clusterctl bundle packages --help",
+                hint="what a bundle holds: clusterctl packages bundle --help",
             )
         wanted = list(ENGINE_OF_DOCKER)
         if found == DISTRIBUTIONS:

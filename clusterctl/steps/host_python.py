@@ -88,7 +88,7 @@ class HostPython:
             raise RequirementsNotMet(
                 f"has {MISSING}, and the bundle {bundle.path} lacks {package}",
                 host=view.host.name,
-                hint=f"clusterctl bundle packages --for {system.name} -o DIRECTORY",
+                hint=f"clusterctl packages bundle --for {system.name} -o DIRECTORY",
             )
         return bundle
 

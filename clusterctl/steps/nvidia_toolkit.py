@@ -133,7 +133,7 @@ class NvidiaToolkit:
             return None
         system, machine = target(view), view.facts.os.architecture
         bundle = fitting(self._bundles, system, machine, host=view.host.name)
-        make = f"clusterctl bundle packages --for {system.name} -o DIRECTORY"
+        make = f"clusterctl packages bundle --for {system.name} -o DIRECTORY"
         if bundle.toolkit is None:
             raise RequirementsNotMet(
                 f"has GPUs, but the bundle {bundle.path} lacks NVIDIA's toolkit",

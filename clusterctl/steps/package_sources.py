@@ -170,7 +170,7 @@ def _vendor_key(view: HostView, repository: Repository) -> bytes:
     except CommandFailed as error:
         error.hint = (
             "the host cannot reach it: name a mirror in the inventory (packages), or use a "
-            "bundle: clusterctl bundle packages --help"
+            "bundle: clusterctl packages bundle --help"
         )
         raise
     return key.encode()

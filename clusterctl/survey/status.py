@@ -31,7 +31,7 @@ class HostRow:
     container: str
     ray: str  # `up`, `starting`, `down`, ..., or `not joined` if the head's Ray does not have it
     gpus: tuple[str, ...]
-    gpus_promised: int
+    gpus_expected: int
     gpus_in_ray: float
     gpus_used: float
     problems: tuple[str, ...]
@@ -203,7 +203,7 @@ def _host_row(
         container=(container.state if container else "missing") if facts else "",
         ray=ray,
         gpus=tuple(gpu.model for gpu in facts.gpus.gpus) if facts else (),
-        gpus_promised=len(host.gpus),
+        gpus_expected=len(host.gpus),
         gpus_in_ray=node.gpus if node else 0.0,
         gpus_used=node.gpus_used if node else 0.0,
         problems=(*problems, *drift, *apart),

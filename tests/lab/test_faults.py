@@ -143,7 +143,7 @@ def test_a_path_that_swallows_large_packets(lab_bench: Bench) -> None:
     lab_bench.told("gpu2", "packets of 1500 bytes", "1400 bytes pass: an MTU black hole")
 
 
-def test_what_a_host_without_python_would_try_is_said_to_be_unproven(lab_bench: Bench) -> None:
+def test_what_a_host_without_python_would_try_is_said_to_be_unverified(lab_bench: Bench) -> None:
     """Bootstrap tries it, once it has installed Python there."""
     python = "$(readlink -f /usr/bin/python3)"
     lab_bench.break_host("gpu2", f"chmod a-x {python}", f"chmod a+x {python}")

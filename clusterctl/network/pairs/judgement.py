@@ -244,7 +244,7 @@ def _ends(way: Way, host: str) -> tuple[End, End]:
 
 def notes(seen: PairResults) -> Iterator[str]:
     """Yield the measured values, and what could not be measured."""
-    for host, why in seen.unproven.items():
+    for host, why in seen.unverified.items():
         yield f"{host}: not proven: {why}"
     if any(way.echo is None for way in seen.ways):
         yield "packet sizes are not proven: raw sockets need root on the hosts"

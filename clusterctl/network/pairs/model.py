@@ -97,7 +97,7 @@ class PairResults:
 
     ways: tuple[Way, ...]
     clocks: Mapping[str, Clock]
-    unproven: Mapping[str, str]  # Hosts that could not be queried, and why
+    unverified: Mapping[str, str]  # Hosts that could not be queried, and why
     unrated: str = ""  # Why throughput was measured for some of the pairs only, or for none
 
 

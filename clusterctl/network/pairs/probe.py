@@ -57,7 +57,7 @@ def probe_pairs(
     """Try every pair of the hosts in `facts`. `unrated`: if set, why throughput is not measured.
 
     Changes nothing on hosts and leaves nothing there. A host that cannot take part is in
-    `PairResults.unproven`, with the reason; the others still try to reach it.
+    `PairResults.unverified`, with the reason; the others still try to reach it.
     """
     if len(facts) < 2:
         return PairResults((), {}, {})
@@ -67,7 +67,7 @@ def probe_pairs(
         found = hosts.reach()
         if not unrated:
             found, unrated = hosts.rates(found)
-        return PairResults(tuple(found), hosts.clocks, hosts.unproven, unrated)
+        return PairResults(tuple(found), hosts.clocks, hosts.unverified, unrated)
     finally:
         hosts.close()
 
@@ -109,7 +109,7 @@ class _Participants:
         self._table = orders.Table(lanes_of(topology, facts), hosts, {}, greeting)
         self._sessions: dict[str, PairProbeSession] = {}
         self.clocks: dict[str, Clock] = {}
-        self.unproven: dict[str, str] = {}
+        self.unverified: dict[str, str] = {}
 
     def open(self) -> None:
         """Start the program on every host that has Python, and make it listen."""
@@ -136,8 +136,8 @@ class _Participants:
 
         for host in table.hosts:
             if not self._facts[host].python3:
-                self.unproven[host] = NO_PYTHON
-        able = {host: host for host in table.hosts if host not in self.unproven}
+                self.unverified[host] = NO_PYTHON
+        able = {host: host for host in table.hosts if host not in self.unverified}
         self._table = replace(table, members=self._values(fan_out(able, start)))
 
     def reach(self) -> list[Way]:
@@ -168,14 +168,14 @@ class _Participants:
         self, command: str, by_host: Mapping[str, Any], read: Callable[[str, Any], Answered]
     ) -> dict[str, Answered]:
         """Send `command` to each host with its argument from `by_host`. Return `read(host, answer)`
-        by host; a host that fails is added to `unproven`."""
+        by host; a host that fails is added to `unverified`."""
 
         def ask(host: str) -> Answered:
             answer = self._sessions[host].ask(command, by_host[host], timeout=deadlines.PAIRS)
             with _well_formed(host):
                 return read(host, answer)
 
-        live = {host: host for host in by_host if host not in self.unproven}
+        live = {host: host for host in by_host if host not in self.unverified}
         return self._values(fan_out(live, ask))
 
     def _values(self, outcomes: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class _Participants:
             if isinstance(outcome, Failed):
                 error = outcome.error
                 last = (error.detail or "").strip().splitlines()[-1:]
-                self.unproven[host] = ": ".join([error.summary, *last])
+                self.unverified[host] = ": ".join([error.summary, *last])
         return values(outcomes)
 
     def close(self) -> None:

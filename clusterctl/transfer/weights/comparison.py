@@ -4,7 +4,7 @@ The hash of a file is known from the manifest that a push wrote, or from an earl
 as neither the file's content nor its inode changed since. Known hashes are stored on the host.
 
 Files that are small or have a known hash are compared before the service starts. Those that would
-take minutes to hash are reported as unproven, and hashed on the hosts once the service is up:
+take minutes to hash are reported as unverified, and hashed on the hosts once the service is up:
 `status` and the next `serve` compare them then.
 """
 
@@ -64,7 +64,7 @@ class HeldModel:
 
     files: Mapping[str, HostFile]
     known: Mapping[str, str]  # sha256 of files that did not change since they were hashed
-    promised: Mapping[str, str]  # sha256 in the manifest, whatever the file's bytes are now
+    in_manifest: Mapping[str, str]  # sha256 in the manifest, whatever the file's bytes are now
 
     @property
     def unknown(self) -> dict[str, HostFile]:
@@ -104,17 +104,17 @@ def look_at(
             if target in listed:
                 listed[link.path] = listed[target]
     below = posixpath.relpath(path, root)
-    promised = {
+    in_manifest = {
         name: listed[whole]
         for name in files
         if (whole := posixpath.normpath(f"{below}/{name}")) in listed
     }
     proven = {
         name: digest
-        for name, digest in promised.items()
+        for name, digest in in_manifest.items()
         if max(files[name].written, files[name].changed) <= tree.sealed
     }
-    return HeldModel(files, {**proven, **known}, promised)
+    return HeldModel(files, {**proven, **known}, in_manifest)
 
 
 def hash_now(
@@ -162,14 +162,18 @@ def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[Differing
         having = {name: held for name, held in hosts.items() if path in held.files}
         # The host with whose file the others are compared.
         known = {name: held.known[path] for name, held in having.items() if path in held.known}
-        as_promised = [name for name in known if having[name].promised.get(path) == known[name]]
-        among = as_promised or list(known) or list(having)
+        as_in_manifest = [
+            name for name in known if having[name].in_manifest.get(path) == known[name]
+        ]
+        among = as_in_manifest or list(known) or list(having)
         content = {name: (having[name].files[path].size, known.get(name)) for name in among}
         common = Counter(content.values())
         right = max(among, key=lambda name: (common[content[name]], name == head))
         every = [having[right], *having.values()]
-        promised = next((held.promised[path] for held in every if path in held.promised), None)
-        recorded = known.get(right) == promised
+        in_manifest = next(
+            (held.in_manifest[path] for held in every if path in held.in_manifest), None
+        )
+        recorded = known.get(right) == in_manifest
         for name, held in having.items():
             hashed = known.get(name), known.get(right)
             if held.files[path].size != having[right].files[path].size or (
@@ -188,7 +192,7 @@ class ComparedWeights:
     held: Mapping[str, HeldModel]
 
     @property
-    def unproven(self) -> tuple[str, ...]:
+    def unverified(self) -> tuple[str, ...]:
         """Sentences about files that could not be compared."""
         unread = [name for name, held in self.held.items() if not held.files]
         rest = {name: _size(held.unknown) for name, held in self.held.items() if held.unknown}
@@ -245,7 +249,7 @@ def require_same(
         RequirementsNotMet(_sentence(path, one), host=one.host, hint=fix(one.other))
         for one in differing_files(weights.held, head)
     )
-    for sentence in weights.unproven:
+    for sentence in weights.unverified:
         told(Note(sentence))
     told(StageFinished(TITLE, time.monotonic() - started))
     return weights

@@ -192,10 +192,10 @@ def read_trees(answer: str) -> Iterator[HostTree]:
                 path = ""
 
 
-# complete: every file is as the manifest says. unproven: another program put the files there, and
+# complete: every file is as the manifest says. unverified: another program put the files there, and
 # there is no manifest. partial: files of the manifest are missing or were written to since.
 # differs: complete, but not the version that most hosts have. coming: staged, not yet complete.
-State = Literal["complete", "unproven", "partial", "differs", "coming", "absent"]
+State = Literal["complete", "unverified", "partial", "differs", "coming", "absent"]
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _state(name: str, found: HostModels, reference: str | None) -> State:
     if tree is None:
         return "coming" if any(model_staged_in(way) == name for way in found.incoming) else "absent"
     if tree.manifest is None:
-        return "unproven"
+        return "unverified"
     if tree.lacking:
         return "partial"
     return "complete" if tree.manifest.identity == reference else "differs"

@@ -20,7 +20,7 @@ from clusterctl.transfer.weights.staging import Need, need, no_room
 from clusterctl.transport.fanout import Failed, failures, fan_out, values
 from clusterctl.units import GIB, MIB
 
-_VERBS = {"absent": "bring", "partial": "mend", "unproven": "complete", "differs": "replace"}
+_VERBS = {"absent": "bring", "partial": "mend", "unverified": "complete", "differs": "replace"}
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,12 @@ class WeightsReceiver:
         manifest, found = self._supply.manifest, self._need(view, host)
         if found.complete:
             return found
-        if found.unproven:
+        if found.unverified:
             text = f"hashing the files that {view.host.name} has"
             say(text)
             sizes = {file.sha256: file.size for file in manifest.files}
-            size = sum(sizes[digest] for digest in found.unproven.values())
-            paths = list(found.unproven)
+            size = sum(sizes[digest] for digest in found.unverified.values())
+            paths = list(found.unverified)
             hashed = hashes(view.transport, paths, size, say=lambda far: say(f"{text}: {far}"))
             found = found.proven(hashed)
         if problem := no_room(manifest, found, host):
@@ -192,7 +192,7 @@ def _change(supply: Supply, found: Need) -> Change:
         size = _amount(sum(found.leftovers.values()))
         text = f"remove what an interrupted run left of {manifest.name}: up to {size}"
         return Change(f"{text}, not written to for {IDLE_AFTER} minutes")
-    doubtful = set(found.unproven.values())
+    doubtful = set(found.unverified.values())
     files = [blob for blob in found.brought if blob.hex not in doubtful]
     text = f"{_VERBS[found.state]} {manifest.name}"
     if files:

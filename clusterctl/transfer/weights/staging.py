@@ -26,9 +26,9 @@ from clusterctl.transfer.weights.on_host import (
 from clusterctl.transport.base import Transport
 
 # complete: every file is there as the manifest says. partial: the same model, but files are
-# missing or changed. unproven: files without a manifest. differs: another model or version by
+# missing or changed. unverified: files without a manifest. differs: another model or version by
 # that name.
-State = Literal["complete", "absent", "partial", "unproven", "differs"]
+State = Literal["complete", "absent", "partial", "unverified", "differs"]
 
 # Bytes per second, slower than any disk in use: for the time limits of copying and syncing.
 WRITTEN_PER_SECOND = 50e6
@@ -46,8 +46,8 @@ class Need:
     linked: Mapping[str, str]
     # Files of the right path and size whose hash is unknown: absolute path to the sha256 that the
     # file must have.
-    unproven: Mapping[str, str]
-    # All other contents, each once; including those of `unproven`, which may turn out right.
+    unverified: Mapping[str, str]
+    # All other contents, each once; including those of `unverified`, which may turn out right.
     brought: tuple[Blob, ...]
     # Staging directories that interrupted runs left of a complete model: name to bytes. Those of
     # an incomplete model are removed by the run that completes it.
@@ -59,8 +59,8 @@ class Need:
 
     @property
     def least(self) -> int:
-        """Bytes to send if all `unproven` files turn out to be right."""
-        doubtful = set(self.unproven.values())
+        """Bytes to send if all `unverified` files turn out to be right."""
+        doubtful = set(self.unverified.values())
         return sum(blob.size for blob in self.brought if blob.hex not in doubtful)
 
     @property
@@ -77,13 +77,14 @@ class Need:
         return replace(self, linked={**self.linked, **more}, brought=rest)
 
     def proven(self, hashes: Mapping[str, Hashed]) -> Need:
-        """Return this need after the host hashed its unproven files: `hashes` by absolute path."""
+        """Return this need after the host hashed its unverified files. `hashes`: by absolute
+        path."""
         right = {
             digest: path
-            for path, digest in self.unproven.items()
+            for path, digest in self.unverified.items()
             if path in hashes and hashes[path].sha256 == digest
         }
-        return replace(self.had(right), unproven={})
+        return replace(self.had(right), unverified={})
 
     @property
     def complete(self) -> bool:
@@ -96,7 +97,7 @@ def need(manifest: Manifest, host: HostModels) -> Need:
     state: State = "absent"
     if there is not None:
         if there.manifest is None:
-            state = "unproven"
+            state = "unverified"
         elif there.manifest.identity != manifest.identity:
             state = "differs"
         else:
@@ -113,13 +114,13 @@ def need(manifest: Manifest, host: HostModels) -> Need:
         return Need(state, linked, {}, (), leftovers)
     # Files of the directory that may be right: same path, same size, no hash known.
     seen = there.files if there else {}
-    unproven = {
+    unverified = {
         f"{host.directory}/{manifest.name}/{file.path}": file.sha256
         for file in manifest.files
         if file.sha256 not in linked and file.path in seen and seen[file.path].size == file.size
     }
     brought = tuple(blob for blob in manifest.blobs if blob.hex not in linked)
-    return Need(state, linked, unproven, brought)
+    return Need(state, linked, unverified, brought)
 
 
 def no_room(manifest: Manifest, found: Need, host: HostModels) -> RequirementsNotMet | None:

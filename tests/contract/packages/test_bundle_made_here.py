@@ -78,7 +78,7 @@ def test_the_command_replaces_an_older_bundle_and_nothing_else(
         directory.mkdir()
         (directory / "docker.io_0_old.deb").touch()
     (older / "manifest.json").touch()
-    argv = ["bundle", "packages", "--for", here.name, "--json"]
+    argv = ["packages", "bundle", "--for", here.name, "--json"]
     argv += ["--nvidia", mirror[0], "--nvidia-key", str(mirror[1])]
     command = [sys.executable, "-m", "clusterctl", *argv, "-o"]
     done = subprocess.run([*command, older], capture_output=True, text=True, timeout=900)

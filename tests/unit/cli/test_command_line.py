@@ -144,5 +144,5 @@ def test_check_names_packages_that_are_not_there(clusterctl: Run, inventory: Pat
     ran = clusterctl("-i", str(inventory), "check", "--limit", "here")
 
     assert f"the packages at {inventory.parent / 'nowhere'} cannot be read" in ran.stderr
-    assert "clusterctl bundle packages --for" in ran.stderr
+    assert "clusterctl packages bundle --for" in ran.stderr
     assert ran.returncode == 5

@@ -201,7 +201,7 @@ def test_slips_of_the_keyboard_are_refused_with_a_fix(words: tuple[str, ...], sa
 
 
 @pytest.mark.parametrize(
-    "words", [("llama-3-8b", "--gpus", "H100"), ("qwen3-8b", "--gpus", "MI300X")]
+    "words", [("falcon-180b", "--gpus", "H100"), ("qwen3-8b", "--gpus", "MI300X")]
 )
 def test_nothing_is_suggested_that_is_not_near(words: tuple[str, ...]) -> None:
     ran = fit(*words)

@@ -32,10 +32,10 @@ def test_ls_lists_what_answers_and_names_what_does_not(
     (models / "Qwen3-8B" / "config.json").write_text("{}")
     inventory.write_text(inventory.read_text() + f"models: {models}\n")
     ran = clusterctl("-i", str(inventory), "model", "ls")
-    assert "Qwen3-8B  2 B  qwen3-8b  unproven on here" in ran.stdout
+    assert "Qwen3-8B  2 B  qwen3-8b  unverified on here" in ran.stdout
     assert "error: gone: " in ran.stderr
     document = json.loads(clusterctl("-i", str(inventory), "model", "ls", "--json").stdout)
-    assert document["models"][0]["hosts"] == {"here": "unproven"}
+    assert document["models"][0]["hosts"] == {"here": "unverified"}
     assert [error["host"] for error in document["errors"]] == ["gone"]
 
 

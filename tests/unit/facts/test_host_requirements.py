@@ -121,7 +121,7 @@ def test_rdma_devices_missing_and_inactive(healthy: HostFacts) -> None:
     assert inactive.summary == "no port of RDMA device mlx5_1 (nics.rdma) is active"
 
 
-def test_more_gpus_promised_than_present(healthy: HostFacts) -> None:
+def test_more_gpus_expected_than_present(healthy: HostFacts) -> None:
     problem = only(*found(healthy, {"gpus": ({},) * 9}))
     assert (
         problem.summary

@@ -83,7 +83,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unhurried")
 def test_two_hosts_try_everything_both_ways() -> None:
     found = seen()
-    assert found.unproven == {}
+    assert found.unverified == {}
     assert [(way.sender.host, way.receiver.host) for way in found.ways] == [("a", "b"), ("b", "a")]
     for way in found.ways:
         assert way.lane.purposes == ("control", "nccl", "gloo")
@@ -109,8 +109,8 @@ def test_a_host_without_python_is_told_and_tried_by_the_others() -> None:
     with transports() as reached:
         by_name = {"a": facts(IPS["a"]), "b": facts(IPS["b"], python3=None)}
         found = probe_pairs(inventory(), topology(), by_name, reached)
-    assert list(found.unproven) == ["b"]
-    assert "no Python 3.9" in found.unproven["b"]
+    assert list(found.unverified) == ["b"]
+    assert "no Python 3.9" in found.unverified["b"]
     (there,) = found.ways
     assert (there.sender.host, there.tcp, there.route) == ("a", {}, "lo")
 

@@ -108,7 +108,7 @@ def test_nothing_to_install_from(tmp_path: Path, what: str) -> None:
         path.write_text("hello")
     with pytest.raises(UsageError) as raised:
         open_bundles(path)
-    assert "clusterctl bundle packages --for debian12" in str(raised.value.hint)
+    assert "clusterctl packages bundle --for debian12" in str(raised.value.hint)
 
 
 def test_files_without_a_manifest_are_told_by_their_names(tmp_path: Path) -> None:

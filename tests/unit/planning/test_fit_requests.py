@@ -141,7 +141,10 @@ def test_old_versions_have_what_new_ones_lost(args: str, vllm: str) -> None:
 def test_the_nearest_settings_that_fit_are_tried_and_true() -> None:
     base = ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048"]
     report = fit_request("qwen3-8b", gpus="2xRTX4090", tp=1, args=base, vllm="0.33.0")
-    assert names(report, fatal=True) == ["kv-too-small-for-len"] or report.plan.verdict == "tight"
+    assert (
+        names(report, fatal=True) == ["kv-too-small-for-len"]
+        or report.plan.verdict == "may not fit"
+    )
     assert {advice.flags[0] for advice in report.advice} >= {"--max-model-len", "--tp"}
     for advice in report.advice:
         if "--tp" in advice.flags:

@@ -55,7 +55,7 @@ def _row(name: str, address: str) -> HostRow:
         container="running",
         ray="up",
         gpus=("[H200]", "[H200]"),
-        gpus_promised=2,
+        gpus_expected=2,
         gpus_in_ray=2.0,
         gpus_used=0.0,
         problems=(),

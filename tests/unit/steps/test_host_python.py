@@ -52,7 +52,7 @@ def test_what_came_with_it_is_noted(made: Cluster) -> None:
 def test_packages_brought_along_that_lack_it_are_named(made: Cluster) -> None:
     with pytest.raises(RequirementsNotMet, match="lacks python3") as raised:
         HostPython(bundle(*DEBS)).check(made.head_view)
-    assert raised.value.hint == "clusterctl bundle packages --for debian12 -o DIRECTORY"
+    assert raised.value.hint == "clusterctl packages bundle --for debian12 -o DIRECTORY"
 
 
 def test_a_host_that_has_one_needs_nothing_of_what_was_brought() -> None:

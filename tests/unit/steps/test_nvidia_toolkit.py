@@ -87,7 +87,7 @@ def test_packages_of_several_versions_are_put_right(made: Cluster) -> None:
 def test_what_was_brought_may_lack_it(made: Cluster) -> None:
     with pytest.raises(RequirementsNotMet, match="lacks NVIDIA's toolkit") as raised:
         step(None, "docker.io_20_amd64.deb").check(made.head_view)
-    assert "clusterctl bundle packages --for debian12" in str(raised.value.hint)
+    assert "clusterctl packages bundle --for debian12" in str(raised.value.hint)
 
 
 def test_what_was_brought_must_be_the_version_that_the_inventory_names(made: Cluster) -> None:

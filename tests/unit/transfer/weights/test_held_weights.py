@@ -65,7 +65,7 @@ def test_all_of_a_pushed_model_is_known_and_nothing_of_a_copied_one(
     assert held.unknown == {}
     (pushed / ".clusterctl-model.json").unlink()
     copied = look_at(here, str(pushed), kept=kept)
-    assert copied.known == copied.promised == {}
+    assert copied.known == copied.in_manifest == {}
     assert set(copied.unknown) == set(held.known)
 
 
@@ -174,12 +174,12 @@ def test_a_snapshot_of_a_cache_is_known_by_the_manifest_of_its_entry(
     }
 
 
-def holding(known: str | None, *, size: int = 10, promised: str | None = None) -> HeldModel:
+def holding(known: str | None, *, size: int = 10, in_manifest: str | None = None) -> HeldModel:
     """A host with one file."""
     return HeldModel(
         {SHARD: HostFile(size, "stamp")},
         {SHARD: known} if known else {},
-        {SHARD: promised} if promised else {},
+        {SHARD: in_manifest} if in_manifest else {},
     )
 
 
@@ -193,7 +193,7 @@ def holding(known: str | None, *, size: int = 10, promised: str | None = None) -
             [("gpu1", "gpu2", False)],
         ),
         (
-            {"gpu1": holding("b"), "gpu2": holding("a", promised="a"), "gpu3": holding("b")},
+            {"gpu1": holding("b"), "gpu2": holding("a", in_manifest="a"), "gpu3": holding("b")},
             [("gpu1", "gpu2", True), ("gpu3", "gpu2", True)],
         ),
         ({"gpu1": holding("a"), "gpu2": holding(None)}, []),
@@ -208,7 +208,7 @@ def holding(known: str | None, *, size: int = 10, promised: str | None = None) -
             [("gpu4", "gpu3", False)],
         ),
         # All hosts were given another file than the manifest's: they are the same.
-        ({"gpu1": holding("b", promised="a"), "gpu2": holding("b", promised="a")}, []),
+        ({"gpu1": holding("b", in_manifest="a"), "gpu2": holding("b", in_manifest="a")}, []),
     ],
 )
 def test_whose_file_is_wrong(

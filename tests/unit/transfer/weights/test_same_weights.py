@@ -44,7 +44,7 @@ def kept_on(transport: FakeTransport) -> list[str]:
 def test_hosts_with_the_same_bytes_are_let_through_without_a_word() -> None:
     hosts = [host(name, ("model.safetensors", 9, "a")) for name in ("gpu1", "gpu2")]
     weights, told = compare(*hosts)
-    assert weights.unproven == ()
+    assert weights.unverified == ()
     assert not any(isinstance(event, Note) for event in told)
     weights.hash_rest()
     assert [kept_on(each) for each in hosts] == [[], []]
@@ -81,4 +81,4 @@ def test_what_takes_minutes_to_hash_is_told_and_hashed_once_the_service_is_up() 
 def test_a_directory_that_root_may_not_read_is_told() -> None:
     """A file server that trusts no root."""
     weights, _ = compare(host("gpu1", ("model.safetensors", 9, "a")), host("gpu2"))
-    assert weights.unproven == ("/data/models/tiny cannot be read on gpu2: not compared",)
+    assert weights.unverified == ("/data/models/tiny cannot be read on gpu2: not compared",)

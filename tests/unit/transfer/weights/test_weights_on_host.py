@@ -168,9 +168,9 @@ def test_what_someone_else_copied_is_hashed_there_and_not_sent(
     shard = copied / "model-1.safetensors"
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
     found = need(manifest, look_at_models(here, models))
-    assert found.state == "unproven"
+    assert found.state == "unverified"
     assert found.least == 0
-    told = hashes(here, list(found.unproven), manifest.size)
+    told = hashes(here, list(found.unverified), manifest.size)
     settled = found.proven(told)
     assert [blob.size for blob in settled.brought] == [shard.stat().st_size]
     staging.prepare(here, manifest, settled, models)
@@ -189,7 +189,7 @@ def test_of_a_directory_of_links_the_files_are_taken(
     for file in tree.files:
         (linked / file.path).symlink_to(file.source)
     found = need(manifest, look_at_models(here, models))
-    settled = found.proven(hashes(here, list(found.unproven), manifest.size))
+    settled = found.proven(hashes(here, list(found.unverified), manifest.size))
     assert settled.brought == ()
     staging.prepare(here, manifest, settled, models)
     staging.settle(here, manifest, models)

@@ -43,7 +43,7 @@ def test_every_state_of_a_model_on_a_host() -> None:
     )
     (tiny,) = found
     assert list(tiny.hosts.values()) == [
-        "complete", "complete", "differs", "partial", "unproven", "coming", "absent",
+        "complete", "complete", "differs", "partial", "unverified", "coming", "absent",
     ]  # fmt: skip
     assert (tiny.name, tiny.size, tiny.origin) == ("Tiny", 100, "hf:o/m@1")
 

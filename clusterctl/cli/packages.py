@@ -1,4 +1,4 @@
-"""`bundle`: gather packages for hosts without internet, on a machine with it."""
+"""`packages`: gather packages for hosts without internet, on a machine with it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
-app = Commands("Download packages for hosts without internet access.")
+app = Commands("Bundle packages for hosts without internet access.")
 
 
-@app.command("packages")
+@app.command("bundle")
 @guarded
-def packages(
+def bundle(
     target: Annotated[
         str,
         typer.Option(
