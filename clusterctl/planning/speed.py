@@ -1,43 +1,59 @@
 """Estimate the speed of layouts in order to rank them; the tokens/s are not guaranteed.
 
-A request costs a prefill (compute bound) and then decode steps. A step costs, on every stage:
+Requests come in waves: as many as are asked for at once start together, are prefilled, and decode
+in step. A wave takes
+
+    prefill of all its prompts + OUTPUT x a decode step + API_OVERHEAD for each request
+
+and a step takes, on every stage,
 
     STAGE_OVERHEAD + layers x LAYER_OVERHEAD + requests x REQUEST_OVERHEAD
-    + weights read / memory bandwidth
+    + GROUP_OVERHEAD with tensor parallelism + what replicas add
+    + the larger of reading the weights and computing with them, and reading the KV cache
     + 2 all-reduces per layer of (tokens x hidden x 2 bytes) when the group is larger than one
 
 and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes `latency + n /
 bandwidth` of the link. Stages take turns: a step of all requests takes as many passes as there are
-stages, each with its share; only reading weights overlaps between stages. Compared with measured
-rows in tests/unit/planning/test_speed_of_layouts.py.
+stages, each with its share; only reading weights overlaps between stages. docs/fit.md says how the
+constants were fitted and what they are off by; tests/unit/planning/test_speed_of_layouts.py checks.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from clusterctl.errors import UsageError
 from clusterctl.models.shape import ModelShape, Quantization
 from clusterctl.planning.hardware import GpuModel
+from clusterctl.planning.kv_cache import needs_of
 from clusterctl.planning.placement import Placement, stages_of
 from clusterctl.planning.weights import PipelineStage, read_per_token_bytes
 
-# Seconds that a decode step takes besides reading weights, in each stage and for each of its
-# layers: on an H200 a token of a 1.5B model of 28 layers took 2.2 ms, 0.76 of which is reading, one
-# of a 32B model of 64 layers 18.1 ms, 16.1 of which is reading.
-_STAGE_OVERHEAD = 0.95e-3
-_LAYER_OVERHEAD = 17e-6
-# Seconds for each request in a step: scheduling, attention to its context, sampling, the answer.
-_REQUEST_OVERHEAD = 12e-6
+# Seconds of the host for a decode step in each stage, for each of its layers and requests: on an
+# H200 a token of a 1.5B model of 28 layers took 2.2 ms, 0.76 of which is reading weights.
+_STAGE_OVERHEAD = 0.9e-3
+_LAYER_OVERHEAD = 20e-6
+_REQUEST_OVERHEAD = 6e-6
+# The ranks of a group are processes that wait for each other.
+_GROUP_OVERHEAD = 0.6e-3
+# Replicas disturb each other: each has one of these for every replica of the service, or half of it
+# at this many requests. Hosts differ by a factor of two in it.
+_REPLICA_OVERHEAD = 1.0e-3
+_HALF_AT_REQUESTS = 45
+# For each request: parsing, tokens to text and the answer, in the API server of its replica.
+_API_OVERHEAD = 0.77e-3
+_FIRST_TOKEN_OVERHEAD = 8e-3
 
 _BANDWIDTH_SHARE = 0.85
-_COMPUTE_SHARE = 0.45  # Share of the data sheet that large decode and prefill kernels reach
+_COMPUTE_SHARE = 0.65  # Share of the data sheet that matrix kernels reach
 
-SMALL_BATCH = 1
-LARGE_BATCH = 64
+REQUESTS = (1, 64, 256)
 PROMPT = 256
 OUTPUT = 128  # Tokens of the requests in the estimate, as in the measurements
+_CONTEXT = PROMPT + OUTPUT // 2
+_CHUNK = 8192  # Tokens of a prefill step, vLLM's default for such GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +67,13 @@ class LinkSpeed:
 NVLINK = LinkSpeed(200e9, 6e-6)  # Custom all-reduce over NVLink 4
 PCIE = LinkSpeed(12e9, 15e-6)  # NCCL through host memory, GeForce cards without peer access
 SOCKET_LATENCY = 40e-6
-# Factor of an all-reduce between hosts over the small one that the fabric gate times: it has more
-# bytes, and its ranks are not in step. Twice as long with four ranks.
-_IN_A_STEP = 1.35
+# An all-reduce between hosts in a CUDA graph over the small one that the fabric gate times; with
+# several ranks on a host it has more hops. Larger ones leave NCCL's fast path for small messages,
+# which costs up to 6 times the latency: half of it at 80 kB.
+_IN_A_GRAPH = 0.85
+_SEVERAL_ON_A_HOST = 1.7
+_LARGE_MESSAGE = 6.0
+_HALF_AT_BYTES = 80e3
 # NCCL over TCP sockets: 4.0 GB/s measured on a 4 GB/s link, and 40 us for a small message.
 NETWORK = LinkSpeed(4e9, SOCKET_LATENCY)
 
@@ -74,14 +94,39 @@ def parse_network(text: str) -> LinkSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Output tokens/s with 1 and with 64 concurrent requests, of 256 tokens in and 128 out."""
+class Load:
+    """The speed with `requests` at once: output tokens/s of all replicas, and the mean seconds to
+    the first token of a request and for each further one."""
 
-    alone: float
-    loaded: float
+    requests: int
+    tokens_per_s: float
+    first_token: float
+    token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The speed with 1, 64 and 256 concurrent requests, of 256 tokens in and 128 out."""
+
+    loads: tuple[Load, ...]
+
+    @property
+    def alone(self) -> float:
+        """Output tokens/s with one request."""
+        return self.loads[0].tokens_per_s
+
+    @property
+    def loaded(self) -> float:
+        """Output tokens/s with 64 requests."""
+        return self.loads[1].tokens_per_s
 
     def to_json(self) -> dict[str, float]:
-        return {"tokens_per_s_1": round(self.alone, 1), "tokens_per_s_64": round(self.loaded, 1)}
+        found = {}
+        for load in self.loads:
+            found[f"tokens_per_s_{load.requests}"] = round(load.tokens_per_s, 1)
+            found[f"first_token_ms_{load.requests}"] = round(load.first_token * 1e3, 1)
+            found[f"token_ms_{load.requests}"] = round(load.token * 1e3, 2)
+        return found
 
 
 def speed_of(
@@ -92,7 +137,7 @@ def speed_of(
 ) -> Speed:
     """Estimate the speed of all replicas together. `network` is the link between the hosts."""
     run = _SpeedModel(shape, placement, quantization, network)
-    return Speed(alone=run.throughput(SMALL_BATCH), loaded=run.throughput(LARGE_BATCH))
+    return Speed(tuple(run.load(requests) for requests in REQUESTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +149,49 @@ class _SpeedModel:
     quantization: Quantization | None
     network: LinkSpeed
 
-    def throughput(self, requests: int) -> float:
-        """Return the output tokens per second of `requests` concurrent requests."""
+    def load(self, requests: int) -> Load:
+        """Return the speed with `requests` concurrent requests."""
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         turns = min(self.placement.pp, each)
-        # Seconds of a step, which passes through all stages, and of a prefill, in which stages
-        # process different prompts at once. Stages that take turns overlap in reading weights.
-        step = reading = prefill = hops = 0.0
-        at_once, prompts = each // turns, each * PROMPT
+        step = turns * self._step(each // turns, turns, each)
+        prefill = self._prefill(each * PROMPT)
+        # Prompts are prefilled in chunks, and each has its first token at the end of its own.
+        chunks = math.ceil(each * PROMPT / _CHUNK)
+        until_first = prefill * (chunks + 1) / (2 * chunks)
+        wave = prefill + OUTPUT * step + _FIRST_TOKEN_OVERHEAD + each * _API_OVERHEAD
+        return Load(
+            requests=requests,
+            tokens_per_s=replicas * each * OUTPUT / wave,
+            first_token=_FIRST_TOKEN_OVERHEAD + step / turns + until_first,
+            token=step + (prefill - until_first) / OUTPUT,
+        )
+
+    def _step(self, at_once: int, turns: int, each: int) -> float:
+        """Return the seconds of a pass of `at_once` requests through all stages."""
+        step = busy = 0.0
         for stage, gpu in self._stages():
             read = self._read(stage, at_once) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
-            reading = max(reading, read) if turns > 1 else reading + read
+            work = max(read, self._compute(stage, gpu, at_once))
+            # Stages that take turns overlap in this.
+            busy = max(busy, work) if turns > 1 else busy + work
             step += _STAGE_OVERHEAD + (stage.last - stage.first) * _LAYER_OVERHEAD
-            step += at_once * _REQUEST_OVERHEAD
+            step += at_once * _REQUEST_OVERHEAD + self._cache(stage, gpu, at_once)
             step += self._reduce(stage, at_once) + self._hop(stage, at_once)
-            flops = self._read(stage, 1) * prompts  # 2 flops per weight, which has 2 bytes
-            busy = flops / (gpu.tflops * 1e12 * _COMPUTE_SHARE)
-            prefill = max(prefill, busy + self._reduce(stage, prompts))
-            hops += self._hop(stage, prompts)
-        seconds = prefill + hops + OUTPUT * turns * (step + reading)
-        return replicas * each * OUTPUT / seconds
+            if self.placement.tp > 1:
+                step += _GROUP_OVERHEAD
+            if self.placement.replicas > 1 and each > 1:
+                share = each / (each + _HALF_AT_REQUESTS)
+                step += _REPLICA_OVERHEAD * self.placement.replicas * share
+        return step + busy
+
+    def _prefill(self, tokens: int) -> float:
+        """Return the seconds to prefill prompts, different ones in each stage at once."""
+        slowest = hops = 0.0
+        for stage, gpu in self._stages():
+            work = self._compute(stage, gpu, tokens) + self._reduce(stage, tokens)
+            slowest, hops = max(slowest, work), hops + self._hop(stage, tokens)
+        return slowest + hops
 
     def _stages(self) -> list[tuple[PipelineStage, GpuModel]]:
         """Return every stage with its slowest GPU."""
@@ -137,18 +204,35 @@ class _SpeedModel:
     def _read(self, stage: PipelineStage, tokens: int) -> float:
         return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
 
+    def _compute(self, stage: PipelineStage, gpu: GpuModel, tokens: int) -> float:
+        """Return the seconds of matrix products: 2 operations per weight, which has 2 bytes."""
+        return self._read(stage, 1) * tokens / (gpu.tflops * 1e12 * _COMPUTE_SHARE)
+
+    def _cache(self, stage: PipelineStage, gpu: GpuModel, requests: int) -> float:
+        """Return the seconds to read the KV cache of these requests."""
+        layers = self.shape.layers[stage.first : stage.last]
+        needs = needs_of([layer.attention for layer in layers], stage.tp, 2)
+        token = sum(need.token_bytes for need in needs if need)
+        return requests * _CONTEXT * token / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
+
     def _reduce(self, stage: PipelineStage, tokens: int) -> float:
         """Return the seconds of all-reduces: two per layer, one for the embedding."""
         tp = self.placement.tp
         if tp == 1:
             return 0.0
-        fabric = self.placement.fabric
-        link = self.network if fabric == "network" else _BY_FABRIC[fabric]
         count = 2 * (stage.last - stage.first) + (1 if stage.has_embedding else 0)
-        turns = 2 * (tp - 1) / tp
-        latency = link.latency * (_IN_A_STEP * turns if fabric == "network" else 1.0)
-        message = turns * tokens * self.shape.hidden * 2
-        return count * (latency + message / link.bandwidth)
+        size = tokens * self.shape.hidden * 2
+        fabric = self.placement.fabric
+        if fabric != "network":
+            link = _BY_FABRIC[fabric]
+            return count * (link.latency + 2 * (tp - 1) / tp * size / link.bandwidth)
+        # Only hosts exchange over the network: a host's ranks add up inside it first.
+        seats = self.placement.seats
+        hosts = len({seat.host for seat in seats if seat.stage == seats[0].stage})
+        factor = _IN_A_GRAPH * (_SEVERAL_ON_A_HOST if tp > hosts else 1.0)
+        factor += _LARGE_MESSAGE * size / (size + _HALF_AT_BYTES)
+        message = 2 * (hosts - 1) / hosts * size
+        return count * (self.network.latency * factor + message / self.network.bandwidth)
 
     def _hop(self, stage: PipelineStage, tokens: int) -> float:
         """Return the seconds to send hidden states and residual to the next stage."""

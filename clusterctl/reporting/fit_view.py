@@ -94,8 +94,11 @@ def _totals(document: Document) -> list[str]:
     ]
     speed = document.get("speed")
     if speed and document["verdict"] in ("fits", "may not fit") and not _on_cpus(document):
-        one, many = speed["tokens_per_s_1"], speed["tokens_per_s_64"]
-        lines.append(f"speed, an estimate: {one:,.0f} tokens/s alone, {many:,.0f} with 64 requests")
+        one, some, many = (speed[f"tokens_per_s_{requests}"] for requests in (1, 64, 256))
+        lines.append(
+            f"speed, an estimate: {one:,.0f} tokens/s alone, {some:,.0f} with 64 requests, "
+            f"{many:,.0f} with 256"
+        )
     return lines
 
 

@@ -17,7 +17,7 @@ import pytest
 from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site, seat_ranks
-from clusterctl.planning.speed import LinkSpeed, Speed, speed_of
+from clusterctl.planning.speed import REQUESTS, LinkSpeed, Load, Speed, speed_of
 from tests.fakes.catalogue import config_of
 
 ROWS = Path(__file__).with_name("h200_speeds.json")
@@ -49,40 +49,53 @@ def test_within_a_factor_of_two(name: str) -> None:
     assert loaded / 2 < speed(name).loaded < loaded * 2
 
 
-def test_every_row_that_was_measured() -> None:
-    """All runs on H200 with vLLM 0.25.1 that are kept, with 1 and 64 requests. Those beside an
-    image that was unpacked are left out with one request: it cost the small model up to half."""
-    alone, loaded = [], []
-    for row in _rows(later=False):
-        found = _estimate(row)
-        if row["requests"] == 1 and "unpacked" not in row["run"]:
-            alone.append(abs(found.alone / row["tokens_per_s"] - 1))
-        if row["requests"] == 64:
-            loaded.append(abs(found.loaded / row["tokens_per_s"] - 1))
-    assert (len(alone), len(loaded)) == (17, 20)
-    assert mean(alone) < 0.10
-    assert mean(loaded) < 0.22
-    assert max(alone + loaded) < 0.8
+def test_every_row_that_was_used_to_fit_the_constants() -> None:
+    """All runs on H200 with vLLM 0.25.1 that are kept, but the held-out ones and those beside an
+    image that was unpacked with few requests: it cost the small model up to half."""
+    used = [row for row in _rows(held_out=False) if _undisturbed(row)]
+    found = {requests: _errors(used, requests) for requests in REQUESTS}
+    assert {requests: len(errors) for requests, errors in found.items()} == {1: 22, 64: 23, 256: 12}
+    assert mean(found[1]) < 0.07
+    assert mean(found[64]) < 0.11
+    assert mean(found[256]) < 0.09
+    assert max(max(errors) for errors in found.values()) < 0.30
 
 
-def test_the_rows_of_machines_that_were_measured_after_the_constants_were_chosen() -> None:
-    """A blind test of four layouts. Replicas reach three quarters of the estimate with one
-    request and half of it with 64."""
-    ratios: dict[int, list[float]] = {1: [], 64: []}
-    for row in _rows(later=True):
-        found = _estimate(row)
-        if row["requests"] in ratios:
-            estimate = found.alone if row["requests"] == 1 else found.loaded
-            ratios[row["requests"]].append(estimate / row["tokens_per_s"])
-    assert [len(found) for found in ratios.values()] == [4, 4]
-    assert mean(abs(ratio - 1) for ratio in ratios[1]) < 0.40
-    assert mean(abs(ratio - 1) for ratio in ratios[64]) < 0.60
-    assert all(0.8 < ratio < 2.1 for found in ratios.values() for ratio in found)
+def test_the_times_per_token_of_rows_that_were_used() -> None:
+    first, token = [], []
+    for row in _rows(held_out=False):
+        if _undisturbed(row) and row["requests"] in REQUESTS and "token_ms" in row:
+            load = _load(row)
+            first.append(abs(load.first_token / row["first_token_ms"] * 1e3 - 1))
+            token.append(abs(load.token / row["token_ms"] * 1e3 - 1))
+    assert mean(token) < 0.09
+    assert mean(first) < 0.30
 
 
-def _rows(*, later: bool) -> list[dict[str, Any]]:
+def test_a_machine_that_was_held_out() -> None:
+    """Four replicas on hosts of 1 and 3 GPUs. With one request, for which replicas cost nothing,
+    that machine took 1.27 times as long as the one before it with the same layout."""
+    found = {requests: _errors(_rows(held_out=True), requests) for requests in REQUESTS}
+    assert [len(errors) for errors in found.values()] == [1, 1, 1]
+    assert max(max(errors) for errors in found.values()) < 0.45
+
+
+def _errors(rows: list[dict[str, Any]], requests: int) -> list[float]:
+    few = [row for row in rows if row["requests"] == requests]
+    return [abs(_load(row).tokens_per_s / row["tokens_per_s"] - 1) for row in few]
+
+
+def _undisturbed(row: dict[str, Any]) -> bool:
+    return not ("unpacked" in row["run"] and row["model"] == "1.5B" and row["requests"] <= 8)
+
+
+def _load(row: dict[str, Any]) -> Load:
+    return next(load for load in _estimate(row).loads if load.requests == row["requests"])
+
+
+def _rows(*, held_out: bool) -> list[dict[str, Any]]:
     rows = json.loads(ROWS.read_text("utf-8"))
-    return [row for row in rows if (row["run"].split()[0] in ("third", "fourth")) == later]
+    return [row for row in rows if row["run"].startswith("fourth") == held_out]
 
 
 def _estimate(row: dict[str, Any]) -> Speed:
@@ -109,9 +122,12 @@ def test_the_order_of_a_single_request_is_the_measured_one() -> None:
     assert speed("PP 2 over 4 GB/s").alone > 1.4 * speed("TP 2 over 4 GB/s").alone
 
 
-def test_replicas_beat_one_and_everything_over_the_link() -> None:
-    replicas = speed_of(SHAPE, replace(seat_ranks(ONE_HOST, 1, 1), replicas=2)).loaded
-    assert replicas > max(speed(name).loaded for name in MEASURED)
+def test_with_many_requests_replicas_beat_one_and_everything_over_the_link() -> None:
+    """With 64, two replicas were measured at 16,086 tokens/s and one GPU at 15,996."""
+    replicas = speed_of(SHAPE, replace(seat_ranks(ONE_HOST, 1, 1), replicas=2))
+    assert replicas.loaded == pytest.approx(speed("one H200").loaded, rel=0.05)
+    most = max(speed(name).loads[-1].tokens_per_s for name in MEASURED)
+    assert replicas.loads[-1].tokens_per_s > most
 
 
 def test_a_32b_model_over_the_link() -> None:
